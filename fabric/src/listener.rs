@@ -34,6 +34,25 @@ impl Listener {
         }
     }
 
+    /// Goes on with a TCP socket that listens at that address already.
+    ///
+    /// # Errors
+    /// [`FabricError::Listen`].
+    pub fn go_on(socket: std::net::TcpListener, address: &Address) -> Result<Self> {
+        soft::Listener::go_on(socket, address).map(Self::Soft)
+    }
+
+    /// The socket of a listener by TCP, with the peers that wait to be accepted. A listener of
+    /// another kind ends, and has none.
+    #[must_use]
+    pub fn into_socket(self) -> Option<std::net::TcpListener> {
+        match self {
+            Self::Soft(l) => l.into_socket().ok(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => None,
+        }
+    }
+
     /// The address it listens on.
     #[must_use]
     pub fn address(&self) -> &Address {

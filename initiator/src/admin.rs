@@ -66,7 +66,7 @@ struct Events {
     arrived: Option<Option<AsyncEvent>>,
     // The target said that a volume changed, and was not asked how since.
     volumes_changed: bool,
-    // The target drains: it answers every ASYNC_EVENT at once, and has nothing more to say.
+    // The target goes: it answers every ASYNC_EVENT at once, and has nothing more to say.
     drains: bool,
 }
 
@@ -83,7 +83,8 @@ impl Events {
         self.parked = None;
         if response.status == Status::Ok {
             let event = AsyncEvent::from_wire(response.value);
-            self.drains |= event == Some(AsyncEvent::Draining);
+            let goes = [AsyncEvent::Draining, AsyncEvent::Upgrading];
+            self.drains |= event.is_some_and(|event| goes.contains(&event));
             self.volumes_changed |= event == Some(AsyncEvent::VolumesChanged);
             self.arrived = Some(event);
         }
@@ -278,7 +279,7 @@ impl AdminChannel {
     ///
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
-    pub(crate) async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
+    pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
         loop {
             match self.event_while(pulse, None, |_, _| pulse.period).await? {
                 News::Event(event) => return Ok(event),

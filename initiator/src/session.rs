@@ -247,6 +247,9 @@ impl Session {
                     Some(AsyncEvent::Draining) => {
                         return Err(SessionError::Lost("the target drains".to_owned()));
                     }
+                    Some(AsyncEvent::Upgrading) => {
+                        return Err(SessionError::Lost("the target is being upgraded".to_owned()));
+                    }
                     Some(AsyncEvent::Fenced) => {
                         return Err(SessionError::Lost("the volume was taken over".to_owned()));
                     }

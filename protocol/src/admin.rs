@@ -153,13 +153,17 @@ pub enum AsyncEvent {
     VolumesChanged = 2,
     /// Another initiator took over the volume of the session.
     Fenced = 3,
+    /// Another program takes the place of the target: it is away for a moment, and knows everything
+    /// when it is back. An initiator that parks the next ASYNC_EVENT instead of leaving does not
+    /// know this event, and is told [`Self::Draining`].
+    Upgrading = 4,
 }
 
 impl AsyncEvent {
     /// From the wire. `None` for an event of a later version, which may be ignored.
     #[must_use]
     pub fn from_wire(number: u32) -> Option<Self> {
-        [Self::Draining, Self::VolumesChanged, Self::Fenced]
+        [Self::Draining, Self::VolumesChanged, Self::Fenced, Self::Upgrading]
             .into_iter()
             .find(|e| *e as u32 == number)
     }
@@ -528,7 +532,8 @@ mod tests {
         assert_eq!(AsyncEvent::from_wire(1), Some(AsyncEvent::Draining));
         assert_eq!(AsyncEvent::from_wire(2), Some(AsyncEvent::VolumesChanged));
         assert_eq!(AsyncEvent::from_wire(3), Some(AsyncEvent::Fenced));
-        assert_eq!(AsyncEvent::from_wire(4), None, "of a later version: it may be ignored");
+        assert_eq!(AsyncEvent::from_wire(4), Some(AsyncEvent::Upgrading));
+        assert_eq!(AsyncEvent::from_wire(5), None, "of a later version: it may be ignored");
         assert_eq!(AsyncEvent::from_wire(0), None);
     }
 

@@ -1,10 +1,15 @@
 //! [`accept`]: takes connect requests from every listener, and makes a listener anew that broke: by
 //! the removal of its device, or of its address.
+//!
+//! It ends when nobody takes the requests any more. The TCP sockets are left then
+//! ([`Accepting::sockets`]): peers that come later wait in them for the next program.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rblk_fabric::{Address, Incoming, Listener};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 /// Pause between two tries to make a listener anew.
@@ -12,21 +17,45 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Requests that wait for control, at most.
 const WAITING_MAX: usize = 64;
 
-/// Takes connect requests from every listener, each in a task of its own.
-pub(crate) fn accept(listeners: Vec<Listener>) -> mpsc::Receiver<Incoming> {
-    let (sender, incoming) = mpsc::channel(WAITING_MAX);
-    for listener in listeners {
-        tokio::spawn(accept_by(listener, sender.clone()));
+/// The tasks that accept.
+#[derive(Debug, Default)]
+pub(crate) struct Accepting(JoinSet<Option<(String, OwnedFd)>>);
+
+impl Accepting {
+    /// The sockets that are left, by address, when the receiver of the requests is closed.
+    pub(crate) async fn sockets(mut self) -> Vec<(String, OwnedFd)> {
+        let mut sockets = Vec::new();
+        while let Some(ended) = self.0.join_next().await {
+            sockets.extend(ended.ok().flatten());
+        }
+        sockets
     }
-    incoming
 }
 
-async fn accept_by(mut listener: Listener, sender: mpsc::Sender<Incoming>) {
+/// Takes connect requests from every listener, each in a task of its own.
+pub(crate) fn accept(listeners: Vec<Listener>) -> (mpsc::Receiver<Incoming>, Accepting) {
+    let (sender, incoming) = mpsc::channel(WAITING_MAX);
+    let mut accepting = Accepting::default();
+    for listener in listeners {
+        accepting.0.spawn(accept_by(listener, sender.clone()));
+    }
+    (incoming, accepting)
+}
+
+/// Returns the socket of the listener, if it has one, when nobody takes requests any more.
+async fn accept_by(
+    mut listener: Listener,
+    sender: mpsc::Sender<Incoming>,
+) -> Option<(String, OwnedFd)> {
     loop {
-        match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = sender.closed() => return left_of(listener),
+        };
+        match accepted {
             Ok(connection) => {
                 if sender.send(connection).await.is_err() {
-                    return;
+                    return left_of(listener);
                 }
             }
             Err(error) => {
@@ -36,11 +65,16 @@ async fn accept_by(mut listener: Listener, sender: mpsc::Sender<Incoming>) {
                 drop(listener);
                 tokio::select! {
                     new = anew(&address) => listener = new,
-                    () = sender.closed() => return,
+                    () = sender.closed() => return None,
                 }
             }
         }
     }
+}
+
+fn left_of(listener: Listener) -> Option<(String, OwnedFd)> {
+    let address = listener.address().to_string();
+    Some((address, listener.into_socket()?.into()))
 }
 
 async fn anew(address: &Address) -> Listener {
@@ -92,7 +126,7 @@ mod tests {
             .await
             .unwrap();
             let port = listener.address().port;
-            let incoming = accept(vec![listener]);
+            let (incoming, _accepting) = accept(vec![listener]);
             tokio::task::yield_now().await;
             // From now on the kernel refuses to accept by it.
             shutdown(descriptor(port), Shutdown::Both).unwrap();
@@ -104,6 +138,37 @@ mod tests {
             };
             tokio::time::timeout(Duration::from_secs(20), again).await.expect("it listens again");
             drop(incoming);
+        });
+    }
+
+    #[test]
+    fn a_peer_that_comes_between_two_programs_waits() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let address: Address = "tcp://127.0.0.1:1".parse().unwrap();
+            let listener = Listener::bind(&Address { port: 0, ..address }).await.unwrap();
+            let address = listener.address().clone();
+            let (incoming, accepting) = accept(vec![listener]);
+            tokio::task::yield_now().await;
+            drop(incoming);
+            let mut sockets = accepting.sockets().await;
+            let (left, socket) = sockets.pop().expect("a socket");
+            assert_eq!((left, sockets.len()), (address.to_string(), 0));
+            let peer = TcpStream::connect(("127.0.0.1", address.port)).expect("it is let wait");
+            let listener = Listener::go_on(socket.into(), &address).unwrap();
+            let (_incoming, accepting) = accept(vec![listener]);
+            tokio::task::yield_now().await;
+            // Accepted: what it says is read, and the listener drops who says garbage.
+            std::io::Write::write_all(&mut &peer, &[0xff; 64]).unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let said =
+                tokio::task::spawn_blocking(move || std::io::Read::read(&mut &peer, &mut [0; 1]));
+            let said = said.await.unwrap();
+            assert!(
+                !matches!(&said, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock),
+                "{said:?}"
+            );
+            drop(accepting);
         });
     }
 }

@@ -51,11 +51,13 @@ pub enum EventKind {
     Device,
     /// The target begins to stop.
     Drain,
+    /// Another program takes the place of the target, or has taken it.
+    Upgrade,
 }
 
 impl EventKind {
     /// Every kind.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Connect,
         Self::Resume,
         Self::Loss,
@@ -69,6 +71,7 @@ impl EventKind {
         Self::SlowIo,
         Self::Device,
         Self::Drain,
+        Self::Upgrade,
     ];
 
     /// The word in JSON, metrics and the journal.
@@ -88,13 +91,14 @@ impl EventKind {
             Self::SlowIo => "slow-io",
             Self::Device => "device",
             Self::Drain => "drain",
+            Self::Upgrade => "upgrade",
         }
     }
 
     /// Whether somebody should look at it.
     #[must_use]
     pub fn is_warning(self) -> bool {
-        !matches!(self, Self::Connect | Self::Resume | Self::Leave | Self::Drain)
+        !matches!(self, Self::Connect | Self::Resume | Self::Leave | Self::Drain | Self::Upgrade)
     }
 
     fn place(self) -> usize {

@@ -25,6 +25,7 @@ pub mod events;
 pub mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod hand_over;
 mod hang_up;
 pub mod holders;
 pub mod http;

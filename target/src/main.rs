@@ -23,6 +23,7 @@ mod reload;
 mod sessions;
 mod table;
 mod top;
+mod upgrade;
 
 /// How long a target measures before it can tell rates.
 const RATES_TIME: Duration = Duration::from_millis(1100);
@@ -56,6 +57,10 @@ fn main() -> ExitCode {
             top::top(&socket.path, interval.0, once, output)
         }
         Command::Doctor(args) => doctor(&args),
+        Command::Upgrade { program, force, timeout, socket, output } => {
+            let what = upgrade::What { program, force, timeout: timeout.0 };
+            upgrade::upgrade(&socket.path, what, output)
+        }
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),
     };
     match result {

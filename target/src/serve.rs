@@ -25,9 +25,11 @@ use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
 use crate::control::reread::Reread;
 use crate::control::socket::ControlSocket;
+use crate::control::upgrade::Departure;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
 use crate::exports::{OpenedVolume, open_volumes};
+use crate::hand_over::{Checked, HandOver, Inherited, Successor};
 use crate::http::Http;
 use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
@@ -39,6 +41,10 @@ use crate::verifier::LineageFile;
 const ADDRESS_WAIT: Duration = Duration::from_secs(5);
 /// Step of that wait.
 const ADDRESS_STEP: Duration = Duration::from_millis(200);
+/// How long the memory of a program may take to come back that became this one, and the step of
+/// that wait.
+const ROOM_WAIT: Duration = Duration::from_secs(3);
+const ROOM_STEP: Duration = Duration::from_millis(50);
 /// How long tasks may take to end, which hold sockets.
 const TASKS_WAIT: Duration = Duration::from_secs(1);
 
@@ -96,25 +102,46 @@ pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
 
 /// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. `reread`
 /// reads it once more, when somebody asks for a reload. `has_file`: it is not of flags alone.
+/// `inherited`: what a program left that this one took over from; taken when this one is ready.
+///
+/// Returns the program that takes the place of this one, if one does.
 ///
 /// # Errors
 /// Anything that keeps the target from starting, or a poll group that broke.
 pub fn serve(
     config: &TargetConfig,
     has_file: bool,
+    inherited: &mut Option<Inherited>,
     reread: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Option<Successor>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let reread = Reread::new(config, (target_name(config)?, has_file), reread);
-        run(config, reread).await
+        run(config, reread, inherited).await
     });
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
     result
 }
 
-async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
+/// What a program says that is asked whether it could take over: it could start with this
+/// configuration, as far as that can be seen while another one runs.
+///
+/// # Errors
+/// Why it could not.
+pub fn check_take_over(config: &TargetConfig) -> anyhow::Result<Checked> {
+    let addresses = addresses(config)?;
+    check_encryption(config, &addresses)?;
+    auth_of(config)?;
+    let listen = addresses.iter().map(ToString::to_string).collect();
+    Ok(Checked::of_this_program(config, target_name(config)?.to_string(), listen))
+}
+
+async fn run(
+    config: &TargetConfig,
+    reread: Arc<Reread>,
+    inherited: &mut Option<Inherited>,
+) -> anyhow::Result<Option<Successor>> {
     // Before the arena is registered, which takes seconds: a terminal may close meanwhile.
     let hang_ups = crate::hang_up::outlive().context("SIGHUP")?;
     let name = target_name(config)?;
@@ -122,57 +149,109 @@ async fn run(config: &TargetConfig, reread: Arc<Reread>) -> anyhow::Result<()> {
     check_encryption(config, &addresses)?;
     warn_of_access(config);
     let auth = auth_of(config)?;
-    let groups = poll_groups(config);
     demand::raise_limits();
     if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Some(warning) = demand::too_few_files(config, limit)
     {
         tracing::warn!("{warning}");
     }
-    let demand = Demand::of(config, groups);
-    demand.check(&Host::read())?;
+    let demand = Demand::of(config, poll_groups(config));
+    check_room(&demand, inherited.is_some()).await?;
     let socket = control_socket(config).await?;
     let http = http_of(config).await?;
-    let listeners = bind_all(&addresses).await?;
+    let listeners = bind_all(&addresses, inherited.as_ref()).await?;
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
     let devices = devices_of(&listeners, &demand)?;
     let opened = open_volumes(config, &name)?;
     let lineage = Arc::new(lineage_of(config, &name, &opened)?);
 
-    let arena = demand.allocate(&Host::read())?;
-    let (from_groups, outbox) = mpsc::unbounded_channel();
-    let share = usize::try_from(demand.share())?;
-    let handles = start_poll_groups(config, groups, share, &arena, &opened, &from_groups)?;
-    drop(from_groups);
-    let mut control = Control::new(Parts {
-        listening: listening.clone(),
-        auth,
-        ..parts(config, name, Arc::clone(&lineage), handles, arena, opened)?
-    })
-    .context("control")?;
-    // Registering a large arena takes seconds, so it is done before the first connection. Control
-    // alone keeps the devices, so that one that is unplugged can be dropped.
-    for device in devices {
-        control.serve_by(&device).with_context(|| format!("device {}", device.caps().name))?;
-    }
+    let took_over = inherited.as_ref().map(|inherited| inherited.note().clone());
+    let plan =
+        Plan { config, name, auth, listening: listening.clone(), demand: &demand, took_over };
+    let (control, outbox) = match plan.build(&lineage, opened, devices) {
+        Ok(built) => built,
+        Err(error) => {
+            // Nothing was served, so nothing is lost.
+            lineage.mark_clean();
+            return Err(error);
+        }
+    };
     let (request_sender, requests) = mpsc::channel(64);
-    let incoming = accept(listeners);
+    let (incoming, accepting) = accept(listeners);
     tokio::spawn(hang_ups.reload(request_sender.clone(), Arc::clone(&reread)));
     tokio::spawn(socket.serve(request_sender.clone(), reread));
     if let Some(http) = http {
         tokio::spawn(http.serve(request_sender.clone()));
     }
     drain_on_signals(request_sender)?;
-    tracing::info!(?listening, poll_groups = groups, "ready");
+    tracing::info!(?listening, poll_groups = poll_groups(config), "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    // From here on there is nothing to go back to.
+    *inherited = None;
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
     match result {
-        Ok(true) => lineage.mark_clean(),
+        Ok((true, _)) => lineage.mark_clean(),
         _ => lineage.try_again(),
     }
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
-    result.map(|_| ())
+    let (clean, departure) = result?;
+    let Some(Departure { program, note }) = departure else { return Ok(None) };
+    let note = HandOver { clean, ..note };
+    Ok(Some(Successor::new(program, note, accepting.sockets().await)))
+}
+
+/// What a run is built of when its stores are open.
+struct Plan<'c> {
+    config: &'c TargetConfig,
+    name: Name,
+    auth: Option<AuthConfig>,
+    listening: Vec<String>,
+    demand: &'c Demand,
+    took_over: Option<HandOver>,
+}
+
+impl Plan<'_> {
+    /// Memory, poll groups, control, devices.
+    fn build(
+        self,
+        lineage: &Arc<LineageFile>,
+        opened: Vec<OpenedVolume>,
+        devices: Vec<Device>,
+    ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
+        let Self { config, name, auth, listening, demand, took_over } = self;
+        let arena = demand.allocate(&Host::read())?;
+        let (from_groups, outbox) = mpsc::unbounded_channel();
+        let share = usize::try_from(demand.share())?;
+        let groups = poll_groups(config);
+        let handles = start_poll_groups(config, groups, share, &arena, &opened, &from_groups)?;
+        drop(from_groups);
+        let mut control = Control::new(Parts {
+            listening,
+            auth,
+            took_over,
+            ..parts(config, name, Arc::clone(lineage), handles, arena, opened)?
+        })
+        .context("control")?;
+        // Registering a large arena takes seconds, so it is done before the first connection.
+        // Control alone keeps the devices, so that one that is unplugged can be dropped.
+        for device in devices {
+            control.serve_by(&device).with_context(|| format!("device {}", device.caps().name))?;
+        }
+        Ok((control, outbox))
+    }
+}
+
+/// Whether the host has the memory. That of the program before this one may come back a little
+/// late: the kernel takes its rings apart in the background.
+async fn check_room(demand: &Demand, after_another: bool) -> anyhow::Result<()> {
+    let deadline = Instant::now() + if after_another { ROOM_WAIT } else { Duration::ZERO };
+    loop {
+        match demand.check(&Host::read()) {
+            Err(_) if Instant::now() < deadline => tokio::time::sleep(ROOM_STEP).await,
+            result => return Ok(result?),
+        }
+    }
 }
 
 /// Says in the log that other hosts may do everything, or that no host may do anything.
@@ -225,10 +304,18 @@ async fn http_of(config: &TargetConfig) -> anyhow::Result<Option<Http>> {
         .with_context(|| format!("http = \"{address}\" (another program may use the port)"))
 }
 
-async fn bind_all(addresses: &[Address]) -> anyhow::Result<Vec<Listener>> {
+/// Listens at every address, by the sockets of the program before where it left some.
+async fn bind_all(
+    addresses: &[Address],
+    inherited: Option<&Inherited>,
+) -> anyhow::Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for address in addresses {
-        listeners.push(bind(address).await?);
+        let socket = inherited.and_then(|inherited| inherited.listener(&address.to_string()));
+        listeners.push(match socket {
+            Some(socket) => Listener::go_on(socket, address)?,
+            None => bind(address).await?,
+        });
     }
     Ok(listeners)
 }
@@ -392,6 +479,7 @@ fn parts(
         drain_timeout: config.drain_timeout.into(),
         auth: None,
         insecure: exposed_to_all(config).is_some(),
+        took_over: None,
     })
 }
 

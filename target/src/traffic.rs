@@ -83,6 +83,11 @@ impl IoStats {
         self.abandoned.add(1);
     }
 
+    /// How many commands that began will not be answered.
+    pub(crate) fn never_answered(&self) -> u64 {
+        self.abandoned.get()
+    }
+
     /// What it counted so far. The numbers are read one after the other, so they are not of exactly
     /// one moment.
     #[must_use]

@@ -197,6 +197,11 @@ impl LineageFile {
         })
     }
 
+    /// Whether the next run will know how this one ended.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
     /// Whether it began as [`Self::forgetful`].
     pub(crate) fn is_forgetful(&self) -> bool {
         self.kept.is_none() && self.directory.is_none()

@@ -101,6 +101,12 @@ impl VolumeStats {
         self.last_error.set(last_error.0);
     }
 
+    /// Commands that were not answered before their connections ended.
+    #[must_use]
+    pub(crate) fn abandoned(&self) -> u64 {
+        self.io.never_answered()
+    }
+
     /// The commands that connections of this poll group had for the volume.
     #[must_use]
     pub fn io(&self) -> IoCounts {

@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use rblk_config::DigestWish;
 use rblk_fabric::{Address, ConnectOptions, Device, PageKind, Region, Transport};
+use rblk_initiator::admin::Pulse;
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::error::SessionError;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
-use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag};
+use rblk_protocol::{
+    AccessMode, AsyncEvent, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag,
+};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
 use tokio::net::TcpSocket;
@@ -233,6 +236,12 @@ impl Target {
         status(&self.socket).unwrap_or_else(|| panic!("no status; its log:\n{}", self.log()))
     }
 
+    /// The same; none while it does not answer.
+    #[must_use]
+    pub fn status_if_any(&self) -> Option<TargetStatus> {
+        status(&self.socket)
+    }
+
     /// Its log.
     #[must_use]
     pub fn log(&self) -> String {
@@ -417,6 +426,16 @@ impl Client {
         let mut bytes = vec![0; len];
         self.buffers.read(0, &mut bytes);
         bytes
+    }
+
+    /// Waits for the next thing that the target tells.
+    ///
+    /// # Panics
+    /// It tells nothing in time, or the session is lost.
+    pub fn next_event(&mut self) -> Option<AsyncEvent> {
+        let event = self.session.admin.event(Pulse::of(3 * DEADLINE));
+        let event = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, event).await });
+        event.expect("an event in time").expect("a session")
     }
 
     /// Names of the volumes that it may see.

@@ -48,14 +48,33 @@ impl Listener {
         let candidates = address.look_up_within(DEADLINE).await?;
         let socket = TcpListener::bind(candidates.as_slice()).await.map_err(fail)?;
         let port = socket.local_addr().map_err(fail)?.port();
-        Ok(Self {
+        Ok(Self::over(socket, Address { port, ..address.clone() }))
+    }
+
+    fn over(socket: TcpListener, address: Address) -> Self {
+        Self {
             socket,
-            address: Address { port, ..address.clone() },
+            address,
             handshakes: JoinSet::new(),
             pending: VecDeque::with_capacity(PENDING),
             last_log: None,
             unlogged: 0,
-        })
+        }
+    }
+
+    /// Goes on with a socket that listens at that address already.
+    ///
+    /// # Errors
+    /// [`FabricError::Listen`].
+    pub(crate) fn go_on(socket: std::net::TcpListener, address: &Address) -> Result<Self> {
+        let fail = |error| FabricError::Listen { address: address.to_string(), error };
+        socket.set_nonblocking(true).map_err(fail)?;
+        Ok(Self::over(TcpListener::from_std(socket).map_err(fail)?, address.clone()))
+    }
+
+    /// The socket. Unfinished handshakes end; peers that nobody accepted wait on.
+    pub(crate) fn into_socket(self) -> io::Result<std::net::TcpListener> {
+        self.socket.into_std()
     }
 
     /// The address it listens on.

@@ -46,6 +46,12 @@ pub(crate) const LASTING: Duration = Duration::from_secs(2);
 const PAUSE_MAX: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_secs(10));
 /// Longest time for in-flight requests when the target drains.
 const DRAIN_HOLD_MAX: Duration = Duration::from_secs(2);
+/// Longest time for in-flight requests when another program takes the target's place. The target
+/// waits a little longer than that.
+const UPGRADE_HOLD_MAX: Duration = Duration::from_secs(1);
+/// How long a target that is being upgraded is expected at any moment, and the pause between two
+/// rounds meanwhile.
+const UPGRADE_SOON: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(100));
 
 /// A try that is under way, and what it has reached.
 #[derive(Clone, Debug)]
@@ -77,6 +83,8 @@ pub struct Course {
     lost_at: Option<Instant>,
     rounds: Rounds,
     retry_at: Option<Instant>,
+    // Until then the target is expected back at any moment: it is being upgraded.
+    soon_until: Option<Instant>,
     under_way: Option<UnderWay>,
     switch: Option<Switch>,
     failback: Failback,
@@ -113,6 +121,7 @@ impl Course {
             lost_at: Some(now),
             rounds: Rounds::new(addresses),
             retry_at: (!is_fenced).then_some(now),
+            soon_until: None,
             under_way: None,
             switch: None,
             failback: Failback::new(addresses, now),
@@ -260,6 +269,11 @@ impl Course {
                 self.rounds.prefer(to);
                 at_once = true;
             }
+            (Some(Leaving::Upgrade), _) => {
+                self.rounds.prefer(self.address);
+                self.soon_until = Some(now + UPGRADE_SOON.0);
+                at_once = true;
+            }
             (None, Loss::Renegotiate) => {
                 self.rounds.prefer(self.address);
                 at_once = true;
@@ -294,8 +308,12 @@ impl Course {
     }
 
     /// Pause before the next round: the configured one, doubled with every round, with jitter so
-    /// that the initiators of a restarted target do not all connect at the same time.
+    /// that the initiators of a restarted target do not all connect at the same time. A target that
+    /// is being upgraded is asked often.
     fn pause(&self, now: Instant, random: u64) -> Duration {
+        if self.soon_until.is_some_and(|until| now < until) {
+            return UPGRADE_SOON.1;
+        }
         let outage = self.lost_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let limit = (outage / 30).clamp(PAUSE_MAX.0, PAUSE_MAX.1);
         let least = self.rules.reconnect_delay;
@@ -425,6 +443,7 @@ impl Course {
         self.connected_at = now;
         self.rounds.set_suspect(arrival.address, false);
         self.retry_at = None;
+        self.soon_until = None;
         self.failback.connected(arrival.address);
         self.failback.schedule(self.rules.failback, now);
         Some(arrival)
@@ -456,14 +475,21 @@ impl Course {
         self.plan(Leaving::Drain, hold, now);
     }
 
+    /// The target says that another program takes its place: the mount waits briefly for what was
+    /// sent, leaves, and is back as soon as the other program answers.
+    pub fn upgrading(&mut self, now: Instant) {
+        let hold = (self.rules.detect * 3 / 4).min(UPGRADE_HOLD_MAX);
+        self.plan(Leaving::Upgrade, hold, now);
+    }
+
     fn plan(&mut self, leaving: Leaving, hold: Duration, now: Instant) {
         if self.state != State::Connected {
             return;
         }
         let until = now + hold;
         match &mut self.switch {
-            // Whatever was planned, the reason is the drain now.
-            Some(switch) if leaving == Leaving::Drain => {
+            // Whatever was planned, the reason is now that the target goes.
+            Some(switch) if matches!(leaving, Leaving::Drain | Leaving::Upgrade) => {
                 switch.leaving = leaving;
                 switch.until = switch.until.min(until);
             }

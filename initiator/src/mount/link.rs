@@ -236,13 +236,15 @@ impl Link {
     fn leave(&mut self, leaving: Leaving, queues: &Queues) {
         let why = match leaving {
             Leaving::Drain => "the target drains".to_owned(),
+            Leaving::Upgrade => "the target is being upgraded".to_owned(),
             Leaving::Back { to } => {
                 let better = self.setup.addresses.get(to).map(ToString::to_string);
                 format!("going back to {}", better.unwrap_or_default())
             }
         };
         tracing::info!(why, "leaving the target; requests wait until it is connected again");
-        // Back to a better address is no loss, and takes a moment.
+        // Back to a better address, or to the next version of the target, is no loss, and takes a
+        // moment.
         let shown = matches!(leaving, Leaving::Drain).then_some(why.as_str());
         self.disconnect(shown, queues);
     }
@@ -429,6 +431,10 @@ impl Link {
             Ok(News::Event(Some(AsyncEvent::Draining))) => {
                 tracing::info!("the target drains: finishing what is in flight");
                 self.course.draining(Instant::now());
+            }
+            Ok(News::Event(Some(AsyncEvent::Upgrading))) => {
+                tracing::info!("the target is being upgraded: finishing what is in flight");
+                self.course.upgrading(Instant::now());
             }
             // The next OPEN says which host has the volume.
             Ok(News::Event(Some(AsyncEvent::Fenced))) => {

@@ -229,7 +229,9 @@ async fn replay(
         tokio::select! {
             result = &mut replay => return Ok(result?),
             event = session.admin.event(account.pulse) => match event? {
-                Some(AsyncEvent::Draining) => anyhow::bail!("the target drains"),
+                Some(AsyncEvent::Draining | AsyncEvent::Upgrading) => {
+                    anyhow::bail!("the target goes away");
+                }
                 event => tracing::debug!(?event, "event of the target"),
             },
         }

@@ -50,6 +50,8 @@ Examples:
     rblk-target doctor
   The state, for programs:
     rblk-target status --output json
+  Go over to the version that was installed, without an interruption:
+    rblk-target upgrade
   Stop it in good order, and wait until it has stopped:
     rblk-target drain
 
@@ -164,6 +166,28 @@ pub enum Command {
         /// Form of the answer.
         #[arg(short, long, value_enum, default_value = "table")]
         output: TopOutput,
+    },
+    /// Have another program take the place of the running target, such as a newer version, while
+    /// its volumes are in use: requests wait for a moment.
+    ///
+    /// The program is asked first whether it can take over with the present configuration. If it
+    /// cannot, nothing changes. Waits until every mount is back.
+    Upgrade {
+        /// The program; the rblk-targetd beside this one by default.
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+        /// Also if volumes in memory lose their data, or mounts report a loss.
+        #[arg(long)]
+        force: bool,
+        /// How long the other program and the mounts may take.
+        #[arg(long, value_name = "TIME", default_value = "30s")]
+        timeout: Duration,
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Form of the answer.
+        #[arg(short, long, value_enum, default_value = "table")]
+        output: Output,
     },
     /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
     Drain {
@@ -306,6 +330,9 @@ pub struct ServeArgs {
     /// Print the configuration that flags and files result in, and end.
     #[arg(long)]
     pub dump_config: bool,
+    /// Say whether this program can take over a target that runs with the same arguments, and end.
+    #[arg(long, hide = true)]
+    pub check_take_over: bool,
     /// Log more; twice for everything. RBLK_LOG overrides.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,

@@ -7,19 +7,26 @@ use std::time::Duration;
 
 use clap::Parser;
 use rblk_config::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
-use rblk_config::{Log, LogWriter, ignored_drop_ins, said_once};
-use rblk_target::args::{Cli, Command, exit_of};
+use rblk_config::{Exit, Log, LogWriter, ignored_drop_ins, said_once};
+use rblk_target::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::events::EVENT_LINES;
+use rblk_target::hand_over::{Inherited, Successor};
+use rblk_target::serve::serve;
 use tracing_subscriber::EnvFilter;
 
 /// How long the last lines of the log may take.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    // Before anything is opened.
+    let inherited = Inherited::take();
     let Command::Serve(args) = Cli::parse().command else {
         eprintln!("rblk-targetd: only `serve`; use rblk-target for everything else");
-        return rblk_config::Exit::Usage.into();
+        return Exit::Usage.into();
     };
+    if args.check_take_over {
+        return check_take_over(&args);
+    }
     let level = match args.verbose {
         0 => "info",
         1 => "debug",
@@ -43,12 +50,63 @@ fn main() -> ExitCode {
         tracing::warn!("{warning}");
     }
     let has_file = args.config.is_some();
-    let served = args.configuration().and_then(|config| {
-        rblk_target::serve::serve(&config, has_file, move || args.configuration())
+    let mut inherited = inherited.unwrap_or_else(|error| {
+        tracing::error!(error, "cannot take over from the program before: starting anew");
+        None
     });
+    let served = args
+        .configuration()
+        .and_then(|config| serve(&config, has_file, &mut inherited, move || args.configuration()));
+    let end = end_of(served, inherited);
     log.end(LOG_PATIENCE, stderr());
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
+    match end {
+        End::Exit(code) => code,
+        End::Fails(error) => {
+            eprintln!("rblk-target: {}", said_once(error.as_ref()));
+            exit_of(&error).into()
+        }
+        End::Becomes(program) => {
+            eprintln!("rblk-target: cannot hand over: {}", program());
+            Exit::Failure.into()
+        }
+    }
+}
+
+/// What becomes of this process.
+enum End {
+    /// It ends.
+    Exit(ExitCode),
+    /// It ends because of that.
+    Fails(anyhow::Error),
+    /// It becomes another program. Returns only an error.
+    Becomes(Box<dyn FnOnce() -> std::io::Error>),
+}
+
+/// After serving: another program may take over, and one that could not start makes room for the
+/// one before it.
+fn end_of(served: anyhow::Result<Option<Successor>>, inherited: Option<Inherited>) -> End {
+    match (served, inherited.filter(Inherited::can_go_back)) {
+        (Ok(Some(successor)), _) => End::Becomes(Box::new(|| successor.take_over())),
+        (Ok(None), _) => End::Exit(ExitCode::SUCCESS),
+        (Err(error), Some(inherited)) => {
+            let why = said_once(error.as_ref());
+            tracing::error!(error = why, "cannot start: the program before goes on");
+            End::Becomes(Box::new(move || inherited.go_back(&why)))
+        }
+        (Err(error), None) => End::Fails(error),
+    }
+}
+
+/// Says whether this program could take over.
+fn check_take_over(args: &ServeArgs) -> ExitCode {
+    let said = args.configuration().and_then(|config| {
+        Ok(serde_json::to_string(&rblk_target::serve::check_take_over(&config)?)?)
+    });
+    match said {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             eprintln!("rblk-target: {}", said_once(error.as_ref()));
             exit_of(&error).into()

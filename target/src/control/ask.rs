@@ -1,5 +1,6 @@
 //! What is asked of a running target by its control socket, and what it answers: plain data.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rblk_config::{ByteSize, CacheMode, Difference, VolumeConfig};
@@ -78,6 +79,14 @@ pub enum Ask {
         /// How far to read ahead.
         #[serde(default)]
         read_ahead: Option<ByteSize>,
+    },
+    /// Another program takes the place of this one.
+    Upgrade {
+        /// Its absolute path.
+        program: PathBuf,
+        /// Also if that loses something.
+        #[serde(default)]
+        force: bool,
     },
     /// End sessions.
     Kick {

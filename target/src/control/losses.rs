@@ -38,6 +38,11 @@ impl LossNotes {
         !self.file.is_forgetful()
     }
 
+    /// What this run remembers for the next one.
+    pub(super) fn file(&self) -> &LineageFile {
+        &self.file
+    }
+
     /// No loss yet.
     pub(super) fn new(file: Arc<LineageFile>) -> Self {
         let (ended, tries) = mpsc::unbounded_channel();

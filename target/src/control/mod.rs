@@ -19,9 +19,11 @@ mod shares;
 pub mod socket;
 pub mod status;
 mod tally;
+pub(crate) mod upgrade;
 pub(crate) mod volumes;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +35,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
 use crate::events::{Events, EventsReport};
+use crate::hand_over::{Checked, HandOver};
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
@@ -52,6 +55,7 @@ use persist::Persister;
 use rates::VolumeRates;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
+use upgrade::{Departure, Upgrades};
 use volumes::{Change, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
@@ -83,6 +87,10 @@ pub(crate) enum Request {
     Events(u64, oneshot::Sender<EventsReport>),
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
+    /// What the next program has to serve; or why none can take over. Whether it is forced.
+    MayUpgrade(bool, oneshot::Sender<Result<Checked, String>>),
+    /// This program takes the place of the running one.
+    Upgrade(PathBuf),
     /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
     /// sessions ended, one for each session; or why the hosts stay as they were.
     Hosts(Vec<HostConfig>, oneshot::Sender<Result<Vec<String>, String>>),
@@ -140,6 +148,7 @@ pub(crate) struct Control {
     losses: LossNotes,
     events: Events,
     volumes: Volumes,
+    upgrades: Upgrades,
     destroyer: Destroyer,
     destroyed: mpsc::UnboundedReceiver<Destroyed>,
 }
@@ -181,6 +190,8 @@ pub(crate) struct Parts {
     pub backings: HashMap<VolumeIndex, Arc<Backing>>,
     /// Volumes that this run can serve, one after another or at a time.
     pub places: u16,
+    /// What the program before this one told, if this one took over from it.
+    pub took_over: Option<HandOver>,
 }
 
 impl Control {
@@ -218,6 +229,7 @@ impl Control {
             losses: LossNotes::new(parts.lineage),
             events: Events::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
+            upgrades: Upgrades::after(parts.took_over, started + limits.lease),
             destroyer,
             destroyed,
             description: Description {
@@ -240,7 +252,8 @@ impl Control {
         self.devices.place(device, &mut self.groups).map(drop)
     }
 
-    /// Runs until a drain has ended. Returns whether every acknowledged write is durable.
+    /// Runs until a drain has ended. Returns whether every acknowledged write is durable, and which
+    /// program takes the place of this one, if one does.
     ///
     /// # Errors
     /// A poll group broke; the target cannot go on.
@@ -249,7 +262,8 @@ impl Control {
         mut incoming: mpsc::Receiver<Incoming>,
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
         mut requests: mpsc::Receiver<Request>,
-    ) -> anyhow::Result<bool> {
+    ) -> anyhow::Result<(bool, Option<Departure>)> {
+        self.tell_take_over();
         // The timer runs only after news, and while something waits: else this thread sleeps.
         let mut ticks = true;
         let mut tick = tokio::time::interval(TICK);
@@ -278,11 +292,23 @@ impl Control {
             }
             self.carry_out();
             self.groups.deliver();
+            if self.upgrades.is_waiting() {
+                self.look_for_mounts();
+            }
+            if self.core.is_upgrading() {
+                // Who comes now waits for the next program, in the socket.
+                incoming.close();
+            }
             // `needs_ticks` looks at every session, so it is not asked after each piece of news.
             let owes = self.losses.owes() || self.groups.owes_mail();
             ticks = is_news || self.core.needs_ticks() || owes;
             if self.groups.have_stopped() {
-                return self.groups.join();
+                // A stop that was ordered since.
+                while let Ok(request) = requests.try_recv() {
+                    self.on_request(request);
+                }
+                let departure = self.departure();
+                return self.groups.join().map(|clean| (clean, departure));
             }
         }
     }
@@ -299,6 +325,10 @@ impl Control {
                 let _ = reply.send(self.events_after(after));
             }
             Request::Drain => self.core.drain(Instant::now()),
+            Request::MayUpgrade(forced, reply) => {
+                let _ = reply.send(self.may_upgrade(forced));
+            }
+            Request::Upgrade(program) => self.begin_upgrade(program),
             Request::Hosts(hosts, reply) => {
                 let _ = reply.send(self.let_in_only(&hosts));
             }

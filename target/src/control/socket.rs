@@ -20,6 +20,7 @@ use super::orders;
 pub(crate) use super::orders::asked;
 use super::reload;
 use super::reread::Reread;
+use super::upgrade;
 
 const LINE_MAX: u64 = 64 << 10;
 /// The longest answer: the times of many volumes, in every bucket.
@@ -109,6 +110,9 @@ async fn serve_one(
         Ok(Ask::Reload { dry_run }) => reload::everything(&requests, &reread, dry_run)
             .await
             .map_or_else(Response::Error, |report| Response::Reload(Box::new(report))),
+        Ok(Ask::Upgrade { program, force }) => {
+            upgrade::upgrade(&requests, &reread, program, force).await
+        }
         Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
             let gone = reader.read_u8();
             orders::remove_when_unused(&requests, &reread, name, gone).await

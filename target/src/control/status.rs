@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Control;
 use super::core::Core;
+pub use super::upgrade::UpgradeStatus;
 use crate::events::EventCount;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
@@ -36,6 +37,9 @@ pub struct TargetStatus {
     /// How far the drain is, while there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
+    /// What became of the upgrade that this program began with, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeStatus>,
     /// How long an initiator without connections keeps its volumes, in milliseconds.
     pub lease_ms: u64,
     /// Times a holder was fenced: its volume was taken over, or it came back when another had held
@@ -239,6 +243,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
             left_ms: millis(drain.left),
             sessions: drain.sessions,
         }),
+        upgrade: control.upgrades.status(),
         lease_ms: millis(description.limits.lease),
         fencings: decisions.take_overs + decisions.refused_returns,
         auth: if core.requires_proof() { Auth::Required } else { Auth::None }.word().to_owned(),

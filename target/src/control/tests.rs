@@ -84,6 +84,7 @@ fn control_of(
         running: TargetConfig::default(),
         backings: HashMap::new(),
         places: 8,
+        took_over: None,
     })
 }
 

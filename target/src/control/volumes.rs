@@ -45,6 +45,11 @@ pub(crate) enum Change {
     },
     /// The volume of this name is configured so from now on.
     Become(VolumeConfig),
+    /// Nothing but what is dirty, which is made durable.
+    WriteBack {
+        /// Its name.
+        name: String,
+    },
 }
 
 impl Change {
@@ -55,6 +60,7 @@ impl Change {
             Self::Remove { .. } => "remove",
             Self::Resize { .. } => "resize",
             Self::Become(_) => "set",
+            Self::WriteBack { .. } => "write back",
         }
     }
 }
@@ -217,7 +223,7 @@ impl Control {
         }
         let bytes = match &plan.order {
             VolumeOrder::Add(volume) | VolumeOrder::Alter { volume, .. } => volume.size_bytes(),
-            VolumeOrder::Remove { .. } => 0,
+            VolumeOrder::Remove { .. } | VolumeOrder::WriteBack(_) => 0,
         };
         let before = self.volume_named(&plan.name).cloned();
         let now = Instant::now();
@@ -285,6 +291,12 @@ impl Control {
                 }
                 let order = VolumeOrder::Remove { volume, force: *force };
                 Ok(Plan { order, config: None, name: name.clone(), opened: None })
+            }
+            Change::WriteBack { name } => {
+                let config = Some(self.volumes.config_of(name)?.clone());
+                let volume = self.volume_named(name).ok_or("it is not served")?.index;
+                let order = VolumeOrder::WriteBack(volume);
+                Ok(Plan { order, config, name: name.clone(), opened: None })
             }
             Change::Resize { name, size, shrink } => {
                 let mut config = self.volumes.config_of(name)?.clone();
@@ -546,7 +558,7 @@ impl Control {
         let (index, is_new) = match &plan.order {
             VolumeOrder::Add(volume) => (volume.index, true),
             VolumeOrder::Alter { volume, .. } => (volume.index, false),
-            VolumeOrder::Remove { volume, .. } => (*volume, false),
+            VolumeOrder::Remove { volume, .. } | VolumeOrder::WriteBack(volume) => (*volume, false),
         };
         match &result {
             Ok(()) => {

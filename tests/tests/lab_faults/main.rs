@@ -19,6 +19,7 @@ mod leaks;
 mod portals;
 mod recovery;
 mod stale;
+mod target_upgrade;
 mod writer;
 
 use std::time::{Duration, Instant};

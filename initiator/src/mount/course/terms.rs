@@ -99,6 +99,8 @@ pub struct Attempt {
 pub enum Leaving {
     /// It drains.
     Drain,
+    /// Another program takes its place.
+    Upgrade,
     /// A better address answers again.
     Back {
         /// Its index.

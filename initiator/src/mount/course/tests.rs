@@ -496,6 +496,50 @@ fn a_hold_that_does_not_get_quiet_ends() {
     way.attempt();
 }
 
+#[test]
+fn a_target_that_is_upgraded_is_asked_at_once_and_often() {
+    let mut way = Way::connected(rules(2));
+    way.after(ms(10_000));
+    way.course.upgrading(way.now);
+    assert_eq!(way.due(), Some(Act::Hold));
+    assert_eq!(way.due(), None, "something is unanswered");
+    way.course.quiet();
+    assert_eq!(way.due(), Some(Act::Leave(Leaving::Upgrade)));
+    // The same address first, without a pause, and in the same session: the upgrade may fail.
+    let attempt = way.attempt();
+    assert_eq!((attempt.address, attempt.resume), (0, Some((SESSION, Epoch(2)))));
+    way.fail();
+    assert_eq!(way.attempt().address, 1);
+    way.fail();
+    assert_eq!(way.sleep(), ms(100), "shorter than any pause of the configuration");
+    // A hold that does not get quiet ends.
+    let mut way = Way::connected(rules(1));
+    way.course.upgrading(way.now);
+    assert_eq!(way.due(), Some(Act::Hold));
+    assert_eq!(way.sleep(), ms(1000));
+    assert_eq!(way.due(), Some(Act::Leave(Leaving::Upgrade)));
+    for _ in 0..40 {
+        way.attempt();
+        way.fail();
+        assert_eq!(way.sleep(), ms(100));
+    }
+    // A target that does not come back is asked more rarely after a while.
+    way.attempt();
+    way.after(ms(10_000)).fail();
+    assert!(way.sleep() >= ms(500));
+    // What comes after its return is a loss like others.
+    let mut way = Way::connected(rules(1));
+    way.course.upgrading(way.now);
+    assert_eq!(way.due(), Some(Act::Hold));
+    way.course.quiet();
+    assert_eq!(way.due(), Some(Act::Leave(Leaving::Upgrade)));
+    let attempt = way.attempt();
+    way.arrive(attempt);
+    way.lose();
+    assert_eq!(way.due(), None);
+    assert!(way.sleep() >= ms(500));
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     Wait(u16),
@@ -508,6 +552,7 @@ enum Event {
     Fenced,
     Removed,
     Drain,
+    Upgrade,
     Quiet,
     Probed(usize, bool),
 }
@@ -527,6 +572,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => prop::bool::weighted(0.05).prop_map(|yes| if yes { Event::Fenced } else { Event::Quiet }),
         1 => Just(Event::Removed),
         1 => Just(Event::Drain),
+        1 => Just(Event::Upgrade),
         2 => Just(Event::Quiet),
         3 => (0usize..4, any::<bool>()).prop_map(|(at, ok)| Event::Probed(at, ok)),
     ]
@@ -632,6 +678,7 @@ proptest! {
                     }
                 }
                 Event::Drain => course.draining(now),
+                Event::Upgrade => course.upgrading(now),
                 Event::Quiet => course.quiet(),
                 Event::Probed(at, ok) => course.probed(at, ok, now),
             }

@@ -12,6 +12,7 @@
 //! | smaller, cache mode | close, write back, quiet, reshape, store, access |
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
 //! | removed | close, write back, quiet, drop |
+//! | nothing: what is dirty is made durable | write back |
 //!
 //! Every step that waits for hosts or for a store has a deadline, and comes before the steps that
 //! change something in each poll group. So what fails late leads back to the volume as it was. The
@@ -55,6 +56,8 @@ pub enum VolumeOrder {
         /// that is lost.
         force: bool,
     },
+    /// What is dirty of it is made durable. Nothing else changes, and it is served meanwhile.
+    WriteBack(VolumeIndex),
     /// The volume with the same index is like this from now on.
     Alter {
         /// How.
@@ -254,6 +257,9 @@ impl Core {
                 let volume = self.exports.volume(*volume).ok_or(OrderError::Unknown)?;
                 if *force { Ok(()) } else { in_use(volume, self.users(volume.index)) }
             }
+            VolumeOrder::WriteBack(volume) => {
+                self.exports.volume(*volume).map(drop).ok_or(OrderError::Unknown)
+            }
             VolumeOrder::Alter { volume, shrink } => {
                 let before = self.exports.volume(volume.index).ok_or(OrderError::Unknown)?;
                 let (was, bytes) = (before.size_bytes(), volume.size_bytes());
@@ -294,6 +300,11 @@ impl Core {
                     }
                 };
                 (Arc::clone(&volume), Some(volume), End::Removed, steps)
+            }
+            VolumeOrder::WriteBack(volume) => {
+                let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
+                let steps = vec![Step::WriteBack];
+                (Arc::clone(&volume), Some(volume), End::Served, steps)
             }
             VolumeOrder::Alter { volume, .. } => {
                 let before = self.exports.volume(volume.index).cloned();

@@ -100,8 +100,8 @@ impl Core {
         if self.events.count(session) >= PARKED_PER_SESSION {
             return refuse(Status::LimitReached);
         }
-        if self.drain.must_tell(session, epoch) {
-            return Answer::Now(Status::Ok, AsyncEvent::Draining as u32, Vec::new());
+        if let Some(event) = self.drain.news_for(session, epoch) {
+            return Answer::Now(Status::Ok, event as u32, Vec::new());
         }
         if self.events.untold.remove(&session) {
             return Answer::Now(Status::Ok, AsyncEvent::VolumesChanged as u32, Vec::new());

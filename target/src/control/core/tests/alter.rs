@@ -321,6 +321,7 @@ impl Chance {
             VolumeOrder::Remove { volume, force } => {
                 (volume.0, None, *force || !self.model.used.contains(&volume.0))
             }
+            VolumeOrder::WriteBack(volume) => (volume.0, Some(self.model.served[&volume.0]), true),
             VolumeOrder::Alter { volume, shrink } => {
                 let (blocks, _) = self.model.served[&volume.index.0];
                 let allowed = *shrink || volume.blocks.0 >= blocks;

@@ -140,6 +140,48 @@ fn a_drain_comes_before_other_news() {
 }
 
 #[test]
+fn an_upgrade_is_told_in_words_that_every_version_knows() {
+    let mut w = World::new();
+    let (parked, late) =
+        (w.holder(1, 0, AccessMode::Exclusive), w.holder(2, 1, AccessMode::Exclusive));
+    assert_eq!(w.park(parked, 5), None);
+    w.core.drain_for_upgrade(w.now);
+    w.carry_out();
+    assert_eq!(w.told(parked, 5), Some(AsyncEvent::Upgrading as u32));
+    assert_eq!(w.park(late, 5), Some(AsyncEvent::Upgrading as u32), "it had nothing parked");
+    // One that parks again does not know that event.
+    assert_eq!(w.park(parked, 6), Some(AsyncEvent::Draining as u32));
+    assert_eq!(w.park(parked, 7), None, "that was all");
+    assert!(w.core.is_upgrading());
+    // A stop that is ordered meanwhile wins, and a second upgrade does not take it back.
+    w.core.drain(w.now);
+    w.core.drain_for_upgrade(w.now);
+    assert!(!w.core.is_upgrading());
+    assert_eq!(w.park(late, 6), Some(AsyncEvent::Draining as u32));
+    assert_eq!(w.park(late, 7), None);
+}
+
+#[test]
+fn an_upgrade_waits_for_mounts_as_long_as_they_hold_their_requests() {
+    let mut w = World::new();
+    let (first, second) =
+        (w.holder(1, 0, AccessMode::Exclusive), w.holder(2, 1, AccessMode::Exclusive));
+    w.core.drain_for_upgrade(w.now);
+    let begun = w.now;
+    let stops = |w: &mut World| {
+        std::iter::from_fn(|| w.core.next_effect()).any(|e| e == Effect::StopGroups)
+    };
+    w.core.tick(begun + Duration::from_millis(1400));
+    assert!(!stops(&mut w), "both may still leave");
+    w.bury(first);
+    w.core.tick(begun + Duration::from_millis(1600));
+    assert!(stops(&mut w));
+    assert_eq!(w.core.stayed(), 1);
+    w.bury(second);
+    assert_eq!(w.core.stayed(), 1, "it was ended");
+}
+
+#[test]
 fn a_volume_that_became_read_only_goes_back_to_its_holder_only() {
     let mut w = World::new();
     let link = w.session(1);

@@ -1,0 +1,310 @@
+//! A running target is replaced by another program in its process, under sessions of the real
+//! initiator: what they notice, and what becomes of an upgrade that cannot be.
+
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rblk_initiator::session::Claim;
+use rblk_protocol::{AccessMode, AsyncEvent, WriteVerifier};
+use rblk_target::events::{Event, EventKind};
+use rblk_tests::bed::pattern;
+use rblk_tests::program::{Client, Ended, Target, assert_refused, program, run, wait_for};
+use serde_json::Value;
+
+/// A configuration with one volume on a file, which keeps what is dirty in memory for an hour.
+fn configuration(dir: &Path) -> PathBuf {
+    let volume = dir.join("v.img");
+    if !volume.exists() {
+        std::fs::File::create(&volume).unwrap().set_len(4 << 20).unwrap();
+    }
+    let path = dir.join("target.toml");
+    let text = format!(
+        "write_back_delay = '1h'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\ncache = 'write-back'\n",
+        volume.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn start(dir: &Path) -> Target {
+    let config = configuration(dir);
+    Target::start(dir, &["--config", &config.display().to_string(), "--drain-timeout", "60s"])
+}
+
+fn command(target: &Target, args: &[&str]) -> Command {
+    let mut command = Command::new(program("rblk-target"));
+    command.arg("upgrade").args(args).arg("--control-socket").arg(&target.socket);
+    command
+}
+
+/// Begins an upgrade that tells its outcome in JSON.
+fn begin(target: &Target, args: &[&str]) -> Child {
+    let mut command = command(target, &["--output", "json"]);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+fn end(mut child: Child) -> (Option<i32>, Value, String) {
+    wait_for("the command's end", || child.try_wait().unwrap());
+    let output = child.wait_with_output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    (output.status.code(), said, complaint)
+}
+
+/// Does what a mount does that hears of an upgrade: leaves, and comes back at once.
+fn go_along(mut client: Client, target: &Target) -> Client {
+    assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
+    let generation = client.volume.generation;
+    drop(client);
+    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    // One try is enough: the socket lets it wait for the next program.
+    Client::claim(&target.address, "v", 1, claim).expect("the same volume")
+}
+
+fn events(target: &Target) -> Vec<Event> {
+    let mut events = Command::new(program("rblk-target"));
+    events.args(["events", "-o", "json-lines", "--control-socket"]).arg(&target.socket);
+    let Ended { stdout, .. } = run(&mut events);
+    stdout.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
+}
+
+/// A program that does something before it is the real one.
+fn wrapper(dir: &Path, script: &str) -> String {
+    let path = dir.join("other-program");
+    let real = program("rblk-targetd");
+    let text = format!("#!/bin/sh\nREAL='{}'\n{script}\nexec \"$REAL\" \"$@\"\n", real.display());
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_mount_notices_a_pause_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    // Acknowledged, in the memory of the target alone, and covered by no FLUSH.
+    client.write(0, &pattern(1, 64 << 10));
+    let (before, volume) = (target.status(), client.volume);
+    // Somebody who connects at any moment is never refused by the kernel.
+    let (refused, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let knocking = {
+        let (refused, over, port) = (Arc::clone(&refused), Arc::clone(&over), target.address.port);
+        std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                if TcpStream::connect(("127.0.0.1", port)).is_err() {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                }
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        })
+    };
+    let upgrade = begin(&target, &[]);
+    let mut client = go_along(client, &target);
+    let (code, said, complaint) = end(upgrade);
+    over.store(true, Ordering::Relaxed);
+    knocking.join().unwrap();
+    assert_eq!(code, Some(0), "{complaint}\n{}", target.log());
+    assert_eq!(refused.load(Ordering::Relaxed), 0, "{}", target.log());
+
+    let now = target.status();
+    assert_eq!(now.pid, before.pid, "the process is the same");
+    assert_ne!(now.instance, before.instance, "the run is not");
+    assert_eq!((now.fencings, now.draining), (0, false));
+    println!("{said:#}");
+    let number = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key}: {said}"));
+    assert_eq!((number("mounts"), number("back"), number("stayed")), (1, 1, 0));
+    assert_eq!((number("sent_again"), number("pid")), (0, before.pid.into()));
+    assert!(number("pause_ms") >= number("ready_ms"), "{said}");
+    assert_eq!((&said["clean"], &said["from_version"]), (&true.into(), &before.version.into()));
+
+    // Nothing is lost, and nobody believes so.
+    let is = |of: &Client| (of.volume.verifier, of.volume.generation);
+    assert_eq!(is(&client), (volume.verifier, volume.generation));
+    assert!(client.read(0, 64 << 10) == pattern(1, 64 << 10));
+    client.flush();
+    let other = Client::connect(&target.address, "v", 2).unwrap_err();
+    assert!(other.to_string().contains("in use"), "{other}");
+    let told: Vec<Event> = events(&target);
+    assert!(told.iter().all(|event| event.kind != EventKind::Loss), "{told:?}");
+    let upgrades = told.iter().filter(|event| event.kind == EventKind::Upgrade).count();
+    assert_eq!(upgrades, 2, "it took over, and every mount is back: {told:?}");
+
+    // And once more, from the program that took over.
+    let upgrade = begin(&target, &[]);
+    let client = go_along(client, &target);
+    let (code, _, complaint) = end(upgrade);
+    assert_eq!((code, target.status().pid), (Some(0), before.pid), "{complaint}");
+    assert_eq!(is(&client), (volume.verifier, volume.generation));
+}
+
+#[test]
+fn another_host_cannot_slip_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    let upgrade = begin(&target, &["--timeout", "2s"]);
+    assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
+    let generation = client.volume.generation;
+    drop(client);
+    // The holder is away, and the first who comes is another host.
+    let other = Client::connect(&target.address, "v", 2).unwrap_err();
+    assert!(other.to_string().contains("in use"), "{other}");
+    let (code, said, complaint) = end(upgrade);
+    assert_eq!((code, &said["back"]), (Some(1), &0.into()), "{said}");
+    assert!(complaint.contains("not back yet: test"), "{complaint}");
+    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    Client::claim(&target.address, "v", 1, claim).expect("it is kept for its holder");
+    wait_for("the mount", || (target.status().upgrade?.back == 1).then_some(()));
+}
+
+/// What a target shows that must not change by an upgrade that is refused.
+fn of(target: &Target, client: &mut Client) -> (String, WriteVerifier) {
+    client.write(0, &pattern(3, 4096));
+    client.flush();
+    (target.status().instance, client.volume.verifier)
+}
+
+#[test]
+fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    let before = of(&target, &mut client);
+    let refused = |args: &[&str], pieces: &[&str]| {
+        assert_refused(&run(&mut command(&target, args)), 1, pieces);
+    };
+    refused(
+        &["--program", "/no/such/program"],
+        &["cannot run /no/such/program", "serves as before"],
+    );
+    refused(&["--program", "/bin/true"], &["is it an rblk-targetd?"]);
+    refused(&["--program", "/bin/false"], &["cannot take over"]);
+    let old = wrapper(
+        dir.path(),
+        "case \"$*\" in *--check-take-over) \"$REAL\" \"$@\" | sed 's/\"hand_over_forms\":\\[1,1\\]/\"hand_over_forms\":[2,3]/'; exit 0;; esac",
+    );
+    refused(&["--program", &old], &["in form 2 to 3", "drain, install, start"]);
+
+    // A configuration that the next program could not start with, or that lacks the volume.
+    let config = configuration(dir.path());
+    let good = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("nonsense = 1\n{good}")).unwrap();
+    refused(&[], &["cannot take over", "nonsense", "serves as before"]);
+    std::fs::write(&config, good.replace("'v'", "'w'")).unwrap();
+    refused(&[], &["would not serve volume `v`"]);
+    std::fs::write(&config, good.replace("write-back'", "none'")).unwrap();
+    refused(&[], &["another cache mode"]);
+    std::fs::write(&config, format!("name = 'other'\n{good}")).unwrap();
+    refused(&[], &["its target would be `other`"]);
+    std::fs::write(&config, &good).unwrap();
+
+    assert_eq!(of(&target, &mut client), before, "its path has not been cut either");
+    assert!(events(&target).iter().all(|event| event.kind != EventKind::Upgrade));
+    let nobody = Command::new(program("rblk-target"))
+        .args(["upgrade", "--control-socket", "/no/such/socket"])
+        .output()
+        .unwrap();
+    assert_eq!(nobody.status.code(), Some(3), "{nobody:?}");
+}
+
+#[test]
+fn a_program_that_cannot_start_makes_room_for_the_one_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    client.write(0, &pattern(1, 4096));
+    let (verifier, pid) = (client.volume.verifier, target.status().pid);
+    // It finds its store locked by somebody else, who goes when it has given up.
+    let script = format!(
+        "case \"$*\" in *--check-take-over) ;; *)\n\
+         exec 9<'{}'; flock 9\n\
+         (while ! grep -q 'cannot start' '{}'; do sleep 0.02; done) 1>/dev/null 2>&1 &\n\
+         exec 9<&-;; esac",
+        dir.path().join("v.img").display(),
+        dir.path().join("target.log").display(),
+    );
+    let other = wrapper(dir.path(), &script);
+    let upgrade = begin(&target, &["--program", &other]);
+    let mut client = go_along(client, &target);
+    let (code, said, complaint) = end(upgrade);
+    assert_eq!(code, Some(1), "{said}\n{}", target.log());
+    assert!(
+        complaint.contains("cannot start") && complaint.contains("serves again"),
+        "{complaint}"
+    );
+    assert!(said["failed"].as_str().is_some_and(|why| why.contains("v.img")), "{said}");
+    assert_eq!((target.status().pid, client.volume.verifier), (pid, verifier));
+    assert!(client.read(0, 4096) == pattern(1, 4096));
+
+    // One that is gone when it is wanted.
+    let other = wrapper(
+        dir.path(),
+        "case \"$*\" in *--check-take-over) rm \"$0\"; exec \"$REAL\" \"$@\";; esac",
+    );
+    let upgrade = begin(&target, &["--program", &other]);
+    let client = go_along(client, &target);
+    let (code, _, complaint) = end(upgrade);
+    assert_eq!(code, Some(1), "{}", target.log());
+    assert!(complaint.contains("cannot run") && complaint.contains("serves again"), "{complaint}");
+    assert_eq!((target.status().pid, client.volume.verifier), (pid, verifier));
+
+    // And then one that can.
+    let upgrade = begin(&target, &[]);
+    let client = go_along(client, &target);
+    let (code, _, complaint) = end(upgrade);
+    assert_eq!((code, client.volume.verifier), (Some(0), verifier), "{complaint}");
+}
+
+#[test]
+fn memory_is_lost_only_by_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
+    let instance = target.status().instance;
+    let refused = run(&mut command(&target, &[]));
+    assert_refused(&refused, 1, &["volume `m` is in the memory of this process", "--force"]);
+    assert_eq!(target.status().instance, instance);
+    let forced = run(&mut command(&target, &["--force"]));
+    assert_eq!(forced.code, Some(0), "{forced:?}");
+    assert!(forced.stdout.contains("mounts back 0 of 0, requests sent again 0"), "{forced:?}");
+    assert_ne!(target.status().instance, instance);
+}
+
+#[test]
+fn a_mount_that_does_not_leave_is_cut_off_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let client = Client::connect(&target.address, "v", 1).unwrap();
+    let upgrade = begin(&target, &["--timeout", "60s"]);
+    // It never asks for news.
+    wait_for("the next program", || target.status_if_any()?.upgrade);
+    let generation = client.volume.generation;
+    drop(client);
+    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let _client = Client::claim(&target.address, "v", 1, claim).unwrap();
+    let (code, said, complaint) = end(upgrade);
+    assert_eq!(code, Some(0), "{complaint}");
+    assert_eq!((&said["stayed"], &said["back"]), (&1.into(), &1.into()), "{said}");
+}
+
+#[test]
+fn a_stop_that_is_ordered_meanwhile_wins() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    let upgrade = begin(&target, &["--timeout", "1s"]);
+    assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
+    target.terminate();
+    wait_for("the stop", || {
+        target.log().contains("no other program takes its place").then_some(())
+    });
+    drop(client);
+    assert_eq!(target.wait(), Some(0), "{}", target.log());
+    assert!(!target.socket.exists());
+    assert_eq!(end(upgrade).0, Some(1));
+}
