@@ -1,5 +1,6 @@
 //! What is asked of a running target by its control socket, and what it answers: plain data.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rblk_config::{ByteSize, CacheMode, Difference, VolumeConfig};
@@ -78,6 +79,16 @@ pub enum Ask {
         /// How far to read ahead.
         #[serde(default)]
         read_ahead: Option<ByteSize>,
+    },
+    /// Clone the file of a volume, and serve the clone read-only.
+    SnapshotVolume {
+        /// The volume.
+        name: String,
+        /// The name of the new one.
+        new_name: String,
+        /// The new file; none: beside that of the volume.
+        #[serde(default)]
+        path: Option<PathBuf>,
     },
     /// End sessions.
     Kick {

@@ -15,6 +15,7 @@ use super::core::{Step, VolumeOrder};
 use crate::exports::OpenedVolume;
 use crate::poll_group::{StepTicket, ToGroup, VolumeStep};
 use crate::store::backing::Backing;
+use crate::store::reflink::CloneFile;
 use crate::store::{StoreIdentity, VolumeIndex};
 use crate::volume::{Placement, Volume};
 
@@ -41,6 +42,13 @@ pub(crate) enum Change {
     },
     /// The volume of this name is configured so from now on.
     Become(VolumeConfig),
+    /// Its file is cloned. It stays as it is.
+    Snapshot {
+        /// Its name.
+        name: String,
+        /// What its file is cloned to.
+        file: Arc<CloneFile>,
+    },
 }
 
 impl Change {
@@ -51,6 +59,7 @@ impl Change {
             Self::Remove { .. } => "remove",
             Self::Resize { .. } => "resize",
             Self::Become(_) => "set",
+            Self::Snapshot { .. } => "snapshot",
         }
     }
 }
@@ -74,6 +83,14 @@ struct Plan {
     config: Option<VolumeConfig>,
     name: String,
     opened: Option<Arc<OpenedVolume>>,
+    clone: Option<Arc<CloneFile>>,
+}
+
+impl Plan {
+    /// One that opens and clones nothing.
+    pub(super) fn new(order: VolumeOrder, config: Option<VolumeConfig>, name: String) -> Self {
+        Self { order, config, name, opened: None, clone: None }
+    }
 }
 
 /// A change that is being carried out.
@@ -189,7 +206,9 @@ impl Control {
             whole.validate().map_err(|error| error.to_string())?;
         }
         let bytes = match &plan.order {
-            VolumeOrder::Add(volume) | VolumeOrder::Alter { volume, .. } => volume.size_bytes(),
+            VolumeOrder::Add(volume)
+            | VolumeOrder::Alter { volume, .. }
+            | VolumeOrder::Snapshot(volume) => volume.size_bytes(),
             VolumeOrder::Remove { .. } => 0,
         };
         let before = self.volume_named(&plan.name).cloned();
@@ -246,18 +265,15 @@ impl Control {
                 }
                 let index = VolumeIndex(self.volumes.next);
                 let volume = Arc::new(Volume { index, ..(*opened.volume).clone() });
-                Ok(Plan {
-                    order: VolumeOrder::Add(volume),
-                    config: Some(config.clone()),
-                    name: config.name.clone(),
-                    opened: Some(Arc::clone(opened)),
-                })
+                let (order, name) = (VolumeOrder::Add(volume), config.name.clone());
+                let plan = Plan::new(order, Some(config.clone()), name);
+                Ok(Plan { opened: Some(Arc::clone(opened)), ..plan })
             }
             Change::Remove { name, force } => {
                 self.volumes.config_of(name)?;
                 let volume = self.volume_named(name).ok_or("it is not served")?.index;
                 let order = VolumeOrder::Remove { volume, force: *force };
-                Ok(Plan { order, config: None, name: name.clone(), opened: None })
+                Ok(Plan::new(order, None, name.clone()))
             }
             Change::Resize { name, size, shrink } => {
                 let mut config = self.volumes.config_of(name)?.clone();
@@ -271,6 +287,7 @@ impl Control {
                 let bytes = config.size.map(|size| size.0);
                 self.plan_of_alter(config.clone(), bytes, false, real)
             }
+            Change::Snapshot { name, file } => self.plan_of_snapshot(name, file),
         }
     }
 
@@ -329,7 +346,7 @@ impl Control {
             if bytes < before.size_bytes() && !shrink {
                 // Judged before memory is taken.
                 let order = VolumeOrder::Alter { volume: Arc::new(volume), shrink };
-                return Ok(Plan { order, config: Some(config), name, opened: None });
+                return Ok(Plan::new(order, Some(config), name));
             }
             if real {
                 let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
@@ -338,7 +355,23 @@ impl Control {
             }
         }
         let order = VolumeOrder::Alter { volume: Arc::new(volume), shrink };
-        Ok(Plan { order, config: Some(config), name, opened: None })
+        Ok(Plan::new(order, Some(config), name))
+    }
+
+    /// A snapshot changes nothing of its volume.
+    fn plan_of_snapshot(&self, name: &str, file: &Arc<CloneFile>) -> Result<Plan, String> {
+        let config = self.volumes.config_of(name)?.clone();
+        let volume = self.volume_named(name).ok_or("it is not served")?;
+        let backing = self.volumes.backings.get(&volume.index);
+        if !backing.is_some_and(|backing| backing.is_file()) {
+            return Err(format!(
+                "{name} is not in a regular file, and only a file can be cloned: for a block device use what \
+                 makes it (LVM, ZFS)"
+            ));
+        }
+        let order = VolumeOrder::Snapshot(Arc::clone(volume));
+        let plan = Plan::new(order, Some(config), name.to_owned());
+        Ok(Plan { clone: Some(Arc::clone(file)), ..plan })
     }
 
     /// Carries out a step of the change under way.
@@ -346,8 +379,10 @@ impl Control {
         self.volumes.ticket += 1;
         let ticket = StepTicket(self.volumes.ticket);
         let Some(volume) = self.core.altered().map(Arc::clone) else { return };
-        if step == Step::Store {
-            return self.begin_store_work(ticket, &volume);
+        match step {
+            Step::Store => return self.begin_store_work(ticket, &volume),
+            Step::Probe | Step::Clone => return self.begin_clone(ticket, &volume, step),
+            _ => {}
         }
         let groups = self.groups.len();
         if let Some(underway) = &mut self.volumes.underway {
@@ -376,7 +411,10 @@ impl Control {
             Step::WriteBack => VolumeStep::WriteBack,
             Step::Reshape => VolumeStep::Reshape(Arc::clone(volume)),
             Step::Drop => VolumeStep::Drop,
-            Step::Access | Step::Add | Step::Store => VolumeStep::Access(Arc::clone(volume)),
+            Step::Hold => VolumeStep::Hold(Arc::clone(volume)),
+            Step::Access | Step::Add | Step::Store | Step::Probe | Step::Clone => {
+                VolumeStep::Access(Arc::clone(volume))
+            }
         };
         Ok((0..self.groups.len()).map(|_| mail()).collect())
     }
@@ -421,6 +459,22 @@ impl Control {
         });
     }
 
+    /// Clones the file of a volume, or sees whether that can be done.
+    fn begin_clone(&self, ticket: StepTicket, volume: &Volume, step: Step) {
+        let (done, backing) =
+            (self.volumes.done.0.clone(), self.volumes.backings.get(&volume.index).cloned());
+        let clone = self.volumes.underway.as_ref().and_then(|underway| underway.plan.clone.clone());
+        tokio::task::spawn_blocking(move || {
+            let result = match (clone, backing) {
+                (Some(clone), Some(backing)) if step == Step::Probe => clone.probe(&backing),
+                (Some(clone), Some(backing)) => clone.share_all(&backing),
+                _ => Ok(()),
+            };
+            // An error means that control has ended.
+            let _ = done.send((ticket, result.map_err(|error| error.to_string())));
+        });
+    }
+
     /// Work at a store ended.
     pub(super) fn on_store_done(&mut self, (ticket, result): StoreDone) {
         if ticket.0 == self.volumes.ticket {
@@ -458,7 +512,9 @@ impl Control {
         };
         let (index, is_new) = match &plan.order {
             VolumeOrder::Add(volume) => (volume.index, true),
-            VolumeOrder::Alter { volume, .. } => (volume.index, false),
+            VolumeOrder::Alter { volume, .. } | VolumeOrder::Snapshot(volume) => {
+                (volume.index, false)
+            }
             VolumeOrder::Remove { volume, .. } => (*volume, false),
         };
         match &result {

@@ -40,6 +40,9 @@ pub(super) fn start<S: Store>(
                 // It sends the command again when it has opened the volume again.
                 return Err(Violation("its volume changes"));
             }
+            if status == Status::ReadOnly && turn.held.keep(connection, command, turn.us) {
+                return Ok(());
+            }
             finish(connection, turn, tag, Outcome::of(status));
             return Ok(());
         }

@@ -6,9 +6,12 @@
 //! ever opened it end, as if their links had broken, and their hosts connect again. When they are
 //! gone, no command, no RDMA and no part of a command at another shard is of the volume any more,
 //! in any poll group. What is left are write-backs and prefetches of its shards, and those end.
+//!
+//! For a snapshot the volume stays open, and its new writes are held ([`super::held`]).
 
 use std::sync::Arc;
 
+use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
 use super::{FromGroup, PollGroup, StepTicket, VolumeStep};
@@ -26,6 +29,8 @@ enum Until {
     Written,
     /// The shard has made everything durable.
     Durable,
+    /// These writes have ended.
+    Ended(Vec<(ConnectionId, Tag)>),
     /// Nothing works on the volume; then it becomes this one, or (`None`) it goes.
     Quiet(Option<Arc<Volume>>),
 }
@@ -61,9 +66,12 @@ impl<S: Store> PollGroup<S> {
                 return self.stepped(ticket, Ok(()));
             }
             VolumeStep::Access(volume) => {
+                let index = volume.index;
                 self.turn.access.open_to_commands(volume);
+                self.release_writes(index);
                 return self.stepped(ticket, Ok(()));
             }
+            VolumeStep::Hold(volume) => Until::Ended(self.hold_writes(&volume)),
             VolumeStep::Close => {
                 self.turn.access.remove(volume);
                 Until::Gone(self.end_those_who_know(volume))
@@ -127,6 +135,7 @@ impl<S: Store> PollGroup<S> {
     pub(super) fn go_on_stepping(&mut self) -> bool {
         let Some((ticket, volume, until)) = self.steps.0.take() else { return false };
         let result = match &until {
+            Until::Ended(writes) if !self.are_in_flight(volume, writes) => Ok(()),
             Until::Gone(ids) if !ids.iter().any(|id| self.connections.has(*id)) => Ok(()),
             Until::Quiet(shaped) if self.turn.shard.is_quiet(volume) => match shaped {
                 Some(shaped) => {
