@@ -37,6 +37,7 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
         Key::optional("direct", Rule::Word(DirectIo::WORDS)),
         Key::optional("cache", Rule::Word(CacheMode::WORDS)),
         Key::optional("read_ahead", Rule::Size { min: 0, max: READ_AHEAD_MAX, step: 4096 }),
+        Key::optional("snapshot_of", NAME),
     ],
 };
 
@@ -74,6 +75,9 @@ pub struct VolumeConfig {
     /// cache.
     #[serde(default = "read_ahead_default")]
     pub read_ahead: ByteSize,
+    /// The volume that this one shows as it once was. Only for people: nothing depends on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_of: Option<String>,
 }
 
 /// Where the data of a volume is.
@@ -173,6 +177,7 @@ impl VolumeConfig {
             direct: DirectIo::default(),
             cache: None,
             read_ahead: READ_AHEAD_DEFAULT,
+            snapshot_of: None,
         }
     }
 

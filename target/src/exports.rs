@@ -116,6 +116,7 @@ pub(crate) fn open_volume(
             notes = VolumeNotes {
                 path: Some(path.display().to_string()),
                 direct: Some(opened.direct()),
+                snapshot_of: config.snapshot_of.clone(),
             };
             backing = Some(Arc::new(opened));
         }

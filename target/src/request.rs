@@ -334,6 +334,26 @@ impl Request {
         self.pending > 0 || !self.holds.is_empty()
     }
 
+    /// Whether it is a command that may still change a volume.
+    pub(crate) fn may_change(&self, volume: VolumeIndex) -> bool {
+        use State::{
+            AwaitsChange, AwaitsHolds, AwaitsParts, AwaitsStore, AwaitsUnholds, AwaitsZeroing,
+        };
+        let writes =
+            matches!(self.opcode(), Some(Opcode::Write | Opcode::Discard | Opcode::WriteZeroes));
+        let is_begun = match self.state {
+            AwaitsParts | AwaitsStore | AwaitsHolds | AwaitsChange | AwaitsUnholds
+            | AwaitsZeroing => !self.abandoned,
+            _ => false,
+        };
+        writes && self.span.volume == volume && (is_begun || self.has_shards())
+    }
+
+    /// Whether it is a command that was looked at and not begun.
+    pub(crate) fn is_held(&self) -> bool {
+        self.state == State::Admitted && !self.abandoned
+    }
+
     /// Whether parts of it may be sent.
     #[inline]
     pub(crate) fn awaits_parts(&self) -> bool {

@@ -3,12 +3,13 @@
 //! the configuration with the change is checked.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::Context;
 use rblk_config::{ByteSize, Exit, TargetConfig, VolumeConfig, VolumeFile};
 use rblk_target::args::{
     CONTROL_SOCKET, ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand,
-    VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs,
+    VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
 };
 use rblk_target::control::socket::{Ask, Response, VolumeReport};
 use rblk_target::control::status::VolumeStatus;
@@ -23,6 +24,7 @@ pub(crate) fn volume(command: &VolumeCommand) -> anyhow::Result<Exit> {
         VolumeCommand::Remove(args) => remove(args),
         VolumeCommand::Resize(args) => resize(args),
         VolumeCommand::Set(args) => set(args),
+        VolumeCommand::Snapshot(args) => snapshot(args),
         VolumeCommand::List(running) => list(running),
     }
 }
@@ -111,6 +113,31 @@ fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
         read_ahead: *read_ahead,
     };
     order(&args.place, file.into(), question, "changed")
+}
+
+fn snapshot(args: &VolumeSnapshotArgs) -> anyhow::Result<Exit> {
+    let new_name = args.new_name.clone().unwrap_or_else(|| name_at(&args.name, SystemTime::now()));
+    let path = args.path.as_ref().map(std::path::absolute).transpose()?;
+    let file = file_of(&args.place, &new_name)?;
+    if let Some(file) = &file
+        && (file.read()?.is_some()
+            || file.check_without()?.volumes.iter().any(|volume| volume.name == new_name))
+    {
+        return Err(Senseless(format!(
+            "the configuration has a volume {new_name} already: name another one with --as"
+        ))
+        .into());
+    }
+    let question = Ask::SnapshotVolume { name: args.name.clone(), new_name, path };
+    order(&args.place, file.into(), question, "a snapshot, served")
+}
+
+/// The name of a snapshot that nobody named.
+fn name_at(name: &str, now: SystemTime) -> String {
+    let time = humantime::format_rfc3339_seconds(now).to_string();
+    let digits = |part: &str| part.chars().filter(char::is_ascii_digit).collect::<String>();
+    let (day, time) = time.split_once('T').unwrap_or((&time, ""));
+    format!("{name}-{}-{}", digits(day), digits(time))
 }
 
 /// The file that a change is written to, if it is to stay.
@@ -246,6 +273,8 @@ fn table(volumes: &[VolumeStatus]) -> String {
         head.0, head.1, head.2, head.3, head.4, head.5
     );
     for v in volumes {
+        let snapshot = v.notes.snapshot_of.as_ref().map(|of| format!("  (of {of})"));
+        let snapshot = snapshot.unwrap_or_default();
         let holder = match &v.holder {
             Some(holder) if holder.present => holder.host.clone(),
             Some(holder) => format!("{} (away)", holder.host),
@@ -253,7 +282,7 @@ fn table(volumes: &[VolumeStatus]) -> String {
             None => "-".to_owned(),
         };
         text += &format!(
-            "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {holder}\n",
+            "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {holder}{snapshot}\n",
             v.name,
             v.store,
             ByteSize(v.size_bytes).to_string(),
@@ -262,4 +291,17 @@ fn table(volumes: &[VolumeStatus]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_named_by_the_second() {
+        let now = UNIX_EPOCH + Duration::from_millis(1_700_000_000_999);
+        assert_eq!(name_at("db", now), "db-20231114-221320");
+    }
 }

@@ -107,6 +107,46 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
+#[test]
+fn a_snapshot_is_served_or_the_error_says_why_and_nothing_is_left_of_it() {
+    let bed = Bed::new(&[("vol0", "write-back")]);
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    let (first, second) = (pattern(1, 64 << 10), pattern(2, 64 << 10));
+    client.write(0, &first);
+    let ended = bed.run("volume snapshot vol0 --as then --persist");
+    if ended.code == Some(0) {
+        assert!(ended.stdout.contains("then: a snapshot, served, 1MiB, read-only"), "{ended:?}");
+        client.write(0, &second);
+        client.flush();
+        assert!(fs::read(bed.path("then.img")).unwrap()[..64 << 10] == first);
+        bed.does("volume list", "(of vol0)");
+        bed.does("volume remove then --persist", "then: removed");
+    } else {
+        let why = format!(
+            "the file system of {} cannot clone files (EOPNOTSUPP): use XFS with reflink=1 or btrfs",
+            bed.path("then.img").display()
+        );
+        assert!(ended.stderr.contains(&why), "{ended:?}");
+        assert!(
+            !bed.path("then.img").exists() && !bed.path("target.toml.d/volume-then.toml").exists()
+        );
+        client.write(0, &second);
+        client.flush();
+        assert!(fs::read(bed.path("vol0.img")).unwrap()[..64 << 10] == second);
+    }
+    // What is there is not replaced.
+    bed.image("mine", 4096);
+    let taken = bed.run(&format!("volume snapshot vol0 --path {}", text(&bed.path("mine.img"))));
+    assert!(taken.stderr.contains("mine.img exists, and is not replaced"), "{taken:?}");
+    assert_eq!(bed.size("mine"), 4096);
+    let taken = bed.run("volume snapshot vol0 --as vol0");
+    assert_ne!(taken.code, Some(0), "{taken:?}");
+    let unknown = bed.run("volume snapshot nosuch");
+    assert!(unknown.stderr.contains("there is no volume nosuch"), "{unknown:?}");
+    assert_eq!(bed.volumes().len(), 1);
+}
+
 /// Whether nobody has the file of a volume locked.
 fn is_unlocked(path: &Path) -> bool {
     File::open(path).unwrap().try_lock().is_ok()

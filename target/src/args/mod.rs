@@ -16,7 +16,7 @@ use rblk_protocol::auth::PublicKey;
 pub use hosts::{CONFIG, HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, KeyArgs, KeyCommand};
 pub use volumes::{
     ChangeArgs, RunningArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs,
-    VolumeResizeArgs, VolumeSetArgs,
+    VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
 };
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.

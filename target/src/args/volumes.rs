@@ -22,6 +22,12 @@ pub enum VolumeCommand {
     Resize(VolumeResizeArgs),
     /// Change how a volume is served. What is not named stays.
     Set(VolumeSetArgs),
+    /// Clone the file of a volume while hosts use it, and serve the clone read-only.
+    ///
+    /// The clone shares its blocks with the volume, so it takes a moment and no space, whatever the
+    /// size. It holds every write that was acknowledged before one instant, and nothing later; new
+    /// writes wait for that instant. The file system has to be XFS with reflink=1, or btrfs.
+    Snapshot(VolumeSnapshotArgs),
     /// Show the volumes of the running target.
     List(RunningArgs),
 }
@@ -132,6 +138,22 @@ pub struct VolumeResizeArgs {
     /// cut off for a moment.
     #[arg(long)]
     pub shrink: bool,
+    /// Where.
+    #[command(flatten)]
+    pub place: ChangeArgs,
+}
+
+/// A snapshot of a volume.
+#[derive(Debug, Args)]
+pub struct VolumeSnapshotArgs {
+    /// Name of the volume.
+    pub name: String,
+    /// Name of the snapshot; without it NAME-YYYYMMDD-HHMMSS, by the time in UTC.
+    #[arg(long = "as", value_name = "NEWNAME")]
+    pub new_name: Option<String>,
+    /// The new file, in the file system of the volume; without it beside the file of the volume.
+    #[arg(long, value_name = "FILE")]
+    pub path: Option<PathBuf>,
     /// Where.
     #[command(flatten)]
     pub place: ChangeArgs,

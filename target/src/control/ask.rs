@@ -88,6 +88,16 @@ pub enum Ask {
         #[serde(default)]
         force: bool,
     },
+    /// Clone the file of a volume, and serve the clone read-only.
+    SnapshotVolume {
+        /// The volume.
+        name: String,
+        /// The name of the new one.
+        new_name: String,
+        /// The new file; none: beside that of the volume.
+        #[serde(default)]
+        path: Option<PathBuf>,
+    },
     /// End sessions.
     Kick {
         /// A host, a peer or the number of a session.

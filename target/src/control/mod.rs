@@ -16,6 +16,7 @@ mod rates;
 pub(crate) mod reload;
 pub(crate) mod reread;
 mod shares;
+mod snapshot;
 pub mod socket;
 pub mod status;
 mod tally;

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Request;
 use super::ask::{Ask, Response, VolumeReport, stopping};
 use super::reread::Reread;
+use super::snapshot;
 use super::volumes::{Change, Changed, Outcome, anew, set};
 use crate::exports::{OpenedVolume, open_one};
 
@@ -53,6 +54,9 @@ pub(super) async fn carry_out(
                 }
                 Err(error) => Err(error),
             }
+        }
+        Ask::SnapshotVolume { name, new_name, path } => {
+            snapshot::take(requests, reread, &name, new_name, path).await
         }
         Ask::Status
         | Ask::Events { .. }
@@ -149,7 +153,8 @@ pub(super) async fn carry(
     outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
 }
 
-async fn change(
+/// Carries out a change that is no part of a reload.
+pub(super) async fn change(
     requests: &mpsc::Sender<Request>,
     name: String,
     change: Change,

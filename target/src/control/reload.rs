@@ -207,6 +207,9 @@ fn undo_of(change: &Change, before: &[VolumeConfig]) -> Option<Change> {
             let old = before.iter().find(|old| old.name == volume.name)?;
             Some(Change::Become(VolumeConfig { size: volume.size, ..old.clone() }))
         }
-        Change::Remove { .. } | Change::Resize { .. } | Change::WriteBack { .. } => None,
+        Change::Remove { .. }
+        | Change::Resize { .. }
+        | Change::WriteBack { .. }
+        | Change::Snapshot { .. } => None,
     }
 }

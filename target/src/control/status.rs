@@ -113,6 +113,9 @@ pub struct VolumeNotes {
     pub path: Option<String>,
     /// I/O passes by the page cache.
     pub direct: Option<bool>,
+    /// The volume that it shows as it once was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_of: Option<String>,
 }
 
 /// One volume.

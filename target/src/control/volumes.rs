@@ -17,6 +17,7 @@ use crate::events::{EventKind, Occurrence};
 use crate::exports::OpenedVolume;
 use crate::poll_group::{StepTicket, ToGroup, VolumeStep};
 use crate::store::backing::Backing;
+use crate::store::reflink::CloneFile;
 use crate::store::{StoreIdentity, VolumeIndex};
 use crate::volume::{Placement, Volume};
 
@@ -50,6 +51,13 @@ pub(crate) enum Change {
         /// Its name.
         name: String,
     },
+    /// Its file is cloned. It stays as it is.
+    Snapshot {
+        /// Its name.
+        name: String,
+        /// What its file is cloned to.
+        file: Arc<CloneFile>,
+    },
 }
 
 impl Change {
@@ -61,6 +69,7 @@ impl Change {
             Self::Resize { .. } => "resize",
             Self::Become(_) => "set",
             Self::WriteBack { .. } => "write back",
+            Self::Snapshot { .. } => "snapshot",
         }
     }
 }
@@ -86,6 +95,14 @@ struct Plan {
     config: Option<VolumeConfig>,
     name: String,
     opened: Option<Arc<OpenedVolume>>,
+    clone: Option<Arc<CloneFile>>,
+}
+
+impl Plan {
+    /// One that opens and clones nothing.
+    pub(super) fn new(order: VolumeOrder, config: Option<VolumeConfig>, name: String) -> Self {
+        Self { order, config, name, opened: None, clone: None }
+    }
 }
 
 /// A change that is being carried out.
@@ -114,6 +131,8 @@ pub(super) enum StoreWork {
     Sized(Option<u64>),
     /// The file is as long as before; or (false) something was written behind that.
     CutBack(bool),
+    /// Its file is cloned, or can be.
+    Cloned,
 }
 
 /// See the module.
@@ -222,7 +241,9 @@ impl Control {
             whole.validate().map_err(|error| error.to_string())?;
         }
         let bytes = match &plan.order {
-            VolumeOrder::Add(volume) | VolumeOrder::Alter { volume, .. } => volume.size_bytes(),
+            VolumeOrder::Add(volume)
+            | VolumeOrder::Alter { volume, .. }
+            | VolumeOrder::Snapshot(volume) => volume.size_bytes(),
             VolumeOrder::Remove { .. } | VolumeOrder::WriteBack(_) => 0,
         };
         let before = self.volume_named(&plan.name).cloned();
@@ -276,12 +297,9 @@ impl Control {
                 }
                 let index = VolumeIndex(self.volumes.next);
                 let volume = Arc::new(Volume { index, ..(*opened.volume).clone() });
-                Ok(Plan {
-                    order: VolumeOrder::Add(volume),
-                    config: Some(config.clone()),
-                    name: config.name.clone(),
-                    opened: Some(Arc::clone(opened)),
-                })
+                let (order, name) = (VolumeOrder::Add(volume), config.name.clone());
+                let plan = Plan::new(order, Some(config.clone()), name);
+                Ok(Plan { opened: Some(Arc::clone(opened)), ..plan })
             }
             Change::Remove { name, which, force } => {
                 self.volumes.config_of(name)?;
@@ -290,13 +308,13 @@ impl Control {
                     return Err(anew(name));
                 }
                 let order = VolumeOrder::Remove { volume, force: *force };
-                Ok(Plan { order, config: None, name: name.clone(), opened: None })
+                Ok(Plan::new(order, None, name.clone()))
             }
             Change::WriteBack { name } => {
                 let config = Some(self.volumes.config_of(name)?.clone());
                 let volume = self.volume_named(name).ok_or("it is not served")?.index;
                 let order = VolumeOrder::WriteBack(volume);
-                Ok(Plan { order, config, name: name.clone(), opened: None })
+                Ok(Plan::new(order, config, name.clone()))
             }
             Change::Resize { name, size, shrink } => {
                 let mut config = self.volumes.config_of(name)?.clone();
@@ -310,6 +328,7 @@ impl Control {
                 let bytes = config.size.map(|size| size.0);
                 self.plan_of_alter(config.clone(), bytes, false, real)
             }
+            Change::Snapshot { name, file } => self.plan_of_snapshot(name, file),
         }
     }
 
@@ -368,7 +387,7 @@ impl Control {
             if bytes < before.size_bytes() && !shrink {
                 // Judged before memory is taken.
                 let order = VolumeOrder::Alter { volume: Arc::new(volume), shrink };
-                return Ok(Plan { order, config: Some(config), name, opened: None });
+                return Ok(Plan::new(order, Some(config), name));
             }
             if real {
                 let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
@@ -377,7 +396,23 @@ impl Control {
             }
         }
         let order = VolumeOrder::Alter { volume: Arc::new(volume), shrink };
-        Ok(Plan { order, config: Some(config), name, opened: None })
+        Ok(Plan::new(order, Some(config), name))
+    }
+
+    /// A snapshot changes nothing of its volume.
+    fn plan_of_snapshot(&self, name: &str, file: &Arc<CloneFile>) -> Result<Plan, String> {
+        let config = self.volumes.config_of(name)?.clone();
+        let volume = self.volume_named(name).ok_or("it is not served")?;
+        let backing = self.volumes.backings.get(&volume.index);
+        if !backing.is_some_and(|backing| backing.is_file()) {
+            return Err(format!(
+                "{name} is not in a regular file, and only a file can be cloned: for a block device use what \
+                 makes it (LVM, ZFS)"
+            ));
+        }
+        let order = VolumeOrder::Snapshot(Arc::clone(volume));
+        let plan = Plan::new(order, Some(config), name.to_owned());
+        Ok(Plan { clone: Some(Arc::clone(file)), ..plan })
     }
 
     /// Carries out a step of the change under way.
@@ -388,6 +423,7 @@ impl Control {
         match step {
             Step::Store => return self.begin_store_work(ticket, &volume),
             Step::CutBack => return self.begin_cut_back(ticket, &volume),
+            Step::Probe | Step::Clone => return self.begin_clone(ticket, &volume, step),
             _ => {}
         }
         let groups = self.groups.len();
@@ -419,7 +455,8 @@ impl Control {
             Step::Quiet => VolumeStep::Quiet,
             Step::Drop => VolumeStep::Drop,
             Step::Abandon => VolumeStep::Abandon,
-            Step::Access | Step::Add | Step::Store | Step::CutBack => {
+            Step::Hold => VolumeStep::Hold(Arc::clone(volume)),
+            Step::Access | Step::Add | Step::Store | Step::CutBack | Step::Probe | Step::Clone => {
                 VolumeStep::Access(Arc::clone(volume))
             }
         };
@@ -482,6 +519,23 @@ impl Control {
         });
     }
 
+    /// Clones the file of a volume, or sees whether that can be done.
+    fn begin_clone(&self, ticket: StepTicket, volume: &Volume, step: Step) {
+        let (done, backing) =
+            (self.volumes.done.0.clone(), self.volumes.backings.get(&volume.index).cloned());
+        let clone = self.volumes.underway.as_ref().and_then(|underway| underway.plan.clone.clone());
+        tokio::task::spawn_blocking(move || {
+            let result = match (clone, backing) {
+                (Some(clone), Some(backing)) if step == Step::Probe => clone.probe(&backing),
+                (Some(clone), Some(backing)) => clone.share_all(&backing),
+                _ => Ok(()),
+            };
+            // An error means that control has ended.
+            let cloned = result.map(|()| StoreWork::Cloned).map_err(|error| error.to_string());
+            let _ = done.send((ticket, cloned));
+        });
+    }
+
     /// Work at a store ended.
     pub(super) fn on_store_done(&mut self, (ticket, result): StoreDone) {
         if ticket.0 != self.volumes.ticket {
@@ -495,7 +549,7 @@ impl Control {
                         "its file stays longer, since something was written behind its former end";
                     underway.note = Some(text.to_owned());
                 }
-                Ok(StoreWork::CutBack(true)) | Err(_) => {}
+                Ok(StoreWork::CutBack(true) | StoreWork::Cloned) | Err(_) => {}
             }
         }
         self.core.stepped(result.map(drop), Instant::now());
@@ -557,7 +611,9 @@ impl Control {
         };
         let (index, is_new) = match &plan.order {
             VolumeOrder::Add(volume) => (volume.index, true),
-            VolumeOrder::Alter { volume, .. } => (volume.index, false),
+            VolumeOrder::Alter { volume, .. } | VolumeOrder::Snapshot(volume) => {
+                (volume.index, false)
+            }
             VolumeOrder::Remove { volume, .. } | VolumeOrder::WriteBack(volume) => (*volume, false),
         };
         match &result {

@@ -39,6 +39,9 @@ pub(super) fn start<S: Store>(
             if turn.access.is_changing(connection.params().session, command) {
                 return Err(Violation::VOLUME_CHANGES);
             }
+            if status == Status::ReadOnly && turn.held.keep(connection, command, turn.us) {
+                return Ok(());
+            }
             finish(connection, turn, tag, Outcome::of(status));
             return Ok(());
         }

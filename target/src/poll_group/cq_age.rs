@@ -23,6 +23,18 @@ impl CqAge {
         self.armed = Some(now);
     }
 
+    /// What is begun next was found then, until [`Self::found_now`].
+    #[cold]
+    pub(super) fn found(&mut self, then: Micros, now: Micros) {
+        self.age = Some(BinnedUs::new(now.since(then)));
+    }
+
+    /// What is begun next was found in this turn.
+    #[cold]
+    pub(super) fn found_now(&mut self) {
+        self.age = None;
+    }
+
     #[inline(always)]
     pub(super) fn get(&mut self, now: Micros) -> BinnedUs {
         if let Some(age) = self.age { age } else { self.compute(now) }

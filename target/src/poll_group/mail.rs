@@ -87,12 +87,16 @@ pub enum VolumeStep {
         /// Bytes.
         size_bytes: u64,
     },
-    /// Commands are checked against this from now on.
+    /// Commands are checked against this from now on. Writes that were held go on.
     Access(Arc<Volume>),
+    /// Begin no new write for this volume, until [`Self::Access`], and tell when none is in
+    /// flight. Reads go on.
+    Hold(Arc<Volume>),
     /// Take no command for it. End the connections of all sessions that ever opened it, and tell
     /// when nothing of them is in use any more.
     Close,
-    /// After [`Self::Close`]: write what is dirty, and make everything durable.
+    /// Write what is dirty, and make everything durable. Without [`Self::Close`] or [`Self::Hold`]
+    /// before it: what is dirty now.
     WriteBack,
     /// After [`Self::Close`]: tell when nothing works on it any more.
     Quiet,

@@ -37,6 +37,7 @@ mod cq_age;
 mod cut;
 mod digest;
 mod ending;
+mod held;
 mod lines;
 mod mail;
 mod orders;
@@ -56,6 +57,7 @@ mod zeroing;
 use access::Access;
 use connections::Connections;
 use cq_age::CqAge;
+use held::HeldWrites;
 use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, StepTicket, ToGroup, VolumeStep};
 use peers::{PeerMail, Peers};
@@ -142,6 +144,7 @@ impl<S: Store> PollGroup<S> {
             io: false,
             lines: Lines::default(),
             slow: SlowIos::default(),
+            held: HeldWrites::default(),
         };
         Self {
             turn,

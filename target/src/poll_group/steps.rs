@@ -10,9 +10,12 @@
 //! A store that does not answer keeps all of that from ending. Control waits for a bounded time, and
 //! then orders [`VolumeStep::Access`] again, or gives the volume up ([`VolumeStep::Abandon`]). Of a
 //! volume that was given up only what its store still works on is left. It goes when that ends.
+//!
+//! For a snapshot the volume stays open, and its new writes are held ([`super::held`]).
 
 use std::sync::Arc;
 
+use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
 use super::{FromGroup, PollGroup, StepTicket, VolumeStep};
@@ -32,6 +35,8 @@ enum Until {
     Durable,
     /// Nothing works on the volume.
     Idle,
+    /// These writes have ended.
+    Ended(Vec<(ConnectionId, Tag)>),
     /// Nothing works on the volume; then it becomes this one, or (`None`) it goes.
     Quiet(Option<Arc<Volume>>),
 }
@@ -78,9 +83,12 @@ impl<S: Store> PollGroup<S> {
                 return self.stepped(ticket, Ok(()));
             }
             VolumeStep::Access(volume) => {
+                let index = volume.index;
                 self.turn.access.open_to_commands(volume);
+                self.release_writes(index);
                 return self.stepped(ticket, Ok(()));
             }
+            VolumeStep::Hold(volume) => Until::Ended(self.hold_writes(&volume)),
             VolumeStep::Close => {
                 self.turn.access.remove(volume);
                 Until::Gone(self.end_those_who_know(volume))
@@ -157,6 +165,7 @@ impl<S: Store> PollGroup<S> {
         let Some((ticket, volume, until)) = self.steps.under_way.take() else { return is_less };
         let result = match &until {
             Until::Idle if self.turn.shard.is_quiet(volume) => Ok(()),
+            Until::Ended(writes) if !self.are_in_flight(volume, writes) => Ok(()),
             Until::Gone(ids) if !ids.iter().any(|id| self.connections.has(*id)) => Ok(()),
             Until::Quiet(shaped) if self.turn.shard.is_quiet(volume) => match shaped {
                 Some(shaped) => {

@@ -15,6 +15,7 @@ use rblk_protocol::width::narrow;
 use super::FromGroup;
 use super::access::Access;
 use super::cq_age::CqAge;
+use super::held::HeldWrites;
 use super::lines::{Line, Lines};
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
@@ -57,6 +58,8 @@ pub(super) struct Turn<S> {
     pub(super) lines: Lines,
     /// Commands that took long.
     pub(super) slow: SlowIos,
+    /// Writes that may not begin now.
+    pub(super) held: HeldWrites,
 }
 
 impl<S: Store> Turn<S> {

@@ -37,6 +37,7 @@ pub(crate) mod backing;
 mod error;
 mod identity;
 mod methods;
+pub(crate) mod reflink;
 #[cfg(test)]
 mod sync;
 mod syncs;

@@ -13,6 +13,7 @@
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
 //! | removed | close, write back, quiet, drop |
 //! | nothing: what is dirty is made durable | write back |
+//! | a snapshot | probe, write back, hold, write back, clone, access |
 //!
 //! Every step that waits for hosts or for a store has a deadline, and comes before the steps that
 //! change something in each poll group. So what fails late leads back to the volume as it was. The
@@ -22,6 +23,11 @@
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
 //! that was out of reach for a moment: they connect again, and send again what was not answered.
+//!
+//! "Hold" lets no new write begin, at any poll group, and waits for those in flight. So the clone has
+//! every write that was acknowledged before it, none that a host sent because it saw a later
+//! answer, and each request whole or not at all. Most of what is dirty is written before that, and
+//! no host waits for it.
 //!
 //! A place among the volumes ([`VolumeIndex`]) is used once in a run. A host may have a command on
 //! its way that names the place and is older than the removal. It must never reach another volume,
@@ -42,6 +48,9 @@ use crate::volume::{CacheMode, Placement, Volume};
 
 /// How long the connections of a volume may take to end, and its dirty blocks to be written.
 const STEP_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long writes may be held for a snapshot, all steps together.
+const HOLD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What is to be done with a volume.
 #[derive(Clone, Debug)]
@@ -65,6 +74,8 @@ pub enum VolumeOrder {
         /// It may become smaller.
         shrink: bool,
     },
+    /// The file of this volume is cloned. The volume stays as it is.
+    Snapshot(Arc<Volume>),
 }
 
 /// Why an order is refused.
@@ -140,12 +151,21 @@ pub enum Step {
     Abandon,
     /// The file is as long as before, unless something was written behind that.
     CutBack,
+    /// Its file system can clone files.
+    Probe,
+    /// No new write begins, and none is in flight. [`Self::Access`] lets them go on.
+    Hold,
+    /// Its file is cloned.
+    Clone,
 }
 
 impl Step {
     // A step that may fail late, and can be given up: what it waits for changes nothing.
     fn has_deadline(self) -> bool {
-        matches!(self, Self::Close | Self::WriteBack | Self::Quiet)
+        matches!(
+            self,
+            Self::Close | Self::WriteBack | Self::Quiet | Self::Hold | Self::Clone
+        )
     }
 
     // What did not end in time.
@@ -179,6 +199,8 @@ pub(super) struct Alteration {
     // The steps that are done.
     done: Vec<Step>,
     since: Instant,
+    // Since when writes are held.
+    held: Option<Instant>,
     // Why it failed. Then the steps lead back.
     failure: Option<String>,
 }
@@ -222,6 +244,7 @@ fn steps_back(done: &[Step], failed: Option<Step>, is_new: bool, grew: bool) -> 
     let mut back = match () {
         // Some poll groups may serve it.
         () if is_new => vec![Step::Drop],
+        () if has(Step::Hold) => vec![Step::Access],
         () if !has(Step::Close) => Vec::new(),
         () if has(Step::Drop) => vec![Step::Add, Step::Access],
         () if has(Step::Reshape) => vec![Step::Reshape, Step::Access],
@@ -273,6 +296,10 @@ impl Core {
                 }
                 Ok(())
             }
+            VolumeOrder::Snapshot(volume) => match self.exports.volume(volume.index) {
+                Some(_) => Ok(()),
+                None => Err(OrderError::Unknown),
+            },
         }
     }
 
@@ -312,11 +339,17 @@ impl Core {
                 let steps = steps_between(&before, &volume);
                 (volume, Some(before), End::Served, steps)
             }
+            VolumeOrder::Snapshot(volume) => {
+                use Step::{Access, Clone, Hold, Probe, WriteBack};
+                let steps = vec![Probe, WriteBack, Hold, WriteBack, Clone, Access];
+                (Arc::clone(&volume), Some(volume), End::Served, steps)
+            }
         };
         let done = Vec::new();
         let (steps, since) = (VecDeque::from(steps), now);
-        let failure = None;
-        let alteration = Alteration { volume, before, end, is_forced, steps, done, since, failure };
+        let (held, failure) = (None, None);
+        let alteration =
+            Alteration { volume, before, end, is_forced, steps, done, since, held, failure };
         self.alteration = Some(alteration);
         self.begin_step();
         Ok(())
@@ -385,8 +418,12 @@ impl Core {
     }
 
     fn begin_step(&mut self) {
-        let Some(alteration) = &self.alteration else { return };
+        let Some(alteration) = &mut self.alteration else { return };
         match alteration.steps.front() {
+            Some(Step::Hold) => {
+                alteration.held = Some(alteration.since);
+                self.effects.push_back(Effect::Step(Step::Hold));
+            }
             Some(step) => self.effects.push_back(Effect::Step(*step)),
             None => self.end_alteration(),
         }
@@ -448,17 +485,20 @@ impl Core {
 
     /// Ends an alteration whose step takes too long.
     pub(super) fn end_late_step(&mut self, now: Instant) {
-        let is_late = |alteration: &Alteration| {
-            let step = alteration.steps.front();
-            step.is_some_and(|step| step.has_deadline())
-                && now.saturating_duration_since(alteration.since) > STEP_DEADLINE
+        let Some(alteration) = &self.alteration else { return };
+        let Some(step) = alteration.steps.front().filter(|step| step.has_deadline()) else {
+            return;
         };
-        if self.alteration.as_ref().is_some_and(is_late) {
-            let seconds = STEP_DEADLINE.as_secs();
-            let step = self.alteration.as_ref().and_then(|alteration| alteration.steps.front());
-            let what = step.map_or("a step", |step| step.waits_for());
+        let (since, deadline, what) = match alteration.held {
+            Some(held) => {
+                (held, HOLD_DEADLINE, "the writes in flight, its dirty blocks and the clone")
+            }
+            None => (alteration.since, STEP_DEADLINE, step.waits_for()),
+        };
+        if now.saturating_duration_since(since) > deadline {
+            let failure = format!("{what} did not end within {} s", deadline.as_secs());
             self.effects.push_back(Effect::GiveUpStep);
-            self.stepped(Err(format!("{what} did not end within {seconds} s")), now);
+            self.stepped(Err(failure), now);
         }
     }
 

@@ -225,6 +225,56 @@ fn a_removal_by_force_ends_and_fences() {
 }
 
 #[test]
+fn a_snapshot_holds_writes_for_a_moment_and_lets_them_go_on_whatever_fails() {
+    use Step::{Access, Clone, Hold, Probe, WriteBack};
+    let (mut w, index) = with_stored();
+    let link = w.session(1);
+    w.opened(link, 1, exclusive(index)).unwrap();
+    let snapshot = || VolumeOrder::Snapshot(Arc::new(stored(index, STORED)));
+    w.order(snapshot()).unwrap();
+    let other = w.session(2);
+    let said = w.open(other, 1, open_as(index, AccessMode::ReadOnly)).expect("it stays open");
+    assert_eq!(said.status, Status::Ok);
+    assert!(matches!(w.order(snapshot()), Err(OrderError::Busy(_))));
+    assert_eq!(w.do_all(), [Probe, WriteBack, Hold, WriteBack, Clone, Access]);
+
+    // One step after the other fails. From the hold on, writes are let go on.
+    for done in 0..5 {
+        w.order(snapshot()).unwrap();
+        (0..done).for_each(|_| w.stepped(Ok(())));
+        w.steps.clear();
+        w.stepped(Err("a disk".to_owned()));
+        if done >= 2 {
+            assert_eq!(w.steps, [Access], "after {done}");
+            w.stepped(Ok(()));
+        }
+        assert_eq!(w.altered.pop(), Some(Err("a disk".to_owned())), "after {done}");
+        w.steps.clear();
+    }
+    // Or takes too long: the first write-back may take its time, what comes after the hold may not.
+    for done in 2..5 {
+        w.order(snapshot()).unwrap();
+        w.stepped(Ok(()));
+        w.pass(Duration::from_secs(50));
+        assert!(w.altered.is_empty());
+        for _ in 1..done {
+            w.stepped(Ok(()));
+            w.pass(Duration::from_secs(4));
+        }
+        w.steps.clear();
+        w.pass(Duration::from_secs(7));
+        assert_eq!(w.steps, [Access], "after {done}");
+        w.stepped(Ok(()));
+        assert!(w.altered.pop().unwrap().unwrap_err().contains("did not end within 10 s"));
+        w.steps.clear();
+    }
+    assert_eq!(
+        w.order(VolumeOrder::Snapshot(Arc::new(stored(99, STORED)))),
+        Err(OrderError::Unknown)
+    );
+}
+
+#[test]
 fn who_uses_a_volume_is_said_and_can_be_ended() {
     let (mut w, index) = with_stored();
     let link = w.session(1);
@@ -327,6 +377,9 @@ impl Chance {
                 let allowed = *shrink || volume.blocks.0 >= blocks;
                 (volume.index.0, Some((volume.blocks.0, volume.read_only)), allowed)
             }
+            VolumeOrder::Snapshot(volume) => {
+                (volume.index.0, Some((volume.blocks.0, volume.read_only)), true)
+            }
         };
         let closes = match (&after, self.model.served.get(&index)) {
             (None, _) => true,
@@ -347,13 +400,16 @@ impl Chance {
 
     fn order(&mut self) {
         let force = self.below(2) == 0;
-        match (self.below(4), self.any_served()) {
+        match (self.below(5), self.any_served()) {
             (0, _) | (_, None) => {
                 let index = self.model.spent.last().map_or(0, |last| last + 1);
                 self.begin(VolumeOrder::Add(Arc::new(stored(index, STORED))));
             }
             (1, Some(index)) => {
                 self.begin(VolumeOrder::Remove { volume: VolumeIndex(index), force });
+            }
+            (4, Some(index)) => {
+                self.begin(VolumeOrder::Snapshot(Arc::new(self.volume(index))));
             }
             (2, Some(index)) => {
                 let blocks = BlockCount(8 * (1 + self.below(200)));
