@@ -11,6 +11,7 @@
 
 mod buffer;
 mod epoll;
+mod open_error;
 mod options;
 mod pending;
 mod polled;
@@ -19,7 +20,8 @@ mod request;
 mod volume;
 
 pub use buffer::Buffer;
-pub use options::{OpenError, Options};
+pub use open_error::OpenError;
+pub use options::Options;
 pub use queue::{Counts, Queue};
 pub use request::{Completion, IoError, Reason, Refused, Request};
 pub use volume::{NotClosed, State, Volume};

@@ -1,13 +1,9 @@
 //! [`Options`]: how a volume is to be opened.
 
-use std::error::Error;
-use std::fmt;
-
-use rblk_config::{MountConfig, said_once};
+use rblk_config::MountConfig;
 use rblk_protocol::HostId;
 
-use super::Volume;
-use crate::error::SessionError;
+use super::{OpenError, Volume};
 use crate::identity::host_identity;
 use crate::mount::direct::Asked;
 
@@ -67,31 +63,6 @@ impl Options {
         Volume::open(Asked { config, host, take_over, spare_buffers })
     }
 }
-
-/// Why a volume could not be opened. It names what was wrong, and what helps.
-#[derive(Debug)]
-pub struct OpenError(anyhow::Error);
-
-impl OpenError {
-    pub(super) fn new(error: anyhow::Error) -> Self {
-        Self(error)
-    }
-
-    /// Whether trying again later can help.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        self.0.downcast_ref::<SessionError>().is_some_and(SessionError::is_transient)
-    }
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&said_once(self.0.as_ref()))
-    }
-}
-
-// The text has the causes, so there is no source.
-impl Error for OpenError {}
 
 #[cfg(test)]
 mod tests {

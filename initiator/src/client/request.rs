@@ -188,7 +188,9 @@ pub enum Reason {
         block: u32,
     },
     /// The data does not fit a buffer.
-    #[error("{len} bytes are more than a request moves, which is {most}: split it, or raise max_io")]
+    #[error(
+        "{len} bytes are more than a request moves, which is {most}: split it, or raise max_io"
+    )]
     TooLong {
         /// Bytes.
         len: u64,
@@ -199,6 +201,8 @@ pub enum Reason {
     #[error("a range of 0 bytes: only a flush has no range")]
     Empty,
     /// The buffer is another queue's.
-    #[error("the buffer belongs to another queue: take buffers from the queue that gets the request")]
+    #[error(
+        "the buffer belongs to another queue: take buffers from the queue that gets the request"
+    )]
     ForeignBuffer,
 }

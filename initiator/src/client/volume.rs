@@ -192,8 +192,8 @@ impl Volume {
         self.durability.losses()
     }
 
-    /// Drops the volume, and waits until the target has let go of it. What is to be durable has to
-    /// be flushed before. Drop its queues first.
+    /// Drops the volume, and waits until the target has heard of it, if the target is there. What is
+    /// to be durable has to be flushed before. Drop its queues first.
     ///
     /// # Errors
     /// [`NotClosed`]: the session goes on to its end in the background.
@@ -260,9 +260,7 @@ mod tests {
         use course::State as Of;
         let standing = |state| Standing { state, size_bytes: 4096, read_only: true };
         let told = Told::new(standing(Of::Lost));
-        for state in
-            [Of::Connected, Of::Lost, Of::Failing, Of::Removed, Of::Fenced, Of::Changed]
-        {
+        for state in [Of::Connected, Of::Lost, Of::Failing, Of::Removed, Of::Fenced, Of::Changed] {
             told.tell(standing(state));
             assert_eq!(told.state(), State::from(state));
         }

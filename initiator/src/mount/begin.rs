@@ -94,10 +94,7 @@ pub(super) async fn connect_patiently(
     }
 }
 
-async fn connect_once(
-    first: First<'_>,
-    known_by: &KnownBy,
-) -> anyhow::Result<(Mount, Vec<Path>)> {
+async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(Mount, Vec<Path>)> {
     let First { config, name, take_over, .. } = first;
     let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
     let volume_name = Name::new(&config.volume)?;

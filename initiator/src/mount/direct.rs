@@ -83,8 +83,8 @@ impl Direct {
         let memory = mount.link().setup().buffers.iter();
         let given = parts.into_iter().zip(memory);
         let spin = spin_mode(config.spin);
-        let given = given
-            .map(|(parts, memory)| GivenQueue { parts, memory: Arc::clone(memory), spin });
+        let given =
+            given.map(|(parts, memory)| GivenQueue { parts, memory: Arc::clone(memory), spin });
         let given = given.collect();
         Ok((Self { mount, from_queues }, given))
     }

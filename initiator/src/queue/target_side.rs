@@ -172,7 +172,14 @@ impl TargetSide {
                     self.engine.disconnect();
                     self.paths.drop_next();
                 }
-                ToQueue::Fail(errno) => self.paths.set_failing(errno),
+                ToQueue::Fail(errno) => {
+                    if errno.is_some() {
+                        // First, so that what was sent fails when the path is destroyed, and not
+                        // when it ends: its device may touch the buffers until then.
+                        self.engine.disconnect();
+                    }
+                    self.paths.set_failing(errno);
+                }
                 ToQueue::TakeStock(reply) => {
                     // No one waits for it when the try to connect was given up.
                     let _ = reply.send(self.engine.take_stock());
