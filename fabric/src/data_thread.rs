@@ -112,26 +112,61 @@ pub trait DataThread {
     fn yielded(&mut self);
 }
 
+/// The loop of a data thread, turn by turn: for threads that do other things in between.
+#[derive(Debug)]
+pub struct Turns {
+    policy: SpinPolicy,
+    clock: MomentClock,
+}
+
+impl Turns {
+    /// A loop that looks for work as that mode says.
+    #[must_use]
+    pub fn new(mode: SpinMode) -> Self {
+        let policy = SpinPolicy::new(mode, measure_wake_cost());
+        Self { policy, clock: MomentClock::default() }
+    }
+
+    /// The time, by the clock of the turns.
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    /// A turn, and the look or the sleep after it. Returns what the turn ended the loop with, if it
+    /// did.
+    ///
+    /// # Errors
+    /// What broke the thread.
+    #[inline]
+    pub fn next<T: DataThread>(&mut self, thread: &mut T) -> Result<Option<T::End>, T::Error> {
+        let now = self.clock.now();
+        let turn = match thread.turn(now)? {
+            ControlFlow::Continue(turn) => turn,
+            ControlFlow::Break(end) => return Ok(Some(end)),
+        };
+        let sleep = sleep_after(thread, &mut self.policy, turn, now);
+        let woken = thread.enter(sleep)?;
+        if woken != Woken::DidNotSleep {
+            self.policy.slept(Instant::now());
+        }
+        if woken == Woken::ByTime {
+            thread.ask_devices();
+        }
+        Ok(None)
+    }
+}
+
 /// Runs a data thread until one of its turns ends it.
 ///
 /// # Errors
 /// What broke the thread.
 pub fn run<T: DataThread>(thread: &mut T, mode: SpinMode) -> Result<T::End, T::Error> {
-    let mut policy = SpinPolicy::new(mode, measure_wake_cost());
-    let clock = MomentClock::default();
+    let mut turns = Turns::new(mode);
     loop {
-        let now = clock.now();
-        let turn = match thread.turn(now)? {
-            ControlFlow::Continue(turn) => turn,
-            ControlFlow::Break(end) => return Ok(end),
-        };
-        let sleep = sleep_after(thread, &mut policy, turn, now);
-        let woken = thread.enter(sleep)?;
-        if woken != Woken::DidNotSleep {
-            policy.slept(Instant::now());
-        }
-        if woken == Woken::ByTime {
-            thread.ask_devices();
+        if let Some(end) = turns.next(thread)? {
+            return Ok(end);
         }
     }
 }

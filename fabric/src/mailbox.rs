@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -74,6 +74,21 @@ impl<T> Sender<T> {
     }
 }
 
+impl<T> Sender<T> {
+    /// Whether the receiver is gone: no message will be taken any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.waiting.load(Ordering::Acquire) == usize::MAX
+    }
+}
+
+impl<T> AsFd for Receiver<T> {
+    /// The descriptor of [`Receiver::event_fd`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.event.as_fd()
+    }
+}
+
 impl<T> Receiver<T> {
     /// Whether a message may be there.
     #[must_use]
@@ -132,7 +147,9 @@ mod tests {
             (Some(1), Some(2), None)
         );
         sender.send(4).unwrap();
+        assert!(!sender.is_closed());
         drop(receiver);
+        assert!(sender.is_closed());
         assert!(matches!(sender.send(5), Err(Refused(5))));
     }
 }

@@ -65,6 +65,12 @@ impl Inflight {
         self.data_bytes
     }
 
+    /// Whether a tag is free.
+    #[must_use]
+    pub(crate) fn is_idle(&self, tag: Tag) -> bool {
+        self.states.get(tag.index()) == Some(&State::Idle)
+    }
+
     /// Takes a request.
     ///
     /// # Errors

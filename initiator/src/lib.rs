@@ -14,6 +14,7 @@
 pub mod admin;
 mod alarm;
 pub mod args;
+pub mod client;
 pub mod doctor;
 pub mod durability;
 pub mod engine;

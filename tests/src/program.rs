@@ -199,11 +199,24 @@ impl Target {
     /// It does not come to that.
     #[must_use]
     pub fn start_with_log(dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
-        let (socket, log) = (dir.join("target.sock"), dir.join("target.log"));
         let port = free_port();
+        Self::start_at(port.number, dir, args, to)
+    }
+
+    /// Starts it again at the address where it was, after [`Self::kill`].
+    ///
+    /// # Panics
+    /// It does not come to that.
+    pub fn start_again(&mut self, dir: &Path, args: &[&str]) {
+        let file = std::fs::OpenOptions::new().append(true).open(&self.log).expect("its log");
+        *self = Self::start_at(self.address.port, dir, args, file);
+    }
+
+    fn start_at(port: u16, dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
+        let (socket, log) = (dir.join("target.sock"), dir.join("target.log"));
         let mut child = Command::new(program("rblk-target"))
             .arg("serve")
-            .args(["--listen", &format!("tcp://127.0.0.1:{}", port.number)])
+            .args(["--listen", &format!("tcp://127.0.0.1:{port}")])
             .arg("--control-socket")
             .arg(&socket)
             .arg("--state-dir")
@@ -223,7 +236,7 @@ impl Target {
             }
             status(&socket)
         });
-        let address = format!("tcp://127.0.0.1:{}", port.number).parse().expect("an address");
+        let address = format!("tcp://127.0.0.1:{port}").parse().expect("an address");
         Self { child, socket, address, log }
     }
 

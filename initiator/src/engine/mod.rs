@@ -100,6 +100,8 @@ impl Waiting {
 pub struct Engine {
     depth: QueueDepth,
     buffer_stride: usize,
+    // Where in the memory of the queue the buffer of each tag is.
+    offsets: Box<[usize]>,
     // Most data of one request: the rest of a buffer is for its trailer.
     data_max: usize,
     inflight: Inflight,
@@ -135,6 +137,7 @@ impl Engine {
         Self {
             depth,
             buffer_stride,
+            offsets: (0..usize::from(depth.get())).map(|tag| tag * buffer_stride).collect(),
             data_max: buffer_stride,
             inflight: Inflight::new(depth),
             path: None,
@@ -288,6 +291,19 @@ impl Engine {
             self.waiting.backlog = true;
         }
         Ok(())
+    }
+
+    /// The same for a request whose buffer is at `offset` of the queue's memory, and as long as
+    /// every buffer: for callers that have more buffers than tags.
+    ///
+    /// # Errors
+    /// As of [`Self::submit`].
+    pub(crate) fn submit_at(&mut self, tag: Tag, io: Io, offset: usize) -> Result<(), WrongState> {
+        if !self.inflight.is_idle(tag) {
+            return Err(WrongState(tag.0));
+        }
+        self.offsets[tag.index()] = offset;
+        self.submit(tag, io)
     }
 
     /// Takes a new path; a present one ends first. The self-test is sent at once.
@@ -490,7 +506,7 @@ impl Engine {
                 if let Some(Plan::Send { fua }) = plan {
                     io.fua = fua;
                 }
-                let offset = tag.index() * self.buffer_stride;
+                let offset = self.offsets[tag.index()];
                 path.terms().describe(&mut command, &io, in_capsule, offset)
             }
         };
@@ -499,7 +515,7 @@ impl Engine {
         }
         command.sequence = path.next_sequence();
         if path.terms().with_digests() {
-            let offset = tag.index() * self.buffer_stride;
+            let offset = self.offsets[tag.index()];
             let buffers = path.terms().memory().sources.region();
             self.digests.seal(&mut command, &io, buffers, offset);
         }
@@ -587,7 +603,7 @@ impl Engine {
     #[inline(never)]
     fn check_data(&mut self, answer: &Answer, io: &Io, sent: Sequence) -> Verdict {
         let Some(path) = &self.path else { return Verdict::Done(answer.status) };
-        let offset = answer.tag.index() * self.buffer_stride;
+        let offset = self.offsets[answer.tag.index()];
         let buffers = path.terms().memory().sinks.region();
         let answered = (answer.status, sent);
         let verdict = self.digests.answered(answer.tag, io, answered, buffers, offset);
@@ -617,7 +633,7 @@ impl Engine {
         let (Some(ledger), Some(path)) = (&mut self.ledger, &self.path) else {
             return Some(status);
         };
-        let offset = tag.index() * self.buffer_stride;
+        let offset = self.offsets[tag.index()];
         let buffers = path.terms().memory().sources.region();
         let copied = &self.stats.copied_bytes;
         let answered = ledger.answered(tag, io, status, |from, piece| {

@@ -28,8 +28,22 @@ const ROUND_USEC: u32 = 300_000_000;
 /// Most queues of a mount that names no number.
 const QUEUES_DEFAULT_MAX: usize = 4;
 
+/// What the first connect is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct First<'f> {
+    /// How the volume is to be mounted.
+    pub(super) config: &'f MountConfig,
+    /// The name of the mount; empty where there is no disk that has a name.
+    pub(super) name: &'f str,
+    /// Another host that holds the volume is fenced.
+    pub(super) take_over: bool,
+    /// Buffers of each queue beyond its depth.
+    pub(super) spare_buffers: u16,
+}
+
 /// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as
-/// long as `config.wait` says, and leaves the reason in `why`. Tries every address at least once.
+/// long as `config.wait` says, tells the service manager meanwhile, and leaves the reason in `why`.
+/// Tries every address at least once.
 pub(super) async fn connect_first(
     config: &MountConfig,
     name: &str,
@@ -37,18 +51,35 @@ pub(super) async fn connect_first(
     take_over: bool,
     why: &RefCell<Option<String>>,
 ) -> anyhow::Result<(Mount, Vec<Path>)> {
+    let waits = |text: &str| {
+        why.replace(Some(text.to_owned()));
+        // Each round asks for the time of the next one.
+        let _ = sd_notify::notify(&[
+            sd_notify::NotifyState::Status(&format!("waiting for the target: {text}")),
+            sd_notify::NotifyState::ExtendTimeoutUsec(ROUND_USEC),
+        ]);
+    };
+    let first = First { config, name, take_over, spare_buffers: 0 };
+    let connected = connect_patiently(first, host, waits).await?;
+    if why.borrow().is_some() {
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Status("connected")]);
+    }
+    Ok(connected)
+}
+
+/// The same, for whoever is to be told in another way that the target is waited for, and why.
+pub(super) async fn connect_patiently(
+    first: First<'_>,
+    host: HostIdentity,
+    waits: impl Fn(&str),
+) -> anyhow::Result<(Mount, Vec<Path>)> {
     let begun = Instant::now();
+    let config = first.config;
     let known_by = KnownBy { host, credentials: credentials_of(config)? };
     let mut round = 1u32;
     loop {
-        let error = match connect_once(config, name, &known_by, take_over).await {
-            Ok(connected) => {
-                if round > 1 {
-                    let status = sd_notify::NotifyState::Status("connected");
-                    let _ = sd_notify::notify(&[status]);
-                }
-                return Ok(connected);
-            }
+        let error = match connect_once(first, &known_by).await {
+            Ok(connected) => return Ok(connected),
             Err(error) => error,
         };
         let may_pass = error.downcast_ref::<SessionError>().is_some_and(SessionError::is_transient);
@@ -57,29 +88,19 @@ pub(super) async fn connect_first(
         }
         let text = said_once(error.as_ref());
         tracing::warn!(round, error = text, "waiting for the target");
-        why.replace(Some(text.clone()));
-        // Each round asks for the time of the next one.
-        let _ = sd_notify::notify(&[
-            sd_notify::NotifyState::Status(&format!("waiting for the target: {text}")),
-            sd_notify::NotifyState::ExtendTimeoutUsec(ROUND_USEC),
-        ]);
+        waits(&text);
         tokio::time::sleep(config.reconnect_delay.get().min(PAUSE_MAX)).await;
         round = round.saturating_add(1);
     }
 }
 
-async fn connect_once(
-    config: &MountConfig,
-    name: &str,
-    known_by: &KnownBy,
-    take_over: bool,
-) -> anyhow::Result<(Mount, Vec<Path>)> {
+async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(Mount, Vec<Path>)> {
+    let First { config, name, take_over, .. } = first;
     let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
     let volume_name = Name::new(&config.volume)?;
-    let claim = Claim { take_over, ..access_mode(config).into() };
     let (address, mut session) = connect_any(&addresses, config, known_by).await?;
     let opened = match may_open(config, name, &known_by.host, take_over, &session) {
-        Ok(()) => open_first(config, known_by, addresses, volume_name, claim, &mut session).await,
+        Ok(()) => open_first(first, known_by, addresses, volume_name, &mut session).await,
         Err(error) => Err(error),
     };
     match opened {
@@ -111,19 +132,20 @@ fn may_open(
 
 /// Opens the volume and connects its queues.
 async fn open_first(
-    config: &MountConfig,
+    first: First<'_>,
     known_by: &KnownBy,
     addresses: Vec<Address>,
     volume_name: Name,
-    claim: Claim,
     session: &mut Session,
 ) -> anyhow::Result<(Setup, Facts, Vec<Path>)> {
+    let First { config, take_over, spare_buffers, .. } = first;
+    let claim = Claim { take_over, ..access_mode(config).into() };
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
     let mut wish = first_wish(config, login.queues_max)?;
     let (mut buffers, mut paths) = (Vec::new(), Vec::new());
     for queue in 0..wish.queues {
-        let region = queue_memory(&wish)?;
+        let region = queue_memory(&wish, spare_buffers)?;
         let path = session.connect_queue(queue, wish, volume.handle, &region).await?;
         let (depth, io_max_bytes) = (path.accept.depth, path.accept.io_max_bytes);
         if queue == 0 && (depth, io_max_bytes) != (wish.depth, wish.io_max_bytes) {
@@ -170,9 +192,9 @@ fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish
     })
 }
 
-/// Memory for the data of one queue.
-pub(super) fn queue_memory(wish: &QueueWish) -> anyhow::Result<Arc<Region>> {
-    let bytes = usize::from(wish.depth.get()) * wish.buffer_stride();
+/// Memory for the data of one queue: a buffer for each request, and spare ones.
+pub(super) fn queue_memory(wish: &QueueWish, spare: u16) -> anyhow::Result<Arc<Region>> {
+    let bytes = (usize::from(wish.depth.get()) + usize::from(spare)) * wish.buffer_stride();
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }
 

@@ -174,6 +174,11 @@ impl Link {
         self.session.is_some()
     }
 
+    /// Where the mount stands.
+    pub(super) fn state(&self) -> State {
+        self.course.state()
+    }
+
     /// Whether no session will come any more.
     pub(super) fn is_over(&self) -> bool {
         self.course.is_over()

@@ -19,6 +19,7 @@
 //! run, recover -> waiting, begin       a Mount with its first session
 //!              |  recover              a Mount of a note, whose target is lost
 //!              '> Serving -> Ending    the loop, and how it ends
+//! Direct                               a Mount without a device: a program has its queues
 //!                    '> Mount -> Link -> Course (decides), Tries -> settle
 //!                             '> Queues, NoteKeeper
 //! ```
@@ -26,6 +27,7 @@
 mod begin;
 pub mod course;
 mod device;
+pub(crate) mod direct;
 mod disk;
 mod history;
 mod holder;

@@ -26,7 +26,7 @@ use super::{EIO, device};
 use crate::durability::Durability;
 use crate::engine::{DigestFailure, MountTimes, QueueCounts};
 use crate::path::Path;
-use crate::queue::FromQueue;
+use crate::queue::{FromQueue, TargetParts};
 use crate::session::Session;
 use crate::ublk::{Control, Device, DeviceToken};
 
@@ -246,7 +246,7 @@ impl Mount {
                 Ok(())
             }
             FromQueue::Stopped { queue, error } => {
-                self.queues.stopped();
+                self.queues.stopped(queue);
                 match error {
                     Some(error) => Err(anyhow!("queue {queue} broke: {error}")),
                     None => Ok(()),
@@ -308,26 +308,39 @@ impl Mount {
         device: &Device,
         outbox: &mpsc::UnboundedSender<FromQueue>,
     ) -> anyhow::Result<()> {
-        let queues = device.info().queues;
-        let retain_bytes = self.retain_bytes(queues);
-        self.status.queues = queues;
-        self.status.retain_bytes = wide64(retain_bytes) * u64::from(queues);
-        let (setup, facts) = (self.link.setup(), self.link.facts());
-        let plan = QueuePlan {
-            setup,
-            block_size: facts.volume.block_size,
-            durability: self.status.volatile_cache.then_some(&self.durability),
-            retain_bytes,
-            pulse: pulse(&self.config),
-            spin: self.config.spin,
-            outbox,
-        };
+        let retain_bytes = self.retain_for(device.info().queues);
+        let durability = self.status.volatile_cache.then_some(&self.durability);
+        let plan = plan(&self.link, &self.config, durability, retain_bytes, outbox);
         let started = self.queues.start(device, &plan);
-        if facts.fenced.is_some() {
+        if self.link.facts().fenced.is_some() {
             // Permanently: no request waits.
             self.queues.fail(Some(Status::Fenced.errno()));
         }
         started
+    }
+
+    /// Makes the queues of a mount that has no device, for the program that drives them.
+    pub(super) fn give_queues(
+        &mut self,
+        outbox: &mpsc::UnboundedSender<FromQueue>,
+    ) -> anyhow::Result<Vec<TargetParts>> {
+        let retain_bytes = self.retain_for(self.link.setup().queues);
+        let durability = self.status.volatile_cache.then_some(&self.durability);
+        let plan = plan(&self.link, &self.config, durability, retain_bytes, outbox);
+        self.queues.give(&plan)
+    }
+
+    /// Whether every queue has left.
+    pub(super) fn have_queues_stopped(&self) -> bool {
+        self.queues.have_stopped()
+    }
+
+    /// Memory for retained writes of each of so many queues, which the status tells from now on.
+    fn retain_for(&mut self, queues: u16) -> usize {
+        let retain_bytes = self.retain_bytes(queues);
+        self.status.queues = queues;
+        self.status.retain_bytes = wide64(retain_bytes) * u64::from(queues);
+        retain_bytes
     }
 
     /// Gives the queues their first paths.
@@ -472,6 +485,16 @@ impl Mount {
         stopped.with_context(|| format!("stopping {}", self.disk()))
     }
 
+    /// Ends a mount without a device, whose queues have left: what is left of their paths is
+    /// destroyed, and the target hears that the session is over.
+    pub(super) async fn end(&mut self, from_queues: &mut mpsc::UnboundedReceiver<FromQueue>) {
+        self.link.abort_tries();
+        while let Ok(message) = from_queues.try_recv() {
+            let _ = self.on_queue(message);
+        }
+        self.link.end_session(Some(LOGOUT)).await;
+    }
+
     /// Requests that wait fail, and no answer to a request that was sent is waited for.
     fn give_up_requests(&self) {
         if !self.link.is_over() {
@@ -481,8 +504,27 @@ impl Mount {
     }
 }
 
+/// What the queues are made of.
+fn plan<'p>(
+    link: &'p Link,
+    config: &MountConfig,
+    durability: Option<&'p Arc<Durability>>,
+    retain_bytes: usize,
+    outbox: &'p mpsc::UnboundedSender<FromQueue>,
+) -> QueuePlan<'p> {
+    QueuePlan {
+        setup: link.setup(),
+        block_size: link.facts().volume.block_size,
+        durability,
+        retain_bytes,
+        pulse: pulse(config),
+        spin: config.spin,
+        outbox,
+    }
+}
+
 /// The size of the volume.
-fn size_bytes(facts: &Facts) -> u64 {
+pub(super) fn size_bytes(facts: &Facts) -> u64 {
     facts.volume.blocks.bytes(facts.volume.block_size).unwrap_or(0)
 }
 

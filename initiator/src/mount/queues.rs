@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use rblk_config::Spin;
-use rblk_fabric::mailbox::Sender;
+use rblk_fabric::mailbox::{Sender, mailbox};
 use rblk_fabric::spin::SpinMode;
 use rblk_protocol::width::wide;
 use rblk_protocol::{BlockSize, Features};
@@ -12,10 +12,10 @@ use tokio::sync::mpsc;
 
 use super::setup::Setup;
 use crate::durability::{Durability, Ledger};
-use crate::engine::{MountTimes, QueueCounts};
+use crate::engine::{MountTimes, QueueCounts, QueueStats};
 use crate::path::Path;
 use crate::pulse::Pulse;
-use crate::queue::{FromQueue, QueueHandle, QueueParts, ToQueue};
+use crate::queue::{FromQueue, QueueHandle, QueueParts, TargetParts, ToQueue};
 use crate::retain::RetainRing;
 use crate::ublk::{Buffers, Device};
 
@@ -39,7 +39,13 @@ struct Thread {
     paths: u32,
     // It is held, and everything that it sent is answered.
     quiet: bool,
+    // It takes no mail any more.
+    stopped: bool,
 }
+
+/// Mail that a queue may leave unread which a program drives: it may be busy with other things
+/// while the target comes and goes.
+const UNREAD_MAX: usize = 1024;
 
 /// What the queue threads of a device are made of.
 #[derive(Debug)]
@@ -64,7 +70,8 @@ impl QueuePlan<'_> {
     }
 }
 
-fn spin_mode(spin: Spin) -> SpinMode {
+/// The configuration's word for how long to look for work.
+pub(super) fn spin_mode(spin: Spin) -> SpinMode {
     match spin {
         Spin::Adaptive => SpinMode::ADAPTIVE,
         Spin::Always => SpinMode::Always,
@@ -98,6 +105,34 @@ impl Queues {
             self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
         }
         Ok(())
+    }
+
+    /// Makes every queue of a volume that has no device: a program drives them. They have no paths:
+    /// requests wait.
+    ///
+    /// # Errors
+    /// The system has no descriptor.
+    pub(super) fn give(&mut self, plan: &QueuePlan<'_>) -> anyhow::Result<Vec<TargetParts>> {
+        let wish = plan.setup.wish;
+        let mut given = Vec::new();
+        for queue in 0..plan.setup.queues {
+            let (sender, mail) = mailbox(UNREAD_MAX)?;
+            let stats = Arc::new(QueueStats::default());
+            let handle = QueueHandle::without_thread(sender, Arc::clone(&stats));
+            self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
+            given.push(TargetParts {
+                queue,
+                depth: wish.depth,
+                stride: wish.buffer_stride(),
+                data_max: wide(wish.io_max_bytes),
+                ledger: plan.ledger(),
+                pulse: Some(plan.pulse),
+                mail,
+                outbox: plan.outbox.clone(),
+                stats,
+            });
+        }
+        Ok(given)
     }
 
     fn handles(&self) -> impl Iterator<Item = &QueueHandle> {
@@ -169,7 +204,7 @@ impl Queues {
 
     /// The queues send nothing new. Each says when it is [quiet](Self::quiet).
     pub(super) fn hold(&mut self) {
-        self.threads.iter_mut().for_each(|thread| thread.quiet = false);
+        self.threads.iter_mut().for_each(|thread| thread.quiet = thread.stopped);
         self.send_all(|| ToQueue::Hold(true));
     }
 
@@ -192,8 +227,11 @@ impl Queues {
     }
 
     /// A thread left.
-    pub(super) fn stopped(&mut self) {
+    pub(super) fn stopped(&mut self, queue: u16) {
         self.stopped += 1;
+        if let Some(thread) = self.threads.get_mut(usize::from(queue)) {
+            (thread.stopped, thread.quiet) = (true, true);
+        }
     }
 
     /// Whether a thread has left.

@@ -137,7 +137,7 @@ fn mount_of(name: &str, note: &Note, config: &MountConfig) -> anyhow::Result<Mou
     let (mut setup, facts) = note.restore(config, host_name(config.host_name.as_deref()))?;
     setup.credentials = credentials_of(config)?;
     for _ in 0..setup.queues {
-        let memory = begin::queue_memory(&setup.wish)?;
+        let memory = begin::queue_memory(&setup.wish, 0)?;
         touch(&memory);
         setup.buffers.push(memory);
     }

@@ -176,15 +176,19 @@ async fn rewrite(
 /// Ends what is left of the queues' paths, and returns what the queues retain; `None` when one of
 /// them retains nothing.
 async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Retained>>> {
-    let mut answers = Vec::new();
+    let (mut answers, mut all) = (Vec::new(), Some(Vec::new()));
     for queue in queues {
+        if queue.is_closed() {
+            // The program that drove it has dropped it, with what it retained.
+            all = None;
+            continue;
+        }
         let (reply, answer) = oneshot::channel();
         if queue.send(ToQueue::TakeStock(reply)).is_err() {
             anyhow::bail!("a queue thread takes no mail");
         }
         answers.push(answer);
     }
-    let mut all = Some(Vec::new());
     for answer in answers {
         let stock = tokio::time::timeout(STOCK_DEADLINE, answer)
             .await

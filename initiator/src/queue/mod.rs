@@ -1,9 +1,13 @@
-//! The data thread of one hardware queue, as control sees it: how it is started, its mail, and what
-//! it tells. The thread itself is [`thread`].
+//! One queue of a volume, as control sees it: how it is started, its mail, and what it tells. The
+//! data thread of a hardware queue is [`thread`]. What it has in common with the queue of a program
+//! ([`crate::client`]) is [`target_side`].
 
 mod gathering;
 mod paths;
+mod publisher;
+mod target_side;
 mod thread;
+mod watch;
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +21,10 @@ use rblk_fabric::spin::SpinMode;
 use rblk_protocol::BlockSize;
 use tokio::sync::{mpsc, oneshot};
 
+pub(crate) use self::paths::MAIL;
+pub(crate) use self::target_side::{TargetParts, TargetSide};
 use self::thread::QueueThread;
+pub(crate) use self::watch::Watch;
 use crate::admin::Pulse;
 use crate::durability::Ledger;
 use crate::engine::{DigestFailure, PathEnd, QueueStats};
@@ -97,6 +104,11 @@ pub(crate) struct QueueHandle {
 }
 
 impl QueueHandle {
+    /// Of a queue that a program drives: it has no thread of ours.
+    pub(crate) fn without_thread(mail: Sender<ToQueue>, stats: Arc<QueueStats>) -> Self {
+        Self { mail, stats, thread: None }
+    }
+
     /// Waits for the thread to end.
     pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {

@@ -2,19 +2,19 @@
 //! next path, and what control hears of the dead ones.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
 
 use super::FromQueue;
+use super::watch::Watch;
 use crate::engine::{Engine, PathEnd};
 use crate::path::{DeadPath, Path};
 use crate::path_change::PathChange;
-use crate::ublk::{Queue, Wait, WatchToken};
+use crate::ublk::WatchToken;
 
 /// The token of the mailbox. Each path has two tokens of its own, from [`FIRST_PATH`] on.
-pub(super) const MAIL: WatchToken = WatchToken(0);
+pub(crate) const MAIL: WatchToken = WatchToken(0);
 const FIRST_PATH: u32 = 2;
 
 /// The paths of one queue.
@@ -62,7 +62,7 @@ impl Paths {
     pub(super) fn change(
         &mut self,
         engine: &mut Engine,
-        ublk: &mut Queue,
+        sleeper: &mut impl Watch,
         now: Instant,
     ) -> io::Result<bool> {
         if !self.change.is_pending() {
@@ -70,7 +70,7 @@ impl Paths {
         }
         // A path that ended just now counts, too, and its watches end before the next path takes
         // the tokens.
-        self.send_off(engine, ublk)?;
+        self.send_off(engine, sleeper)?;
         if !self.change.apply(engine, now) {
             return Ok(false);
         }
@@ -79,36 +79,44 @@ impl Paths {
             self.token += 2;
             for (token, fd) in (self.token..).zip(poller.event_fds()) {
                 let Some(fd) = fd else { continue };
-                ublk.watch_asleep(fd.as_raw_fd(), WatchToken(token)).map_err(io::Error::other)?;
+                sleeper.watch(fd, WatchToken(token))?;
             }
         }
         Ok(true)
     }
 
-    /// Takes paths that ended off the ring, and sends them to control. Returns whether there was
-    /// one.
-    pub(super) fn send_off(&mut self, engine: &mut Engine, ublk: &mut Queue) -> io::Result<bool> {
+    /// Takes paths that ended off what the queue sleeps in, and sends them to control. Returns
+    /// whether there was one.
+    pub(super) fn send_off(
+        &mut self,
+        engine: &mut Engine,
+        sleeper: &mut impl Watch,
+    ) -> io::Result<bool> {
         let mut any = false;
         while let Some((end, dead)) = engine.take_ended() {
             any = true;
             for token in self.token..=self.token + 1 {
-                ublk.unwatch(WatchToken(token));
+                sleeper.unwatch(WatchToken(token));
             }
-            // Submits the removal while the descriptor is still open.
-            ublk.enter(Wait::No).map_err(io::Error::other)?;
+            sleeper.settle()?;
             self.tell_end(end, dead);
         }
         Ok(any)
     }
 
-    /// The thread ends: sends every path to control. The ring goes at once, so nothing is taken off
-    /// it.
+    /// The queue ends: sends every path to control. What it slept in goes at once, so nothing is
+    /// taken off it.
     pub(super) fn end(&mut self, engine: &mut Engine) {
         engine.disconnect();
         self.drop_next();
         while let Some((end, dead)) = engine.take_ended() {
             self.tell_end(end, dead);
         }
+    }
+
+    /// Whether control is gone.
+    pub(super) fn is_alone(&self) -> bool {
+        self.outbox.is_closed()
     }
 
     /// Tells control something else.

@@ -1,0 +1,56 @@
+//! Volumes of rblk for programs, without a block device: no kernel between the program and the
+//! network card, and no copy of the data.
+//!
+//! # An example
+//!
+//! ```no_run
+#![doc = include_str!("../examples/tour.rs")]
+//! ```
+//!
+//! # How it works
+//!
+//! - [`Options::open`] opens a volume with the [configuration](Config) of a mount: the same
+//!   addresses, keys, digests, retained writes and limits. It is the same code, so what the manual
+//!   says of mounts is true here: a lost target is tried again while requests wait, requests whose
+//!   connection died are sent again in order, a host that lost its volume to another one is fenced,
+//!   and a flush tells of writes that a target has lost.
+//! - A thread of the [`Volume`], `rblk-control`, keeps the session. It does not touch data.
+//! - Each [`Queue`] belongs to one thread of the program and has connections of its own. Queues
+//!   share no lock. A queue works inside [`Queue::poll`] and [`Queue::wait`] only. A thread that
+//!   has other things to wait for puts [`Queue::event_fd`] among them.
+//! - A [`Buffer`] is registered memory of one queue. The data of a request goes between the memory
+//!   of the target and the buffer by RDMA. The buffer moves into the [`Request`], so nobody can use
+//!   or free it while the card may touch it, and the [`Completion`] brings it back.
+//! - [`Counts::copied_bytes`] is 0 unless `retain` keeps copies of writes. Over `tcp://` the kernel
+//!   copies between buffer and socket, once at each end.
+//!
+//! # What a program has to know
+//!
+//! - A completed write is as durable as a disk's: on a volume with a volatile cache, until a
+//!   [`Request::flush`] was completed, it may be in the memory of the target only. A program that
+//!   ends without one loses nothing as long as the target lives.
+//! - Requests that are under way at the same time have no order.
+//! - A request without an answer never times out, unless the configuration has `fail_after`:
+//!   see [`State`]. Dropping the [`Queue`] gives all of its requests up.
+//! - To a target a host is one holder, whichever program it is: see [`Options::host_id`].
+//! - Buffers are pinned memory over RDMA: the limit is `ulimit -l`. They are queues x (depth +
+//!   spare buffers) x `max_io`, and are counted twice. A child of `fork` does not have them.
+//! - Encrypted TCP needs the kernel's module `tls`, which a program without privileges cannot load:
+//!   `modprobe tls`.
+//!
+//! # What may change
+//!
+//! Versions follow semver: what compiles with one version compiles with later versions of the same
+//! major number (before 1.0: of the same minor number). Types that may grow are
+//! `#[non_exhaustive]`. [`Config`] has the keys of the mount's configuration: build it with
+//! `Config::new` or `Config::parse` and set fields, so that new ones do not matter. The crate
+//! `rblk-initiator` behind this one promises nothing. Every version of the library talks to every
+//! target with which it shares a version of the protocol, as a mount does.
+
+#![forbid(unsafe_code)]
+
+pub use rblk_config::MountConfig as Config;
+pub use rblk_initiator::client::{
+    Buffer, Completion, Counts, IoError, NotClosed, OpenError, Options, Queue, Reason, Refused,
+    Request, State, Volume,
+};

@@ -1,0 +1,125 @@
+//! [`Epoll`]: what the queue of a program sleeps in. The program may sleep in it, too, among
+//! descriptors of its own: the epoll is readable when something came.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use crate::queue::Watch;
+use crate::ublk::WatchToken;
+
+/// The mailbox and the two descriptors of a path.
+const EVENTS: usize = 3;
+
+/// A set of descriptors.
+#[derive(Debug)]
+pub(super) struct Epoll {
+    epoll: epoll::Epoll,
+    // Copies of the descriptors: each stays known by its copy until it is taken out.
+    watched: Vec<(WatchToken, OwnedFd)>,
+}
+
+impl Epoll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// The system has no descriptor.
+    pub(super) fn new() -> io::Result<Self> {
+        let epoll = epoll::Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(Self { epoll, watched: Vec::with_capacity(EVENTS) })
+    }
+
+    /// Sleeps until a descriptor is readable, or that long: in whole milliseconds, rounded up.
+    /// `each` gets the tokens of the descriptors that are. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn wait(
+        &mut self,
+        longest: Duration,
+        mut each: impl FnMut(WatchToken),
+    ) -> io::Result<bool> {
+        let mut events = [EpollEvent::empty(); EVENTS];
+        let ms = longest.as_nanos().div_ceil(1_000_000);
+        let ms = u16::try_from(ms).unwrap_or(u16::MAX);
+        let found = match self.epoll.wait(&mut events, EpollTimeout::from(ms)) {
+            Ok(found) => found,
+            // By a signal. The caller looks, as after every sleep.
+            Err(Errno::EINTR) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        };
+        for event in events.iter().take(found) {
+            if let Ok(token) = u32::try_from(event.data()) {
+                each(WatchToken(token));
+            }
+        }
+        Ok(found > 0)
+    }
+}
+
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+}
+
+impl Watch for Epoll {
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+        let fd = fd.try_clone_to_owned()?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, token.0.into());
+        self.epoll.add(&fd, event)?;
+        self.watched.push((token, fd));
+        Ok(())
+    }
+
+    fn unwatch(&mut self, token: WatchToken) {
+        let Some(at) = self.watched.iter().position(|(known, _)| *known == token) else { return };
+        let (_, fd) = self.watched.swap_remove(at);
+        // It fails only for a descriptor that is not in the set.
+        let _ = self.epoll.delete(&fd);
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::eventfd::EventFd;
+
+    use super::*;
+
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    fn tokens(epoll: &mut Epoll) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        let any = epoll.wait(MOMENT, |token| tokens.push(token.0)).unwrap();
+        assert_eq!(any, !tokens.is_empty());
+        tokens
+    }
+
+    #[test]
+    fn it_tells_what_is_readable_until_that_is_unwatched() {
+        let mut set = Epoll::new().unwrap();
+        let (one, two) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        set.watch(one.as_fd(), WatchToken(1)).unwrap();
+        set.watch(two.as_fd(), WatchToken(2)).unwrap();
+        assert_eq!(tokens(&mut set), []);
+        two.write(1).unwrap();
+        assert_eq!(tokens(&mut set), [2]);
+        // Whoever sleeps in the set sees it, too.
+        let mut around = Epoll::new().unwrap();
+        around.watch(set.as_fd(), WatchToken(7)).unwrap();
+        assert_eq!(tokens(&mut around), [7]);
+        set.unwatch(WatchToken(2));
+        set.unwatch(WatchToken(9));
+        assert_eq!(tokens(&mut set), []);
+        assert_eq!(tokens(&mut around), []);
+        // The token is free for the next one.
+        set.watch(one.as_fd(), WatchToken(2)).unwrap();
+    }
+}

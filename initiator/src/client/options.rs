@@ -1,0 +1,80 @@
+//! [`Options`]: how a volume is to be opened.
+
+use rblk_config::MountConfig;
+use rblk_protocol::HostId;
+
+use super::{OpenError, Volume};
+use crate::identity::host_identity;
+use crate::mount::direct::Asked;
+
+/// How a volume is to be opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    config: MountConfig,
+    host_id: Option<HostId>,
+    take_over: bool,
+    spare_buffers: u16,
+}
+
+impl Options {
+    /// As a mount of that configuration is. `queues` is 1 if it is absent. `device_id` has no
+    /// effect.
+    #[must_use]
+    pub fn new(config: MountConfig) -> Self {
+        Self { config, host_id: None, take_over: false, spare_buffers: 0 }
+    }
+
+    /// Buffers of each queue beyond its depth: for data that the program keeps while as many
+    /// requests as possible are under way.
+    #[must_use]
+    pub fn spare_buffers(mut self, count: u16) -> Self {
+        self.spare_buffers = count;
+        self
+    }
+
+    /// Fences the host that holds the volume.
+    #[must_use]
+    pub fn take_over(mut self) -> Self {
+        self.take_over = true;
+        self
+    }
+
+    /// The id by which targets know this program, if not the host's. To a target, all of a host is
+    /// one holder of a volume: two programs of a host that may open the same volume need ids of
+    /// their own, else the second one fences the first one while that one waits for its target.
+    #[must_use]
+    pub fn host_id(mut self, id: [u8; 16]) -> Self {
+        self.host_id = Some(HostId(id));
+        self
+    }
+
+    /// Opens the volume. It blocks until the target answers, at most as long as `connect_timeout`
+    /// and `wait` of the configuration say: call it where that is allowed.
+    ///
+    /// # Errors
+    /// [`OpenError`] with the reason. Nothing is left then.
+    pub fn open(self) -> Result<Volume, OpenError> {
+        let Self { mut config, host_id, take_over, spare_buffers } = self;
+        config.queues.get_or_insert(1);
+        config.validate().map_err(|error| OpenError::new(error.into()))?;
+        let host = host_identity(config.host_name.as_deref());
+        let mut host = host.map_err(|error| OpenError::new(error.into()))?;
+        host.id = host_id.unwrap_or(host.id);
+        Volume::open(Asked { config, host, take_over, spare_buffers })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_is_said_before_anything_is_tried() {
+        let error = Options::new(MountConfig::default()).open().unwrap_err();
+        assert!(!error.is_transient());
+        assert!(error.to_string().contains("target"), "{error}");
+        let config = MountConfig::new("tcp://127.0.0.1:1", "vol0");
+        let error = Options::new(config).open().unwrap_err();
+        assert!(error.is_transient(), "{error}");
+    }
+}

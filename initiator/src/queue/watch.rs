@@ -1,0 +1,41 @@
+//! [`Watch`]: what a queue sleeps in, as its paths see it: the ring of ublk, or the epoll of a
+//! program.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::ublk::{Queue, Wait, WatchToken};
+
+/// What a queue sleeps in.
+pub(crate) trait Watch {
+    /// Every sleep ends when the descriptor is readable. It is open until it was
+    /// [unwatched](Self::unwatch) and [`Self::settle`] was called.
+    ///
+    /// # Errors
+    /// The system's.
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()>;
+
+    /// The descriptor of that token wakes nobody any more. Unknown tokens are ignored.
+    fn unwatch(&mut self, token: WatchToken);
+
+    /// What was unwatched may be closed afterwards.
+    ///
+    /// # Errors
+    /// The system's.
+    fn settle(&mut self) -> io::Result<()>;
+}
+
+impl Watch for Queue {
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+        self.watch_asleep(fd.as_raw_fd(), token).map_err(io::Error::other)
+    }
+
+    fn unwatch(&mut self, token: WatchToken) {
+        Self::unwatch(self, token);
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        // Submits the removal while the descriptor is still open.
+        self.enter(Wait::No).map_err(io::Error::other)
+    }
+}
