@@ -214,9 +214,10 @@ fn unknown(expressions: &str, known: &BTreeSet<&str>) -> Vec<String> {
 fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let text = metrics_of_work(dir.path());
-    let mount = rblk_initiator::mount::metrics::metrics(&[
-        rblk_initiator::mount::status::MountStatus::default(),
-    ]);
+    let mount = rblk_initiator::mount::metrics::metrics(
+        &[rblk_initiator::mount::status::MountStatus::default()],
+        &[],
+    );
     let known: BTreeSet<&str> = families(&text).union(&families(&mount)).copied().collect();
     for name in ["config/grafana/rblk.json", "config/prometheus/rblk.rules.yml"] {
         let file = std::fs::read_to_string(root().join(name)).unwrap();
