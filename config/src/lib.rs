@@ -46,6 +46,7 @@ mod log;
 mod mount;
 mod on_loss;
 mod protection;
+pub mod quoted;
 mod rule;
 mod said_once;
 pub mod screen;
