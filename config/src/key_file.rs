@@ -19,6 +19,7 @@ use rblk_protocol::auth::{KeyError, PublicKey, SecretKey};
 use zeroize::Zeroizing;
 
 use crate::Exit;
+use crate::quoted::Quoted;
 
 /// The key file of a target, unless the configuration names another one.
 pub const TARGET_KEY_FILE: &str = "/etc/rblk/target.key";
@@ -139,8 +140,8 @@ impl KeyFileError {
     pub fn fix(&self) -> Option<String> {
         match &self.problem {
             Problem::Missing(command) => Some(command.clone()),
-            Problem::Readable { path, .. } => Some(format!("chmod 600 {}", path.display())),
-            Problem::Owner { user, path, .. } => Some(format!("chown {user} {}", path.display())),
+            Problem::Readable { path, .. } => Some(format!("chmod 600 {}", word(path))),
+            Problem::Owner { user, path, .. } => Some(format!("chown {user} {}", word(path))),
             _ => None,
         }
     }
@@ -263,6 +264,11 @@ fn fill_from(mut file: File, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(len)
 }
 
+/// A path as a word of a command.
+fn word(path: &Path) -> String {
+    Quoted(&path.to_string_lossy()).to_string()
+}
+
 /// The command that makes a key file.
 fn command(path: &Path, side: Side) -> String {
     let (program, usual) = match side {
@@ -271,7 +277,7 @@ fn command(path: &Path, side: Side) -> String {
     };
     match path == Path::new(usual) {
         true => format!("{program} key new"),
-        false => format!("{program} key new --file {}", path.display()),
+        false => format!("{program} key new --file {}", word(path)),
     }
 }
 

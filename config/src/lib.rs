@@ -47,6 +47,7 @@ mod mount;
 mod narrowing;
 mod on_loss;
 mod protection;
+pub mod quoted;
 mod rule;
 mod said_once;
 pub mod screen;

@@ -1,7 +1,9 @@
-//! [`Screen`]: plain text that is drawn again and again on a terminal, until `q` or ctrl-C.
+//! [`Screen`]: plain text that is drawn again and again on a terminal, until `q`, ctrl-C or a
+//! signal.
 //!
 //! Where standard output is no terminal, the frames come one after the other. The terminal is set
-//! back when the screen is dropped.
+//! back when the screen is dropped, and before a signal ends the program: such signals are blocked
+//! while the screen is there, and taken where it waits for keys.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -9,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{
     LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
 };
@@ -17,40 +21,73 @@ use nix::sys::termios::{
 const CTRL_C: u8 = 3;
 /// To the first line, and nothing below.
 const CLEAR: &str = "\x1b[H\x1b[J";
+/// The signals that end a program from outside.
+const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// Where a text is drawn. See the module.
 pub struct Screen {
-    // As the terminal was; none where this is not drawn on one.
-    before: Option<Termios>,
+    // None where this is not drawn on a terminal.
+    terminal: Option<Terminal>,
+}
+
+/// A terminal on which keys come at once, and the signals that are taken meanwhile.
+struct Terminal {
+    // As the terminal was.
+    before: Termios,
+    // None where the kernel has no descriptor left: then the signals are not blocked.
+    signals: Option<SignalFd>,
+}
+
+impl Terminal {
+    fn take(before: Termios) -> Self {
+        let ending: SigSet = ENDING.into_iter().collect();
+        let signals = SignalFd::with_flags(&ending, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK);
+        // From here on they wait: what comes before the terminal is changed changes nothing.
+        let signals = signals.ok().filter(|_| ending.thread_block().is_ok());
+        let mut raw = before.clone();
+        raw.local_flags &= !(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG);
+        raw.control_chars[SpecialCharacterIndices::VMIN as usize] = 0;
+        raw.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
+        // Without it, q and ctrl-C need a newline and a signal.
+        let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &raw);
+        Self { before, signals }
+    }
+
+    /// The signal that waits, if there is one.
+    fn signal(&self) -> Option<Signal> {
+        let taken = self.signals.as_ref()?.read_signal().ok()??;
+        Signal::try_from(i32::try_from(taken.ssi_signo).ok()?).ok()
+    }
+
+    /// The terminal as it was. Signals act again.
+    fn set_back(&self) {
+        let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &self.before);
+        if self.signals.is_some() {
+            let _ = ENDING.into_iter().collect::<SigSet>().thread_unblock();
+        }
+    }
 }
 
 impl std::fmt::Debug for Screen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Screen").field("on_terminal", &self.before.is_some()).finish()
+        f.debug_struct("Screen").field("on_terminal", &self.terminal.is_some()).finish()
     }
 }
 
 impl Screen {
-    /// This program's terminal, if input and output are one.
+    /// This program's terminal, if input and output are one. The program must have no other thread
+    /// yet, as a signal that is blocked in one thread acts in another.
     #[must_use]
     pub fn open() -> Self {
         let is_one = io::stdin().is_terminal() && io::stdout().is_terminal();
         let before = is_one.then(|| tcgetattr(io::stdin()).ok()).flatten();
-        if let Some(before) = &before {
-            let mut raw = before.clone();
-            raw.local_flags &= !(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG);
-            raw.control_chars[SpecialCharacterIndices::VMIN as usize] = 0;
-            raw.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
-            // Without it, q and ctrl-C need a newline and a signal.
-            let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &raw);
-        }
-        Self { before }
+        Self { terminal: before.map(Terminal::take) }
     }
 
     /// No terminal: what is drawn comes one after the other.
     #[must_use]
     pub fn lines() -> Self {
-        Self { before: None }
+        Self { terminal: None }
     }
 
     /// Draws a text in the place of the last one.
@@ -59,33 +96,46 @@ impl Screen {
     /// The output is closed.
     pub fn draw(&self, text: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        if self.before.is_some() {
+        if self.terminal.is_some() {
             out.write_all(CLEAR.as_bytes())?;
         }
         out.write_all(text.as_bytes())?;
         out.flush()
     }
 
-    /// Waits so long for a key. Returns whether it is `q` or ctrl-C.
+    /// Waits so long for a key. Returns whether it is `q` or ctrl-C. A signal that ends programs
+    /// ends this one here, after the terminal is as it was.
     ///
     /// # Errors
     /// The input broke.
     pub fn wants_to_quit(&self, within: Duration) -> io::Result<bool> {
-        if self.before.is_none() {
+        let Some(terminal) = &self.terminal else {
             std::thread::sleep(within);
             return Ok(false);
-        }
+        };
         let until = Instant::now() + within;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
             let stdin = io::stdin();
-            let mut polled = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+            let keys = PollFd::new(stdin.as_fd(), PollFlags::POLLIN);
+            let signals = terminal.signals.iter();
+            let signals = signals.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN));
+            let mut polled: Vec<PollFd<'_>> = std::iter::once(keys).chain(signals).collect();
             match nix::poll::poll(&mut polled, timeout) {
                 Ok(0) => return Ok(false),
                 Ok(_) => {}
                 Err(Errno::EINTR) => continue,
                 Err(error) => return Err(error.into()),
+            }
+            if let Some(signal) = terminal.signal() {
+                terminal.set_back();
+                raise(signal)?;
+                // Somebody has this program ignore the signal. The terminal is theirs again.
+                return Ok(true);
+            }
+            if !polled[0].any().unwrap_or(true) {
+                continue;
             }
             let mut keys = [0; 16];
             let count = nix::unistd::read(stdin.as_fd(), &mut keys)?;
@@ -99,8 +149,8 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, before);
+        if let Some(terminal) = &self.terminal {
+            terminal.set_back();
         }
     }
 }

@@ -6,14 +6,18 @@ use std::path::Path;
 
 use anyhow::Context;
 use rblk_config::Exit;
-use rblk_initiator::mount::metrics;
+use rblk_initiator::mount::leftovers::{self, Condition};
+use rblk_initiator::mount::lock::MountLock;
+use rblk_initiator::mount::metrics::{self, Silence, SilentMount};
 use rblk_initiator::mount::run_dir::names;
+use rblk_initiator::mount::status::MountStatus;
 
 /// Prints the metrics, or replaces a file by them at once: its reader sees the old or the new.
 pub(crate) fn metrics(write: Option<&Path>) -> anyhow::Result<Exit> {
-    let (mounts, lines) = crate::all_mounts(&names(), false)?;
+    let names = names();
+    let (mounts, lines) = crate::all_mounts(&names, false)?;
     lines.iter().for_each(|line| eprintln!("rblk-initiator: {line}"));
-    let text = metrics::metrics(&mounts);
+    let text = metrics::metrics(&mounts, &silent(&names, &mounts));
     match write {
         None => print!("{text}"),
         Some(path) => {
@@ -21,6 +25,25 @@ pub(crate) fn metrics(write: Option<&Path>) -> anyhow::Result<Exit> {
         }
     }
     Ok(Exit::Ok)
+}
+
+/// The mounts that are known by name only. A name that nothing is left of is no mount.
+fn silent(names: &[String], mounts: &[MountStatus]) -> Vec<SilentMount> {
+    let is_silent = |name: &&String| !mounts.iter().any(|mount| mount.name == **name);
+    let look = |name: &String| {
+        let silence = match (MountLock::is_held(name), leftovers::find(name)) {
+            (true, _) => Silence::NoAnswer,
+            (false, Err(_)) => Silence::Dead,
+            (false, Ok(found)) => match found.condition {
+                Condition::Unusable => Silence::BadNote,
+                Condition::Nothing | Condition::Running => return None,
+                // It ended just now.
+                _ => Silence::Dead,
+            },
+        };
+        Some(SilentMount { name: name.clone(), silence })
+    };
+    names.iter().filter(is_silent).filter_map(look).collect()
 }
 
 /// Replaces a file, readable for everybody, as the collector is another user.

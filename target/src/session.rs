@@ -41,6 +41,9 @@ pub struct Session {
     pub host: HostId,
     /// The name of its host, for people.
     pub host_name: Name,
+    /// Its place among the sessions of its host: the lowest that was free. Metrics name the session
+    /// by it, so a host that comes and goes makes no new series.
+    pub place: u32,
     /// Within which time its host wants to see a dead path.
     pub detect: Duration,
     /// Where it connects from, for people.
@@ -353,6 +356,7 @@ impl SessionTable {
         let index = u16::try_from(at).map_err(|_| RejectReason::LimitReached)?;
         let index = SessionIndex { index, life: self.lives };
         let LoggingIn { host, host_name, detect, peer } = login;
+        let place = self.free_place(host_name);
         self.by_index[at] = Some(Session {
             id,
             index,
@@ -360,6 +364,7 @@ impl SessionTable {
             logged_in: false,
             host,
             host_name,
+            place,
             detect,
             peer,
             digest: false,
@@ -369,6 +374,14 @@ impl SessionTable {
         });
         self.by_id.insert(id, index);
         Ok(index)
+    }
+
+    /// The lowest place that no session of a host has.
+    fn free_place(&self, host: Name) -> u32 {
+        let taken: BTreeSet<u32> =
+            self.iter().filter(|s| s.host_name == host).map(|s| s.place).collect();
+        let gap = (0..).zip(&taken).find(|(place, other)| place != *other);
+        gap.map_or_else(|| u32::try_from(taken.len()).unwrap_or(u32::MAX), |(place, _)| place)
     }
 
     /// The session that an admin connection may resume in that epoch, once its LOGIN shows whose it
@@ -404,6 +417,7 @@ impl SessionTable {
         login: LoggingIn,
     ) -> Result<SessionIndex, RejectReason> {
         let index = self.resumable(id, epoch)?;
+        let free_place = self.free_place(login.host_name);
         let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
         if session.host != login.host {
             // Another host has learned the id of this host's session.
@@ -411,7 +425,9 @@ impl SessionTable {
         }
         session.epoch = epoch;
         session.logged_in = false;
-        session.host_name = login.host_name;
+        if session.host_name != login.host_name {
+            (session.host_name, session.place) = (login.host_name, free_place);
+        }
         session.detect = login.detect;
         session.peer = login.peer;
         Ok(index)

@@ -307,6 +307,7 @@ mod tests {
             key: None,
             encrypted: false,
             number: 1,
+            place: 0,
             epoch: 1,
             connections: 5,
             volumes: vec!["vol0".to_owned()],

@@ -66,6 +66,7 @@ fn prometheus_takes_the_metrics() {
         "rblk_target_volume_size_bytes{volume=\"vol0\"} 1048576",
         "rblk_target_volume_holder{volume=\"vol0\",host=\"test\"} 1",
         "rblk_target_sessions{host=\"test\"} 1",
+        "rblk_target_session_commands_total{host=\"test\",session=\"0\",op=\"write\"} 1",
         "rblk_target_events_total{kind=\"connect\"} 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
@@ -214,9 +215,10 @@ fn unknown(expressions: &str, known: &BTreeSet<&str>) -> Vec<String> {
 fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let text = metrics_of_work(dir.path());
-    let mount = rblk_initiator::mount::metrics::metrics(&[
-        rblk_initiator::mount::status::MountStatus::default(),
-    ]);
+    let mount = rblk_initiator::mount::metrics::metrics(
+        &[rblk_initiator::mount::status::MountStatus::default()],
+        &[],
+    );
     let known: BTreeSet<&str> = families(&text).union(&families(&mount)).copied().collect();
     for name in ["config/grafana/rblk.json", "config/prometheus/rblk.rules.yml"] {
         let file = std::fs::read_to_string(root().join(name)).unwrap();

@@ -148,3 +148,28 @@ fn a_page_says_that_its_target_drains_and_that_it_is_back() {
     assert_eq!(browser.value("document.getElementById('banner').hidden"), true);
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
+
+/// Hosts that come and go leave nothing in a page that stays open for weeks.
+#[test]
+fn rows_of_sessions_that_are_gone_are_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_target, port) = target(dir.path());
+    let mut browser = Browser::start(dir.path());
+    open(&mut browser, &port);
+    let show = |sessions: &str| {
+        format!("table('sessions', {sessions}, (n) => n, (n) => Array(8).fill([String(n)]))")
+    };
+    let kept = "[...rows.keys()].filter((place) => place.startsWith('sessions ')).length";
+    let several = |turns: &str, sessions: &str| {
+        format!(
+            "(() => {{ for (let n = 0; n < {turns}; n += 1) {}; return {kept}; }})()",
+            show(sessions)
+        )
+    };
+    // Another session each time, and one that stays.
+    assert_eq!(browser.value(&several("1000", "['stays', 'host ' + n]")), 1 + 1 + 60);
+    // All at once, and then none of them.
+    assert_eq!(browser.value(&several("2", "n ? ['stays'] : [...Array(5000).keys()]")), 1 + 256);
+    assert_eq!(browser.value(&several("100", "['stays']")), 1);
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{AccessFlags, access};
 
 use super::report::Finding;
+use crate::quoted::Quoted;
 
 /// A directory that a program writes to, or makes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,12 +58,14 @@ impl Directory {
                 false => Finding::ok(subject, format!("{path} will be made")),
             };
         }
+        let text = self.path.to_string_lossy();
+        let word = Quoted(&text);
         let fix = match (is_there, self.owner == user) {
-            (true, true) if self.mode & 0o300 != 0o300 => format!("chmod u+rwx {path}"),
+            (true, true) if self.mode & 0o300 != 0o300 => format!("chmod u+rwx {word}"),
             // Its owner has the rights, so its file system refuses.
-            (true, true) => format!("mount -o remount,rw $(findmnt -no TARGET -T {path})"),
-            (true, false) => format!("chown {name} {path}"),
-            (false, _) => format!("install -d -o {name} -m 0700 {path}"),
+            (true, true) => format!("mount -o remount,rw $(findmnt -no TARGET -T {word})"),
+            (true, false) => format!("chown {name} {word}"),
+            (false, _) => format!("install -d -o {name} -m 0700 {word}"),
         };
         let found = match is_there {
             true => format!(

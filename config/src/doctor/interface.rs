@@ -50,6 +50,9 @@ pub struct Interface {
     pub subnets: Vec<Subnet>,
     /// RDMA devices of the same card.
     pub rdma: Vec<String>,
+    /// Whether it is part of another interface, or is made of others (bond, bridge, VLAN): its MTU
+    /// is not its own matter.
+    pub is_tied: bool,
 }
 
 impl Interface {
@@ -116,6 +119,9 @@ pub(super) fn from_sysfs(root: &Path) -> Vec<Interface> {
                 mac: text("address"),
                 subnets: Vec::new(),
                 rdma: super::sysfs::names_in(&path.join("device/infiniband")),
+                is_tied: super::sysfs::names_in(&path)
+                    .iter()
+                    .any(|name| name == "master" || name.starts_with("lower_")),
             })
         })
         .collect();

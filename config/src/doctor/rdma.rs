@@ -271,8 +271,18 @@ fn judge_port(
     };
     found = format!("{found}, {}, MTU {payload}", interface.name);
     if payload < MTU_MAX && (is_needed || any_will_do) {
-        return Finding::warn(subject, format!("{found} of {MTU_MAX}"))
-            .fix(format!("ip link set {} mtu {MTU_WANTED}", interface.name));
+        let name = &interface.name;
+        // A larger MTU is a change for everybody on that network: it is proposed only for the
+        // interface that is to be used, where the interface alone decides.
+        return match is_needed && !any_will_do && !interface.is_tied {
+            true => Finding::warn(subject, format!("{found} of {MTU_MAX}"))
+                .fix(format!("ip link set {name} mtu {MTU_WANTED}")),
+            false => {
+                let own = interface.mtu.unwrap_or_default();
+                let found = format!("{found} of {MTU_MAX}, as the MTU of {name} is {own}");
+                Finding::warn(subject, found).fix(format!("ip -d link show dev {name}"))
+            }
+        };
     }
     Finding::ok(subject, found)
 }

@@ -224,13 +224,18 @@ fn failed(
                 "{port} of {host} does not answer: a firewall drops packets, or the host is down \
                  ({text})"
             );
-            let finding = Finding::fail("port", found);
+            // Made anew, such a device ends every connection of this host that uses it. So who uses
+            // it is to be seen first.
             match software_device(peer, facts) {
-                // After a link that was down while it connected, such a device may stay mute.
-                Some((device, interface)) => finding.fix(format!(
-                    "rdma link del {device} && rdma link add {device} type rxe netdev {interface}"
-                )),
-                None => finding.fix_at(host, "rblk-target doctor"),
+                Some((device, interface)) => Finding::fail(
+                    "port",
+                    format!(
+                        "{found}; or {device}, which is Soft-RoCE, is mute since {interface} was \
+                         down: see who uses it before you make it anew"
+                    ),
+                )
+                .fix(format!("rdma resource show qp link {device}")),
+                None => Finding::fail("port", found).fix_at(host, "rblk-target doctor"),
             }
         }
         ProbeError::NotRblk => Finding::fail("connect", text).fix_at(host, "rblk-target status"),

@@ -4,8 +4,15 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rblk_config::quoted::Quoted;
+
+use super::namespace::unescape;
+
 /// How many processes are named.
 const PROCESSES_MAX: usize = 3;
+/// File systems on block devices whose mounts have a number of their own. Only of these the kernel
+/// itself has opened the device that they name; another, such as one of FUSE, may name any text.
+const OWN_NUMBER: [&str; 2] = ["btrfs", "bcachefs"];
 
 /// What uses a block device, in words; `None` when nothing does. Opening a disk may read it, and
 /// closing it may write it back, so do not call this in the process that serves the disk.
@@ -19,10 +26,7 @@ fn holder_in(root: &Path, device: &str) -> Option<String> {
     let disk = device.rsplit('/').next().unwrap_or(device);
     let sys = root.join("sys/block").join(disk);
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-    let mut mounts = read("proc/1/mountinfo");
-    if mounts.is_empty() {
-        mounts = read("proc/self/mountinfo");
-    }
+    let mounts = mountinfo(root);
     let swaps = read("proc/swaps");
     let parts = entries(&sys).into_iter().filter(|name| sys.join(name).join("partition").exists());
     let parts = parts.map(|name| (format!("its partition /dev/{name} is "), sys.join(&name), name));
@@ -30,8 +34,11 @@ fn holder_in(root: &Path, device: &str) -> Option<String> {
         |(what, sys, name)| {
             let number = fs::read_to_string(sys.join("dev")).unwrap_or_default();
             let node = format!("/dev/{name}");
-            if let Some(at) = mounted_at(&mounts, &node, number.trim()) {
-                return Some(format!("{what}mounted at {at}; `umount {at}` first, or use --force"));
+            if let Some(Mounted { at, .. }) = mounted(&mounts, &node, number.trim()) {
+                let path = Quoted(&at);
+                return Some(format!(
+                    "{what}mounted at {at}; `umount {path}` first, or use --force"
+                ));
             }
             if swaps.lines().any(|line| line.split_whitespace().next() == Some(&node)) {
                 return Some(format!(
@@ -48,14 +55,34 @@ fn holder_in(root: &Path, device: &str) -> Option<String> {
     )
 }
 
-/// Where a device is mounted, by its number or its node.
-fn mounted_at(mountinfo: &str, node: &str, number: &str) -> Option<String> {
+/// The mounts of this host as its first process sees them, else as this process does.
+fn mountinfo(root: &Path) -> String {
+    let read = |path: &str| fs::read(root.join(path)).unwrap_or_default();
+    let mut mounts = read("proc/1/mountinfo");
+    if mounts.is_empty() {
+        mounts = read("proc/self/mountinfo");
+    }
+    String::from_utf8_lossy(&mounts).into_owned()
+}
+
+/// A mount of a device.
+struct Mounted {
+    at: String,
+    /// The file system.
+    kind: String,
+}
+
+/// Where a device is mounted first, by its number; by its node for what is [`OWN_NUMBER`].
+fn mounted(mountinfo: &str, node: &str, number: &str) -> Option<Mounted> {
     mountinfo.lines().find_map(|line| {
         let (fields, of_fs) = line.split_once(" - ")?;
         let mut fields = fields.split(' ').skip(2);
-        let is_it = fields.next() == Some(number) || of_fs.split(' ').nth(1) == Some(node);
-        // The kernel writes a space of a path as `\040`.
-        fields.nth(1).filter(|_| is_it).map(|at| at.replace("\\040", " "))
+        let mut of_fs = of_fs.split(' ');
+        let (own_number, at) = (fields.next()?, fields.nth(1)?);
+        let (kind, source) = (of_fs.next()?, of_fs.next()?);
+        let is_it = own_number == number || OWN_NUMBER.contains(&kind) && source == node;
+        let text = |raw: &str| String::from_utf8_lossy(&unescape(raw.as_bytes())).into_owned();
+        is_it.then(|| Mounted { at: text(at), kind: text(kind) })
     })
 }
 
@@ -116,26 +143,18 @@ fn openers(root: &Path, device: &str) -> Vec<String> {
 /// shows itself. The disk is not opened.
 #[must_use]
 pub fn device_user(device: &str) -> Option<String> {
-    let mounts = fs::read_to_string("/proc/1/mounts")
-        .or_else(|_| fs::read_to_string("/proc/mounts"))
-        .unwrap_or_default();
-    let of_disk = |line: &str| {
-        let mut fields = line.split(' ');
-        let (source, at, kind) = (fields.next()?, fields.next()?, fields.next()?);
-        (source == device).then(|| format!("{at} ({kind})"))
-    };
-    mounts.lines().find_map(of_disk).or_else(|| {
-        let holders = holders(device);
-        (!holders.is_empty()).then(|| holders.join(", "))
-    })
+    user_in(Path::new("/"), device)
 }
 
-/// The devices that are made of a disk.
-fn holders(device: &str) -> Vec<String> {
+fn user_in(root: &Path, device: &str) -> Option<String> {
     let name = device.rsplit('/').next().unwrap_or(device);
-    let holders = fs::read_dir(format!("/sys/block/{name}/holders"));
-    let names = holders.into_iter().flatten().flatten();
-    names.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    let sys = root.join("sys/block").join(name);
+    let number = fs::read_to_string(sys.join("dev")).unwrap_or_default();
+    let mount = mounted(&mountinfo(root), device, number.trim());
+    mount.map(|mount| format!("{} ({})", mount.at, mount.kind)).or_else(|| {
+        let holders = entries(&sys.join("holders"));
+        (!holders.is_empty()).then(|| holders.join(", "))
+    })
 }
 
 #[cfg(test)]
@@ -183,7 +202,7 @@ mod tests {
         let kernel = Kernel::new();
         let mount = |line: &str| kernel.write("proc/1/mountinfo", line);
         mount("30 22 259:0 / /a\\040b rw - ext4 /dev/disk/by-label/x rw\n");
-        let text = "mounted at /a b; `umount /a b` first, or use --force";
+        let text = "mounted at /a b; `umount '/a b'` first, or use --force";
         assert_eq!(kernel.holder().as_deref(), Some(text));
         mount("30 22 259:2 / /mnt rw shared:1 - ext4 /dev/ublkb0p2 rw\n");
         let text = kernel.holder().unwrap();
@@ -196,6 +215,27 @@ mod tests {
         assert!(kernel.holder().unwrap().starts_with("mounted at /mnt"));
         mount("30 22 259:10 / /mnt rw - ext4 /dev/ublkb01 rw\n");
         assert_eq!(kernel.holder(), None);
+    }
+
+    /// Whoever mounts a file system of FUSE chooses the text of its source.
+    #[test]
+    fn a_source_that_only_looks_like_the_disk_is_not_named() {
+        let kernel = Kernel::new();
+        let node = "/dev/ublkb0";
+        for kind in ["fuse", "fuse.sshfs", "fuseblk", "tmpfs", "nfs4"] {
+            let line = format!("30 22 0:44 / /mnt/x rw - {kind} {node} rw\n");
+            kernel.write("proc/1/mountinfo", &line);
+            assert_eq!(kernel.holder(), None, "{kind}");
+            assert_eq!(user_in(kernel.0.path(), node), None, "{kind}");
+        }
+        let fuse = "30 22 0:44 / /mnt/x rw - fuse /dev/ublkb0 rw\n";
+        let real = "31 22 259:0 / /mnt/$(id) rw - xfs /dev/disk/by-label/x rw\n";
+        kernel.write("proc/1/mountinfo", &format!("{fuse}{real}"));
+        let text = "mounted at /mnt/$(id); `umount '/mnt/$(id)'` first, or use --force";
+        assert_eq!(kernel.holder().as_deref(), Some(text));
+        assert_eq!(user_in(kernel.0.path(), node).as_deref(), Some("/mnt/$(id) (xfs)"));
+        kernel.write("proc/1/mountinfo", "30 22 0:44 / /mnt rw - btrfs /dev/ublkb0 rw\n");
+        assert_eq!(user_in(kernel.0.path(), node).as_deref(), Some("/mnt (btrfs)"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::engine::QueueCounts;
 
 /// The states of a mount, as [`MountStatus::state`] and, of dead mounts, `Condition::word` name
 /// them.
-const STATES: [&str; 11] = [
+const STATES: [&str; 12] = [
     "waiting",
     "connected",
     "reconnecting",
@@ -19,9 +19,40 @@ const STATES: [&str; 11] = [
     "volume removed",
     "no server",
     "ending",
+    "no answer",
     "bad note",
     "dead",
 ];
+
+/// Why only the name of a mount is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Silence {
+    /// Its process lives and does not answer.
+    NoAnswer,
+    /// Its process died, and its note cannot be read.
+    BadNote,
+    /// Its process died, and the driver did not say what is left of it.
+    Dead,
+}
+
+impl Silence {
+    fn state(self) -> &'static str {
+        match self {
+            Self::NoAnswer => "no answer",
+            Self::BadNote => "bad note",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+/// A mount of which only the name is known. Its state is its one metric.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SilentMount {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub silence: Silence,
+}
 
 /// A counter of the queues of a mount: the name of its metric, its help, and its value.
 type OfQueues = (&'static str, Kind, &'static str, fn(&QueueCounts) -> u64);
@@ -97,11 +128,13 @@ const MOUNTS: &[OfMount] = &[
     ),
 ];
 
-/// The metrics of mounts.
+/// The metrics of mounts. A mount that says nothing is in the metrics all the same, so that an
+/// alert can tell it from a mount that was unmounted.
 #[must_use]
-pub fn metrics(mounts: &[MountStatus]) -> String {
+pub fn metrics(mounts: &[MountStatus], silent: &[SilentMount]) -> String {
     let mut all = Exposition::default();
     of_identity(&mut all, mounts);
+    of_state(&mut all, mounts, silent);
     of_time(&mut all, mounts);
     for (name, kind, help, value) in MOUNTS {
         let mut family = all.family(name, *kind, help);
@@ -130,6 +163,9 @@ fn of_identity(all: &mut Exposition, mounts: &[MountStatus]) {
             1,
         );
     }
+}
+
+fn of_state(all: &mut Exposition, mounts: &[MountStatus], silent: &[SilentMount]) {
     let help = "1 for the state that the mount is in, 0 for the others.";
     let mut family = all.family("rblk_mount_state", Kind::Gauge, help);
     for m in mounts {
@@ -140,6 +176,9 @@ fn of_identity(all: &mut Exposition, mounts: &[MountStatus]) {
         if !m.state.is_empty() {
             family.sample(&[("mount", &m.name), ("state", &m.state)], 1);
         }
+    }
+    for m in silent {
+        family.sample(&[("mount", &m.name), ("state", m.silence.state())], 1);
     }
 }
 
@@ -216,7 +255,7 @@ mod tests {
             lost_ms_ago: Some(1500),
             ..MountStatus::default()
         };
-        let text = metrics(&[mount("a", "reconnecting"), mount("b", "odd")]);
+        let text = metrics(&[mount("a", "reconnecting"), mount("b", "odd")], &[]);
         let states = |name: &str, value: u8| -> Vec<&str> {
             let is_it = |line: &&str| {
                 line.starts_with(&format!("rblk_mount_state{{mount=\"{name}\""))
@@ -233,8 +272,25 @@ mod tests {
         );
         assert!(text.contains("rblk_mount_target_lost_seconds{mount=\"a\"} 1.5\n"), "{text}");
         assert!(
-            metrics(&[]).contains("# TYPE rblk_mount_info gauge\n"),
+            metrics(&[], &[]).contains("# TYPE rblk_mount_info gauge\n"),
             "families without samples"
         );
+    }
+
+    #[test]
+    fn a_mount_that_says_nothing_has_its_state_and_nothing_else() {
+        let silent = |name: &str, silence| SilentMount { name: name.to_owned(), silence };
+        let text = metrics(&[], &[silent("a", Silence::NoAnswer), silent("b", Silence::BadNote)]);
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            samples,
+            [
+                "rblk_mount_state{mount=\"a\",state=\"no answer\"} 1",
+                "rblk_mount_state{mount=\"b\",state=\"bad note\"} 1",
+            ]
+        );
+        for silence in [Silence::NoAnswer, Silence::BadNote, Silence::Dead] {
+            assert!(STATES.contains(&silence.state()), "{silence:?}");
+        }
     }
 }

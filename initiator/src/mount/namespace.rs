@@ -42,7 +42,7 @@ fn mounts(text: &[u8]) -> Vec<(String, PathBuf)> {
 }
 
 /// Spaces and the like are `\` and three octal digits.
-fn unescape(text: &[u8]) -> Vec<u8> {
+pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
     while let [first, after @ ..] = rest {

@@ -192,6 +192,10 @@ pub struct SessionStatus {
     /// Its number: no other session of this run of the target has it.
     #[serde(default)]
     pub number: u32,
+    /// Its place among the sessions of its host, from 0: the label `session` of its metrics. A
+    /// later session may have the same.
+    #[serde(default)]
+    pub place: u32,
     /// Its epoch.
     pub epoch: u32,
     /// Live connections, admin included.
@@ -339,6 +343,7 @@ fn session(control: &Control, session: &Session, encrypted: bool) -> SessionStat
         key: core.key_of(session.index).map(|key| key.to_string()),
         encrypted,
         number: session.index.life,
+        place: session.place,
         epoch: session.epoch.0,
         connections: session.connections(),
         volumes: session.opened().map(|(volume, _)| name_of(volume)).collect(),

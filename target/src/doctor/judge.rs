@@ -7,6 +7,7 @@ use std::path::Path;
 use rblk_config::doctor::{
     Finding, KernelVersion, Needs, Verdict, judge_listen, judge_rdma, judge_tls,
 };
+use rblk_config::quoted::Quoted;
 use rblk_config::{Auth, ConfigError, Encrypt, HugePages, TargetConfig};
 use rblk_fabric::Scheme;
 use rblk_fabric::soft::tls::NoTls;
@@ -207,7 +208,9 @@ pub(super) fn running(facts: &Facts, config: Option<&Path>) -> Finding {
         Err(_) => {
             let fix = match (facts.systemd.runs && facts.systemd.file.is_some(), config) {
                 (true, _) => "systemctl start rblk-target".to_owned(),
-                (false, Some(path)) => format!("rblk-target serve --config {}", path.display()),
+                (false, Some(path)) => {
+                    format!("rblk-target serve --config {}", Quoted(&path.to_string_lossy()))
+                }
                 (false, None) => "rblk-target serve --file NAME=PATH".to_owned(),
             };
             Finding::warn("target", format!("none answers at {socket}")).fix(fix)

@@ -304,8 +304,10 @@ pub fn metrics(status: &TargetStatus) -> String {
     of_commands(&mut all, VOLUME_COMMANDS, "the volume", &volumes);
     of_times(&mut all, &status.volumes);
     of_sessions(&mut all, &status.sessions);
-    // A host may have several sessions, and a counter must not fall when one of them ends.
-    let labels = |s: &SessionStatus| vec![("host", s.host.clone()), ("session", s.peer.clone())];
+    // A host may have several sessions, and a counter must not fall when one of them ends. The
+    // place of a session is used again, unlike its address: the number of series is bounded.
+    let labels =
+        |s: &SessionStatus| vec![("host", s.host.clone()), ("session", s.place.to_string())];
     let sessions: Vec<Busy> = status.sessions.iter().map(|s| (labels(s), s.io)).collect();
     of_commands(&mut all, SESSION_COMMANDS, "the session", &sessions);
     let of_device = |d: &DeviceStatus| (vec![("device", d.name.clone())], d.io);

@@ -2,10 +2,11 @@
 //! can be changed by it.
 //!
 //! It runs in the runtime of control, never on a data thread. Bounded: the number of connections,
-//! the size and the time of a request's head, the life of a connection, and how often control is
-//! asked. Bodies of requests are not read.
+//! the size and the time of a request's head, the life of a connection, how often control is asked,
+//! and how often a document is rendered. Bodies of requests are not read.
 
 mod health;
+mod latest;
 pub mod metrics;
 mod page;
 mod route;
@@ -29,7 +30,8 @@ use tokio::sync::{Mutex, Semaphore, mpsc};
 
 use crate::control::Request as Question;
 use crate::control::socket::asked;
-use crate::control::status::TargetStatus;
+
+use latest::{Latest, ShownEvents, ShownStatus};
 
 pub use health::{Health, health};
 pub use page::Page;
@@ -47,8 +49,6 @@ const HEADERS_MAX: usize = 64;
 const CONNECTION_TIME: Duration = Duration::from_secs(120);
 /// Time for control to answer.
 const CONTROL_TIME: Duration = Duration::from_secs(5);
-/// How old a status may be: however many ask, control is asked no more often.
-const STATUS_AGE: Duration = Duration::from_millis(200);
 /// Pause after an error of the listener.
 const LISTENER_PAUSE: Duration = Duration::from_millis(100);
 
@@ -76,7 +76,8 @@ impl Http {
             requests,
             page: Page::new(),
             is_loopback: self.address.ip().is_loopback(),
-            latest: Mutex::new(None),
+            status: Mutex::new(Latest::none()),
+            events: Mutex::new(Latest::none()),
         });
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -107,8 +108,8 @@ struct Server {
     requests: mpsc::Sender<Question>,
     page: Page,
     is_loopback: bool,
-    // The last status, and when it was asked for.
-    latest: Mutex<Option<(Instant, Arc<TargetStatus>)>>,
+    status: Mutex<Latest<ShownStatus>>,
+    events: Mutex<Latest<ShownEvents>>,
 }
 
 impl Server {
@@ -159,15 +160,14 @@ impl Server {
         };
         match (route, status) {
             (Route::Health, status) => {
-                let Health { serving, text } = health(status.as_deref());
+                let Health { serving, text } = health(status.as_deref().map(|shown| &shown.status));
                 let code = if serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
                 plain(code, format!("{text}\n"))
             }
-            (Route::Metrics, Some(status)) => {
-                let text = metrics::metrics(&status);
-                body(StatusCode::OK, exposition::CONTENT_TYPE, text.into())
+            (Route::Metrics, Some(shown)) => {
+                body(StatusCode::OK, exposition::CONTENT_TYPE, shown.metrics())
             }
-            (_, Some(status)) => json(&*status),
+            (_, Some(shown)) => json(shown.json()),
             (_, None) => stopping(),
         }
     }
@@ -182,26 +182,32 @@ impl Server {
     }
 
     async fn events(&self, after: u64) -> Response<Full<Bytes>> {
-        let report = asked(&self.requests, |reply| Question::Events(after, reply));
-        match in_time(report).await {
-            Some(report) => json(&report),
+        match self.shown_events().await {
+            Some(shown) => json(shown.after(after)),
             None => stopping(),
         }
     }
 
-    /// The status, at most [`STATUS_AGE`] old; `None` if control does not answer.
-    async fn status(&self) -> Option<Arc<TargetStatus>> {
-        let mut latest = self.latest.lock().await;
-        if let Some((at, status)) = &*latest
-            && at.elapsed() < STATUS_AGE
-        {
-            return Some(Arc::clone(status));
+    /// All events that are kept; `None` if control does not answer.
+    async fn shown_events(&self) -> Option<Arc<ShownEvents>> {
+        let mut latest = self.events.lock().await;
+        let now = Instant::now();
+        if let Some(shown) = latest.at(now) {
+            return Some(shown);
         }
-        *latest = None;
-        let at = Instant::now();
-        let status = Arc::new(in_time(asked(&self.requests, Question::Status)).await?);
-        *latest = Some((at, Arc::clone(&status)));
-        Some(status)
+        let report = in_time(asked(&self.requests, |reply| Question::Events(0, reply))).await;
+        latest.set(now, report.map(ShownEvents::new))
+    }
+
+    /// The status; `None` if control does not answer.
+    async fn status(&self) -> Option<Arc<ShownStatus>> {
+        let mut latest = self.status.lock().await;
+        let now = Instant::now();
+        if let Some(shown) = latest.at(now) {
+            return Some(shown);
+        }
+        let status = in_time(asked(&self.requests, Question::Status)).await;
+        latest.set(now, status.map(ShownStatus::new))
     }
 }
 
@@ -213,11 +219,8 @@ fn stopping() -> Response<Full<Bytes>> {
     plain(StatusCode::SERVICE_UNAVAILABLE, "the target is stopping\n".to_owned())
 }
 
-fn json(value: &impl serde::Serialize) -> Response<Full<Bytes>> {
-    match serde_json::to_vec(value) {
-        Ok(text) => body(StatusCode::OK, "application/json", text.into()),
-        Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-    }
+fn json(text: Bytes) -> Response<Full<Bytes>> {
+    body(StatusCode::OK, "application/json", text)
 }
 
 fn plain(status: StatusCode, text: String) -> Response<Full<Bytes>> {

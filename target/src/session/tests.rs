@@ -128,3 +128,30 @@ fn a_connection_that_has_proven_nothing_keeps_nothing() {
     assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
     assert_eq!(table.connection_gone(a, unproven, 5, now), After::Lives, "it ended before");
 }
+
+/// Metrics name a session by its place: a host that comes again is no new series.
+#[test]
+fn a_session_has_the_lowest_free_place_of_its_host() {
+    let now = Instant::now();
+    let mut table = SessionTable::new(8, LEASE);
+    let named = |n: u8, name: &str| LoggingIn {
+        host_name: Name::new(name).unwrap(),
+        peer: format!("10.9.0.1:{n}"),
+        ..of_host(n)
+    };
+    let begin = |table: &mut SessionTable, n: u8, name: &str| {
+        table.begin(id(n), named(n, name), now).unwrap()
+    };
+    let place = |table: &SessionTable, index| table.get(index).unwrap().place;
+    let [a, b, c] = [1, 2, 3].map(|n| begin(&mut table, n, "db1"));
+    let other = begin(&mut table, 4, "db2");
+    assert_eq!([a, b, c, other].map(|index| place(&table, index)), [0, 1, 2, 0]);
+    table.end(b);
+    let again = begin(&mut table, 5, "db1");
+    assert_eq!(place(&table, again), 1, "the place that was left");
+    // A host that has another name now does not take the place of a session of that name.
+    table.resume(id(4), Epoch(2), named(4, "db1")).unwrap();
+    assert_eq!(place(&table, other), 3);
+    table.resume(id(1), Epoch(2), named(1, "db1")).unwrap();
+    assert_eq!(place(&table, a), 0, "the same name: the same place");
+}

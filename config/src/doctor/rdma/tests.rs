@@ -168,6 +168,18 @@ fn a_small_mtu_is_a_warning_where_roce_uses_it() {
     assert_eq!(tree(4200, MLX5, GID).judge(&["10.9.0.1"])[0].0, Verdict::Ok);
     assert_eq!(tree(1500, IRDMA, MAC_GID).judge(&["10.9.0.1"])[0].0, Verdict::Ok);
     assert_eq!(tree(1500, MLX5_IB, "fe80::1").judge(&["10.9.0.1"])[0].0, Verdict::Ok);
+    // Nobody named the interface, or others decide with it: reading is proposed, not a change.
+    let any = tree(1500, MLX5, GID).judge(&[]);
+    let bonded = tree(1500, MLX5, GID);
+    bonded.put("net/ens1/master", "");
+    for judged in [any, bonded.judge(&["10.9.0.1"])] {
+        assert_eq!(judged[0].0, Verdict::Warn);
+        assert!(
+            judged[0].1.ends_with("MTU 1024 of 4096, as the MTU of ens1 is 1500"),
+            "{judged:?}"
+        );
+        assert_eq!(judged[0].2.as_deref(), Some("ip -d link show dev ens1"));
+    }
     for (interface, mtu) in [(1500, 1024), (4191, 2048), (4192, 4096), (9000, 4096), (100, 256)] {
         assert_eq!(roce_mtu(interface), mtu, "{interface}");
     }

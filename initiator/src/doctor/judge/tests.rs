@@ -1,10 +1,13 @@
 //! What is said of made-up facts.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use rblk_config::doctor::{Directory, HostFacts, SystemdFacts};
+use rblk_config::doctor::{
+    Directory, HostFacts, Interface, PeerRoute, PortState, RdmaPort, Subnet, SystemdFacts,
+};
 use rblk_config::key_file::{self, Side};
 
 use super::*;
@@ -129,6 +132,37 @@ fn each_failed_try_has_a_subject_and_a_fix() {
         assert_eq!((finding.verdict, &*finding.subject), (Verdict::Fail, subject), "{error:?}");
         assert_eq!(finding.fix.as_deref(), fix, "{error:?}");
     }
+}
+
+/// A device that is made anew ends the connections of everybody: that is not proposed.
+#[test]
+fn a_mute_software_device_is_named_and_left_alone() {
+    let device: RdmaDevice = RdmaDevice {
+        name: "rxe0".to_owned(),
+        is_iwarp: false,
+        is_software: true,
+        ports: vec![RdmaPort {
+            number: 1,
+            state: PortState::Active,
+            is_infiniband: false,
+            rate: String::new(),
+            gids: Vec::new(),
+            interfaces: vec!["eth0".to_owned()],
+        }],
+    };
+    let address: IpAddr = "10.9.0.1".parse().unwrap();
+    let interface = Interface {
+        name: "eth0".to_owned(),
+        up: true,
+        subnets: vec![Subnet { address, prefix: 24 }],
+        ..Interface::default()
+    };
+    let facts = Facts { devices: vec![device], interfaces: vec![interface], ..facts() };
+    let route = PeerRoute { peer: "10.9.0.2".parse().unwrap(), local: Some(address) };
+    let peer = Peer { route: Some(route), ..peer("rdma://10.9.0.2") };
+    let finding = failed(ProbeError::TimedOut, "late", &peer, &facts, None);
+    assert_eq!(finding.fix.as_deref(), Some("rdma resource show qp link rxe0"));
+    assert!(finding.found.contains("rxe0, which is Soft-RoCE"), "{finding:?}");
 }
 
 #[test]

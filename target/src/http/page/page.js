@@ -123,8 +123,21 @@ function showNow(status, before, seconds) {
   set(by("arena"), `${bytes(cached_bytes)} of ${bytes(status.arena_bytes)} cached, ${bytes(dirty_bytes)} dirty${limit}`);
 }
 
-// Rows are kept, so that a selection of text survives.
+// Rows are kept, so that a selection of text survives. A row that is gone may come back: it is kept
+// for as many answers as ABSENT, and no more than SPARE of them are.
+const ABSENT = 60;
+const SPARE = 256;
 const rows = new Map();
+function forget(id, wanted) {
+  const gone = [];
+  for (const [place, kept] of rows) {
+    if (!place.startsWith(id + " ")) continue;
+    kept.absent = wanted.has(kept.row) ? 0 : kept.absent + 1;
+    if (kept.absent > 0) gone.push([kept.absent, place]);
+  }
+  gone.sort(([a], [b]) => a - b);
+  gone.forEach(([absent, place], at) => { if (absent > ABSENT || at >= SPARE) rows.delete(place); });
+}
 function table(id, list, key, cells) {
   const body = by(id).tBodies[0];
   const heads = [...by(id).tHead.rows[0].cells];
@@ -137,9 +150,9 @@ function table(id, list, key, cells) {
         cell.dataset.label = head.textContent;
         row.append(cell);
       });
-      rows.set(place, row);
+      rows.set(place, { row, absent: 0 });
     }
-    const row = rows.get(place);
+    const { row } = rows.get(place);
     cells(item).forEach(([text, kind], at) => {
       set(row.cells[at], text);
       row.cells[at].className = (heads[at].className + " " + (kind || "")).trim();
@@ -149,6 +162,7 @@ function table(id, list, key, cells) {
   if (wanted.length !== body.rows.length || wanted.some((row, at) => body.rows[at] !== row)) {
     body.replaceChildren(...wanted);
   }
+  forget(id, new Set(wanted));
   by(id).hidden = list.length === 0;
   by(id).nextElementSibling.hidden = list.length !== 0;
 }
@@ -186,17 +200,11 @@ function showVolumes(status, before, seconds) {
 }
 
 function showSessions(status, before, seconds) {
-  const counts = new Map();
-  const key = (session) => {
-    const name = session.host + " " + session.peer;
-    counts.set(name, (counts.get(name) || 0) + 1);
-    return name + " " + counts.get(name);
-  };
-  table("sessions", status.sessions, key, (session) => {
+  table("sessions", status.sessions, (session) => session.number, (session) => {
     const words = [session.key ? "key" : "", session.encrypted ? "encrypted" : "", session.digest ? "digests" : ""];
     const guard = words.filter(Boolean).join(", ");
     const away = session.connections === 0;
-    const old = before.sessions.find((other) => other.host === session.host && other.peer === session.peer) || session;
+    const old = before.sessions.find((other) => other.number === session.number) || session;
     return [
       [session.host],
       [session.peer],

@@ -1,0 +1,67 @@
+//! `top` on a terminal that is ended by a signal: the terminal is as it was, and who waits for the
+//! program learns of the signal.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command};
+
+use nix::pty::{OpenptyResult, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{LocalFlags, Termios, tcgetattr};
+use nix::unistd::Pid;
+use rblk_tests::program::{Target, program, wait_for};
+
+/// `top` of a target on a terminal.
+struct Top {
+    child: Child,
+    terminal: OwnedFd,
+    before: Termios,
+}
+
+impl Top {
+    /// Starts it, and waits until it has the terminal for itself.
+    fn start(target: &Target) -> Self {
+        let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
+        // It draws more than a terminal keeps.
+        std::thread::spawn(move || {
+            let (mut master, mut drawn) = (File::from(master), [0; 4096]);
+            while master.read(&mut drawn).is_ok_and(|count| count > 0) {}
+        });
+        let before = tcgetattr(&slave).expect("a terminal");
+        let mut command = Command::new(program("rblk-target"));
+        command.args(["top", "--control-socket"]).arg(&target.socket);
+        let end = || slave.try_clone().expect("another descriptor");
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("top");
+        let top = Self { child, terminal: slave, before };
+        let has_it = || !top.now().local_flags.contains(LocalFlags::ICANON);
+        wait_for("keys that come at once", || has_it().then_some(()));
+        top
+    }
+
+    fn now(&self) -> Termios {
+        tcgetattr(&self.terminal).expect("a terminal")
+    }
+}
+
+impl Drop for Top {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_signal_ends_top_and_the_terminal_is_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+        let mut top = Top::start(&target);
+        let pid = Pid::from_raw(i32::try_from(top.child.id()).unwrap());
+        kill(pid, signal).unwrap();
+        let status = wait_for("the end of top", || top.child.try_wait().unwrap());
+        assert_eq!(status.signal(), Some(signal as i32), "{status:?}");
+        assert_eq!(top.now(), top.before, "{signal}");
+    }
+}
