@@ -77,6 +77,12 @@ impl Latency {
         self.sum_us.add(time.us());
     }
 
+    /// Takes a time of less than a microsecond in. Only the owning thread may call it.
+    #[inline(always)]
+    pub fn record_zero(&self) {
+        self.bins[0].add(1);
+    }
+
     /// What it holds now. The numbers are read one after the other, so they are not of exactly one
     /// moment.
     #[must_use]

@@ -9,8 +9,8 @@
 #[inline(always)]
 #[must_use]
 pub const fn bin_of<const BITS: u32>(number: u64) -> usize {
-    let top = (number | 1).ilog2();
-    let shift = top.saturating_sub(BITS);
+    // Numbers below `1 << BITS` have a bin each, as those of the next power of two have.
+    let shift = (number | 1 << BITS).ilog2() - BITS;
     // At most 64 << BITS and a little.
     ((shift as usize) << BITS) + (number >> shift) as usize
 }

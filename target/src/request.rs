@@ -165,8 +165,6 @@ pub(crate) enum Event<'a> {
         /// Its in-capsule data, if it has any.
         data: Option<InCapsule>,
     },
-    /// The range was checked against the volume.
-    Checked(Span),
     /// The command gets one more part.
     Part(Part),
     /// A shard was asked and will answer, for the command or one of its parts.
@@ -394,6 +392,13 @@ impl Request {
         self.data.take()
     }
 
+    /// The bytes that it names were checked against the volume. No event: it says nothing of what
+    /// is waited for.
+    #[inline(always)]
+    pub(crate) fn names(&mut self, span: Span) {
+        self.span = span;
+    }
+
     /// The bytes that it names.
     #[inline]
     pub(crate) fn span(&self) -> Span {
@@ -448,10 +453,6 @@ impl Request {
     pub(crate) fn step(&mut self, event: Event<'_>) -> Action {
         match event {
             Event::Command { command, message, data } => self.start(command, message, data),
-            Event::Checked(span) => {
-                self.span = span;
-                Action::Wait
-            }
             Event::Part(part) => {
                 self.state = State::AwaitsParts;
                 self.parts.push(part);

@@ -1,8 +1,9 @@
 //! [`Timing`]: when a command came, and what it waited for since. Pure: the time of the turn is an
 //! argument, and stands still during a turn.
 //!
-//! A command that is answered in the turn that found it has only waited in the CQ. So most commands
-//! note nothing else.
+//! A command that is answered in the turn that found it has only waited in the CQ. One that is
+//! answered before anything is waited for does not even begin here; most others note no more than
+//! that they began.
 
 use rblk_fabric::{BinnedUs, Micros};
 
@@ -27,7 +28,7 @@ impl Spent {
 /// How far a command is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Course {
-    /// It did not begin, or was answered.
+    /// It waits for nothing, or was answered.
     #[default]
     None,
     /// It noted nothing.
@@ -67,7 +68,13 @@ pub(crate) enum Took {
 }
 
 impl Timing {
-    /// It was found in this turn, and lay so long in the CQ at most.
+    /// Whether it waits for its answer.
+    #[inline(always)]
+    pub(crate) fn has_begun(&self) -> bool {
+        self.course != Course::None
+    }
+
+    /// It was found in this turn, lay so long in the CQ at most, and has to wait for something.
     #[inline(always)]
     pub(crate) fn begin(&mut self, now: Micros, queue: BinnedUs) {
         (self.found, self.queue) = (now, queue);

@@ -14,11 +14,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoStats {
-    begun: Counter,
     operations: [Counter; IoKind::COUNT],
     bytes: [Counter; IoKind::COUNT],
     errors: Counter,
-    // Commands that will not be answered.
+    // Commands that had to wait, and those of them that do not wait any more. A command that is
+    // answered at once is in neither.
+    begun: Counter,
+    ended: Counter,
+    // Those of them that ended without an answer.
     abandoned: Counter,
 }
 
@@ -55,13 +58,19 @@ impl IoKind {
 }
 
 impl IoStats {
-    /// A command begins.
+    /// A command begins that has to wait for something.
     #[inline(always)]
     pub(crate) fn begin(&self) {
         self.begun.add(1);
     }
 
-    /// A command that began is answered.
+    /// A command that began was answered, or will not be.
+    #[inline(always)]
+    pub(crate) fn end(&self) {
+        self.ended.add(1);
+    }
+
+    /// A command is answered.
     #[inline(always)]
     pub(crate) fn answered(&self, kind: IoKind, bytes: u64, failed: bool) {
         self.operations[kind.index()].add(1);
@@ -71,15 +80,9 @@ impl IoStats {
         }
     }
 
-    /// A command that did not begin is answered, with an error.
-    #[cold]
-    pub(crate) fn refused(&self, kind: IoKind, bytes: u64) {
-        self.begin();
-        self.answered(kind, bytes, true);
-    }
-
     /// A command that began will not be answered.
-    pub(crate) fn abandoned(&self) {
+    pub(crate) fn abandon(&self) {
+        self.end();
         self.abandoned.add(1);
     }
 
@@ -92,12 +95,12 @@ impl IoStats {
     /// one moment.
     #[must_use]
     pub fn snapshot(&self) -> IoCounts {
-        // The ends before the beginnings, so that no end is without its beginning.
-        let abandoned = self.abandoned.get();
+        // Before the beginnings, so that no end is without its beginning.
+        let ended = self.ended.get();
         let [reads, writes, flushes, discards, write_zeroes] =
             [0, 1, 2, 3, 4].map(|kind| self.operations[kind].get());
         let [read_bytes, written_bytes] = [0, 1].map(|kind| self.bytes[kind].get());
-        let mut counts = IoCounts {
+        IoCounts {
             reads,
             writes,
             flushes,
@@ -106,11 +109,8 @@ impl IoStats {
             read_bytes,
             written_bytes,
             errors: self.errors.get(),
-            in_flight: 0,
-        };
-        let ended = counts.operations().wrapping_add(abandoned);
-        counts.in_flight = self.begun.get().saturating_sub(ended);
-        counts
+            in_flight: self.begun.get().saturating_sub(ended),
+        }
     }
 }
 
@@ -192,7 +192,10 @@ impl Stages {
     }
 }
 
-/// Where the times of one kind of command are counted. Of a stage only what is not 0 is recorded.
+/// Where the times of one kind of command are counted.
+///
+/// What is told of it never falls, whenever it is read: each number of a [snapshot](Self::snapshot)
+/// is a counter or a sum of counters, never a difference.
 #[derive(Debug, Default)]
 pub(crate) struct OpLatency {
     // Of commands that were answered in the turn that found them: all of it is `queue`.
@@ -228,6 +231,8 @@ impl OpLatency {
         for (stage, us) in each {
             if us > 0 {
                 stage.record(us);
+            } else {
+                stage.record_zero();
             }
         }
     }
@@ -237,19 +242,21 @@ impl OpLatency {
     pub(crate) fn snapshot(&self) -> OpTimes {
         let (one_turn, mut total) = (self.one_turn.snapshot(), self.longer.snapshot());
         total.add(&one_turn);
-        let stage = |stage: &Latency, more: Option<&LatencyCounts>| {
+        let mut queue = self.queue.snapshot();
+        queue.add(&one_turn);
+        let in_one_turn = one_turn.count();
+        let stage = |stage: &Latency| {
             let mut counts = stage.snapshot();
-            more.into_iter().for_each(|more| counts.add(more));
-            counts.record_zeros(total.count().saturating_sub(counts.count()));
+            counts.record_zeros(in_one_turn);
             counts
         };
         OpTimes {
-            queue: stage(&self.queue, Some(&one_turn)),
-            data: stage(&self.data, None),
-            cache: stage(&self.cache, None),
-            store: stage(&self.store, None),
-            answer: stage(&self.answer, None),
             total,
+            queue,
+            data: stage(&self.data),
+            cache: stage(&self.cache),
+            store: stage(&self.store),
+            answer: stage(&self.answer),
         }
     }
 }
@@ -358,6 +365,8 @@ impl VolumeTimes {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -376,16 +385,49 @@ mod tests {
     }
 
     #[test]
+    fn what_is_told_never_falls_while_commands_end() {
+        let (live, done) = (OpLatency::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let stages = [
+                    Stages { queue: 1, store: 70, ..Stages::default() },
+                    Stages { data: 3, ..Stages::default() },
+                ];
+                while !done.load(Ordering::Relaxed) {
+                    live.record_one_turn(BinnedUs::new(0));
+                    stages.iter().for_each(|stages| live.record(stages));
+                }
+            });
+            let falls = |was: &LatencyCounts, is: &LatencyCounts| {
+                let now = |upper| is.buckets().find(|(at, _)| *at == upper).map_or(0, |(_, n)| n);
+                was.buckets().any(|(upper, count)| now(upper) < count)
+            };
+            let mut before = live.snapshot();
+            let mut fell = Vec::new();
+            for _ in 0..20_000 {
+                let now = live.snapshot();
+                let stages = before.stages().into_iter().zip(now.stages());
+                fell.extend(stages.filter(|(was, is)| falls(was.1, is.1)).map(|(was, _)| was.0));
+                fell.extend(falls(&before.total, &now.total).then_some("total"));
+                before = now;
+            }
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(fell, [""; 0]);
+        });
+    }
+
+    #[test]
     fn every_kind_is_counted_and_nothing_stays_in_flight() {
         let io = IoStats::default();
         let kind = |opcode| IoKind::of(opcode).unwrap();
-        (0..4).for_each(|_| io.begin());
-        assert_eq!(io.snapshot().in_flight, 4);
+        (0..3).for_each(|_| io.begin());
+        assert_eq!(io.snapshot().in_flight, 3);
         io.answered(kind(Opcode::Read), 4096, false);
+        assert_eq!(io.snapshot().in_flight, 3, "it was answered at once");
         io.answered(kind(Opcode::Write), 512, true);
         io.answered(kind(Opcode::WriteZeroes), 0, false);
-        io.abandoned();
-        io.refused(kind(Opcode::Flush), 0);
+        io.answered(kind(Opcode::Flush), 0, true);
+        (0..3).for_each(|_| io.end());
         let expected = IoCounts {
             reads: 1,
             writes: 1,

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::io::IoOp;
 
-/// Where the times of one kind of request are counted.
+/// Where the times of one kind of request are counted. Each number that is told of it is a counter
+/// or a sum of counters, so it never falls, whenever it is read.
 #[derive(Debug, Default)]
 struct OpLatency {
     // Of requests that were sent in the turn that took them: all of it is `target`.
@@ -46,7 +47,7 @@ impl OpLatency {
         total.add(&at_once);
         target.add(&at_once);
         let mut queue = self.queue.snapshot();
-        queue.record_zeros(total.count().saturating_sub(queue.count()));
+        queue.record_zeros(at_once.count());
         MountOpTimes { total, queue, target }
     }
 }

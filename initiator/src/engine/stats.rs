@@ -119,6 +119,7 @@ impl QueueStats {
 
     /// Counts a request that ended with that status. `inside`: a command has room for its data.
     /// Returns the outcome of the request: bytes moved, or a negative errno.
+    #[inline(always)]
     pub(super) fn count(&self, io: &Io, status: Status, inside: bool) -> i32 {
         let bytes = u64::from(io.data_bytes);
         match io.op {
@@ -131,17 +132,27 @@ impl QueueStats {
                 self.written_bytes.add(bytes);
                 self.in_capsule_writes.add(u64::from(inside));
             }
+            other => self.count_other(other),
+        }
+        if status == Status::Ok { narrow(io.data_bytes) } else { self.count_error(io, status) }
+    }
+
+    #[inline(never)]
+    fn count_other(&self, op: IoOp) {
+        match op {
+            IoOp::Read | IoOp::Write => debug_assert!(false, "counted elsewhere"),
             IoOp::Flush => self.flushes.add(1),
             IoOp::Discard => self.discards.add(1),
             IoOp::WriteZeroes => self.write_zeroes.add(1),
         }
-        if status == Status::Ok {
-            narrow(io.data_bytes)
-        } else {
-            self.errors.add(1);
-            tracing::debug!(?io, %status, "a request failed");
-            -status.errno()
-        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_error(&self, io: &Io, status: Status) -> i32 {
+        self.errors.add(1);
+        tracing::debug!(?io, %status, "a request failed");
+        -status.errno()
     }
 
     /// Requests answered, well or not.

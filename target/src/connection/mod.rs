@@ -384,6 +384,18 @@ impl Connection {
         }
     }
 
+    /// A command that has no data to send back is answered well, and its in-capsule data is not
+    /// needed any more. Returns what control handed over, and the request.
+    #[inline(always)]
+    pub(crate) fn acknowledge(&mut self, tag: Tag) -> (&ConnectionParams, &mut Request) {
+        let request = &mut self.requests[tag.index()];
+        let _ = request.step(Event::Answered);
+        if let Some(data) = request.take_data() {
+            self.receives.release(data.buffer);
+        }
+        (&self.params, request)
+    }
+
     // ---- Answers -------------------------------------------------------------------------------
 
     /// Whether the WRITE of a READ's data carries the answer, too.

@@ -84,7 +84,7 @@ mod tests {
         let read = IoKind::of(Opcode::Read).unwrap();
         let queue = |session, queue, reads| {
             let io = Arc::new(IoStats::default());
-            (0..=reads).for_each(|_| io.begin());
+            io.begin();
             (0..reads).for_each(|_| io.answered(read, 0, false));
             Queue { session, queue, group: 0, device: "mlx5_0".to_owned(), io }
         };

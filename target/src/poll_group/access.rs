@@ -145,7 +145,7 @@ impl Access {
         &self,
         session: SessionIndex,
         command: &CommandCapsule,
-    ) -> Result<(&Volume, &VolumeStats, AccessMode), Status> {
+    ) -> Result<(&Volume, AccessMode), Status> {
         let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
         let opened = self
             .sessions
@@ -157,10 +157,10 @@ impl Access {
             Opened::Refused(status) => return Err(status),
         };
         let exported = self.volumes.get(wide(index.0)).and_then(Option::as_ref);
-        let Some(Exported { volume: Some(volume), stats }) = exported else {
+        let Some(Exported { volume: Some(volume), .. }) = exported else {
             return Err(Status::VolumeGone);
         };
-        Ok((volume, stats, mode))
+        Ok((volume, mode))
     }
 
     /// The volume with that index.

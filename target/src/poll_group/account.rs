@@ -1,10 +1,8 @@
-//! What is counted of block commands: when one begins, when it is answered, and when its
+//! What is counted of block commands: when one begins to wait, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
-use rblk_fabric::Micros;
 use rblk_protocol::{Opcode, Status, Tag};
 
-use super::cq_age::CqAge;
 use super::slow::SlowIo;
 use super::turn::Turn;
 use crate::connection::{Connection, ConnectionParams};
@@ -12,45 +10,32 @@ use crate::request::{Event, Request};
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::timing::Took;
-use crate::traffic::{IoKind, IoStats, Stages};
+use crate::traffic::{IoKind, Stages};
 use crate::volume_stats::VolumeStats;
 
-/// A block command begins, for a volume that its session opened.
+/// A block command, for a volume that its session opened, has to wait for something. Nothing is
+/// noted of a command that is answered at once.
 #[inline(always)]
-pub(super) fn begin(
-    request: &mut Request,
-    io: &IoStats,
-    volume: &VolumeStats,
-    age: &mut CqAge,
-    now: Micros,
-) {
-    request.timing().begin(now, age.get(now));
-    io.begin();
+pub(super) fn begin<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
+    let (params, request) = connection.of(tag);
+    let Some(volume) = turn.access.stats(request.span().volume) else { return };
+    request.timing().begin(turn.us, turn.cq_age.get());
+    params.io.begin();
     volume.io.begin();
 }
 
-/// A command is answered with this status: its answer is queued.
-#[inline(always)]
-pub(super) fn answered<S: Store>(
-    connection: &mut Connection,
-    turn: &Turn<S>,
-    tag: Tag,
-    status: Status,
-) {
-    let (params, request) = connection.of(tag);
-    let Some(command) = request.command() else { return };
-    if command.opcode == Opcode::Write && status == Status::Ok {
-        let bytes = Stats::data_bytes(command);
-        turn.stats.count_write(bytes, command.in_capsule_bytes > 0);
-        record(params, request, turn, (IoKind::Write, bytes, false));
-    } else {
-        answered_otherwise(params, request, turn, status);
+/// A command that was to be answered at once has to wait for send credits.
+#[cold]
+#[inline(never)]
+pub(super) fn begin_late<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
+    if !connection.request_mut(tag).timing().has_begun() {
+        begin(connection, turn, tag);
     }
 }
 
-/// A command that is no WRITE, or failed.
+/// A command is answered with this status: its answer is queued.
 #[inline(never)]
-fn answered_otherwise<S: Store>(
+pub(super) fn answered<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
     turn: &Turn<S>,
@@ -64,6 +49,23 @@ fn answered_otherwise<S: Store>(
     }
 }
 
+/// A command that has no data to send back is answered well: its answer is queued.
+#[inline(always)]
+pub(super) fn acknowledged<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+) {
+    let Some(command) = request.command() else { return };
+    if command.opcode == Opcode::Write {
+        let bytes = Stats::data_bytes(command);
+        turn.stats.count_write(bytes, command.in_capsule_bytes > 0);
+        record(params, request, turn, (IoKind::Write, bytes, false));
+    } else {
+        answered(params, request, turn, Status::Ok);
+    }
+}
+
 /// A READ is answered well: its answer is queued. Its state says so from now on.
 #[inline(always)]
 pub(super) fn answered_read<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
@@ -74,6 +76,8 @@ pub(super) fn answered_read<S: Store>(connection: &mut Connection, turn: &Turn<S
     record(params, request, turn, (IoKind::Read, bytes, false));
 }
 
+/// Counts an answer by connection and by volume. A command that failed before it began is of no
+/// volume.
 #[inline(always)]
 fn record<S: Store>(
     params: &ConnectionParams,
@@ -81,15 +85,35 @@ fn record<S: Store>(
     turn: &Turn<S>,
     (kind, bytes, failed): (IoKind, u64, bool),
 ) {
-    let Some(took) = request.timing().end(turn.us) else {
-        return params.io.refused(kind, bytes);
-    };
     params.io.answered(kind, bytes, failed);
+    let begun = request.timing().has_begun();
+    if failed && !begun {
+        return;
+    }
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
-    match took {
-        Took::OneTurn(queue) => volume.latency.record_one_turn(kind, queue),
-        Took::Longer(stages) => {
+    if begun {
+        end(params, request, turn, volume, kind);
+    } else {
+        volume.latency.record_one_turn(kind, turn.cq_age.get());
+    }
+}
+
+/// A command that had begun is answered.
+#[inline(never)]
+fn end<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+    volume: &VolumeStats,
+    kind: IoKind,
+) {
+    params.io.end();
+    volume.io.end();
+    match request.timing().end(turn.us) {
+        None => debug_assert!(false, "it had begun"),
+        Some(Took::OneTurn(queue)) => volume.latency.record_one_turn(kind, queue),
+        Some(Took::Longer(stages)) => {
             volume.latency.record(kind, &stages);
             if turn.slow.is_slow(stages.total()) {
                 note_slow(params, request, turn, stages);
@@ -120,9 +144,9 @@ pub(super) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
         if request.timing().end(turn.us).is_none() {
             continue;
         }
-        params.io.abandoned();
+        params.io.abandon();
         if let Some(volume) = turn.access.stats(request.span().volume) {
-            volume.io.abandoned();
+            volume.io.abandon();
         }
     }
 }

@@ -63,6 +63,7 @@ pub(super) fn reply<S: Store>(
 ///
 /// # Errors
 /// The peer sends self-tests faster than it takes their answers, or does not prove what it has to.
+#[inline(never)]
 pub(super) fn self_test<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,

@@ -6,14 +6,14 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
 use super::cut::Cut;
-use super::respond::finish;
+use super::respond::{acknowledge, finish};
 use super::turn::Turn;
 use super::{account, digest};
 use super::{change, read, write};
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::read_ahead::ReadAhead;
-use crate::request::{Event, Outcome, Payload, Span};
+use crate::request::{Outcome, Payload, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
@@ -28,29 +28,18 @@ pub(super) fn start<S: Store>(
     command: &CommandCapsule,
 ) -> Served {
     let params = connection.params();
-    let (io_max, reads_out) = (params.io_max_bytes, params.reads_out);
-    let checked = turn.access.opened(params.session, command).and_then(|(volume, stats, mode)| {
-        Ok((volume, stats, mode, volume.check(command, mode, io_max)?))
+    let io_max = params.io_max_bytes;
+    let checked = turn.access.opened(params.session, command).and_then(|(volume, mode)| {
+        Ok((volume, mode, volume.check(command, mode, io_max)?))
     });
     let tag = command.tag;
-    let (volume, stats, mode, range) = match checked {
+    let (volume, mode, range) = match checked {
         Ok(checked) => checked,
-        Err(status) => {
-            if turn.access.is_changing(connection.params().session, command) {
-                return Err(Violation::VOLUME_CHANGES);
-            }
-            if status == Status::ReadOnly && turn.held.keep(connection, command, turn.us) {
-                return Ok(());
-            }
-            finish(connection, turn, tag, Outcome::of(status));
-            return Ok(());
-        }
+        Err(status) => return refuse(connection, turn, command, status),
     };
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
     let span = Span { volume: volume.index, offset, len };
-    let (params, request) = connection.of(tag);
-    let _ = request.step(Event::Checked(span));
-    account::begin(request, &params.io, stats, &mut turn.cq_age, turn.us);
+    connection.request_mut(tag).names(span);
     let cut = Cut::of(volume, turn.group, turn.groups());
     let has_data = command.in_capsule_bytes > 0;
     if command.flags.digest {
@@ -59,7 +48,7 @@ pub(super) fn start<S: Store>(
             return start_digested(connection, turn, command, digested);
         }
     }
-    let outcome = match (command.opcode, &volume.placement) {
+    match (command.opcode, &volume.placement) {
         (Opcode::Read, Placement::Store) => {
             let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
             return read::start(connection, turn, command, cut, ahead);
@@ -68,18 +57,63 @@ pub(super) fn start<S: Store>(
             if read::send_memory(connection, turn, command, span) {
                 return Ok(());
             }
-            Outcome::with(Payload::Memory { offset: wide(offset), len: narrow(len) })
         }
-        (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(len) }),
-        (Opcode::Write, _) if !has_data && reads_out == 0 => Outcome::of(Status::NotSupported),
         // Most writes that bring their data are of one part.
         (Opcode::Write, Placement::Store) if has_data && cut.is_own(span) => {
             return write::whole(connection, turn, command, span);
         }
         (Opcode::Write, Placement::Memory(region)) if has_data => {
             write::copy_in(connection, &turn.stats, command, region, wide(offset));
-            Outcome::OK
+            acknowledge(connection, turn, tag);
+            return Ok(());
         }
+        _ => {}
+    }
+    start_other(connection, turn, command, cut, mode)
+}
+
+/// Answers a command that its volume, or how the volume was opened, does not allow.
+#[cold]
+#[inline(never)]
+fn refuse<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    status: Status,
+) -> Served {
+    if turn.access.is_changing(connection.params().session, command) {
+        return Err(Violation::VOLUME_CHANGES);
+    }
+    if status == Status::ReadOnly && turn.held.keep(connection, command, turn.us) {
+        return Ok(());
+    }
+    finish(connection, turn, command.tag, Outcome::of(status));
+    Ok(())
+}
+
+/// Begins a command that is not one of those that most are. Out of line, as is [`start_rare`], so
+/// that those have the registers.
+#[inline(never)]
+fn start_other<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    cut: Cut,
+    mode: AccessMode,
+) -> Served {
+    let tag = command.tag;
+    account::begin(connection, turn, tag);
+    let (span, reads_out) = (connection.request(tag).span(), connection.params().reads_out);
+    let Some(placement) = turn.access.placement(span.volume) else {
+        return Err(Violation("a command without its volume"));
+    };
+    let has_data = command.in_capsule_bytes > 0;
+    let outcome = match (command.opcode, placement) {
+        (Opcode::Read, Placement::Memory(_)) => {
+            Outcome::with(Payload::Memory { offset: wide(span.offset), len: narrow(span.len) })
+        }
+        (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(span.len) }),
+        (Opcode::Write, _) if !has_data && reads_out == 0 => Outcome::of(Status::NotSupported),
         (Opcode::Write, Placement::Null) if has_data => Outcome::OK,
         (Opcode::Write, Placement::Memory(_)) => {
             return write::to_memory(connection, turn, tag, span);
@@ -140,6 +174,7 @@ fn start_digested<S: Store>(
     digested: Digested,
 ) -> Served {
     let tag = command.tag;
+    account::begin(connection, turn, tag);
     if digested == Digested::Mismatch {
         finish(connection, turn, tag, Outcome::of(Status::DigestMismatch));
         return Ok(());

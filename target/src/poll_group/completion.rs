@@ -62,6 +62,7 @@ impl<S: Store> PollGroup<S> {
     /// nothing came.
     #[inline(never)]
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
+        self.turn.cq_age.found(self.turn.us);
         for at in 0..count {
             let completion = self.reaped[at];
             // The QP's connection ended: what the QP still completes means nothing.

@@ -3,19 +3,19 @@
 use rblk_fabric::{BinnedUs, Micros};
 
 /// How long what a turn finds may have lain in a CQ: since the turn before looked there, unless the
-/// thread may have slept since then. Computed when it is first asked for in a turn.
+/// thread may have slept since then. Computed where a turn finds something: most idle turns do not.
 #[derive(Debug, Default)]
 pub(super) struct CqAge {
     looked: Micros,
     armed: Option<Micros>,
-    age: Option<BinnedUs>,
+    age: BinnedUs,
 }
 
 impl CqAge {
     /// A turn begins; the one before began then.
     #[inline(always)]
     pub(super) fn turn(&mut self, before: Micros) {
-        (self.looked, self.age) = (before, None);
+        self.looked = before;
     }
 
     /// The thread may sleep from this turn on: what it finds then has woken it.
@@ -23,26 +23,22 @@ impl CqAge {
         self.armed = Some(now);
     }
 
-    /// What is begun next was found then, until [`Self::found_now`].
+    /// What is begun next was kept since then, until [`Self::found`].
     #[cold]
-    pub(super) fn found(&mut self, then: Micros, now: Micros) {
-        self.age = Some(BinnedUs::new(now.since(then)));
+    pub(super) fn kept(&mut self, then: Micros, now: Micros) {
+        self.age = BinnedUs::new(now.since(then));
     }
 
-    /// What is begun next was found in this turn.
-    #[cold]
-    pub(super) fn found_now(&mut self) {
-        self.age = None;
-    }
-
+    /// The turn found something in a CQ.
     #[inline(always)]
-    pub(super) fn get(&mut self, now: Micros) -> BinnedUs {
-        if let Some(age) = self.age { age } else { self.compute(now) }
+    pub(super) fn found(&mut self, now: Micros) {
+        let us = if self.armed == Some(self.looked) { 0 } else { now.since(self.looked) };
+        self.age = BinnedUs::new(us);
     }
 
-    #[inline(never)]
-    fn compute(&mut self, now: Micros) -> BinnedUs {
-        let us = if self.armed == Some(self.looked) { 0 } else { now.since(self.looked) };
-        *self.age.insert(BinnedUs::new(us))
+    /// How long that may have lain there.
+    #[inline(always)]
+    pub(super) fn get(&self) -> BinnedUs {
+        self.age
     }
 }

@@ -88,10 +88,9 @@ impl<S: Store> PollGroup<S> {
                     return Ok(());
                 };
                 turn.io = true;
-                turn.cq_age.found(then, turn.us);
+                turn.cq_age.kept(then, turn.us);
                 block::start(connection, turn, &command)
             });
         }
-        self.turn.cq_age.found_now();
     }
 }

@@ -12,7 +12,7 @@ use rblk_protocol::{CommandCapsule, Immediate, KeyedDescriptor, Tag};
 use super::cut::Cut;
 use super::respond::{finish, memory_volume, read_answered};
 use super::turn::Turn;
-use super::{digest, proof};
+use super::{account, digest, proof};
 use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex, PartState};
@@ -20,7 +20,8 @@ use crate::request::{Action, Event, Outcome, PartEvent, Span};
 use crate::store::{Segment, Store, VolumeIndex};
 use crate::volume::Placement;
 
-/// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader.
+/// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader. One that is
+/// not answered at once begins to wait.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -44,6 +45,7 @@ pub(super) fn start<S: Store>(
     {
         send_whole(connection, turn, command, memory)?;
     } else {
+        account::begin(connection, turn, command.tag);
         ask_parts(connection, turn, command.tag, cut)?;
     }
     if let Some((from, bytes)) = ahead {
@@ -110,6 +112,18 @@ fn send_whole<S: Store>(
         proof::ask_if_much(connection);
         return Ok(());
     }
+    send_as_part(connection, turn, tag, memory)
+}
+
+/// Sends all that a READ wants as a part.
+#[inline(never)]
+fn send_as_part<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    memory: Segments,
+) -> Served {
+    account::begin(connection, turn, tag);
     let request = connection.request_mut(tag);
     let span = request.span();
     let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
@@ -134,6 +148,7 @@ fn with_trailer<S: Store>(
 
 /// Cuts a READ into parts, and asks the shard of each. What this group's own shard has in memory
 /// need not be asked for.
+#[inline(never)]
 fn ask_parts<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -214,6 +229,7 @@ pub(super) fn split(connection: &mut Connection, tag: Tag, cut: Cut) {
 }
 
 /// Tells the shards what may be wanted soon.
+#[inline(never)]
 fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
     let end = from + u64::from(bytes);
     while from < end {

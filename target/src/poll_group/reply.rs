@@ -1,9 +1,9 @@
 //! Answers of shards, and credits that came back: the next step of each command.
 
-use rblk_protocol::Tag;
 use rblk_protocol::width::wide;
+use rblk_protocol::{Status, Tag};
 
-use super::respond::{answer, finish};
+use super::respond::{acknowledge, answer, finish};
 use super::turn::Turn;
 use super::{change, read, write};
 use crate::cache::ShardReply;
@@ -43,8 +43,10 @@ pub(super) fn on_reply<S: Store>(
 pub(super) fn on_stored<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
     let request = connection.request_mut(tag);
     request.timing().spent(Spent::at_store());
-    if let Action::Finish(status) = request.step(Event::Stored) {
-        finish(connection, turn, tag, Outcome::of(status));
+    match request.step(Event::Stored) {
+        Action::Finish(Status::Ok) => acknowledge(connection, turn, tag),
+        Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
+        _ => {}
     }
 }
 

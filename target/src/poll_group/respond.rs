@@ -17,8 +17,9 @@ use crate::stats::Stats;
 use crate::store::{Store, VolumeIndex};
 use crate::volume::Placement;
 
-/// A command has its outcome: its answer is queued, or waits for send credits.
-#[inline(always)]
+/// A command has its outcome: its answer is queued, or waits for send credits. Out of line, so that
+/// what ends most commands, [`acknowledge`] and [`read_answered`], has the registers.
+#[inline(never)]
 pub(super) fn finish<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -35,6 +36,21 @@ pub(super) fn finish<S: Store>(
     }
 }
 
+/// A command that has no data to send back ended well: as [`finish`], for most WRITEs.
+#[inline(always)]
+pub(super) fn acknowledge<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
+    if !connection.may_send(connection.response_needs()) {
+        account::begin_late(connection, turn, tag);
+        return finish(connection, turn, tag, Outcome::OK);
+    }
+    let (params, request) = connection.acknowledge(tag);
+    let Some(sequence) = request.command().map(|command| command.sequence) else {
+        return debug_assert!(false, "an answer without a command");
+    };
+    account::acknowledged(params, request, turn);
+    respond(connection, &turn.stats, &ResponseCapsule::new(tag, sequence, Status::Ok));
+}
+
 /// Send credits that an answer takes: for its data and for its response.
 #[inline(always)]
 fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
@@ -47,7 +63,7 @@ fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
 
 /// Queues the answer of a command that has its outcome, and for which there are send credits. Where
 /// its data passes through memory of the connection, and there is no room, it goes on waiting.
-#[inline(always)]
+#[inline(never)]
 pub(super) fn answer<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
     answer_with(connection, turn, tag, connection.request(tag).outcome());
 }
@@ -57,14 +73,14 @@ fn answer_with<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, 
     if outcome.payload != Payload::None && !prepare(connection, turn, tag, outcome.payload) {
         return;
     }
-    let request = connection.request_mut(tag);
+    let (params, request) = connection.of(tag);
     let _ = request.step(Event::Answered);
     let Some(command) = request.command() else {
         debug_assert!(false, "an answer without a command");
         return;
     };
     let mut response = ResponseCapsule::new(tag, command.sequence, outcome.status);
-    account::answered(connection, turn, tag, outcome.status);
+    account::answered(params, request, turn, outcome.status);
     response.value = outcome.value;
     if outcome.payload == Payload::None || !send_data(connection, turn, &mut response) {
         respond(connection, &turn.stats, &response);

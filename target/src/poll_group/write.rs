@@ -5,10 +5,10 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{CommandCapsule, Opcode, Tag};
 
 use super::cut::Cut;
-use super::digest;
 use super::read::{self, split};
-use super::respond::{finish, memory_volume};
+use super::respond::{acknowledge, finish, memory_volume};
 use super::turn::Turn;
+use super::{account, digest};
 use crate::arena::Extent;
 use crate::cache::ShardRequest;
 use crate::connection::{Connection, Served, Violation};
@@ -35,7 +35,7 @@ pub(super) fn copy_in(
 }
 
 /// A WRITE whose data came in its capsule, all of it for this group's own shard: at once and
-/// without a part, or, if it must wait for memory, as a part.
+/// without a part, or, if it must wait for memory, as a part. It begins here, if it has to wait.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -58,16 +58,18 @@ pub(super) fn whole<S: Store>(
     match turn.shard.write_one(from, volume, offset, len, fua, turn.now, land) {
         Some(true) => {
             turn.stats.copied_bytes.add(u64::from(len));
-            finish(connection, turn, tag, Outcome::OK);
+            acknowledge(connection, turn, tag);
             Ok(())
         }
         Some(false) => {
             turn.stats.copied_bytes.add(u64::from(len));
+            account::begin(connection, turn, tag);
             let _ = connection.request_mut(tag).step(Event::StoreAsked);
             connection.release_data(tag);
             Ok(())
         }
         None => {
+            account::begin(connection, turn, tag);
             let part = Part::new(turn.group, offset, 0, len);
             let _ = connection.request_mut(tag).step(Event::Part(part));
             ask_memory(connection, turn, tag)

@@ -16,7 +16,7 @@ fn started(opcode: Opcode) -> Request {
     let command = command(opcode, 0);
     let _ = request.step(Event::Command { command: &command, message: 1, data: None });
     let span = Span { volume: VolumeIndex(0), offset: 0, len: 4096 };
-    let _ = request.step(Event::Checked(span));
+    request.names(span);
     request
 }
 
