@@ -371,7 +371,9 @@ impl Chance {
             VolumeOrder::Remove { volume, force } => {
                 (volume.0, None, *force || !self.model.used.contains(&volume.0))
             }
-            VolumeOrder::WriteBack(volume) => (volume.0, Some(self.model.served[&volume.0]), true),
+            VolumeOrder::WriteBack(volume) => {
+                (volume.0, self.model.served.get(&volume.0).copied(), true)
+            }
             VolumeOrder::Alter { volume, shrink } => {
                 let (blocks, _) = self.model.served[&volume.index.0];
                 let allowed = *shrink || volume.blocks.0 >= blocks;
@@ -400,7 +402,7 @@ impl Chance {
 
     fn order(&mut self) {
         let force = self.below(2) == 0;
-        match (self.below(5), self.any_served()) {
+        match (self.below(6), self.any_served()) {
             (0, _) | (_, None) => {
                 let index = self.model.spent.last().map_or(0, |last| last + 1);
                 self.begin(VolumeOrder::Add(Arc::new(stored(index, STORED))));
@@ -411,6 +413,7 @@ impl Chance {
             (4, Some(index)) => {
                 self.begin(VolumeOrder::Snapshot(Arc::new(self.volume(index))));
             }
+            (5, Some(index)) => self.begin(VolumeOrder::WriteBack(VolumeIndex(index))),
             (2, Some(index)) => {
                 let blocks = BlockCount(8 * (1 + self.below(200)));
                 let volume = Arc::new(Volume { blocks, ..self.volume(index) });
