@@ -11,7 +11,16 @@ use crate::target::TargetConfig;
 use crate::volume::VolumeConfig;
 
 /// Keys of a volume that can change while the target runs.
-const ALTERABLE: [&str; 4] = ["size", "read_only", "cache", "read_ahead"];
+const ALTERABLE: [&str; 8] = [
+    "size",
+    "read_only",
+    "cache",
+    "read_ahead",
+    "iops",
+    "bandwidth",
+    "iops_burst",
+    "bandwidth_burst",
+];
 
 /// One key that has another value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
