@@ -61,6 +61,7 @@ impl<S: Store> PollGroup<S> {
                 return self.stepped(ticket, Ok(()));
             }
             VolumeStep::Access(volume) => {
+                self.limits_changed(Some(volume.index), None);
                 self.turn.access.open_to_commands(volume);
                 return self.stepped(ticket, Ok(()));
             }
