@@ -11,7 +11,17 @@ use crate::target::TargetConfig;
 use crate::volume::VolumeConfig;
 
 /// Keys of a volume that can change while the target runs.
-const ALTERABLE: [&str; 5] = ["size", "read_only", "cache", "read_ahead", "snapshot_of"];
+const ALTERABLE: [&str; 9] = [
+    "size",
+    "read_only",
+    "cache",
+    "read_ahead",
+    "iops",
+    "bandwidth",
+    "iops_burst",
+    "bandwidth_burst",
+    "snapshot_of",
+];
 
 /// One key that has another value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

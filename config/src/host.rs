@@ -8,6 +8,7 @@ use rblk_protocol::auth::PublicKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
+use crate::limits::{self, ByteRate, Limits};
 use crate::rule::{Key, NAME, Rule, Schema, check_name, join};
 use crate::units::ByteSize;
 
@@ -46,6 +47,10 @@ pub(crate) static HOST_KEYS: Schema = Schema {
         Key::optional("take_over", Rule::Flag),
         Key::optional("connections_max", Rule::Count { min: 2, max: 65_536 }),
         Key::optional("memory_max", Rule::Size { min: MEMORY_MIN, max: MEMORY_MAX, step: 4096 }),
+        limits::IOPS,
+        limits::BANDWIDTH,
+        limits::IOPS_BURST,
+        limits::BANDWIDTH_BURST,
     ],
 };
 
@@ -73,6 +78,18 @@ pub struct HostConfig {
     /// Most memory that the connections of the host take. If absent: as much as they need.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<ByteSize>,
+    /// Most commands of its mounts per second. If absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u32>,
+    /// Most bytes of its mounts per second. If absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<ByteRate>,
+    /// Most commands at once after a pause. If absent: those of a tenth of a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops_burst: Option<u32>,
+    /// Most bytes at once after a pause. If absent: those of a tenth of a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_burst: Option<ByteSize>,
 }
 
 /// What a host may do with a volume, or with every volume: `vol0:rw`, `*:ro`.
@@ -116,6 +133,22 @@ impl HostConfig {
             take_over: false,
             connections_max: None,
             memory_max: None,
+            iops: None,
+            bandwidth: None,
+            iops_burst: None,
+            bandwidth_burst: None,
+        }
+    }
+
+    /// What its mounts may have per second, all together.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let Self { iops, bandwidth, iops_burst, bandwidth_burst, .. } = self;
+        Limits {
+            iops: *iops,
+            bandwidth: *bandwidth,
+            iops_burst: *iops_burst,
+            bandwidth_burst: *bandwidth_burst,
         }
     }
 

@@ -440,6 +440,7 @@ impl TargetConfig {
                 }
             }
             host.relate(&at, &volumes, faults);
+            host.limits().relate(&at, self.max_io, faults);
         }
     }
 
@@ -474,6 +475,7 @@ impl TargetConfig {
         for (index, volume) in self.volumes.iter().enumerate() {
             let at = format!("volume[{index}]");
             volume.relate(&at, faults);
+            volume.limits().relate(&at, self.max_io, faults);
             let first = *names.entry(&volume.name).or_insert(index);
             if first != index {
                 let key = format!("{at}.name");

@@ -6,6 +6,7 @@ use rblk_protocol::limits::{IO_MAX_BYTES, VOLUME_MAX_BYTES};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, Fault};
+use crate::limits::{self, ByteRate, Limits};
 use crate::rule::{Key, NAME, PATH, Rule, Schema, join};
 use crate::units::ByteSize;
 use crate::word::words;
@@ -38,6 +39,10 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
         Key::optional("cache", Rule::Word(CacheMode::WORDS)),
         Key::optional("read_ahead", Rule::Size { min: 0, max: READ_AHEAD_MAX, step: 4096 }),
         Key::optional("snapshot_of", NAME),
+        limits::IOPS,
+        limits::BANDWIDTH,
+        limits::IOPS_BURST,
+        limits::BANDWIDTH_BURST,
     ],
 };
 
@@ -78,6 +83,18 @@ pub struct VolumeConfig {
     /// The volume that this one shows as it once was. Only for people: nothing depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_of: Option<String>,
+    /// Most commands per second. If absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u32>,
+    /// Most bytes per second. If absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<ByteRate>,
+    /// Most commands at once after a pause. If absent: those of a tenth of a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops_burst: Option<u32>,
+    /// Most bytes at once after a pause. If absent: those of a tenth of a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_burst: Option<ByteSize>,
 }
 
 /// Where the data of a volume is.
@@ -178,7 +195,30 @@ impl VolumeConfig {
             cache: None,
             read_ahead: READ_AHEAD_DEFAULT,
             snapshot_of: None,
+            iops: None,
+            bandwidth: None,
+            iops_burst: None,
+            bandwidth_burst: None,
         }
+    }
+
+    /// What it may have per second.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let Self { iops, bandwidth, iops_burst, bandwidth_burst, .. } = self;
+        Limits {
+            iops: *iops,
+            bandwidth: *bandwidth,
+            iops_burst: *iops_burst,
+            bandwidth_burst: *bandwidth_burst,
+        }
+    }
+
+    /// The volume with other limits.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        let Limits { iops, bandwidth, iops_burst, bandwidth_burst } = limits;
+        Self { iops, bandwidth, iops_burst, bandwidth_burst, ..self }
     }
 
     /// The keys of a `[[volume]]` table.

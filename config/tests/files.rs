@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rblk_config::{
-    Auth, Backing, ByteSize, CacheMode, DigestWish, DirectIo, Duration, Encrypt, HostConfig,
-    HugePages, MountConfig, OnLoss, Spin, StoreKind, TargetConfig, VolumeAccess, VolumeConfig,
-    VolumeRight,
+    Auth, Backing, ByteRate, ByteSize, CacheMode, DigestWish, DirectIo, Duration, Encrypt,
+    HostConfig, HugePages, MountConfig, OnLoss, Spin, StoreKind, TargetConfig, VolumeAccess,
+    VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;
 use tempfile::TempDir;
@@ -164,6 +164,9 @@ fn volume() -> impl Strategy<Value = VolumeConfig> {
             block_size: if small { 512 } else { 4096 },
             cache: cache.filter(|c| volume.store == StoreKind::File || *c == CacheMode::None),
             read_ahead: ByteSize(read_ahead * 4096),
+            iops: small.then_some(10 + u32::try_from(read_ahead).unwrap()),
+            bandwidth: read_only.then_some(ByteRate((1 + read_ahead) << 20)),
+            iops_burst: (small && read_only).then_some(7),
             ..volume
         },
     )
@@ -196,6 +199,10 @@ prop_compose! {
                 take_over,
                 connections_max,
                 memory_max: memory.map(|pages| ByteSize(pages * 4096)),
+                iops: memory.map(|pages| 10 + u32::try_from(pages).unwrap()),
+                bandwidth: connections_max.map(|count| ByteRate(u64::from(count) << 20)),
+                iops_burst: None,
+                bandwidth_burst: None,
             }
         });
         (hosts.collect(), rights.len() - 1)

@@ -11,6 +11,7 @@ use rblk_protocol::{BlockCount, BlockSize, Name};
 use sha2::{Digest, Sha256};
 
 use crate::control::status::VolumeNotes;
+use crate::limits::Limiter;
 use crate::store::backing::{Backing, Direct, OpenOptions};
 use crate::store::{Losses, StoreError, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
@@ -146,6 +147,7 @@ fn empty(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<V
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: block_size.bytes(),
+        limits: Limiter::renewed(None, config.limits()),
     })
 }
 

@@ -30,6 +30,7 @@ mod hang_up;
 pub mod holders;
 pub mod http;
 pub mod identity;
+pub mod limits;
 pub mod listen;
 mod part;
 pub mod poll_group;

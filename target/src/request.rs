@@ -4,7 +4,8 @@
 //! changes the state of a request. The states carry the names of what is waited for:
 //!
 //! ```text
-//! Free -> Admitted -+-> AwaitsParts -----------------------------+-> AwaitsCredits -> Answered
+//! Free -> Admitted -+-> AwaitsLimit -> Admitted
+//!                   +-> AwaitsParts -----------------------------+-> AwaitsCredits -> Answered
 //!                   +-> AwaitsStore -----------------------------+                      |
 //!                   +-> AwaitsFlush -> AwaitsSync ---------------+                      v
 //!                   +-> AwaitsHolds -> AwaitsChange -> AwaitsUnholds                 Admitted
@@ -49,6 +50,8 @@ enum State {
     Free,
     /// A command came; nothing was asked for it yet.
     Admitted,
+    /// Its volume or its host is over a limit. Nothing was asked for it yet.
+    AwaitsLimit,
     /// Its parts are on their way: see [`PartState`].
     AwaitsParts,
     /// The store writes the data of a command that has no parts.
@@ -165,6 +168,10 @@ pub(crate) enum Event<'a> {
         /// Its in-capsule data, if it has any.
         data: Option<InCapsule>,
     },
+    /// It has to wait before it begins.
+    OverLimit,
+    /// It may begin.
+    LimitAllows,
     /// The command gets one more part.
     Part(Part),
     /// A shard was asked and will answer, for the command or one of its parts.
@@ -241,6 +248,8 @@ pub(crate) enum PartEvent {
 pub(crate) enum Action {
     /// Nothing: something else is waited for.
     Wait,
+    /// Begin the command: look at it as if it had just come.
+    Begin,
     /// The data of a part may come: its memory is there.
     Fetch(PartIndex),
     /// The data of a part is all here: it goes where it belongs.
@@ -453,6 +462,12 @@ impl Request {
     pub(crate) fn step(&mut self, event: Event<'_>) -> Action {
         match event {
             Event::Command { command, message, data } => self.start(command, message, data),
+            Event::OverLimit => self.enter(State::AwaitsLimit),
+            Event::LimitAllows if self.state == State::AwaitsLimit && !self.abandoned => {
+                self.state = State::Admitted;
+                Action::Begin
+            }
+            Event::LimitAllows => Action::Impossible,
             Event::Part(part) => {
                 self.state = State::AwaitsParts;
                 self.parts.push(part);

@@ -256,6 +256,8 @@ mod tests {
             cache,
             counts: VolumeCounts::default(),
             io: IoCounts::default(),
+            limits: rblk_config::Limits::default(),
+            delays: rblk_target::limits::DelayCounts::default(),
             latency: VolumeTimes::default(),
             rates: None,
             last_errno: None,

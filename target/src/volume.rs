@@ -10,6 +10,7 @@ use rblk_protocol::{
     VolumeFlags, VolumeHandle,
 };
 
+use crate::limits::Limiter;
 use crate::store::VolumeIndex;
 
 pub use rblk_config::CacheMode;
@@ -51,6 +52,8 @@ pub struct Volume {
     pub discard: bool,
     /// Granularity of useful discards in bytes; 0 when discards do nothing.
     pub discard_granularity_bytes: u32,
+    /// How many commands and bytes may begin per second; none: as many as come.
+    pub limits: Option<Arc<Limiter>>,
 }
 
 impl Volume {
@@ -171,6 +174,7 @@ mod tests {
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,
+            limits: None,
         }
     }
 

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use rblk_fabric::Counter;
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{DelayCounts, Delays};
 use crate::traffic::{IoCounts, IoStats, VolumeLatency, VolumeTimes};
 
 rblk_fabric::counters! {
@@ -83,6 +84,8 @@ pub struct VolumeStats {
     pub(crate) io: IoStats,
     /// Their times.
     pub(crate) latency: VolumeLatency,
+    /// Those that waited for a limit.
+    pub(crate) delays: Delays,
     counters: VolumeCounters,
     last_error: Counter,
 }
@@ -117,6 +120,12 @@ impl VolumeStats {
     #[must_use]
     pub fn times(&self) -> VolumeTimes {
         self.latency.snapshot()
+    }
+
+    /// Those of them that waited for a limit.
+    #[must_use]
+    pub fn delays(&self) -> DelayCounts {
+        self.delays.snapshot()
     }
 
     /// What was published last.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
-use rblk_config::{ByteSize, Exit, TargetConfig, VolumeConfig, VolumeFile};
+use rblk_config::{ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile};
 use rblk_target::args::{
     CONTROL_SOCKET, ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand,
     VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
@@ -51,6 +51,7 @@ fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
     volume.read_only = args.read_only;
     volume.cache = args.cache;
     volume.read_ahead = args.read_ahead.unwrap_or(volume.read_ahead);
+    let volume = volume.with_limits(args.limits.wish().on(Limits::default()));
     let file = file_of(&args.place, &args.name)?;
     if let Some(file) = &file {
         file.check(&volume)?;
@@ -105,12 +106,13 @@ fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
 
 fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
     let file = changed_file(&args.place, &args.name)?;
-    let VolumeSetArgs { name, read_only, cache, read_ahead, .. } = args;
+    let VolumeSetArgs { name, read_only, cache, read_ahead, limits, .. } = args;
     let question = Ask::SetVolume {
         name: name.clone(),
         read_only: *read_only,
         cache: *cache,
         read_ahead: *read_ahead,
+        limits: limits.wish(),
     };
     order(&args.place, file.into(), question, "changed")
 }
@@ -250,7 +252,11 @@ fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<Pat
 fn described(volume: &VolumeConfig, bytes: u64) -> String {
     let mode = if volume.read_only { "read-only" } else { "read-write" };
     let cache = volume.cache.map(|cache| format!(", cache {cache}")).unwrap_or_default();
-    format!("{}, {mode}{cache}", ByteSize(bytes))
+    let limits = match volume.limits() {
+        limits if limits.is_none() => String::new(),
+        limits => format!(", limited to {limits}"),
+    };
+    format!("{}, {mode}{cache}{limits}", ByteSize(bytes))
 }
 
 fn list(running: &RunningArgs) -> anyhow::Result<Exit> {
@@ -267,11 +273,12 @@ fn list(running: &RunningArgs) -> anyhow::Result<Exit> {
 
 fn table(volumes: &[VolumeStatus]) -> String {
     let name = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max(6);
-    let head = ("VOLUME", "STORE", "SIZE", "MODE", "CACHE", "HELD BY");
+    let head = ("VOLUME", "STORE", "SIZE", "MODE", "CACHE", "IOPS", "BYTES/S", "HELD BY");
     let mut text = format!(
-        "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {}\n",
-        head.0, head.1, head.2, head.3, head.4, head.5
+        "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {:>7}  {:>9}  {}\n",
+        head.0, head.1, head.2, head.3, head.4, head.5, head.6, head.7
     );
+    let limit = |limit: Option<String>| limit.unwrap_or_else(|| "-".to_owned());
     for v in volumes {
         let snapshot = v.notes.snapshot_of.as_ref().map(|of| format!("  (of {of})"));
         let snapshot = snapshot.unwrap_or_default();
@@ -282,12 +289,14 @@ fn table(volumes: &[VolumeStatus]) -> String {
             None => "-".to_owned(),
         };
         text += &format!(
-            "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {holder}{snapshot}\n",
+            "{:<name$}  {:<6}  {:>9}  {:<4}  {:<13}  {:>7}  {:>9}  {holder}{snapshot}\n",
             v.name,
             v.store,
             ByteSize(v.size_bytes).to_string(),
             if v.read_only { "ro" } else { "rw" },
             v.cache.to_string(),
+            limit(v.limits.iops.map(|iops| iops.to_string())),
+            limit(v.limits.bandwidth.map(|ByteRate(bytes)| ByteSize(bytes).to_string())),
         );
     }
     text

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use rblk_config::ByteRate;
 use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Features, Tag};
@@ -15,6 +16,7 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::cache::STRIPE_BYTES;
+use rblk_target::limits::Limits;
 use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
 
@@ -96,6 +98,19 @@ pub fn lists(seed: u64) -> Features {
 pub fn digests(seed: u64) -> Features {
     let agreed = Random::new(seed ^ 0x6469_6765).chance(500);
     if agreed { Features::DIGEST } else { Features::default() }
+}
+
+/// Limits of the volume: none, or in every third seed some, whatever else it decides. `slowest` is
+/// the lowest rate of commands.
+#[must_use]
+pub fn volume_limits(seed: u64, slowest: u32) -> Limits {
+    let mut random = Random::new(seed ^ 0x6c69_6d69);
+    if !random.chance(333) {
+        return Limits::default();
+    }
+    let iops = Some(slowest * [1, 3, 10][random.index(3)]);
+    let bandwidth = random.chance(500).then_some(ByteRate(u64::from(slowest) << 14));
+    Limits { iops, bandwidth, iops_burst: Some([1, 4][random.index(2)]), bandwidth_burst: None }
 }
 
 /// QPs of each queue: one, or up to three, whatever else the seed decides.
@@ -250,6 +265,7 @@ impl Storm {
             blocks: (oracle.len() / oracle.block_bytes()) as u64,
             cache: options.cache,
             read_ahead_bytes: options.read_ahead_bytes,
+            limits: volume_limits(options.seed, 20_000),
             ..VolumeSpec::new(VolumeKind::Store, oracle.len() as u64)
         };
         let rig_options = RigOptions {

@@ -237,6 +237,44 @@ fn a_volume_becomes_read_only_and_writable_again_under_its_host() {
 }
 
 #[test]
+fn limits_are_set_shown_kept_and_taken_away_while_a_host_reads() {
+    let bed = Bed::new(&[]);
+    fs::create_dir(bed.path("target.d")).unwrap();
+    let file = bed.path("target.d/volume-vol0.toml");
+    fs::write(&file, bed.table("vol0", "")).unwrap();
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    let said = "limited to 10 IOPS (burst 1), 64MiB/s (burst 6552KiB)";
+    bed.does("volume set vol0 --iops 10 --iops-burst 1 --bandwidth 64MiB --persist", said);
+    let toml = fs::read_to_string(&file).unwrap();
+    assert!(toml.contains("iops = 10\n") && toml.contains("bandwidth = \"64MiB/s\""), "{toml}");
+    (0..4).for_each(|_| drop(client.read(0, 4096)));
+    client.flush();
+    let delays = |target: &Target| target.status().volumes[0].delays;
+    let delayed = delays(&target);
+    assert!(delayed.commands >= 2 && delayed.waited_us > 50_000, "{delayed:?}");
+    let list = bed.json("volume list");
+    assert_eq!(list[0]["limits"], json!({"iops": 10, "iops_burst": 1, "bandwidth": "64MiB/s"}));
+    bed.does("status -v", "LIMITS OF");
+    // What a file says is told as a difference, and counts after a reload.
+    fs::write(&file, bed.table("vol0", "bandwidth = '32MiB/s'\n")).unwrap();
+    bed.does("reload --dry-run", "bandwidth: \"64MiB/s\" -> \"32MiB/s\"");
+    bed.does("reload", "vol0");
+    assert_eq!(bed.dump().volumes[0].limits().to_string(), "32MiB/s (burst 3276KiB)");
+    bed.does("volume set vol0 --bandwidth none", "vol0: changed, 1MiB, read-write\n");
+    let before = delays(&target).commands;
+    (0..64).for_each(|_| drop(client.read(0, 4096)));
+    assert_eq!(delays(&target).commands, before, "nothing is limited");
+    assert_refused(&bed.run("volume set vol0 --iops 0"), 1, &["iops", "from 10 to 100000000"]);
+    assert_refused(
+        &bed.run("volume set vol0 --bandwidth 8MiB --bandwidth-burst 4KiB"),
+        1,
+        &["bandwidth_burst", "less than max_io"],
+    );
+    client.logout();
+}
+
+#[test]
 fn a_cache_mode_changes_without_a_loss() {
     let bed = Bed::new(&[("vol0", "write-back")]);
     let target = bed.serve();

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use rblk_config::{ByteSize, CacheMode};
+use rblk_config::{ByteRate, ByteSize, CacheMode};
 
 use super::{CONFIG, Output};
+use crate::control::socket::{LimitsWish, Wish};
 
 /// What `rblk-target volume` can do.
 #[derive(Debug, Subcommand)]
@@ -78,6 +79,32 @@ pub struct ChangeArgs {
     pub running: RunningArgs,
 }
 
+/// How much a volume may have per second.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Most commands per second, or none.
+    #[arg(long, value_name = "N|none")]
+    pub iops: Option<Wish<u32>>,
+    /// Most bytes per second, such as 200MiB, or none.
+    #[arg(long, value_name = "SIZE|none")]
+    pub bandwidth: Option<Wish<ByteRate>>,
+    /// Most commands at once after a pause; none: those of a tenth of a second.
+    #[arg(long, value_name = "N|none")]
+    pub iops_burst: Option<Wish<u32>>,
+    /// Most bytes at once after a pause; none: those of a tenth of a second.
+    #[arg(long, value_name = "SIZE|none")]
+    pub bandwidth_burst: Option<Wish<ByteSize>>,
+}
+
+impl LimitArgs {
+    /// What is asked for.
+    #[must_use]
+    pub fn wish(&self) -> LimitsWish {
+        let Self { iops, bandwidth, iops_burst, bandwidth_burst } = *self;
+        LimitsWish { iops, bandwidth, iops_burst, bandwidth_burst }
+    }
+}
+
 /// A volume to serve.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("store").required(true).args(["file", "memory", "null"]))]
@@ -105,6 +132,9 @@ pub struct VolumeAddArgs {
     /// How far ahead of a sequential reader to read; 0 is off.
     #[arg(long, value_name = "SIZE")]
     pub read_ahead: Option<ByteSize>,
+    /// How much it may have.
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Where.
     #[command(flatten)]
     pub place: ChangeArgs,
@@ -162,7 +192,7 @@ pub struct VolumeSnapshotArgs {
 /// How a volume is to be served.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["read_only", "cache", "read_ahead"]))]
+    .args(["read_only", "cache", "read_ahead", "iops", "bandwidth", "iops_burst", "bandwidth_burst"]))]
 pub struct VolumeSetArgs {
     /// Name of the volume.
     pub name: String,
@@ -176,6 +206,9 @@ pub struct VolumeSetArgs {
     /// How far ahead of a sequential reader to read; 0 is off.
     #[arg(long, value_name = "SIZE")]
     pub read_ahead: Option<ByteSize>,
+    /// How much it may have.
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Where.
     #[command(flatten)]
     pub place: ChangeArgs,

@@ -1,9 +1,10 @@
 //! What is asked of a running target by its control socket, and what it answers: plain data.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use rblk_config::{ByteSize, CacheMode, Difference, VolumeConfig};
+use rblk_config::{ByteRate, ByteSize, CacheMode, Difference, Limits, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use super::status::TargetStatus;
@@ -79,6 +80,9 @@ pub enum Ask {
         /// How far to read ahead.
         #[serde(default)]
         read_ahead: Option<ByteSize>,
+        /// Other limits.
+        #[serde(default)]
+        limits: LimitsWish,
     },
     /// Another program takes the place of this one.
     Upgrade {
@@ -103,6 +107,66 @@ pub enum Ask {
         /// A host, a peer or the number of a session.
         session: String,
     },
+}
+
+/// Limits to change. What is absent stays, and `None` takes a limit away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitsWish {
+    /// Commands per second.
+    pub iops: Option<Wish<u32>>,
+    /// Bytes per second.
+    pub bandwidth: Option<Wish<ByteRate>>,
+    /// Commands at once.
+    pub iops_burst: Option<Wish<u32>>,
+    /// Bytes at once.
+    pub bandwidth_burst: Option<Wish<ByteSize>>,
+}
+
+/// A value, or none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wish<T> {
+    /// There is none from now on.
+    None,
+    /// This one.
+    Some(T),
+}
+
+impl<T> Wish<T> {
+    fn on(wish: Option<Self>, value: Option<T>) -> Option<T> {
+        match wish {
+            None => value,
+            Some(Self::None) => None,
+            Some(Self::Some(value)) => Some(value),
+        }
+    }
+}
+
+/// A value as the rules of files and flags have it, or `none`.
+impl<T: FromStr> FromStr for Wish<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        if text == "none" { Ok(Self::None) } else { text.parse().map(Self::Some) }
+    }
+}
+
+impl LimitsWish {
+    /// What comes of these limits. A limit that goes takes its burst with it.
+    #[must_use]
+    pub fn on(self, limits: Limits) -> Limits {
+        let iops = Wish::on(self.iops, limits.iops);
+        let bandwidth = Wish::on(self.bandwidth, limits.bandwidth);
+        let kept = |burst: Option<u32>| burst.filter(|_| iops.is_some());
+        let kept_bytes = |burst: Option<ByteSize>| burst.filter(|_| bandwidth.is_some());
+        Limits {
+            iops,
+            bandwidth,
+            iops_burst: Wish::on(self.iops_burst, kept(limits.iops_burst)),
+            bandwidth_burst: Wish::on(self.bandwidth_burst, kept_bytes(limits.bandwidth_burst)),
+        }
+    }
 }
 
 impl Ask {

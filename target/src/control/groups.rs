@@ -8,8 +8,10 @@
 //! Connections alone are not kept: what could not be handed over is destroyed.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::identity::{ConnectionId, SessionIndex};
+use crate::limits::Limiter;
 use crate::poll_group::thread::Handle;
 use crate::poll_group::{Notice, ToGroup};
 
@@ -124,6 +126,13 @@ impl Groups {
     /// Sends a notice to every poll group.
     pub(super) fn notify(&mut self, notice: Notice) {
         (0..self.handles.len()).for_each(|group| self.send(group, ToGroup::Notice(notice)));
+    }
+
+    /// Tells every poll group how much the host of a session may have.
+    pub(super) fn limit_host(&mut self, session: SessionIndex, limits: &Option<Arc<Limiter>>) {
+        for group in 0..self.handles.len() {
+            self.send(group, ToGroup::LimitHost { session, limits: limits.clone() });
+        }
     }
 
     /// Tells every poll group to stop.

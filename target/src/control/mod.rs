@@ -536,6 +536,7 @@ impl Control {
                 Effect::Expel { connection: to } => {
                     self.groups.send(to.group, ToGroup::Expel { connection: to.connection });
                 }
+                Effect::LimitHost { session, limits } => self.groups.limit_host(session, &limits),
                 Effect::All(notice) => self.groups.notify(notice),
                 Effect::Persist { ticket, record } => {
                     if let Some(result) = self.persister.persist(ticket, record) {

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::Request;
 use super::ask::stopping;
-pub use super::ask::{Ask, HostsReport, ReloadReport, Response, VolumeReport};
+pub use super::ask::{Ask, HostsReport, LimitsWish, ReloadReport, Response, VolumeReport, Wish};
 use super::orders;
 pub(crate) use super::orders::asked;
 use super::reload;

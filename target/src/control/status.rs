@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_config::Auth;
+use rblk_config::{Auth, Limits};
 use rblk_fabric::rates::Rates;
 use rblk_fabric::{Device, PageKind};
 use rblk_protocol::AccessMode;
@@ -13,6 +13,7 @@ use super::Control;
 use super::core::Core;
 pub use super::upgrade::UpgradeStatus;
 use crate::events::EventCount;
+use crate::limits::DelayCounts;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
 use crate::traffic::{IoCounts, VolumeTimes};
@@ -141,6 +142,12 @@ pub struct VolumeStatus {
     /// Its commands, all poll groups together.
     #[serde(default)]
     pub io: IoCounts,
+    /// How much it may have per second.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Its commands that waited for a limit, its own or that of their host.
+    #[serde(default)]
+    pub delays: DelayCounts,
     /// The times of its commands, and what they waited for.
     #[serde(default)]
     pub latency: VolumeTimes,
@@ -283,10 +290,12 @@ fn device(control: &Control, device: &Device) -> DeviceStatus {
 fn volume(control: &Control, v: &Volume) -> VolumeStatus {
     let (mut counts, mut last_error) = (VolumeCounts::default(), LastError::default());
     let (mut io, mut latency) = (IoCounts::default(), VolumeTimes::default());
+    let mut delays = DelayCounts::default();
     for stats in control.groups.iter().filter_map(|g| g.volume_stats(v.index)) {
         counts.add(&stats.snapshot());
         last_error = last_error.max(stats.last_error());
         io.add(&stats.io());
+        delays.add(&stats.delays());
         latency.add(&stats.times());
     }
     VolumeStatus {
@@ -304,6 +313,8 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         cache: v.cache,
         counts,
         io,
+        limits: v.limits.as_ref().map(|limiter| limiter.limits()).unwrap_or_default(),
+        delays,
         latency,
         rates: control.rates.of(v.index),
         last_errno: last_error.errno(),

@@ -39,6 +39,7 @@ fn volume() -> Arc<Volume> {
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,
+        limits: None,
     })
 }
 

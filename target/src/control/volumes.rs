@@ -12,9 +12,11 @@ use rblk_fabric::{PageKind, Region};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Control;
+use super::ask::LimitsWish;
 use super::core::{Step, VolumeOrder};
 use crate::events::{EventKind, Occurrence};
 use crate::exports::OpenedVolume;
+use crate::limits::Limiter;
 use crate::poll_group::{StepTicket, ToGroup, VolumeStep};
 use crate::store::backing::Backing;
 use crate::store::reflink::CloneFile;
@@ -361,7 +363,8 @@ impl Control {
             ));
         }
         let before = self.volume_named(&name).ok_or("it is not served")?;
-        let mut volume = Volume { read_only: config.read_only, ..(**before).clone() };
+        let limits = Limiter::renewed(before.limits.as_ref(), config.limits());
+        let mut volume = Volume { read_only: config.read_only, limits, ..(**before).clone() };
         let bytes = bytes.unwrap_or(before.size_bytes());
         let block = before.block_size;
         volume.blocks = block.blocks_in(bytes).filter(|blocks| blocks.0 > 0).ok_or_else(|| {
@@ -670,8 +673,10 @@ pub(crate) fn set(
     read_only: Option<bool>,
     cache: Option<CacheMode>,
     read_ahead: Option<ByteSize>,
+    limits: LimitsWish,
 ) -> VolumeConfig {
     let mut config = config.clone();
+    config = config.clone().with_limits(limits.on(config.limits()));
     config.read_only = read_only.unwrap_or(config.read_only);
     if cache.is_some() && config.store == StoreKind::File {
         config.cache = cache;

@@ -299,6 +299,7 @@ pub fn metrics(status: &TargetStatus) -> String {
     of_decisions(&mut all, status);
     of_groups(&mut all, &status.poll_groups);
     of_volumes(&mut all, &status.volumes);
+    of_limits(&mut all, &status.volumes);
     let of_volume = |v: &VolumeStatus| (vec![("volume", v.name.clone())], v.io);
     let volumes: Vec<Busy> = status.volumes.iter().map(of_volume).collect();
     of_commands(&mut all, VOLUME_COMMANDS, "the volume", &volumes);
@@ -407,6 +408,31 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
         for v in volumes {
             family.sample(&[("volume", &v.name)], value(&v.counts));
         }
+    }
+}
+
+/// Limits, and what waited for them. What has no limit has no sample.
+fn of_limits(all: &mut Exposition, volumes: &[VolumeStatus]) {
+    let help = "Block commands that had to wait for a limit of the volume or of their host.";
+    let mut family = all.family("rblk_target_volume_delayed_commands_total", Kind::Counter, help);
+    for v in volumes {
+        family.sample(&[("volume", &v.name)], v.delays.commands);
+    }
+    let help = "Time that block commands waited for a limit of the volume or of their host.";
+    let mut family = all.family("rblk_target_volume_delay_seconds_total", Kind::Counter, help);
+    for v in volumes {
+        // Exact up to 2^53 microseconds.
+        family.sample(&[("volume", &v.name)], v.delays.waited_us as f64 / 1e6);
+    }
+    let help = "Most block commands of the volume in a second.";
+    let mut family = all.family("rblk_target_volume_limit_commands", Kind::Gauge, help);
+    for (v, iops) in volumes.iter().filter_map(|v| Some((v, v.limits.iops?))) {
+        family.sample(&[("volume", &v.name)], iops);
+    }
+    let help = "Most bytes of the volume in a second.";
+    let mut family = all.family("rblk_target_volume_limit_bytes", Kind::Gauge, help);
+    for (v, rate) in volumes.iter().filter_map(|v| Some((v, v.limits.bandwidth?))) {
+        family.sample(&[("volume", &v.name)], rate.0);
     }
 }
 

@@ -10,6 +10,7 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, CommandCapsule, Status};
 
 use crate::identity::SessionIndex;
+use crate::limits::Limiter;
 use crate::store::VolumeIndex;
 use crate::volume::{Placement, Volume};
 use crate::volume_stats::VolumeStats;
@@ -45,6 +46,8 @@ struct View {
     life: u32,
     // By volume.
     opened: Vec<Option<Opened>>,
+    // Of its host.
+    limits: Option<Arc<Limiter>>,
 }
 
 impl Access {
@@ -123,6 +126,7 @@ impl Access {
         let view = &mut self.sessions[at];
         if view.life != session.life {
             view.opened.clear();
+            view.limits = None;
             view.life = session.life;
         }
     }
@@ -133,10 +137,24 @@ impl Access {
             && view.life == session.life
         {
             view.opened.clear();
+            view.limits = None;
         }
     }
 
-    /// The volume that a command names, and how its session opened it.
+    /// The host of a session has these limits from now on.
+    pub(super) fn set_limits(&mut self, session: SessionIndex, limits: Option<Arc<Limiter>>) {
+        self.begin(session);
+        if let Some(view) = self.sessions.get_mut(wide(session.index)) {
+            view.limits = limits;
+        }
+    }
+
+    /// The limits of the host of a session.
+    pub(super) fn host_limits(&self, session: SessionIndex) -> Option<&Limiter> {
+        self.sessions.get(wide(session.index))?.limits.as_deref()
+    }
+
+    /// The volume that a command names, how its session opened it, and the limits of its host.
     ///
     /// # Errors
     /// What the command is told.
@@ -145,13 +163,11 @@ impl Access {
         &self,
         session: SessionIndex,
         command: &CommandCapsule,
-    ) -> Result<(&Volume, AccessMode), Status> {
+    ) -> Result<(&Volume, AccessMode, Option<&Limiter>), Status> {
         let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
-        let opened = self
-            .sessions
-            .get(wide(session.index))
-            .and_then(|view| view.opened.get(wide(index.0)).copied().flatten())
-            .ok_or(Status::NoSuchVolume)?;
+        let view = self.sessions.get(wide(session.index)).ok_or(Status::NoSuchVolume)?;
+        let opened = view.opened.get(wide(index.0)).copied().flatten();
+        let opened = opened.ok_or(Status::NoSuchVolume)?;
         let mode = match opened {
             Opened::Mode(mode) => mode,
             Opened::Refused(status) => return Err(status),
@@ -160,7 +176,7 @@ impl Access {
         let Some(Exported { volume: Some(volume), .. }) = exported else {
             return Err(Status::VolumeGone);
         };
-        Ok((volume, mode))
+        Ok((volume, mode, view.limits.as_deref()))
     }
 
     /// The volume with that index.

@@ -6,6 +6,7 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
 use super::cut::Cut;
+use super::over_limit::{self, Delayed};
 use super::respond::{acknowledge, finish};
 use super::turn::Turn;
 use super::{account, digest};
@@ -13,11 +14,11 @@ use super::{change, read, write};
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::read_ahead::ReadAhead;
-use crate::request::{Outcome, Payload, Span};
+use crate::request::{Action, Event, Outcome, Payload, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Begins a block command that was admitted.
+/// Begins a block command that was admitted, or has it wait for a limit.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -27,17 +28,60 @@ pub(super) fn start<S: Store>(
     turn: &mut Turn<S>,
     command: &CommandCapsule,
 ) -> Served {
+    begin(connection, turn, command, None)
+}
+
+/// Begins a command that waited for a limit, and whose time has come.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(never)]
+pub(super) fn start_delayed<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    delayed: Delayed,
+) -> Served {
+    let request = connection.request_mut(delayed.tag);
+    if request.step(Event::LimitAllows) != Action::Begin {
+        return Err(Violation("a command waited for a limit and was answered"));
+    }
+    let command = request.command().copied();
+    let command = command.ok_or(Violation("a request without its command"))?;
+    turn.cq_age.kept(delayed.since, turn.us);
+    begin(connection, turn, &command, Some(turn.us.since(delayed.since)))
+}
+
+/// `waited_us`: it has waited for a limit so long.
+#[inline(always)]
+fn begin<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    waited_us: Option<u64>,
+) -> Served {
     let params = connection.params();
     let io_max = params.io_max_bytes;
-    let checked = turn.access.opened(params.session, command).and_then(|(volume, mode)| {
-        Ok((volume, mode, volume.check(command, mode, io_max)?))
+    let opened = turn.access.opened(params.session, command);
+    let checked = opened.and_then(|(volume, mode, host)| {
+        Ok((volume, mode, host, volume.check(command, mode, io_max)?))
     });
     let tag = command.tag;
-    let (volume, mode, range) = match checked {
+    let (volume, mode, host, range) = match checked {
         Ok(checked) => checked,
         Err(status) => return refuse(connection, turn, command, status),
     };
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
+    let limits = (volume, host);
+    if waited_us.is_none()
+        && (volume.limits.is_some() || host.is_some())
+        && over_limit::must_wait(&mut turn.waiting, connection, (command, len), limits, turn.us)
+    {
+        over_limit::count_delayed(turn.access.stats(volume.index));
+        return Ok(());
+    }
+    if let Some(us) = waited_us {
+        over_limit::count_waited(turn.access.stats(volume.index), us);
+    }
     let span = Span { volume: volume.index, offset, len };
     connection.request_mut(tag).names(span);
     let cut = Cut::of(volume, turn.group, turn.groups());

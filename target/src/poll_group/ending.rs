@@ -14,10 +14,9 @@ use std::time::{Duration, Instant};
 use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
 
-use super::account;
 use super::lines::Line;
 use super::turn::Turn;
-use super::{FromGroup, PollGroup};
+use super::{FromGroup, PollGroup, account, over_limit};
 use crate::connection::{Connection, Life, Violation};
 use crate::identity::ConnectionId;
 use crate::request::Request;
@@ -100,6 +99,7 @@ impl<S: Store> PollGroup<S> {
         }
         connection.end(turn.now, turn.now + DESTROY_WARNING);
         account::abandon(connection, turn);
+        over_limit::drop_all(&mut turn.waiting, connection.id());
         let qp = turn.pollers.detach(connection.poller(), connection.qp());
         turn.outbox.push(FromGroup::Ended { group: turn.group, connection: connection.id(), qp });
         if Mutation::DestroyTarget.is_on() {

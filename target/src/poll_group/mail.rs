@@ -9,6 +9,7 @@ use super::slow::SlowIo;
 use crate::cache::StoreFailure;
 use crate::connection::{BounceMemory, ConnectionParams};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
+use crate::limits::Limiter;
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
@@ -169,6 +170,13 @@ pub enum ToGroup {
         epoch: Epoch,
         /// It ends when it says nothing for longer.
         silence: std::time::Duration,
+    },
+    /// The host of a session may have so much per second from now on, all its sessions together.
+    LimitHost {
+        /// The session.
+        session: SessionIndex,
+        /// None: as much as comes.
+        limits: Option<Arc<Limiter>>,
     },
     /// End a connection soon, when the answers before are sent.
     Expel {

@@ -41,6 +41,7 @@ mod held;
 mod lines;
 mod mail;
 mod orders;
+mod over_limit;
 pub mod peers;
 mod pollers;
 mod proof;
@@ -76,6 +77,7 @@ use rblk_protocol::width::wide;
 use crate::cache::{PartToken, Shard, ShardReply, StoreFailure};
 use crate::connection::{Connection, Served};
 use crate::identity::{ConnectionId, SessionIndex};
+use crate::limits::{Ticks, Waiting};
 use crate::stats::Stats;
 use crate::store::Store;
 
@@ -145,6 +147,7 @@ impl<S: Store> PollGroup<S> {
             lines: Lines::default(),
             slow: SlowIos::default(),
             held: HeldWrites::default(),
+            waiting: Waiting::default(),
         };
         Self {
             turn,
@@ -246,10 +249,13 @@ impl<S: Store> PollGroup<S> {
         std::mem::take(&mut self.turn.io)
     }
 
-    /// When the shard has something to do that no event will wake the thread for.
+    /// When the shard, or a command over its limit, has something to do that no event will wake the
+    /// thread for.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.turn.shard.next_deadline()
+        let Turn { shard, waiting, us, .. } = &self.turn;
+        let due = waiting.next().map(|at| Duration::from_micros(at.us_after(Ticks::of(*us))));
+        [shard.next_deadline(), due].into_iter().flatten().min()
     }
 
     /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
@@ -286,11 +292,15 @@ impl<S: Store> PollGroup<S> {
             || self.turn.pollers.has_broken()
             || self.stopping.began
             || self.steps.are_waiting()
+            || self.turn.waiting.has_any()
     }
 
     #[cold]
     fn do_rare_work(&mut self) -> bool {
         let mut busy = false;
+        if self.turn.waiting.is_due(Ticks::of(self.turn.us)) {
+            busy |= self.begin_due();
+        }
         if self.turn.shard.is_short() {
             self.seek_memory();
         }

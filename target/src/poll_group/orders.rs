@@ -42,6 +42,10 @@ impl<S: Store> PollGroup<S> {
                     Ok(())
                 });
             }
+            ToGroup::LimitHost { session, limits } => {
+                self.turn.access.set_limits(session, limits);
+                self.limits_changed(None, Some(session));
+            }
             ToGroup::Expel { connection: id } if self.connections.has(id) => {
                 self.serve(wide(id.index), |connection, turn| {
                     connection.expel(turn.now);

@@ -68,7 +68,7 @@ fn carry_out<S: Store>(
         Action::GiveBack(part) => {
             turn.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);
         }
-        Action::Place | Action::Pin | Action::Change | Action::Impossible => {
+        Action::Begin | Action::Place | Action::Pin | Action::Change | Action::Impossible => {
             debug_assert!(false, "no answer of a shard calls for this");
             return Err(Violation("a command lost its way"));
         }

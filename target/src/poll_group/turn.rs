@@ -17,12 +17,14 @@ use super::access::Access;
 use super::cq_age::CqAge;
 use super::held::HeldWrites;
 use super::lines::{Line, Lines};
+use super::over_limit::Delayed;
 use super::peers::{PeerMail, Peers};
 use super::pollers::Pollers;
 use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::connection::Connection;
+use crate::limits::Waiting;
 use crate::part::{Part, PartIndex};
 use crate::request::Event;
 use crate::stats::Stats;
@@ -60,6 +62,8 @@ pub(super) struct Turn<S> {
     pub(super) slow: SlowIos,
     /// Writes that may not begin now.
     pub(super) held: HeldWrites,
+    /// Commands over a limit.
+    pub(super) waiting: Waiting<Delayed>,
 }
 
 impl<S: Store> Turn<S> {

@@ -257,3 +257,19 @@ fn a_tag_is_free_when_answered_and_in_a_later_message() {
     let _ = request.step(Event::Answered);
     assert!(request.may_start_in(2) && !request.may_start_in(1));
 }
+
+#[test]
+fn a_command_over_a_limit_begins_once_and_never_after_the_end_of_its_connection() {
+    let limited = || {
+        let mut request = started(Opcode::Read);
+        let _ = request.step(Event::OverLimit);
+        assert!(!request.is_answered() && !request.is_executing() && !request.has_shards());
+        request
+    };
+    let mut request = limited();
+    assert_eq!(request.step(Event::LimitAllows), Action::Begin);
+    assert_eq!(request.step(Event::LimitAllows), Action::Impossible);
+    let mut request = limited();
+    let _ = request.step(Event::Abandon);
+    assert_eq!(request.step(Event::LimitAllows), Action::Impossible);
+}

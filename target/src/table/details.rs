@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use rblk_config::table::{Column, Table, wrapped};
-use rblk_config::{CacheMode, figures};
+use rblk_config::{ByteSize, CacheMode, figures};
 use rblk_fabric::LatencyCounts;
 use rblk_target::control::status::{SessionStatus, TargetStatus, VolumeStatus};
 
@@ -13,6 +13,7 @@ pub(super) fn of(status: &TargetStatus) -> String {
     let tables = [
         backing(&status.volumes),
         caches(&status.volumes),
+        limits(&status.volumes),
         latencies(&status.volumes),
         epochs(&status.sessions),
         queues(&status.sessions),
@@ -108,6 +109,29 @@ fn caches(volumes: &[VolumeStatus]) -> Table {
             c.failed_blocks.to_string(),
             c.evictions.to_string(),
             c.store_errors.to_string(),
+        ]);
+    }
+    table
+}
+
+/// Volumes with limits, and those whose commands waited for the limit of a host.
+fn limits(volumes: &[VolumeStatus]) -> Table {
+    let mut table = Table::new([
+        Column::name("LIMITS OF"),
+        Column::figure("IOPS"),
+        Column::figure("BYTES/S"),
+        Column::figure("DELAYED"),
+        Column::figure("MEAN DELAY"),
+    ]);
+    let delayed = |v: &&VolumeStatus| !v.limits.is_none() || v.delays.commands > 0;
+    for v in volumes.iter().filter(delayed) {
+        let none = || "-".to_owned();
+        table.row([
+            v.name.clone(),
+            v.limits.iops.map_or_else(none, |iops| iops.to_string()),
+            v.limits.bandwidth.map_or_else(none, |rate| ByteSize(rate.0).to_string()),
+            figures::count(v.delays.commands),
+            figures::latency(v.delays.waited_us.checked_div(v.delays.commands)),
         ]);
     }
     table

@@ -217,6 +217,7 @@ fn volumes_follow_what_holds_their_writes() {
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,
+        limits: None,
     };
     let instance = InstanceId([9; 16]);
     let of = |placement, cache| FRESH.verifier_for(&volume(placement, cache), instance);

@@ -303,6 +303,7 @@ impl World {
                     let links = self.links.iter_mut().filter(|link| link.at == connection);
                     links.for_each(|link| link.is_dying = true);
                 }
+                Effect::LimitHost { .. } => {}
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
                 Effect::Step(_)
@@ -427,6 +428,7 @@ fn parts(holders: Holders) -> CoreParts {
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,
+            limits: None,
         })
     };
     CoreParts {

@@ -23,7 +23,7 @@ use super::log::Log;
 use super::neighbour::volume as neighbour;
 use super::plan::{Death, Moment, Plan};
 use crate::oracle::Host;
-use crate::storm::VOLUME;
+use crate::storm::{VOLUME, volume_limits};
 
 /// What every address of the target is called.
 #[must_use]
@@ -120,6 +120,7 @@ impl Site {
             block_size: plan.block_bytes,
             blocks: (plan.volume_bytes / plan.block_bytes as usize) as u64,
             cache: plan.cache,
+            limits: volume_limits(plan.seed, 1000),
             ..VolumeSpec::new(VolumeKind::Store, plan.volume_bytes as u64)
         };
         let mut volumes = vec![volume];
@@ -362,6 +363,9 @@ impl Site {
                 }
                 Effect::Expel { connection: to } => {
                     self.rig.mail_to(to.group, ToGroup::Expel { connection: to.connection });
+                }
+                Effect::LimitHost { session, limits } => {
+                    self.rig.mail(ToGroup::LimitHost { session, limits });
                 }
                 Effect::All(notice) => self.rig.mail(ToGroup::Notice(notice)),
                 Effect::Persist { ticket, record } => {

@@ -12,11 +12,13 @@ use rblk_protocol::{AccessMode, HostId, Name, OpenRequest, Status};
 use sha2::{Digest, Sha256};
 
 use super::budget::Budget;
+use crate::limits::Limiter;
 
 /// The hosts that may log in.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     by_key: BTreeMap<PublicKey, Arc<Host>>,
+    limits: BTreeMap<HostId, Arc<Limiter>>,
 }
 
 /// Why a table of hosts cannot be used.
@@ -45,9 +47,13 @@ impl Hosts {
     /// [`HostsError`].
     pub fn new(entries: &[HostConfig]) -> Result<Self, HostsError> {
         let mut by_key: BTreeMap<PublicKey, Arc<Host>> = BTreeMap::new();
+        let mut limits = BTreeMap::new();
         for entry in entries {
             let name = Name::new(&entry.name).map_err(|_| HostsError::Name(entry.name.clone()))?;
             let host = Arc::new(Host { id: id_of(name), name, rights: entry.clone() });
+            if let Some(limiter) = Limiter::renewed(None, entry.limits()) {
+                limits.insert(host.id, limiter);
+            }
             for key in &entry.keys {
                 let before = by_key.insert(*key, Arc::clone(&host));
                 if let Some(before) = before.filter(|before| before.id != host.id) {
@@ -55,7 +61,22 @@ impl Hosts {
                 }
             }
         }
-        Ok(Self { by_key })
+        Ok(Self { by_key, limits })
+    }
+
+    /// The limits of a host; none if it has none.
+    pub(super) fn limits(&self, host: HostId) -> Option<&Arc<Limiter>> {
+        self.limits.get(&host)
+    }
+
+    /// This table takes the place of another: hosts whose limits are the same go on with what they
+    /// have used.
+    pub(super) fn follow(&mut self, before: &Self) {
+        for (host, limiter) in &mut self.limits {
+            if let Some(same) = Limiter::renewed(before.limits.get(host), limiter.limits()) {
+                *limiter = same;
+            }
+        }
     }
 
     /// The host that a key belongs to.

@@ -84,6 +84,9 @@ impl Core {
         }
         if let Some(proven) = proven {
             self.proven.insert(session, proven);
+            if self.host_limits(host).is_some() {
+                self.limit_host(session, host);
+            }
         }
         let (queue, is_proven, is_encrypted) = (None, true, false);
         let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };

@@ -49,6 +49,7 @@ use rblk_protocol::{CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode,
 use crate::events::{EventKind, Occurrence};
 use crate::holders::{HolderRecord, Holders};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
+use crate::limits::Limiter;
 use crate::poll_group::Notice;
 use crate::session::{After, Leave, SessionTable};
 use crate::store::VolumeIndex;
@@ -125,6 +126,13 @@ pub enum Effect {
     Expel {
         /// The connection. It may be gone by now; then nothing is to be done.
         connection: ConnectionRef,
+    },
+    /// Tell every poll group how much the host of a session may have per second.
+    LimitHost {
+        /// The session.
+        session: SessionIndex,
+        /// None: as much as comes.
+        limits: Option<Arc<Limiter>>,
     },
     /// Tell every poll group.
     All(Notice),

@@ -9,13 +9,14 @@ use std::time::Instant;
 use rblk_protocol::auth::{Carrier, Hellos, PublicKey, SecretKey, SessionSecret, TargetHandshake};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{
-    AccessMode, CommandCapsule, LoginRequest, Name, OpenRequest, RejectReason, Status,
+    AccessMode, CommandCapsule, HostId, LoginRequest, Name, OpenRequest, RejectReason, Status,
 };
 
 use super::admissions::Member;
 use super::hosts::{Host, Hosts};
 use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused};
 use crate::identity::{AdmissionId, SessionIndex};
+use crate::limits::Limiter;
 
 /// How hosts prove who they are, at a target that asks for it.
 #[derive(Debug)]
@@ -107,6 +108,17 @@ impl Core {
     #[must_use]
     pub(crate) fn requires_proof(&self) -> bool {
         self.auth.is_some()
+    }
+
+    /// The limits of a host.
+    pub(super) fn host_limits(&self, host: HostId) -> Option<&Arc<Limiter>> {
+        self.auth.as_ref().and_then(|auth| auth.hosts.limits(host))
+    }
+
+    /// Tells the poll groups of the limits of the host of a session.
+    pub(super) fn limit_host(&mut self, session: SessionIndex, host: HostId) {
+        let limits = self.host_limits(host).cloned();
+        self.effects.push_back(Effect::LimitHost { session, limits });
     }
 
     /// The handshake of a new admin connection, where there has to be one.
@@ -244,10 +256,11 @@ impl Core {
     /// Replaces the table of the hosts. Sessions whose key or host is not in it end at once, and so
     /// does the use of volumes to which a host has no right any more. Returns the hosts whose
     /// sessions ended. Does nothing where nobody has to prove anything.
-    pub fn set_hosts(&mut self, hosts: Hosts, now: Instant) -> Vec<Name> {
+    pub fn set_hosts(&mut self, mut hosts: Hosts, now: Instant) -> Vec<Name> {
         self.latest = now;
         let Some(auth) = &mut self.auth else { return Vec::new() };
-        auth.hosts = hosts;
+        hosts.follow(&auth.hosts);
+        let before = std::mem::replace(&mut auth.hosts, hosts);
         let mut ended = Vec::new();
         let sessions = self.sessions.iter().filter(|session| session.leave().is_none());
         let sessions: Vec<SessionIndex> = sessions.map(|session| session.index).collect();
@@ -256,7 +269,11 @@ impl Core {
             let host = self.auth.as_ref().and_then(|auth| auth.hosts.with_key(&proven.key));
             match host.filter(|host| host.id() == proven.host.id()).cloned() {
                 Some(host) => {
+                    let id = host.id();
                     proven.host = host;
+                    if self.host_limits(id).is_some() || before.limits(id).is_some() {
+                        self.limit_host(session, id);
+                    }
                     self.close_forbidden(session);
                 }
                 None => {

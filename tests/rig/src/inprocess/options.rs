@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
+use rblk_target::limits::Limits;
 use rblk_target::volume::CacheMode;
 
 /// Where a volume's bytes are.
@@ -34,6 +35,8 @@ pub struct VolumeSpec {
     pub cache: CacheMode,
     /// Most bytes to read ahead of a sequential reader.
     pub read_ahead_bytes: u32,
+    /// How much it may have per second of the rig's clock.
+    pub limits: Limits,
 }
 
 impl VolumeSpec {
@@ -48,6 +51,7 @@ impl VolumeSpec {
             discard: true,
             cache: CacheMode::None,
             read_ahead_bytes: 0,
+            limits: Limits::default(),
         }
     }
 }

@@ -18,6 +18,7 @@ use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
 use rblk_target::connection::{BounceMemory, ConnectionParams, ProofDue};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
+use rblk_target::limits::{DelayCounts, Limiter};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
@@ -272,6 +273,9 @@ impl<S: Store> Rig<S> {
         for at in 1..self.groups.len() {
             let copy = match &message {
                 ToGroup::Notice(notice) => ToGroup::Notice(*notice),
+                ToGroup::LimitHost { session, limits } => {
+                    ToGroup::LimitHost { session: *session, limits: limits.clone() }
+                }
                 ToGroup::Stop => ToGroup::Stop,
                 _ => break,
             };
@@ -634,6 +638,18 @@ impl<S: Store> Rig<S> {
         sum
     }
 
+    /// The commands for a volume that waited for a limit.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn volume_delays(&self, volume: VolumeIndex) -> DelayCounts {
+        let mut sum = DelayCounts::default();
+        let stats = self.groups.iter().map(|group| &group.volumes[usize::from(volume.0)]);
+        stats.for_each(|stats| sum.add(&stats.delays()));
+        sum
+    }
+
     /// The commands of all connections that were ever made.
     #[must_use]
     pub fn connections_io(&self) -> IoCounts {
@@ -704,5 +720,6 @@ fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
         read_ahead_bytes: spec.read_ahead_bytes,
         discard: spec.discard,
         discard_granularity_bytes: spec.block_size,
+        limits: Limiter::renewed(None, spec.limits),
     }))
 }

@@ -305,6 +305,28 @@ fn a_wrong_revoked_or_rotated_out_key() {
 }
 
 #[test]
+fn the_poll_groups_hear_of_the_limits_of_hosts() {
+    let limited = |iops| HostConfig { iops, ..entry(1, &["*:rw"]) };
+    let mut w = world(&[limited(Some(1000)), entry(2, &["*:rw"])]);
+    let (a, b, _) = (w.proven(1), w.proven(1), w.proven(2));
+    let told = std::mem::take(&mut w.limits);
+    let sessions: Vec<_> = told.iter().map(|(session, _)| *session).collect();
+    assert_eq!(sessions, [a.link.session, b.link.session], "nothing of a host without a limit");
+    let (first, second) = (told[0].1.as_ref().unwrap(), told[1].1.as_ref().unwrap());
+    assert!(Arc::ptr_eq(first, second), "they share one limit");
+    // The same limits go on with what was used; others begin anew.
+    for (iops, is_same) in [(Some(1000), Some(true)), (Some(20), Some(false)), (None, None)] {
+        assert_eq!(w.core.set_hosts(hosts(&[limited(iops), entry(2, &["*:rw"])]), w.now), []);
+        w.carry_out();
+        let told = std::mem::take(&mut w.limits);
+        assert_eq!(told.len(), 2);
+        for (_, limits) in told {
+            assert_eq!(limits.map(|limits| Arc::ptr_eq(first, &limits)), is_same);
+        }
+    }
+}
+
+#[test]
 fn an_acl_bounds_open_list_and_take_over() {
     let mut w = world(&[entry(1, &["v0:rw", "v1:ro"]), entry(2, &["v1:rw"]), entry(3, &["*:rw"])]);
     let (mut a, mut b, mut c) = (w.proven(1), w.proven(2), w.proven(3));

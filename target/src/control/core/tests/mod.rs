@@ -27,6 +27,7 @@ use super::{
 use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
+use crate::limits::Limiter;
 use crate::store::VolumeIndex;
 use crate::verifier::Lineage;
 use crate::volume::{CacheMode, Placement, Volume};
@@ -80,6 +81,8 @@ struct World {
     notices: Vec<Notice>,
     // What the poll groups were told at each LOGIN.
     silences: Vec<Duration>,
+    // What the poll groups were told of the limits of hosts.
+    limits: Vec<(SessionIndex, Option<Arc<Limiter>>)>,
     // What would be there after a restart.
     durable: BTreeMap<VolumeUuid, HolderRecord>,
     // Changes on their way to it, when they are to wait there.
@@ -126,6 +129,7 @@ fn volume(index: u16) -> Arc<Volume> {
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,
+        limits: None,
     })
 }
 
@@ -186,6 +190,7 @@ impl World {
             replies: Vec::new(),
             notices: Vec::new(),
             silences: Vec::new(),
+            limits: Vec::new(),
             durable,
             slow_disk: false,
             on_their_way: Vec::new(),
@@ -223,6 +228,7 @@ impl World {
                     let links = self.links.iter_mut().filter(|link| link.at == connection);
                     links.for_each(|link| link.dying = true);
                 }
+                Effect::LimitHost { session, limits } => self.limits.push((session, limits)),
                 Effect::All(notice) => {
                     if let Notice::EndConnections { session, before } = notice {
                         let ends = |l: &&mut Link| l.session == session && l.epoch < before;

@@ -1,0 +1,97 @@
+//! [`Limiter`]: the commands and the bytes of one volume or of one host, limited over all poll
+//! groups together. Pure.
+//!
+//! Commands and bytes are taken at the same time, and the later of the two times counts. So what
+//! waits for the one has its share of the other taken already: where both limit, a window may have
+//! one command more for each that waits.
+
+use std::sync::Arc;
+
+use rblk_config::Limits;
+
+use super::bucket::{Bucket, Ticks};
+
+/// See the module. Two are equal if their limits are.
+#[derive(Debug)]
+pub struct Limiter {
+    limits: Limits,
+    commands: Option<Bucket>,
+    bytes: Option<Bucket>,
+}
+
+impl Limiter {
+    /// What holds these limits from now on: what held them before, with all that it knows, if they
+    /// are the same. None where nothing is limited.
+    #[must_use]
+    pub fn renewed(before: Option<&Arc<Self>>, limits: Limits) -> Option<Arc<Self>> {
+        if limits.is_none() {
+            return None;
+        }
+        if let Some(same) = before.filter(|before| before.limits == limits) {
+            return Some(Arc::clone(same));
+        }
+        let bucket = |(rate, burst)| Bucket::new(rate, burst);
+        let (commands, bytes) = (limits.commands().map(bucket), limits.bytes().map(bucket));
+        Some(Arc::new(Self { limits, commands, bytes }))
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Takes a command of so many bytes, and returns when it may begin.
+    #[inline]
+    pub(crate) fn take(&self, bytes: u32, now: Ticks) -> Ticks {
+        let commands = self.commands.as_ref().map_or(now, |bucket| bucket.take(1, now));
+        match &self.bytes {
+            Some(bucket) if bytes > 0 => commands.max(bucket.take(bytes, now)),
+            _ => commands,
+        }
+    }
+}
+
+impl PartialEq for Limiter {
+    fn eq(&self, other: &Self) -> bool {
+        self.limits == other.limits
+    }
+}
+
+impl Eq for Limiter {}
+
+#[cfg(test)]
+mod tests {
+    use rblk_config::ByteRate;
+    use rblk_fabric::Micros;
+
+    use super::*;
+
+    fn at(us: u64) -> Ticks {
+        Ticks::of(Micros::new(us))
+    }
+
+    #[test]
+    fn the_tighter_limit_counts() {
+        let limits = Limits {
+            iops: Some(1000),
+            iops_burst: Some(1),
+            bandwidth: Some(ByteRate(1 << 20)),
+            bandwidth_burst: Some(rblk_config::ByteSize(1 << 20)),
+        };
+        let limiter = Limiter::renewed(None, limits).unwrap();
+        assert_eq!(limiter.take(1 << 20, at(0)), at(0));
+        assert_eq!(limiter.take(0, at(0)), at(1000), "the commands");
+        assert_eq!(limiter.take(1 << 20, at(0)), at(1_000_000), "the bytes");
+    }
+
+    #[test]
+    fn the_same_limits_keep_what_was_taken() {
+        let limits = Limits { iops: Some(10), ..Limits::default() };
+        let first = Limiter::renewed(None, limits).unwrap();
+        assert!(Arc::ptr_eq(&first, &Limiter::renewed(Some(&first), limits).unwrap()));
+        let other = Limits { iops: Some(20), ..limits };
+        assert_ne!(first, Limiter::renewed(Some(&first), other).unwrap());
+        assert!(Limiter::renewed(Some(&first), Limits::default()).is_none());
+    }
+}

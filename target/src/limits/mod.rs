@@ -1,0 +1,26 @@
+//! Limits of volumes and hosts: how many commands and bytes may begin per second.
+//!
+//! | file | what it keeps |
+//! |---|---|
+//! | `bucket.rs` | [`Bucket`]: one rate with its burst, of all poll groups together |
+//! | `limiter.rs` | [`Limiter`]: the commands and the bytes of one volume or host |
+//! | `delays.rs` | [`Delays`]: how many commands had to wait, and how long |
+//! | `waiting.rs` | [`Waiting`]: the commands of one poll group that wait, and whose turn it is |
+//!
+//! All of it is pure: time is an argument, in [`Ticks`].
+//!
+//! A command that finds its bucket empty books the next free time in it and waits until then. Of
+//! the commands of one session for one volume, in one poll group, only the first has a time; the
+//! others wait behind it. So whoever waits has one booking, and those who share a limit take turns,
+//! however many commands each of them has.
+
+pub(crate) mod bucket;
+pub(crate) mod delays;
+pub(crate) mod limiter;
+pub(crate) mod waiting;
+
+pub(crate) use bucket::Ticks;
+pub use delays::{DelayCounts, Delays};
+pub use limiter::Limiter;
+pub use rblk_config::Limits;
+pub(crate) use waiting::{Head, LineName, Waiting};
