@@ -70,7 +70,10 @@ fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
     let question = Ask::RemoveVolume { name: name.clone(), force: *force, drain: *drain };
     let file = match file {
         // Others may write their files for as long as hosts use the volume.
-        Some(_) if *drain => Written::Later,
+        Some(file) if *drain => {
+            drop(file);
+            Written::Later
+        }
         file => file.into(),
     };
     order(&args.place, file, question, "removed")

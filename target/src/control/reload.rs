@@ -178,16 +178,27 @@ async fn carry_all(
     changes: Vec<Change>,
     before: &[VolumeConfig],
 ) -> Result<(), String> {
-    let mut back: Vec<Change> = Vec::new();
+    let (mut back, mut gone): (Vec<Change>, Vec<String>) = (Vec::new(), Vec::new());
     for change in changes {
         let undo = undo_of(&change, before);
+        let removed = match &change {
+            Change::Remove { name, .. } => Some(name.clone()),
+            _ => None,
+        };
         match carry(requests, change, false).await {
-            Ok(_) => back.extend(undo),
-            Err(error) => {
+            Ok(_) => {
+                back.extend(undo);
+                gone.extend(removed);
+            }
+            Err(mut error) => {
                 for undo in back.into_iter().rev() {
-                    if let Err(error) = carry(requests, undo, false).await {
-                        tracing::error!(error, "a change of a volume cannot be led back");
+                    if let Err(more) = carry(requests, undo, false).await {
+                        tracing::error!(error = more, "a change of a volume cannot be led back");
+                        error += &format!("; a change before it cannot be undone: {more}");
                     }
+                }
+                if !gone.is_empty() {
+                    error += &format!("; removed already: {}", gone.join(", "));
                 }
                 return Err(error);
             }

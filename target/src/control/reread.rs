@@ -1,12 +1,16 @@
 //! [`Reread`]: the configuration that a target was started with, read once more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rblk_config::{Auth, HostConfig, TargetConfig, said_once};
 use rblk_protocol::Name;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::ask::HostsReport;
+
+/// How long files may take to be read or opened. Changes come one at a time, and wait for that.
+pub(super) const FILES_TIME: Duration = Duration::from_secs(60);
 
 /// Reads the configuration that the target was started with once more: files and flags.
 pub(crate) struct Reread {
@@ -50,10 +54,15 @@ impl Reread {
     pub(super) async fn read(self: &Arc<Self>) -> Result<TargetConfig, String> {
         let reader = Arc::clone(self);
         // Files may be slow, and this thread serves everybody.
-        match tokio::task::spawn_blocking(move || (reader.read)()).await {
-            Ok(Ok(config)) => Ok(config),
-            Ok(Err(error)) => Err(said_once(error.as_ref())),
-            Err(error) => Err(error.to_string()),
+        let reading = tokio::task::spawn_blocking(move || (reader.read)());
+        match tokio::time::timeout(FILES_TIME, reading).await {
+            Ok(Ok(Ok(config))) => Ok(config),
+            Ok(Ok(Err(error))) => Err(said_once(error.as_ref())),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!(
+                "the configuration was not read within {} s: its file system does not answer",
+                FILES_TIME.as_secs()
+            )),
         }
     }
 
