@@ -323,6 +323,7 @@ mod tests {
             uptime_s: 273_600,
             draining: false,
             drain: None,
+            upgrade: None,
             lease_ms: 30_000,
             fencings: 0,
             auth: "none".to_owned(),
