@@ -23,6 +23,7 @@ pub struct MountFlags {
     name: String,
     flags: Vec<String>,
     host: Option<&'static str>,
+    environment: Vec<(&'static str, String)>,
 }
 
 /// Runs the rest of its arguments on a host whose name is the first: what names a host is not
@@ -41,7 +42,8 @@ impl MountFlags {
     #[must_use]
     pub fn new(address: String, volume: &str) -> Self {
         let flags = ["--queues", "2", "--reconnect-delay", "200ms"].map(str::to_owned).to_vec();
-        Self { address, volume: volume.to_owned(), name: volume.to_owned(), flags, host: None }
+        let [volume, name] = [volume, volume].map(str::to_owned);
+        Self { address, volume, name, flags, host: None, environment: Vec::new() }
     }
 
     /// Under another name than the volume's.
@@ -55,6 +57,13 @@ impl MountFlags {
     #[must_use]
     pub fn host(mut self, host: &'static str) -> Self {
         self.host = Some(host);
+        self
+    }
+
+    /// With these variables in its environment.
+    #[must_use]
+    pub fn environment(mut self, variables: Vec<(&'static str, String)>) -> Self {
+        self.environment = variables;
         self
     }
 
@@ -96,6 +105,7 @@ impl MountFlags {
         };
         command.args(["mount", &self.address, &self.volume]).args(&self.flags);
         command.args(lab.keys().of_host(self.host));
+        command.envs(self.environment.iter().cloned());
         Running::start(command).finish(2 * DEADLINE)
     }
 }

@@ -22,6 +22,7 @@ use super::{FarHost, Lab};
 pub struct TargetFlags {
     flags: Vec<String>,
     place: Option<(&'static str, Vec<String>)>,
+    environment: Vec<(&'static str, String)>,
 }
 
 impl TargetFlags {
@@ -45,6 +46,13 @@ impl TargetFlags {
     #[must_use]
     pub fn on(mut self, far: &FarHost) -> Self {
         self.place = Some((far.space(), far.hosts().to_vec()));
+        self
+    }
+
+    /// With these variables in its environment.
+    #[must_use]
+    pub fn environment(mut self, variables: Vec<(&'static str, String)>) -> Self {
+        self.environment = variables;
         self
     }
 
@@ -113,6 +121,7 @@ impl<'l> Target<'l> {
             command.args(["--listen", &format!("tcp://{host}")]);
         }
         command.arg("--state-dir").arg(lab.path("state"));
+        command.envs(flags.environment.iter().cloned());
         command.args(&flags.flags).stdin(Stdio::null()).stdout(out).stderr(err);
         let child = command.spawn().unwrap_or_else(|e| panic!("starting rblk-target: {e}"));
         let mut target = Self { lab: PhantomData, child, log };

@@ -13,6 +13,7 @@ mod detect;
 mod doctor;
 mod drain;
 mod fence;
+mod flips;
 mod give_up;
 mod interruptions;
 mod leaks;

@@ -1,0 +1,222 @@
+//! Bits that flip between a real RDMA device and the programs: in commands and their data, in what
+//! RDMA READ and WRITE placed, in answers and trailers. With digests no read returns a wrong byte,
+//! and none is stored. Without digests both happen: so the flips are real.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread;
+use std::time::Instant;
+
+use rblk_rig::seed::Random;
+use rblk_tests::lab::{
+    Aligned, Counts, DELIVERIES, FlipRates, Flips, Lab, MountFlags, Mounted, Target, pattern, run,
+};
+
+use super::{PATIENCE, serve_file};
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 4096;
+/// Threads with a part of the volume each, so that no two requests overlap.
+const USERS: usize = 8;
+const EIO: i32 = 5;
+
+/// A flip in a command ends its connection, and one in an answer its path. One in data has the
+/// request sent again.
+const EVERYWHERE: FlipRates = [800, 5, 8, 800, 8, 40];
+/// Where nothing is checked, a flip in a command may do anything. Flips in data change data.
+const IN_DATA: FlipRates = [0, 10, 10, 0, 10, 0];
+
+/// One block of the volume: the seeds of the patterns that it may have. The second one is of a
+/// write that failed.
+#[derive(Clone, Copy, Default)]
+struct Block {
+    now: u64,
+    maybe: Option<u64>,
+}
+
+impl Block {
+    fn may_hold(self, found: &[u8]) -> bool {
+        let content = |seed| if seed == 0 { vec![0; BLOCK] } else { pattern(seed, BLOCK) };
+        found == content(self.now) || self.maybe.is_some_and(|seed| found == content(seed))
+    }
+}
+
+/// What users did and saw.
+#[derive(Default, Debug)]
+struct Seen {
+    reads: u64,
+    writes: u64,
+    failed: u64,
+    // Blocks that a read returned with what was never written there.
+    wrong: u64,
+}
+
+/// Writes and reads its part of a device, until `is_over`.
+struct User {
+    file: File,
+    first: usize,
+    blocks: Vec<Block>,
+    random: Random,
+    seeds: u64,
+    seen: Seen,
+}
+
+impl User {
+    fn new(device: &Path, part: usize) -> Self {
+        let blocks = BLOCKS / USERS;
+        Self {
+            file: Aligned::open(device, true, 0).expect("opening the device"),
+            first: part * blocks,
+            blocks: vec![Block::default(); blocks],
+            random: Random::new(part as u64),
+            seeds: (part as u64) << 20,
+            seen: Seen::default(),
+        }
+    }
+
+    fn run(mut self, is_over: impl Fn() -> bool) -> Self {
+        let since = Instant::now();
+        while !is_over() {
+            for _ in 0..16 {
+                self.request();
+            }
+            assert!(since.elapsed() < 30 * PATIENCE, "too few bits flip: {:?}", self.seen);
+        }
+        self
+    }
+
+    fn request(&mut self) {
+        let count = [1, 1, 2, 3, 8, 16][self.random.index(6)];
+        let at = self.random.index(self.blocks.len() - count);
+        let offset = ((self.first + at) * BLOCK) as u64;
+        let blocks = &mut self.blocks[at..at + count];
+        if self.random.chance(500) {
+            self.seen.writes += 1;
+            let mut data = Vec::new();
+            for block in &mut *blocks {
+                self.seeds += 1;
+                block.maybe = Some(self.seeds);
+                data.extend(pattern(self.seeds, BLOCK));
+            }
+            match Aligned::write_at(&self.file, &data, offset) {
+                Ok(()) => blocks.iter_mut().for_each(|block| {
+                    *block = Block { now: block.maybe.unwrap_or(0), maybe: None };
+                }),
+                Err(error) => self.seen.fail(&error),
+            }
+            return;
+        }
+        self.seen.reads += 1;
+        match Aligned::read_at(&self.file, count * BLOCK, offset) {
+            Ok(data) => {
+                let wrong = data.chunks(BLOCK).zip(&*blocks).filter(|(d, b)| !b.may_hold(d));
+                self.seen.wrong += wrong.count() as u64;
+            }
+            Err(error) => self.seen.fail(&error),
+        }
+    }
+}
+
+impl Seen {
+    /// A request whose data does not come through twice fails, and with no other error.
+    fn fail(&mut self, error: &std::io::Error) {
+        assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
+        self.failed += 1;
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.failed += other.failed;
+        self.wrong += other.wrong;
+    }
+}
+
+/// What came of flips.
+struct Outcome {
+    flips: u64,
+    seen: Seen,
+    // Blocks of the file behind the volume that hold what was never written there.
+    stored: u64,
+    at_initiator: Counts,
+    at_target: Counts,
+}
+
+/// Reads and writes until so many bits have flipped.
+fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> Outcome {
+    let flips = Flips::new(lab, seed, rates);
+    // Threads that look for work before they sleep take the processors from the users here.
+    let serve = serve_file(lab, (BLOCKS * BLOCK) as u64)
+        .flag("--spin", "0s")
+        .environment(flips.environment());
+    let target = Target::start(lab, &serve);
+    let mount = MountFlags::new(lab.rdma(), "v0").flag("--digest", digest).flag("--spin", "0s");
+    let mounted = Mounted::new(lab, &mount.environment(flips.environment()));
+    let is_over = || flips.total() >= goal;
+    let users: Vec<User> = thread::scope(|scope| {
+        let (device, is_over) = (mounted.device(), &is_over);
+        let start = |part| scope.spawn(move || User::new(device, part).run(is_over));
+        let users: Vec<_> = (0..USERS).map(start).collect();
+        users.into_iter().map(|user| user.join().expect("a user")).collect()
+    });
+    let epoch = mounted.status().epoch;
+    let at_initiator = mounted.counts();
+    mounted.umount();
+    let at_target = target.counts();
+    drop(target);
+    let image = File::open(lab.path("v0.img")).expect("the image");
+    let (mut seen, mut stored) = (Seen::default(), 0);
+    for user in &users {
+        seen.add(&user.seen);
+        for (at, block) in user.blocks.iter().enumerate() {
+            let mut found = vec![0; BLOCK];
+            let offset = ((user.first + at) * BLOCK) as u64;
+            image.read_exact_at(&mut found, offset).expect("reading the image");
+            stored += u64::from(!block.may_hold(&found));
+        }
+    }
+    let counts = flips.counts();
+    println!(
+        "{}: seed {seed}, digest {digest}: {} flips; {seen:?}, {stored} blocks stored wrong; {} and {} \
+         mismatches (initiator, target), {} sent again, epoch {epoch}",
+        lab.test(),
+        flips.total(),
+        at_initiator.get("digest_mismatches"),
+        at_target.get("digest_mismatches"),
+        at_initiator.get("digest_retries"),
+    );
+    for (what, (deliveries, flips)) in DELIVERIES.iter().zip(counts) {
+        println!("    {what}: {flips} flips in {deliveries} deliveries");
+    }
+    for ((what, rate), (deliveries, flips)) in DELIVERIES.iter().zip(rates).zip(counts) {
+        // So many that none would be a fault of the flips.
+        assert!(rate == 0 || flips > 0 || deliveries < 10 * rate, "no flip in {what}");
+    }
+    Outcome { flips: flips.total(), seen, stored, at_initiator, at_target }
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn flips_are_found_at_every_layer() {
+    run("flips_are_found_at_every_layer", |lab| {
+        let goal = if lab.long(2) > 1 { 10_000 } else { 400 };
+        let found = outcome(lab, 1, EVERYWHERE, "crc32c", goal);
+        assert_eq!((found.seen.wrong, found.stored), (0, 0), "wrong blocks, read and stored");
+        let mismatches =
+            [&found.at_initiator, &found.at_target].map(|counts| counts.get("digest_mismatches"));
+        assert!(mismatches.iter().all(|&count| count > 0), "{mismatches:?}");
+        // A message or a range has two flips now and then, and a counter of a path ends with it.
+        assert!(mismatches.iter().sum::<u64>() >= found.flips / 2, "{mismatches:?}");
+        assert!(found.at_initiator.get("digest_retries") > 0);
+    });
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn flips_without_digests_are_seen_by_users() {
+    run("flips_without_digests_are_seen_by_users", |lab| {
+        let found = outcome(lab, 2, IN_DATA, "off", 100);
+        assert!(found.seen.wrong > 0 && found.stored > 0, "no wrong block was read, or stored");
+    });
+}
