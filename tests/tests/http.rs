@@ -66,7 +66,6 @@ fn prometheus_takes_the_metrics() {
         "rblk_target_volume_size_bytes{volume=\"vol0\"} 1048576",
         "rblk_target_volume_holder{volume=\"vol0\",host=\"test\"} 1",
         "rblk_target_sessions{host=\"test\"} 1",
-        "rblk_target_session_commands_total{host=\"test\",session=\"0\",op=\"write\"} 1",
         "rblk_target_events_total{kind=\"connect\"} 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
