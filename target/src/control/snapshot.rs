@@ -42,7 +42,11 @@ pub(super) async fn take(
     let served = serve(requests, reread, config).await;
     if served.is_err() {
         // It is of no use to anybody, and its name is free for the next one.
-        blocking(move || Ok(file.discard())).await?;
+        blocking(move || {
+            file.discard();
+            Ok(())
+        })
+        .await?;
     }
     served
 }
@@ -84,6 +88,9 @@ fn config_of(
     let (StoreKind::File, Some(from)) = (source.store, &source.path) else {
         return Err(format!("{name} is not in a file, and only a file can be cloned"));
     };
+    if running.volumes.iter().any(|volume| volume.name == new_name) {
+        return Err(format!("there is a volume {new_name} already: name another one (--as)"));
+    }
     let path = path.unwrap_or_else(|| beside(from, &new_name));
     let snapshot = VolumeConfig {
         block_size: source.block_size,
@@ -145,7 +152,7 @@ mod tests {
         };
         assert!(refused("nosuch", "s", None).contains("no volume nosuch"));
         assert!(refused("ram", "s", None).contains("only a file can be cloned"));
-        assert!(refused("db", "ram", None).contains("ram"), "the name is taken");
+        assert!(refused("db", "ram", None).contains("a volume ram already"));
         assert!(refused("db", ".s", None).contains("name"), "it is no name");
         assert!(refused("db", "../s", None).contains("name"), "it leads elsewhere");
         assert!(refused("db", "s", Some("s.img")).contains("path"), "it is relative");

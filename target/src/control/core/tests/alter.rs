@@ -259,10 +259,10 @@ fn a_snapshot_holds_writes_for_a_moment_and_lets_them_go_on_whatever_fails() {
         assert!(w.altered.is_empty());
         for _ in 1..done {
             w.stepped(Ok(()));
-            w.pass(Duration::from_secs(3));
+            w.pass(Duration::from_secs(2));
         }
         w.steps.clear();
-        w.pass(Duration::from_secs(8));
+        w.pass(Duration::from_secs(9));
         assert_eq!(w.steps, [Access], "after {done}");
         w.stepped(Ok(()));
         assert!(w.altered.pop().unwrap().unwrap_err().contains("did not end within 10 s"));
