@@ -170,7 +170,8 @@ fn refusal(reject: &HelloReject) -> String {
         Some(RejectReason::ShuttingDown) => "; try again when it has restarted",
         Some(RejectReason::LimitReached) => "; free sessions or memory there",
         Some(RejectReason::NotAllowed) => {
-            "; set target_keys and key_file here, and add the key of this host to a [[host]] there"
+            "; name the key of the target by --target-key, or target_keys in a file. This host needs a key \
+             (`rblk-initiator key new`), and the target has to let it in (`rblk-target host add`)"
         }
         Some(RejectReason::NotEncrypted) => {
             "; write encrypt = \"auto\" here, and `modprobe tls` on both hosts"

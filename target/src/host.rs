@@ -104,11 +104,11 @@ fn remove(args: &HostRemoveArgs) -> anyhow::Result<Exit> {
         };
         return Err(Senseless(text).into());
     };
-    let config = match taken(&mut host, args)? {
-        Taken::Part => file.write(&host)?,
-        Taken::Whole => file.remove()?,
+    let (config, now) = match taken(&mut host, args)? {
+        Taken::Part => (file.write(&host)?, "changed"),
+        Taken::Whole => (file.remove()?, "gone"),
     };
-    println!("{name}: {} is changed", file.path().display());
+    println!("{name}: {} is {now}", file.path().display());
     drop(file);
     tell(&args.place, &config, name, args.key.is_some() || args.volume.is_some())
 }

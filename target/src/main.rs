@@ -13,7 +13,7 @@ use rblk_target::args::{Cli, Command, DoctorArgs, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
 use rblk_target::review::{Reviewed, review};
-use rblk_target::serve::NO_HOST;
+use rblk_target::serve::{NO_HOST, NO_VOLUME};
 
 mod drain;
 mod event_lines;
@@ -115,6 +115,9 @@ fn check(path: &Path) -> anyhow::Result<Exit> {
     let found = review(&config, running.as_ref())?;
     if config.authentication() == Auth::Required && config.hosts.is_empty() {
         eprintln!("rblk-target: {NO_HOST}");
+    }
+    if config.volumes.is_empty() {
+        eprintln!("rblk-target: {NO_VOLUME}");
     }
     for warning in ignored_drop_ins(path).iter().chain(&found.warnings) {
         eprintln!("rblk-target: warning: {warning}");

@@ -53,6 +53,8 @@ const PLACES_MORE: usize = 1024;
 
 /// What people must know of a target that lets nobody in.
 pub const NO_HOST: &str = "no host may connect yet; `rblk-target host add` lets one in";
+/// What a target without volumes says.
+pub const NO_VOLUME: &str = "there is no volume yet; `rblk-target volume add` adds one";
 
 fn spin_mode(spin: Spin) -> SpinMode {
     match spin {
@@ -254,7 +256,8 @@ async fn check_room(demand: &Demand, after_another: bool) -> anyhow::Result<()> 
     }
 }
 
-/// Says in the log that other hosts may do everything, or that no host may do anything.
+/// Says in the log that other hosts may do everything, or that no host may do anything, or that
+/// nothing is served.
 fn warn_of_access(config: &TargetConfig) {
     if let Some(address) = exposed_to_all(config) {
         tracing::warn!(
@@ -264,6 +267,9 @@ fn warn_of_access(config: &TargetConfig) {
     }
     if config.authentication() == Auth::Required && config.hosts.is_empty() {
         tracing::warn!("{NO_HOST}");
+    }
+    if config.volumes.is_empty() {
+        tracing::warn!("{NO_VOLUME}");
     }
 }
 
@@ -360,7 +366,8 @@ fn lineage_of(
     name: &Name,
     opened: &[OpenedVolume],
 ) -> anyhow::Result<LineageFile> {
-    match opened.iter().any(|opened| opened.backing.is_some()) {
+    // A target without volumes gets them while it runs.
+    match opened.is_empty() || opened.iter().any(|opened| opened.backing.is_some()) {
         true => LineageFile::open(&config.state_dir, name),
         false => LineageFile::forgetful(),
     }

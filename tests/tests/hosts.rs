@@ -169,7 +169,7 @@ fn hosts_are_files_that_a_target_reads() {
         assert_eq!(bed.list(), json!([host(&[&second], &["vol0:rw"], true)]));
     }
 
-    assert_said(&bed.host(&["remove", "db1"]), &["is changed"]);
+    assert_said(&bed.host(&["remove", "db1"]), &["is gone"]);
     assert_eq!(bed.list(), json!([]));
     assert!(!file.exists());
     assert!(TargetConfig::load(&bed.config()).unwrap().hosts.is_empty());

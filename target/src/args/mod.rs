@@ -383,7 +383,8 @@ impl ServeArgs {
         config.lease = self.lease.unwrap_or(config.lease);
         config.http = self.http.or(config.http);
         config.validate()?;
-        if config.volumes.is_empty() {
+        // A target of a file may get its volumes while it runs, and may have lost the last of them.
+        if config.volumes.is_empty() && self.config.is_none() {
             return Err(NoVolumes.into());
         }
         Ok(config)

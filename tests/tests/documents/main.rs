@@ -36,7 +36,10 @@ fn command_lines_are_accepted() {
 
 #[test]
 fn output_is_what_the_programs_print() {
-    assert_none(&output::faults(&Document::guides(), &output::Real::collect()));
+    let mut documents = Document::guides();
+    // The lab types it, and compares every line.
+    documents.retain(|document| document.path != "docs/session.md");
+    assert_none(&output::faults(&documents, &output::Real::collect()));
 }
 
 #[test]

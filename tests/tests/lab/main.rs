@@ -15,6 +15,7 @@ mod ends;
 mod hostile;
 mod messages;
 mod refusals;
+mod session;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

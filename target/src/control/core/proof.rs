@@ -288,7 +288,6 @@ impl Core {
 }
 
 /// The text for an initiator without keys.
-pub(crate) const NO_KEYS: &str =
-    "hosts must prove their keys here: give the mount target_keys, and this host a key (key new)";
+pub(crate) const NO_KEYS: &str = "hosts must prove their keys here";
 
 const _: () = assert!(NO_KEYS.len() <= rblk_protocol::limits::REJECT_TEXT_BYTES, "it would be cut");
