@@ -199,7 +199,7 @@ prop_compose! {
                 take_over,
                 connections_max,
                 memory_max: memory.map(|pages| ByteSize(pages * 4096)),
-                iops: memory.map(|pages| 10 + u32::try_from(pages).unwrap()),
+                iops: connections_max.map(|count| 10 * count),
                 bandwidth: connections_max.map(|count| ByteRate(u64::from(count) << 20)),
                 iops_burst: None,
                 bandwidth_burst: None,
