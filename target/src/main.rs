@@ -23,6 +23,7 @@ mod reload;
 mod sessions;
 mod table;
 mod top;
+mod trace;
 
 /// How long a target measures before it can tell rates.
 const RATES_TIME: Duration = Duration::from_millis(1100);
@@ -53,6 +54,9 @@ fn main() -> ExitCode {
         Command::Status { socket, verbose, output } => status(&socket.path, output, verbose),
         Command::Top { socket, interval, once, output } => {
             top::top(&socket.path, interval.0, once, output)
+        }
+        Command::Trace { socket, volume, slower, count, output } => {
+            trace::trace(&socket.path, &volume, slower.0, count, output)
         }
         Command::Doctor(args) => doctor(&args),
         Command::Drain { socket, no_wait, output } => drain::drain(&socket.path, !no_wait, output),

@@ -20,6 +20,7 @@ mod snapshot;
 pub mod socket;
 pub mod status;
 mod tally;
+pub mod trace;
 pub(crate) mod volumes;
 
 use std::collections::HashMap;
@@ -53,6 +54,7 @@ use persist::Persister;
 use rates::VolumeRates;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
+use trace::Traces;
 use volumes::{Change, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
@@ -105,6 +107,12 @@ pub(crate) enum Request {
     CloseToOthers(String, bool, oneshot::Sender<Vec<String>>),
     /// End the sessions of this host, peer or number. The answer: which.
     Kick(String, oneshot::Sender<Vec<String>>),
+    /// Trace the commands of this volume that take at least so long.
+    BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, String>>),
+    /// End the trace of this number.
+    EndTrace(u64),
+    /// The host of a session.
+    HostOf(SessionIndex, oneshot::Sender<String>),
 }
 
 /// What does not change while a target runs.
@@ -133,6 +141,7 @@ pub(crate) struct Control {
     losses: LossNotes,
     events: Events,
     volumes: Volumes,
+    traces: Traces,
     destroyer: Destroyer,
     destroyed: mpsc::UnboundedReceiver<Destroyed>,
 }
@@ -211,6 +220,7 @@ impl Control {
             losses: LossNotes::new(parts.lineage),
             events: Events::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
+            traces: Traces::default(),
             destroyer,
             destroyed,
             description: Description {
@@ -305,6 +315,16 @@ impl Control {
             Request::Change { change, alone, reply } => self.change(&change, alone, reply),
             Request::CloseToOthers(name, close, reply) => {
                 let _ = reply.send(self.close_to_others(&name, close));
+            }
+            Request::BeginTrace(volume, slower, reply) => {
+                if let Err(Ok(begun)) = reply.send(self.begin_trace(&volume, slower)) {
+                    // Nobody waits for it any more.
+                    self.end_trace(begun.number());
+                }
+            }
+            Request::EndTrace(number) => self.end_trace(number),
+            Request::HostOf(session, reply) => {
+                let _ = reply.send(self.host_of(session));
             }
             Request::Kick(whom, reply) => {
                 let _ = reply.send(self.kick(&whom));

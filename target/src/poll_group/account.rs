@@ -2,10 +2,11 @@
 //! connection ends before that. By poll group, by connection and by volume.
 
 use rblk_fabric::Micros;
-use rblk_protocol::{Opcode, Status, Tag};
+use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 
 use super::cq_age::CqAge;
 use super::slow::SlowIo;
+use super::trace::TracedIo;
 use super::turn::Turn;
 use crate::connection::{Connection, ConnectionParams};
 use crate::request::{Event, Request};
@@ -92,7 +93,7 @@ fn record<S: Store>(
         Took::Longer(stages) => {
             volume.latency.record(kind, &stages);
             if turn.slow.is_slow(stages.total()) {
-                note_slow(params, request, turn, stages);
+                note_slow(params, request, turn, (stages, failed));
             }
         }
     }
@@ -103,11 +104,20 @@ fn note_slow<S: Store>(
     params: &ConnectionParams,
     request: &Request,
     turn: &Turn<S>,
-    stages: Stages,
+    (stages, failed): (Stages, bool),
 ) {
     let Some(opcode) = request.opcode() else { return };
     let (volume, session) = (request.span().volume, params.session);
     let total = stages.total();
+    if let Some(ring) = turn.slow.ring_for(volume, total) {
+        let queue = match params.kind {
+            ConnectionKind::Io { queue } => queue,
+            ConnectionKind::Admin => 0,
+        };
+        let (at, group) = (turn.now, turn.group);
+        let io = TracedIo { at, group, session, queue, opcode, offset: 0, len: 0, failed, stages };
+        ring.push(io.of(request.span()));
+    }
     turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 
