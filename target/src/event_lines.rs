@@ -12,7 +12,7 @@ use rblk_target::events::{Event, EventsReport};
 use crate::no_answer;
 
 /// Years of five digits cannot be written.
-const YEAR_10000_MS: u64 = 253_402_300_800_000;
+pub(crate) const YEAR_10000_MS: u64 = 253_402_300_800_000;
 /// How often to look for news.
 const STEP: Duration = Duration::from_millis(300);
 

@@ -23,6 +23,7 @@ mod reload;
 mod sessions;
 mod table;
 mod top;
+mod trace;
 mod upgrade;
 
 /// How long a target measures before it can tell rates.
@@ -55,6 +56,9 @@ fn main() -> ExitCode {
         Command::Status { socket, verbose, output } => status(&socket.path, output, verbose),
         Command::Top { socket, interval, once, output } => {
             top::top(&socket.path, interval.0, once, output)
+        }
+        Command::Trace { socket, volume, slower, count, output } => {
+            trace::trace(&socket.path, &volume, slower.0, count, output)
         }
         Command::Doctor(args) => doctor(&args),
         Command::Upgrade { program, force, timeout, socket, output } => {

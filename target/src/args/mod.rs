@@ -189,6 +189,27 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// Show each command of a volume that takes long, as it is answered: what it was, whose, and
+    /// what it waited for. Ends by ctrl-C.
+    ///
+    /// A command that is answered in the turn of the data thread that found it waited for nothing,
+    /// and is not shown. One trace at a time.
+    Trace {
+        /// Name of the volume.
+        volume: String,
+        /// How long a command takes to be shown.
+        #[arg(long, value_name = "TIME", default_value = "10ms")]
+        slower: Duration,
+        /// End after so many.
+        #[arg(long, value_name = "N")]
+        count: Option<u64>,
+        /// Which target.
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Form of the answer.
+        #[arg(long, short = 'o', value_enum, default_value = "table")]
+        output: EventsOutput,
+    },
     /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
     Drain {
         /// Which target.

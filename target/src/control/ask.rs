@@ -102,6 +102,14 @@ pub enum Ask {
         #[serde(default)]
         path: Option<PathBuf>,
     },
+    /// Follow the commands of a volume that take long: one `Done`, then one
+    /// [`TraceLine`](super::trace::TraceLine) per line until the client goes.
+    Trace {
+        /// The volume.
+        volume: String,
+        /// How long, in microseconds.
+        slower_us: u64,
+    },
     /// End sessions.
     Kick {
         /// A host, a peer or the number of a session.

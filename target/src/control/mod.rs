@@ -20,6 +20,7 @@ mod snapshot;
 pub mod socket;
 pub mod status;
 mod tally;
+pub mod trace;
 pub(crate) mod upgrade;
 pub(crate) mod volumes;
 
@@ -56,6 +57,7 @@ use persist::Persister;
 use rates::VolumeRates;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
+use trace::Traces;
 use upgrade::{Departure, Upgrades};
 use volumes::{Change, Volumes};
 
@@ -121,6 +123,12 @@ pub(crate) enum Request {
     },
     /// End the sessions of this host, peer or number. The answer: which.
     Kick(String, oneshot::Sender<Vec<String>>),
+    /// Trace the commands of this volume that take at least so long.
+    BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, String>>),
+    /// End the trace of this number.
+    EndTrace(u64),
+    /// The host of a session.
+    HostOf(SessionIndex, oneshot::Sender<String>),
 }
 
 /// What does not change while a target runs.
@@ -150,6 +158,7 @@ pub(crate) struct Control {
     events: Events,
     volumes: Volumes,
     upgrades: Upgrades,
+    traces: Traces,
     destroyer: Destroyer,
     destroyed: mpsc::UnboundedReceiver<Destroyed>,
 }
@@ -231,6 +240,7 @@ impl Control {
             events: Events::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
             upgrades: Upgrades::after(parts.took_over, started + limits.lease),
+            traces: Traces::default(),
             destroyer,
             destroyed,
             description: Description {
@@ -343,6 +353,16 @@ impl Control {
             Request::Change { change, alone, reply } => self.change(&change, alone, reply),
             Request::CloseToOthers { name, which, close, reply } => {
                 let _ = reply.send(self.close_to_others(&name, which, close));
+            }
+            Request::BeginTrace(volume, slower, reply) => {
+                if let Err(Ok(begun)) = reply.send(self.begin_trace(&volume, slower)) {
+                    // Nobody waits for it any more.
+                    self.end_trace(begun.number());
+                }
+            }
+            Request::EndTrace(number) => self.end_trace(number),
+            Request::HostOf(session, reply) => {
+                let _ = reply.send(self.host_of(session));
             }
             Request::Kick(whom, reply) => {
                 let _ = reply.send(self.kick(&whom));

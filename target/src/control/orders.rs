@@ -65,6 +65,7 @@ pub(super) async fn carry_out(
         | Ask::Reload { .. }
         | Ask::Dump
         | Ask::Upgrade { .. }
+        | Ask::Trace { .. }
         | Ask::Kick { .. } => Err("it is no order".to_owned()),
     };
     done.map_or_else(Response::Error, |report| Response::Volume(Box::new(report)))

@@ -20,6 +20,7 @@ use super::orders;
 pub(crate) use super::orders::asked;
 use super::reload;
 use super::reread::Reread;
+use super::trace;
 use super::upgrade;
 
 const LINE_MAX: u64 = 64 << 10;
@@ -116,6 +117,10 @@ async fn serve_one(
         Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
             let gone = reader.read_u8();
             orders::remove_when_unused(&requests, &reread, name, gone).await
+        }
+        Ok(Ask::Trace { volume, slower_us }) => {
+            let what = (volume, Duration::from_micros(slower_us));
+            return trace::stream(&requests, what, &mut write, reader.read_u8()).await;
         }
         Ok(order) => orders::carry_out(&requests, &reread, order).await,
         Err(error) => Response::Error(format!("not a request: {error}")),

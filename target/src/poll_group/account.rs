@@ -1,9 +1,10 @@
 //! What is counted of block commands: when one begins to wait, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
-use rblk_protocol::{Opcode, Status, Tag};
+use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 
 use super::slow::SlowIo;
+use super::trace::TracedIo;
 use super::turn::Turn;
 use crate::connection::{Connection, ConnectionParams};
 use crate::request::{Event, Request};
@@ -93,7 +94,7 @@ fn record<S: Store>(
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
     if begun {
-        end(params, request, turn, volume, kind);
+        end(params, request, turn, volume, (kind, failed));
     } else {
         volume.latency.record_one_turn(kind, turn.cq_age.get());
     }
@@ -106,7 +107,7 @@ fn end<S: Store>(
     request: &mut Request,
     turn: &Turn<S>,
     volume: &VolumeStats,
-    kind: IoKind,
+    (kind, failed): (IoKind, bool),
 ) {
     params.io.end();
     volume.io.end();
@@ -116,7 +117,7 @@ fn end<S: Store>(
         Some(Took::Longer(stages)) => {
             volume.latency.record(kind, &stages);
             if turn.slow.is_slow(stages.total()) {
-                note_slow(params, request, turn, stages);
+                note_slow(params, request, turn, (stages, failed));
             }
         }
     }
@@ -127,11 +128,20 @@ fn note_slow<S: Store>(
     params: &ConnectionParams,
     request: &Request,
     turn: &Turn<S>,
-    stages: Stages,
+    (stages, failed): (Stages, bool),
 ) {
     let Some(opcode) = request.opcode() else { return };
     let (volume, session) = (request.span().volume, params.session);
     let total = stages.total();
+    if let Some(ring) = turn.slow.ring_for(volume, total) {
+        let queue = match params.kind {
+            ConnectionKind::Io { queue } => queue,
+            ConnectionKind::Admin => 0,
+        };
+        let (at, group) = (turn.now, turn.group);
+        let io = TracedIo { at, group, session, queue, opcode, offset: 0, len: 0, failed, stages };
+        ring.push(io.of(request.span()));
+    }
     turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 

@@ -6,6 +6,7 @@ use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
 use super::slow::SlowIo;
+use super::trace::TraceRing;
 use crate::cache::StoreFailure;
 use crate::connection::{BounceMemory, ConnectionParams};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
@@ -151,6 +152,8 @@ pub enum ToGroup {
         /// The answer to the peer.
         accept: AcceptParams,
     },
+    /// Tell this ring of slow commands, or (`None`) none any more.
+    Trace(Option<Arc<TraceRing>>),
     /// What concerns a session, and all poll groups alike.
     Notice(Notice),
     /// The QP of a connection that [ended](FromGroup::Ended) is destroyed: what was lent to its

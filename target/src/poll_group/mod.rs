@@ -51,6 +51,7 @@ mod respond;
 pub mod slow;
 mod steps;
 pub mod thread;
+pub(crate) mod trace;
 mod turn;
 mod write;
 mod zeroing;

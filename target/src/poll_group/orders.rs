@@ -31,6 +31,7 @@ impl<S: Store> PollGroup<S> {
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
             }
+            ToGroup::Trace(ring) => self.turn.slow.trace(ring),
             ToGroup::Notice(notice) => self.take_notice(notice),
             ToGroup::Destroyed { connection } => self.on_destroyed(connection),
             ToGroup::Adopt { connection: id, session, epoch, silence }

@@ -6,10 +6,12 @@
 //! command that is not answered yet is not told.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::Opcode;
 
+use super::trace::TraceRing;
 use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 use crate::traffic::Stages;
@@ -37,7 +39,12 @@ pub struct SlowIo {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct SlowIos {
+    // What takes less is not looked at: the smaller one of the next two.
     threshold_us: u64,
+    // What control is told of.
+    told_us: u64,
+    // What somebody traces.
+    ring: Option<Arc<TraceRing>>,
     slowest: Cell<Option<SlowIo>>,
     told: Option<Instant>,
 }
@@ -45,7 +52,8 @@ pub(super) struct SlowIos {
 impl Default for SlowIos {
     /// None is slow.
     fn default() -> Self {
-        Self { threshold_us: u64::MAX, slowest: Cell::new(None), told: None }
+        let (threshold_us, told_us) = (u64::MAX, u64::MAX);
+        Self { threshold_us, told_us, ring: None, slowest: Cell::new(None), told: None }
     }
 }
 
@@ -53,7 +61,20 @@ impl SlowIos {
     /// Those that take at least so long.
     pub(super) fn above(threshold: Duration) -> Self {
         let threshold_us = u64::try_from(threshold.as_micros()).unwrap_or(u64::MAX);
-        Self { threshold_us, ..Self::default() }
+        Self { threshold_us, told_us: threshold_us, ..Self::default() }
+    }
+
+    /// Also fills this ring from now on, or (`None`) none.
+    pub(super) fn trace(&mut self, ring: Option<Arc<TraceRing>>) {
+        let traced_us = ring.as_ref().map_or(u64::MAX, |ring| ring.threshold_us());
+        self.threshold_us = self.told_us.min(traced_us);
+        self.ring = ring;
+    }
+
+    /// The ring for a command that took so long, if it is traced.
+    #[cold]
+    pub(super) fn ring_for(&self, volume: VolumeIndex, total_us: u64) -> Option<&TraceRing> {
+        self.ring.as_deref().filter(|ring| ring.wants(volume, total_us))
     }
 
     /// Whether a time is one to tell.
@@ -62,9 +83,12 @@ impl SlowIos {
         total_us >= self.threshold_us
     }
 
-    /// Keeps it if it is the slowest.
+    /// Keeps it for control if it is slow enough for that, and the slowest.
     #[cold]
     pub(super) fn note(&self, slow: SlowIo) {
+        if slow.total < self.told_us {
+            return;
+        }
         let kept = match self.slowest.get() {
             None => slow,
             Some(kept) if kept.total >= slow.total => SlowIo { others: kept.others + 1, ..kept },
@@ -111,5 +135,22 @@ mod tests {
         assert_eq!(all.take(now + PACE), Some(slow(8000)));
         assert_eq!(all.take(now + 2 * PACE), None);
         assert!(!SlowIos::default().is_slow(u64::MAX - 1), "off");
+    }
+
+    #[test]
+    fn a_trace_lowers_the_bound_of_its_volume_and_ends_with_its_ring() {
+        for told in [None, Some(Duration::from_millis(5))] {
+            let mut all = told.map_or_else(SlowIos::default, SlowIos::above);
+            let ring = TraceRing::new(VolumeIndex(0), Duration::from_millis(2));
+            all.trace(Some(Arc::new(ring)));
+            assert!(!all.is_slow(1999) && all.is_slow(2000));
+            assert!(all.ring_for(VolumeIndex(0), 2000).is_some());
+            assert!(all.ring_for(VolumeIndex(1), 9000).is_none(), "of another volume");
+            all.note(slow(4999));
+            assert_eq!(all.take(Instant::now()), None, "control is told of what it was before");
+            all.trace(None);
+            assert!(all.ring_for(VolumeIndex(0), 9000).is_none());
+            assert!(!all.is_slow(4999) && all.is_slow(5000) == told.is_some());
+        }
     }
 }
