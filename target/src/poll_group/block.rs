@@ -97,10 +97,10 @@ fn begin<S: Store>(
             let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
             return read::start(connection, turn, command, cut, ahead);
         }
-        (Opcode::Read, Placement::Memory(_)) => {
-            if read::send_memory(connection, turn, command, span) {
-                return Ok(());
-            }
+        (Opcode::Read, Placement::Memory(_))
+            if read::send_memory(connection, turn, command, span) =>
+        {
+            return Ok(());
         }
         // Most writes that bring their data are of one part.
         (Opcode::Write, Placement::Store) if has_data && cut.is_own(span) => {
