@@ -175,7 +175,7 @@ fn nobody_else_gets_in() {
     match Client::connect(&bed.target.address, "a", 2).unwrap_err() {
         SessionError::Refused { reject, .. } => {
             assert_eq!(reject.reason, Some(RejectReason::NotAllowed));
-            assert!(reject.text.contains("target_keys"), "{}", reject.text);
+            assert!(reject.text.contains("prove their keys"), "{}", reject.text);
         }
         other => panic!("{other}"),
     }

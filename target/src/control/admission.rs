@@ -409,7 +409,7 @@ mod tests {
         for kind in [ConnectionKind::Admin, ConnectionKind::Io { queue: 0 }] {
             let refused = agree(&asked(kind), &house(true), &device).unwrap_err();
             assert_eq!(refused.reason, RejectReason::NotAllowed);
-            assert!(refused.text.contains("target_keys"), "{}", refused.text);
+            assert!(refused.text.contains("prove their keys"), "{}", refused.text);
             let able = HelloRequest { features: Features::AUTH, ..asked(kind) };
             assert!(agree(&able, &house(true), &device).unwrap().features.has(Features::AUTH));
             // One that asks for no proof says so, and the initiator decides.

@@ -45,11 +45,14 @@ fn commands(block: &Block) -> Vec<Vec<String>> {
     parts.filter_map(of_program).collect()
 }
 
-/// The words of a command of one of the programs, without what stands before its name.
+/// The words of a command of one of the programs, without what stands before its name, what its
+/// output goes to, and the quotes of a word.
 fn of_program(command: &str) -> Option<Vec<String>> {
-    let words = command.split_whitespace().take_while(|word| !word.starts_with('#'));
+    let is_after = |word: &&str| word.starts_with(['#', '>']) || *word == "&";
+    let words = command.split_whitespace().take_while(|word| !is_after(word));
     let is_before = |word: &&str| *word == "sudo" || word.contains('=');
-    let words: Vec<String> = words.skip_while(is_before).map(str::to_owned).collect();
+    let unquoted = |word: &str| word.trim_matches('\'').to_owned();
+    let words: Vec<String> = words.skip_while(is_before).map(unquoted).collect();
     PROGRAMS.contains(&words.first()?.as_str()).then_some(words)
 }
 
@@ -109,6 +112,7 @@ fn a_wrong_command_line_is_a_fault() {
         "sudo rblk-target serve --file vol0=/srv/vol0.img   # a remark",
         "A=b rblk-initiator mount 192.0.2.1 vol0",
         "mkfs.ext4 --whatever /dev/ublkb0",
+        "rblk-target serve --file 'vol0=/srv/vol0.img' >/srv/log 2>&1 &",
     ] {
         assert_eq!(fault(right), None);
     }
