@@ -239,7 +239,7 @@ mod tests {
     fn a_clone_has_the_bytes_or_the_error_says_why() {
         let directory = tempfile::tempdir().unwrap();
         let (source, to) = (directory.path().join("a.img"), directory.path().join("b.img"));
-        let bytes: Vec<u8> = (0..3_u32 << 20).map(|at| (at / 4096) as u8).collect();
+        let bytes: Vec<u8> = (0..3_u32 << 20).map(|at| (at / 4096).to_le_bytes()[0]).collect();
         fs::write(&source, &bytes).unwrap();
         let (clone, backing) = (CloneFile::begin(&to).unwrap(), backing(&source));
         let probed = clone.probe(&backing).map_err(|error| error.to_string());

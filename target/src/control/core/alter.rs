@@ -162,10 +162,7 @@ pub enum Step {
 impl Step {
     // A step that may fail late, and can be given up: what it waits for changes nothing.
     fn has_deadline(self) -> bool {
-        matches!(
-            self,
-            Self::Close | Self::WriteBack | Self::Quiet | Self::Hold | Self::Clone
-        )
+        matches!(self, Self::Close | Self::WriteBack | Self::Quiet | Self::Hold | Self::Clone)
     }
 
     // What did not end in time.
