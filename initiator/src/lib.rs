@@ -23,6 +23,7 @@ mod examples;
 pub mod identity;
 pub mod inflight;
 pub mod io;
+pub mod journal;
 pub mod log_file;
 pub mod mount;
 pub mod path;

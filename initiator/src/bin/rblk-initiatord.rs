@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use rblk_config::journal::JournalFormat;
 use rblk_config::{ByteSize, Exit, Log, LogWriter, said_once};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
@@ -14,6 +15,7 @@ use rblk_initiator::args::{
     exit_of,
 };
 use rblk_initiator::identity::host_identity;
+use rblk_initiator::journal::{MountFields, MountJournal};
 use rblk_initiator::log_file::LogFile;
 use rblk_initiator::mount::{OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
@@ -25,15 +27,16 @@ use tracing_subscriber::EnvFilter;
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let (mut log, writer) = Log::new();
+    let (log, writer) = Log::new();
+    let mut lines = Lines { log, journal: None, fields: MountFields::default() };
     let result = match Cli::parse().command {
         Command::Mount(args) => {
-            start_log(writer, args.verbose, "info");
-            mount(&args, &mut log)
+            lines.begin(writer, args.verbose);
+            mount(&args, &mut lines)
         }
         Command::Recover(args) => {
-            start_log(writer, args.verbose, "info");
-            recover(&args, &mut log)
+            lines.begin(writer, args.verbose);
+            recover(&args, &mut lines)
         }
         Command::Discover { address, timeout, output, identity } => {
             start_log(writer, 0, "error");
@@ -62,7 +65,7 @@ fn main() -> ExitCode {
             return Exit::Usage.into();
         }
     };
-    log.end(LOG_PATIENCE, stderr());
+    lines.end();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -80,15 +83,60 @@ fn die_of_closed_pipes() {
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
-fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
+/// The lines of the log, and where they go: to the journal where that reads the standard error, to
+/// the file of the mount, or to the standard error.
+struct Lines {
+    log: Log,
+    // Until the thread of the log has it.
+    journal: Option<MountJournal>,
+    fields: MountFields,
+}
+
+impl Lines {
+    /// Takes lines from now on. None is written yet.
+    fn begin(&mut self, writer: LogWriter, verbose: u8) {
+        self.journal = MountJournal::of_stderr(self.fields.clone());
+        if self.journal.is_none() {
+            return start_log(writer, verbose, "info");
+        }
+        tracing_subscriber::fmt()
+            .with_env_filter(filter(verbose, "info"))
+            .log_internal_errors(false)
+            .event_format(JournalFormat { program: "rblk-initiator" })
+            .with_writer(move || writer.clone())
+            .init();
+    }
+
+    /// Starts the thread that writes the lines, with the namespaces and rights of the caller.
+    fn start(&mut self) -> std::io::Result<()> {
+        match (self.journal.take(), LogFile::of_stderr()) {
+            (Some(journal), _) => self.log.start(journal),
+            (None, Some(file)) => self.log.start(file),
+            (None, None) => self.log.start(stderr()),
+        }
+    }
+
+    /// Waits until every line is written.
+    fn end(&mut self) {
+        match self.journal.take() {
+            Some(journal) => self.log.end(LOG_PATIENCE, journal),
+            None => self.log.end(LOG_PATIENCE, stderr()),
+        }
+    }
+}
+
+fn filter(verbose: u8, quiet: &str) -> EnvFilter {
     let level = match verbose {
         0 => quiet,
         1 => "debug",
         _ => "trace",
     };
-    let filter = EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level))
+}
+
+fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter(verbose, quiet))
         .with_writer(move || writer.clone())
         .with_target(false)
         // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
@@ -98,17 +146,19 @@ fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
         .init();
 }
 
-fn mount(args: &MountArgs, log: &mut Log) -> anyhow::Result<()> {
-    serve(args.foreground, async |on_ready| {
+fn mount(args: &MountArgs, lines: &mut Lines) -> anyhow::Result<()> {
+    serve(args.foreground, lines, async |lines, on_ready| {
         let config = args.configuration()?;
         let name = args.mount_name(&config)?;
-        prepare_process(log)?;
+        lines.fields.named(&name);
+        lines.fields.of_volume(&config.volume);
+        prepare_process(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
         rblk_initiator::mount::run(&config, &name, host, args.take_over, on_ready).await
     })
 }
 
-fn recover(args: &RecoverArgs, log: &mut Log) -> anyhow::Result<()> {
+fn recover(args: &RecoverArgs, lines: &mut Lines) -> anyhow::Result<()> {
     let Some(name) = &args.which.name else {
         anyhow::bail!("rblk-initiatord serves one mount: name it");
     };
@@ -119,8 +169,9 @@ fn recover(args: &RecoverArgs, log: &mut Log) -> anyhow::Result<()> {
         println!("{CHECKED}{}", env!("CARGO_PKG_VERSION"));
         return Ok(());
     }
-    serve(args.foreground, async |on_ready| {
-        prepare_process(log)?;
+    serve(args.foreground, lines, async |lines, on_ready| {
+        lines.fields.named(name);
+        prepare_process(lines)?;
         rblk_initiator::mount::recover(name, args.lock_on_stdin, on_ready).await
     })
 }
@@ -128,12 +179,15 @@ fn recover(args: &RecoverArgs, log: &mut Log) -> anyhow::Result<()> {
 /// Serves a mount to its end, and reports how its start ended.
 fn serve(
     foreground: bool,
-    mount: impl AsyncFnOnce(OnReady<'_>) -> anyhow::Result<()>,
+    lines: &mut Lines,
+    mount: impl AsyncFnOnce(&mut Lines, OnReady<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut reported = false;
+    let fields = lines.fields.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(mount(&mut |status| {
+    let result = runtime.block_on(mount(lines, &mut |status| {
         reported = true;
+        fields.ready(status);
         report(foreground, &Report::Mounted(Box::new(status.clone())));
     }));
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -174,7 +228,7 @@ fn report(foreground: bool, report: &Report) {
 /// Prepares this process to serve a block device. It needs a mount namespace of its own: otherwise
 /// its exit can wait for a file system on its own device. And its allocations must not wait for
 /// writeback. Then it gives up the rights that it does not need any more. It has one thread.
-fn prepare_process(log: &mut Log) -> anyhow::Result<()> {
+fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if !nix::unistd::geteuid().is_root() {
@@ -205,12 +259,7 @@ fn prepare_process(log: &mut Log) -> anyhow::Result<()> {
     load_tls();
     rblk_initiator::privileges::drop_what_is_not_needed().context("giving up capabilities")?;
     // A thread inherits all of it.
-    let started = match LogFile::of_stderr() {
-        Some(file) => log.start(file),
-        None => log.start(stderr()),
-    };
-    started.context("a thread for the log")?;
-    Ok(())
+    lines.start().context("a thread for the log")
 }
 
 /// Lets the kernel load its TLS (module `tls`): it does so only for a process that has

@@ -286,6 +286,7 @@ impl Ledger {
 
 fn tell_failed(mode: OnLoss) {
     tracing::error!(
+        rblk_event = "lost-writes",
         on_loss = mode.word(),
         "lost: the target failed a FLUSH, so acknowledged writes may be lost; {}",
         mode.consequence()

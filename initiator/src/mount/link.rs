@@ -228,7 +228,11 @@ impl Link {
                 Act::Try(attempt) => self.begin_try(attempt, around),
                 Act::Fail => {
                     let after = self.config.fail_after.unwrap_or_default();
-                    tracing::error!(%after, "the target is gone for too long: requests fail until it is back");
+                    tracing::error!(
+                        rblk_event = "fail-after",
+                        %after,
+                        "the target is gone for too long: requests fail until it is back"
+                    );
                     around.queues.fail(Some(EIO));
                 }
                 Act::Hold => around.queues.hold(),
@@ -247,7 +251,11 @@ impl Link {
                 format!("going back to {}", better.unwrap_or_default())
             }
         };
-        tracing::info!(why, "leaving the target; requests wait until it is connected again");
+        tracing::info!(
+            rblk_event = "leave",
+            why,
+            "leaving the target; requests wait until it is connected again"
+        );
         // Back to a better address, or to the next version of the target, is no loss, and takes a
         // moment.
         let shown = matches!(leaving, Leaving::Drain).then_some(why.as_str());
@@ -327,7 +335,7 @@ impl Link {
                 }
             }
             Err(error) if error.is::<VolumeChanged>() => {
-                tracing::error!("{error}");
+                tracing::error!(rblk_event = "volume-lost", "{error}");
                 self.history.over(error.to_string());
                 around.queues.fail(Some(EIO));
             }
@@ -351,6 +359,7 @@ impl Link {
 
     fn on_fenced(&mut self, by: &str, text: String, around: &mut Around<'_>) {
         tracing::error!(
+            rblk_event = "fence",
             by,
             "fenced: another host has the volume now; every request fails, permanently. Unmount, and mount \
              again when the volume is free"
@@ -400,7 +409,7 @@ impl Link {
             around.queues.fail(None);
         }
         let (epoch, address) = (self.epoch(), &self.setup.endpoint.address);
-        tracing::info!(?stalled, epoch, address, "connected again");
+        tracing::info!(rblk_event = "resume", ?stalled, epoch, address, "connected again");
     }
 
     /// The path of a queue ended.
@@ -468,6 +477,7 @@ impl Link {
 
     fn say_removed(&self, queues: &Queues) {
         tracing::error!(
+            rblk_event = "volume-removed",
             volume = %self.setup.volume_name,
             "the target removed the volume: requests fail until it serves the volume again. Unmount, or add the \
              volume again at the target"
@@ -479,7 +489,7 @@ impl Link {
         let Some(session) = &self.session else { return };
         let address = session.address.to_string();
         self.course.lose(loss, Instant::now(), random());
-        tracing::warn!(why, address, "lost the target; requests wait");
+        tracing::warn!(rblk_event = "loss", why, address, "lost the target; requests wait");
         self.disconnect(Some(why), queues);
     }
 

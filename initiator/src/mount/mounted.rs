@@ -461,7 +461,7 @@ impl Mount {
         force: bool,
         from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     ) -> anyhow::Result<()> {
-        tracing::info!(device = self.disk(), force, "unmounting");
+        tracing::info!(rblk_event = "unmount", device = self.disk(), force, "unmounting");
         self.link.abort_tries();
         if force {
             self.give_up_requests();

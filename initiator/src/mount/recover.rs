@@ -119,6 +119,7 @@ pub(super) async fn take_over(
     mount.start_queues(&device, &outbox)?;
     let device = start_device(&mut mount, device, &mut from_queues, signals).await?;
     tracing::info!(
+        rblk_event = "recover",
         device = mount.disk(),
         dead = note.pid,
         times = recovered_times(&note),

@@ -113,6 +113,7 @@ impl Serving {
 fn announce(mount: &Mount, device: &mut Device, on_ready: OnReady<'_>) {
     let status = mount.status();
     tracing::info!(
+        rblk_event = "mount",
         device = status.device,
         volume = status.volume,
         address = status.address,

@@ -123,6 +123,7 @@ pub async fn settle(
             );
         }
         Judgement::Lost { writes, .. } => tracing::error!(
+            rblk_event = "lost-writes",
             writes,
             "lost: the target lost its memory, so acknowledged writes that were not flushed may be lost; \
              {consequence}. --retain would have kept them"
@@ -133,12 +134,14 @@ pub async fn settle(
             }
             if *doubt {
                 tracing::error!(
+                    rblk_event = "lost-writes",
                     "lost: the target lost its memory, so writes that the process before this one acknowledged may \
                      be lost; {consequence}"
                 );
             }
             if rewritten {
                 tracing::warn!(
+                    rblk_event = "rewrite",
                     writes = log.writes(),
                     pieces = log.pieces().len(),
                     took = ?begun.elapsed(),
@@ -162,6 +165,7 @@ async fn rewrite(
     match error.downcast_ref::<ReplayError>() {
         Some(ReplayError::Refused(_)) => {
             tracing::error!(
+                rblk_event = "lost-writes",
                 writes = log.writes(),
                 %error,
                 "lost: acknowledged writes that were not flushed may be lost; {}",

@@ -5,7 +5,7 @@
 //! time stays a time, and a size a size.
 
 /// Columns whose numbers vary: counts, rates, times, parts, and how much is cached.
-const COLUMNS: [&str; 38] = [
+const COLUMNS: [&str; 40] = [
     "R/s",
     "W/s",
     "MiB/s",
@@ -44,26 +44,30 @@ const COLUMNS: [&str; 38] = [
     "NUMBER",
     "EPOCH",
     "GROUP",
+    "DELAYED",
+    "MEAN DELAY",
 ];
 /// Columns that are not of capitals alone.
-const MIXED: [&str; 14] = [
+const MIXED: [&str; 15] = [
     "R/s", "W/s", "MiB/s", "rMiB/s", "wMiB/s", "p99", "p99 R", "p99 W", "rP50", "rP99", "wP50",
-    "wP99", "IN", "R",
+    "wP99", "IN", "R", "BYTES/S",
 ];
 /// Commands whose numbers in words vary, too.
-const COUNTED: [&str; 5] = [
+const COUNTED: [&str; 6] = [
     "rblk-target status -v",
     "rblk-target top",
+    "rblk-target trace",
     "rblk-initiator top",
     "rblk-initiator status",
     "rblk-initiator metrics",
 ];
 /// What follows these words in a line of these commands: times, processes, versions, and what the
 /// machine has.
-const REST: [(&str, &str); 12] = [
+const REST: [(&str, &str); 13] = [
     ("rblk-target check", "running target (process "),
     ("rblk-target status", "serving, up "),
     ("rblk-target drain", "stopped after "),
+    ("rblk-target trace", " queue "),
     ("rblk-target doctor", "runs, process "),
     ("rblk-target doctor", "ok kernel "),
     ("rblk-target doctor", "ok clock "),
@@ -74,6 +78,13 @@ const REST: [(&str, &str); 12] = [
     ("dd ", "copied, "),
     ("resize2fs ", "resize2fs 1."),
 ];
+
+/// The one word that follows these in a line of these commands varies: the rest of the line counts.
+const NEXT: [(&str, &str); 2] =
+    [("rblk-target upgrade", "process"), ("rblk-target upgrade", "pause")];
+
+/// What a command of a trace is: a file system writes of its own accord, too.
+const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "write-zeroes"];
 
 /// How lines of these commands begin that are said or not: a drain that is done at once has none.
 const PASSING: [(&str, &str); 1] = [("rblk-target drain", "draining: ")];
@@ -154,9 +165,20 @@ fn parts(command: &str, lines: &[String]) -> Vec<Part> {
     parts
 }
 
-/// A line without what varies whole: times of day, ports, and the rest behind some words.
+/// A line without what varies whole: times of day, ports, the word or the rest behind some words.
 fn masked(command: &str, line: &str) -> String {
-    let words: Vec<String> = line.split(' ').map(|word| no_port(no_moment(word))).collect();
+    let mut words: Vec<String> = line.split(' ').map(|word| no_port(no_moment(word))).collect();
+    for (_, before) in NEXT.iter().filter(|(of, _)| command.starts_with(of)) {
+        if let Some(at) = words.iter().position(|word| word == before)
+            && let Some(next) = words.get_mut(at + 1)
+        {
+            "...".clone_into(next);
+        }
+    }
+    if command.starts_with("rblk-target trace") {
+        let operation = words.iter_mut().find(|word| OPERATIONS.contains(&word.as_str()));
+        operation.into_iter().for_each(|word| "OPERATION".clone_into(word));
+    }
     let line = words.join(" ").trim_end().to_owned();
     let said = line.split_whitespace().collect::<Vec<_>>().join(" ");
     for (of, after) in REST {
@@ -167,9 +189,10 @@ fn masked(command: &str, line: &str) -> String {
     line
 }
 
-/// `2026-01-02T03:04:05Z` is a moment.
+/// `2026-01-02T03:04:05Z` is a moment, and so is one with milliseconds.
 fn no_moment(word: &str) -> &str {
-    let is_one = word.len() == 20 && word.ends_with('Z') && word.as_bytes()[10] == b'T';
+    let is_one =
+        [20, 24].contains(&word.len()) && word.ends_with('Z') && word.as_bytes()[10] == b'T';
     if is_one { "MOMENT" } else { word }
 }
 
@@ -270,6 +293,28 @@ mod tests {
         assert!(fits("rblk-target status", up, "store1  serving, up 2m 1s, rblk 0.1.0, pid 9"));
         assert!(!fits("rblk-target status", up, "store1  draining, up 1s, rblk 0.1.0, pid 175"));
         assert!(!fits("rblk-target drain", "stopped after 1 s", ""));
+    }
+
+    #[test]
+    fn an_upgrade_may_pause_and_sends_nothing_again() {
+        let sample = "process 7 serves anew, by the same version 0.1.0\n\
+                      pause 180 ms, mounts back 1 of 1, requests sent again 0";
+        let upgrade = |said: &str| fits("rblk-target upgrade", sample, said);
+        assert!(upgrade(&sample.replace("180", "9").replace("process 7", "process 12")));
+        for (from, to) in [("again 0", "again 1"), ("1 of 1", "0 of 1"), ("0.1.0", "0.2.0")] {
+            assert!(!upgrade(&sample.replace(from, to)), "{from} for {to}");
+        }
+    }
+
+    #[test]
+    fn a_slow_command_varies_in_what_it_waited_for() {
+        let line = "2026-11-23T08:00:00.123Z    15.2ms write lba 2048 4KiB client1 session 3 queue 2: \
+                    data 0.2ms, store 15.0ms";
+        let other = "2026-11-23T09:01:02.003Z     1.2ms write lba 99 64KiB client1 session 4 queue 0: \
+                     store 1.0ms";
+        let trace = |said: &str| fits("rblk-target trace vol0", line, said);
+        assert!(trace(&other.replace("write", "flush")) && !trace(&other.replace("write", "walk")));
+        assert!(!trace(&other.replace("client1", "-")));
     }
 
     #[test]

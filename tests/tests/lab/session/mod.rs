@@ -37,11 +37,15 @@ const LOOKS: [&str; 13] = [
 const PATIENCE: Duration = Duration::from_secs(20);
 const SETTLED: Duration = Duration::from_secs(2);
 /// Fewer would not be the session that the document promises.
-const COMMANDS_LEAST: usize = 40;
+const COMMANDS_LEAST: usize = 55;
 /// The address of the target in the document.
 const ADDRESS: &str = "192.0.2.1";
 
-/// What the document calls otherwise than the lab: the address of the target, and keys.
+/// Where the programs are in the document.
+const PROGRAMS: &str = "/usr/bin";
+
+/// What the document calls otherwise than the lab: the address of the target, the place of the
+/// programs, and keys.
 struct Names(Vec<(String, String)>);
 
 impl Names {
@@ -102,7 +106,9 @@ fn step(
 
 fn type_all(lab: &Lab, session: &mut Session) -> Vec<String> {
     let hosts = Hosts::start(lab);
-    let mut names = Names(vec![(ADDRESS.to_owned(), lab.host().to_owned())]);
+    let programs = lab.programs().display().to_string();
+    let mut names =
+        Names(vec![(ADDRESS.to_owned(), lab.host().to_owned()), (PROGRAMS.to_owned(), programs)]);
     let mut faults = Vec::new();
     let mut commands = 0;
     for item in &mut session.items {
