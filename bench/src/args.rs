@@ -264,6 +264,8 @@ pub enum Growth {
     Arena,
     /// Mounts that are made at once, with keys and without: time until they are there.
     Connect,
+    /// Queues of another volume that are never idle: p99 of a quiet volume beside them.
+    Neighbour,
     /// Nothing: processor time of mounts that have nothing to do.
     Idle,
 }

@@ -31,9 +31,28 @@ const IO_LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of the smallest I/O here.
 pub(super) const BLOCK: u64 = 4096;
 
+/// What a client opens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    /// How it opens the volume.
+    pub(super) mode: AccessMode,
+    /// Commands that its queue holds.
+    pub(super) depth: u16,
+}
+
+impl Wish {
+    /// A client that reads.
+    pub(super) const READ: Self = Self { mode: AccessMode::ReadOnly, depth: DEPTH };
+}
+
 /// Memory for the data of a queue; queues that move no data may share one.
 pub(super) fn buffers() -> Result<Arc<Region>> {
-    Ok(Region::allocate(IO_MAX as usize * usize::from(DEPTH), PageKind::Normal)?)
+    buffers_of(DEPTH)
+}
+
+/// Memory for the data of a queue of this depth.
+pub(super) fn buffers_of(depth: u16) -> Result<Arc<Region>> {
+    Ok(Region::allocate(IO_MAX as usize * usize::from(depth), PageKind::Normal)?)
 }
 
 /// A session and its queue.
@@ -44,7 +63,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Connects, logs in, opens a volume for reading, connects a queue and waits until it is ready.
+    /// Connects, logs in, opens a volume, connects a queue and waits until it is ready.
     pub(super) fn connect(
         runtime: &Runtime,
         target: &Target,
@@ -52,9 +71,20 @@ impl Client {
         number: u32,
         buffers: &Arc<Region>,
     ) -> Result<Self> {
+        Self::connect_to(runtime, target, (volume, Wish::READ), number, buffers)
+    }
+
+    /// The same with a wish.
+    pub(super) fn connect_to(
+        runtime: &Runtime,
+        target: &Target,
+        volume: (&str, Wish),
+        number: u32,
+        buffers: &Arc<Region>,
+    ) -> Result<Self> {
         let credentials = target.keys().map(Keys::credentials).transpose()?;
         let address = target.address();
-        let begun = Self::begin(address, credentials.as_ref(), volume, number, buffers);
+        let begun = Self::begin_to(address, credentials.as_ref(), volume, number, buffers);
         let mut client = runtime.block_on(begun)?;
         client.until_ready()?;
         Ok(client)
@@ -68,17 +98,27 @@ impl Client {
         number: u32,
         buffers: &Arc<Region>,
     ) -> Result<Self> {
+        Self::begin_to(address, credentials, (volume, Wish::READ), number, buffers).await
+    }
+
+    async fn begin_to(
+        address: &Address,
+        credentials: Option<&Credentials>,
+        (volume, wish): (&str, Wish),
+        number: u32,
+        buffers: &Arc<Region>,
+    ) -> Result<Self> {
         let mut id = [0xbe; 16];
         id[..4].copy_from_slice(&number.to_le_bytes());
         id[4..8].copy_from_slice(&std::process::id().to_le_bytes());
         let name = Name::new(&format!("bench-{number}")).context("a name")?;
         let host = HostIdentity { id: HostId(id), name };
         let options = ConnectOptions { timeout: CONNECT_LIMIT, bind: None, detect: DETECT };
-        let depth = QueueDepth::new(DEPTH).context("a depth")?;
+        let depth = QueueDepth::new(wish.depth).context("a depth")?;
         let volume = Name::new(volume).context("a volume's name")?;
         let mut session = Session::connect(address, &options, &host, credentials, None).await?;
-        let opened = session.open(&volume, AccessMode::ReadOnly).await?;
-        let wish = QueueWish {
+        let opened = session.open(&volume, wish.mode).await?;
+        let queue = QueueWish {
             depth,
             io_max_bytes: IO_MAX,
             in_capsule_bytes: 4096,
@@ -87,7 +127,7 @@ impl Client {
             lanes: None,
             queues: 1,
         };
-        let path = session.connect_queue(0, wish, opened.handle, buffers).await?;
+        let path = session.connect_queue(0, queue, opened.handle, buffers).await?;
         let block_size = BlockSize::new(opened.block_size.bytes()).context("a block size")?;
         let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
         engine.connect(path, Instant::now());
@@ -114,6 +154,27 @@ impl Client {
             std::thread::yield_now();
         }
         Ok(())
+    }
+
+    /// Begins an I/O.
+    pub(super) fn submit(&mut self, tag: u16, op: IoOp, offset: u64, len: u64) -> Result<()> {
+        let io = Io::new(op, offset, len, self.block_size)
+            .with_context(|| format!("{len} bytes at {offset} are no whole blocks"))?;
+        self.engine.submit(Tag(tag), io).ok().context("the tag is in use")
+    }
+
+    /// Gives the tags of I/Os that ended to `done`, and says whether anything happened.
+    pub(super) fn look(&mut self, mut done: impl FnMut(u16)) -> Result<bool> {
+        let mut failed = None;
+        let busy = self.engine.turn(Instant::now(), |tag, result| {
+            failed = failed.or((result < 0).then_some(result));
+            done(tag.0);
+        });
+        if let Some((end, _)) = self.engine.take_ended() {
+            bail!("the queue was lost: {end:?}");
+        }
+        ensure!(failed.is_none(), "an I/O gave {failed:?}");
+        Ok(busy)
     }
 
     /// Reads once, to nowhere in particular.

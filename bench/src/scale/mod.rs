@@ -6,6 +6,7 @@
 //! | `blocks` | the file behind a volume, and the cache before it: a hit and a miss |
 //! | `connect` | sessions and mounts that connect at once, with keys and without |
 //! | `mounts` | queues of a mount, mounted volumes (IOPS, memory), and idle mounts |
+//! | `neighbour` | queues of another volume that are never idle: the p99 of a quiet one beside them |
 //! | [`fit`], `plot` | the exponent of growth |
 //! | `target`, `client` | a target in a process of its own, and a session without a block device |
 //!
@@ -18,6 +19,7 @@ mod client;
 mod connect;
 pub mod fit;
 mod mounts;
+mod neighbour;
 mod plot;
 mod sessions;
 mod target;
@@ -122,6 +124,7 @@ pub fn run(args: &ScaleArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
         Growth::FileSize,
         Growth::Arena,
         Growth::Connect,
+        Growth::Neighbour,
         Growth::Idle,
     ];
     let wanted = |growth: &Growth| args.what.is_empty() || args.what.contains(growth);
@@ -170,6 +173,10 @@ fn one(setting: &Setting, args: &ScaleArgs, growth: Growth, scale: &mut Scale) -
             let plots = connect::measure(setting, args.volumes)?;
             plots.into_iter().for_each(|plot| put(scale, plot));
         }
+        Growth::Neighbour => {
+            let plots = neighbour::measure(setting)?;
+            plots.into_iter().for_each(|plot| put(scale, plot));
+        }
         Growth::Idle => {
             let time = Duration::from_secs(args.idle_seconds.max(1).into());
             let (_, idle) = mounts::volumes(setting, args.volumes, false, Some(time))?;
@@ -195,6 +202,7 @@ fn key(growth: Growth) -> &'static str {
         Growth::FileSize => "latency-by-file-size",
         Growth::Arena => "latency-by-arena",
         Growth::Connect => "time-by-mounts-at-once",
+        Growth::Neighbour => "p99-by-neighbour",
         Growth::Idle => "idle",
     }
 }
@@ -207,6 +215,7 @@ fn title(growth: Growth) -> &'static str {
         Growth::FileSize => "A read against the size of the file",
         Growth::Arena => "A read against the size of the cache",
         Growth::Connect => "Mounts at once, with keys and without",
+        Growth::Neighbour => "A read beside a volume that is never idle",
         Growth::Idle => "Mounts with nothing to do",
     }
 }
