@@ -29,8 +29,13 @@ pub struct BinnedUs(u64);
 
 impl BinnedUs {
     /// Of a time in microseconds; of more than 71 minutes it is so many.
+    #[inline]
     #[must_use]
     pub fn new(us: u64) -> Self {
+        // Most turns are short, and these times have a bin each.
+        if us < 2 << BITS {
+            return Self(us << 32 | us);
+        }
         let us = us.min(u32::MAX.into());
         // The bin is above the 32 bits of the time.
         Self((bin(us) as u64) << 32 | us)

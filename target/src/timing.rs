@@ -114,6 +114,17 @@ impl Timing {
         self.noted().ready.get_or_insert(now);
     }
 
+    /// Its end, in this turn, if that is the turn that found it and nothing was noted: how long it
+    /// lay in the CQ. `None` changes nothing.
+    #[inline(always)]
+    pub(crate) fn end_in_its_turn(&mut self, now: Micros) -> Option<BinnedUs> {
+        if self.course != Course::Plain || self.found != now {
+            return None;
+        }
+        self.course = Course::None;
+        Some(self.queue)
+    }
+
     /// Its end, in this turn; `None`, if it had not begun.
     #[inline(always)]
     pub(crate) fn end(&mut self, now: Micros) -> Option<Took> {
@@ -200,6 +211,10 @@ mod tests {
         let mut hit = Timing::default();
         hit.begin(at(110), queue);
         assert_eq!(hit.end(at(110)), Some(Took::OneTurn(queue)));
+        hit.begin(at(110), queue);
+        assert_eq!(hit.end_in_its_turn(at(111)), None);
+        assert_eq!(hit.end_in_its_turn(at(110)), Some(queue));
+        assert!(!hit.has_begun() && hit.end_in_its_turn(at(110)).is_none());
         hit.begin(at(110), queue);
         hit.spent(Spent::default());
         let stages = Stages { queue: 10, cache: 40, ..Stages::default() };

@@ -38,6 +38,8 @@ pub(super) struct Access {
     volumes: Vec<Option<Exported>>,
     // By the session's place.
     sessions: Vec<View>,
+    // Some volume or host has limits, or had.
+    has_limits: bool,
 }
 
 /// What one session opened.
@@ -54,6 +56,7 @@ impl Access {
     /// Exports a volume.
     pub(super) fn add(&mut self, volume: Arc<Volume>, stats: Arc<VolumeStats>) {
         let at = wide(volume.index.0);
+        self.has_limits |= volume.limits.is_some();
         if self.volumes.len() <= at {
             self.volumes.resize(at + 1, None);
         }
@@ -73,6 +76,7 @@ impl Access {
     pub(super) fn open_to_commands(&mut self, volume: Arc<Volume>) {
         let place = self.volumes.get_mut(wide(volume.index.0)).and_then(Option::as_mut);
         debug_assert!(place.is_some(), "{} is served and was not announced", volume.name);
+        self.has_limits |= volume.limits.is_some();
         if let Some(place) = place {
             place.volume = Some(volume);
         }
@@ -144,9 +148,17 @@ impl Access {
     /// The host of a session has these limits from now on.
     pub(super) fn set_limits(&mut self, session: SessionIndex, limits: Option<Arc<Limiter>>) {
         self.begin(session);
+        self.has_limits |= limits.is_some();
         if let Some(view) = self.sessions.get_mut(wide(session.index)) {
             view.limits = limits;
         }
+    }
+
+    /// Whether a command may be over a limit: some volume or host has limits, or had. Where none
+    /// ever had, this is all that limits cost.
+    #[inline(always)]
+    pub(super) fn has_limits(&self) -> bool {
+        self.has_limits
     }
 
     /// The limits of the host of a session.
@@ -154,7 +166,7 @@ impl Access {
         self.sessions.get(wide(session.index))?.limits.as_deref()
     }
 
-    /// The volume that a command names, how its session opened it, and the limits of its host.
+    /// The volume that a command names, and how its session opened it.
     ///
     /// # Errors
     /// What the command is told.
@@ -163,7 +175,7 @@ impl Access {
         &self,
         session: SessionIndex,
         command: &CommandCapsule,
-    ) -> Result<(&Volume, AccessMode, Option<&Limiter>), Status> {
+    ) -> Result<(&Volume, AccessMode), Status> {
         let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
         let view = self.sessions.get(wide(session.index)).ok_or(Status::NoSuchVolume)?;
         let opened = view.opened.get(wide(index.0)).copied().flatten();
@@ -176,7 +188,7 @@ impl Access {
         let Some(Exported { volume: Some(volume), .. }) = exported else {
             return Err(Status::VolumeGone);
         };
-        Ok((volume, mode, view.limits.as_deref()))
+        Ok((volume, mode))
     }
 
     /// The volume with that index.

@@ -93,24 +93,26 @@ fn record<S: Store>(
     }
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
-    if begun {
-        end(params, request, turn, volume, (kind, failed));
-    } else {
-        volume.latency.record_one_turn(kind, turn.cq_age.get());
+    if !begun {
+        return volume.latency.record_one_turn(kind, turn.cq_age.get());
+    }
+    params.io.end();
+    volume.io.end();
+    match request.timing().end_in_its_turn(turn.us) {
+        Some(queue) => volume.latency.record_one_turn(kind, queue),
+        None => end_later(params, request, turn, volume, (kind, failed)),
     }
 }
 
-/// A command that had begun is answered.
+/// A command that had begun is answered in a later turn, or noted something.
 #[inline(never)]
-fn end<S: Store>(
+fn end_later<S: Store>(
     params: &ConnectionParams,
     request: &mut Request,
     turn: &Turn<S>,
     volume: &VolumeStats,
     (kind, failed): (IoKind, bool),
 ) {
-    params.io.end();
-    volume.io.end();
     match request.timing().end(turn.us) {
         None => debug_assert!(false, "it had begun"),
         Some(Took::OneTurn(queue)) => volume.latency.record_one_turn(kind, queue),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
+use super::access::Access;
 use super::cut::Cut;
 use super::over_limit::{self, Delayed};
 use super::respond::{acknowledge, finish};
@@ -28,7 +29,31 @@ pub(super) fn start<S: Store>(
     turn: &mut Turn<S>,
     command: &CommandCapsule,
 ) -> Served {
-    begin(connection, turn, command, None)
+    if turn.access.has_limits() {
+        return start_limited(connection, turn, command);
+    }
+    begin(connection, turn, command)
+}
+
+/// As [`start`], where some volume or host has limits. Out of line, and its volume is looked up
+/// once more, so that a target without limits pays one test for a command.
+#[inline(never)]
+fn start_limited<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+) -> Served {
+    if let Some((volume, len)) = allowed(connection, &turn.access, command) {
+        let host = turn.access.host_limits(connection.params().session);
+        let limits = (volume, host);
+        if (volume.limits.is_some() || host.is_some())
+            && over_limit::must_wait(&mut turn.waiting, connection, (command, len), limits, turn.us)
+        {
+            over_limit::count_delayed(turn.access.stats(volume.index));
+            return Ok(());
+        }
+    }
+    begin_limited(connection, turn, command)
 }
 
 /// Begins a command that waited for a limit, and whose time has come.
@@ -48,40 +73,53 @@ pub(super) fn start_delayed<S: Store>(
     let command = request.command().copied();
     let command = command.ok_or(Violation("a request without its command"))?;
     turn.cq_age.kept(delayed.since, turn.us);
-    begin(connection, turn, &command, Some(turn.us.since(delayed.since)))
+    if let Some((volume, _)) = allowed(connection, &turn.access, &command) {
+        let waited_us = turn.us.since(delayed.since);
+        over_limit::count_waited(turn.access.stats(volume.index), waited_us);
+    }
+    begin_limited(connection, turn, &command)
 }
 
-/// `waited_us`: it has waited for a limit so long.
+/// The volume of a command that its volume and its session allow, and how long its range is.
+fn allowed<'a>(
+    connection: &Connection,
+    access: &'a Access,
+    command: &CommandCapsule,
+) -> Option<(&'a Volume, u64)> {
+    let params = connection.params();
+    let (volume, mode) = access.opened(params.session, command).ok()?;
+    let range = volume.check(command, mode, params.io_max_bytes).ok()?;
+    Some((volume, range.map_or(0, |range| range.len_bytes())))
+}
+
+/// Begins a command that its limits allow.
+#[inline(never)]
+fn begin_limited<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+) -> Served {
+    begin(connection, turn, command)
+}
+
+/// Begins a command whatever its limits.
 #[inline(always)]
 fn begin<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
     command: &CommandCapsule,
-    waited_us: Option<u64>,
 ) -> Served {
     let params = connection.params();
     let io_max = params.io_max_bytes;
     let opened = turn.access.opened(params.session, command);
-    let checked = opened.and_then(|(volume, mode, host)| {
-        Ok((volume, mode, host, volume.check(command, mode, io_max)?))
-    });
+    let checked =
+        opened.and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
     let tag = command.tag;
-    let (volume, mode, host, range) = match checked {
+    let (volume, mode, range) = match checked {
         Ok(checked) => checked,
         Err(status) => return refuse(connection, turn, command, status),
     };
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
-    let limits = (volume, host);
-    if waited_us.is_none()
-        && (volume.limits.is_some() || host.is_some())
-        && over_limit::must_wait(&mut turn.waiting, connection, (command, len), limits, turn.us)
-    {
-        over_limit::count_delayed(turn.access.stats(volume.index));
-        return Ok(());
-    }
-    if let Some(us) = waited_us {
-        over_limit::count_waited(turn.access.stats(volume.index), us);
-    }
     let span = Span { volume: volume.index, offset, len };
     connection.request_mut(tag).names(span);
     let cut = Cut::of(volume, turn.group, turn.groups());

@@ -4,11 +4,21 @@ use rblk_fabric::{BinnedUs, Micros};
 
 /// How long what a turn finds may have lain in a CQ: since the turn before looked there, unless the
 /// thread may have slept since then. Computed where a turn finds something: most idle turns do not.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CqAge {
     looked: Micros,
-    armed: Option<Micros>,
+    // Of the last turn after which the thread may have slept; `NEVER` before the first.
+    armed: Micros,
     age: BinnedUs,
+}
+
+/// A time that no turn has.
+const NEVER: Micros = Micros::new(u64::MAX);
+
+impl Default for CqAge {
+    fn default() -> Self {
+        Self { looked: Micros::default(), armed: NEVER, age: BinnedUs::default() }
+    }
 }
 
 impl CqAge {
@@ -20,7 +30,7 @@ impl CqAge {
 
     /// The thread may sleep from this turn on: what it finds then has woken it.
     pub(super) fn armed(&mut self, now: Micros) {
-        self.armed = Some(now);
+        self.armed = now;
     }
 
     /// What is begun next was kept since then, until [`Self::found`].
@@ -32,7 +42,7 @@ impl CqAge {
     /// The turn found something in a CQ.
     #[inline(always)]
     pub(super) fn found(&mut self, now: Micros) {
-        let us = if self.armed == Some(self.looked) { 0 } else { now.since(self.looked) };
+        let us = if self.armed == self.looked { 0 } else { now.since(self.looked) };
         self.age = BinnedUs::new(us);
     }
 
