@@ -11,11 +11,12 @@ use crate::target::TargetConfig;
 use crate::volume::VolumeConfig;
 
 /// Keys of a volume that can change while the target runs.
-const ALTERABLE: [&str; 9] = [
+const ALTERABLE: [&str; 10] = [
     "size",
     "read_only",
     "cache",
     "read_ahead",
+    "cache_min",
     "iops",
     "bandwidth",
     "iops_burst",

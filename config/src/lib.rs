@@ -30,6 +30,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cache_min;
 mod difference;
 mod digest_wish;
 pub mod doctor;

@@ -27,6 +27,11 @@ const READ_AHEAD_DEFAULT: ByteSize = ByteSize(512 << 10);
 /// Most bytes to read ahead. More than the largest I/O would hide no more latency.
 const READ_AHEAD_MAX: u64 = IO_MAX_BYTES as u64;
 
+/// Least of the cache that is worth keeping: every poll group has a part of it.
+pub(crate) const CACHE_MIN_LEAST: u64 = 1 << 20;
+/// Most of the cache that a volume keeps.
+const CACHE_MIN_MOST: u64 = 1 << 40;
+
 pub(crate) static VOLUME_KEYS: Schema = Schema {
     keys: &[
         Key::required("name", NAME),
@@ -38,6 +43,10 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
         Key::optional("direct", Rule::Word(DirectIo::WORDS)),
         Key::optional("cache", Rule::Word(CacheMode::WORDS)),
         Key::optional("read_ahead", Rule::Size { min: 0, max: READ_AHEAD_MAX, step: 4096 }),
+        Key::optional(
+            "cache_min",
+            Rule::Size { min: CACHE_MIN_LEAST, max: CACHE_MIN_MOST, step: 4096 },
+        ),
         Key::optional("snapshot_of", NAME),
         limits::IOPS,
         limits::BANDWIDTH,
@@ -80,6 +89,10 @@ pub struct VolumeConfig {
     /// cache.
     #[serde(default = "read_ahead_default")]
     pub read_ahead: ByteSize,
+    /// How much of the cache it keeps when other volumes need memory, once it has used it. If
+    /// absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_min: Option<ByteSize>,
     /// The volume that this one shows as it once was. Only for people: nothing depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_of: Option<String>,
@@ -194,6 +207,7 @@ impl VolumeConfig {
             direct: DirectIo::default(),
             cache: None,
             read_ahead: READ_AHEAD_DEFAULT,
+            cache_min: None,
             snapshot_of: None,
             iops: None,
             bandwidth: None,

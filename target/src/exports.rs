@@ -102,6 +102,7 @@ pub(crate) fn open_volume(
             volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
             volume.placement = Placement::Store;
             volume.cache = cache;
+            volume.cache_min_bytes = config.cache_min.unwrap_or_default().0;
             volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
             if opened.memory_alignment() > config.block_size {
                 // A block of the volume that is cached in parts would be read and written in parts.
@@ -144,6 +145,7 @@ fn empty(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<V
         read_only: config.read_only,
         placement: Placement::Null,
         cache: CacheMode::None,
+        cache_min_bytes: 0,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: block_size.bytes(),

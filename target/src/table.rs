@@ -254,6 +254,7 @@ mod tests {
             read_only: false,
             volatile_cache: true,
             cache,
+            cache_min_bytes: 0,
             counts: VolumeCounts::default(),
             io: IoCounts::default(),
             limits: rblk_config::Limits::default(),

@@ -46,6 +46,8 @@ pub struct Volume {
     pub placement: Placement,
     /// What the cache does for it; `None` unless its bytes are in the store.
     pub cache: CacheMode,
+    /// Bytes of the cache that it keeps when others need memory.
+    pub cache_min_bytes: u64,
     /// Most bytes to read ahead of a sequential reader.
     pub read_ahead_bytes: u32,
     /// DISCARD gives space back.
@@ -171,6 +173,7 @@ mod tests {
             read_only: false,
             placement: Placement::Null,
             cache: CacheMode::None,
+            cache_min_bytes: 0,
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,

@@ -51,6 +51,7 @@ fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
     volume.read_only = args.read_only;
     volume.cache = args.cache;
     volume.read_ahead = args.read_ahead.unwrap_or(volume.read_ahead);
+    volume.cache_min = args.cache_min;
     let volume = volume.with_limits(args.limits.wish().on(Limits::default()));
     let file = file_of(&args.place, &args.name)?;
     if let Some(file) = &file {
@@ -109,12 +110,13 @@ fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
 
 fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
     let file = changed_file(&args.place, &args.name)?;
-    let VolumeSetArgs { name, read_only, cache, read_ahead, limits, .. } = args;
+    let VolumeSetArgs { name, read_only, cache, read_ahead, cache_min, limits, .. } = args;
     let question = Ask::SetVolume {
         name: name.clone(),
         read_only: *read_only,
         cache: *cache,
         read_ahead: *read_ahead,
+        cache_min: *cache_min,
         limits: limits.wish(),
     };
     order(&args.place, file.into(), question, "changed")
@@ -259,7 +261,8 @@ fn described(volume: &VolumeConfig, bytes: u64) -> String {
         limits if limits.is_none() => String::new(),
         limits => format!(", limited to {limits}"),
     };
-    format!("{}, {mode}{cache}{limits}", ByteSize(bytes))
+    let min = volume.cache_min.map(|min| format!(", keeps {min} of the cache"));
+    format!("{}, {mode}{cache}{}{limits}", ByteSize(bytes), min.unwrap_or_default())
 }
 
 fn list(running: &RunningArgs) -> anyhow::Result<Exit> {

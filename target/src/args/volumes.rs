@@ -132,6 +132,9 @@ pub struct VolumeAddArgs {
     /// How far ahead of a sequential reader to read; 0 is off.
     #[arg(long, value_name = "SIZE")]
     pub read_ahead: Option<ByteSize>,
+    /// How much of the cache it keeps when other volumes need memory, once it has used it.
+    #[arg(long, value_name = "SIZE")]
+    pub cache_min: Option<ByteSize>,
     /// How much it may have.
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -192,7 +195,9 @@ pub struct VolumeSnapshotArgs {
 /// How a volume is to be served.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["read_only", "cache", "read_ahead", "iops", "bandwidth", "iops_burst", "bandwidth_burst"]))]
+    .args([
+        "read_only", "cache", "read_ahead", "cache_min", "iops", "bandwidth", "iops_burst", "bandwidth_burst",
+    ]))]
 pub struct VolumeSetArgs {
     /// Name of the volume.
     pub name: String,
@@ -206,6 +211,9 @@ pub struct VolumeSetArgs {
     /// How far ahead of a sequential reader to read; 0 is off.
     #[arg(long, value_name = "SIZE")]
     pub read_ahead: Option<ByteSize>,
+    /// How much of the cache it keeps when other volumes need memory, once it has used it; or none.
+    #[arg(long, value_name = "SIZE|none")]
+    pub cache_min: Option<Wish<ByteSize>>,
     /// How much it may have.
     #[command(flatten)]
     pub limits: LimitArgs,

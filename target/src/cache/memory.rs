@@ -3,15 +3,14 @@
 //!
 //! A job takes all the memory it will ever need before anything else, and waits for it without
 //! holding memory or locks. When several volumes are served, the jobs of one volume that have not
-//! ended hold at most half of the memory that is never dirty: a volume whose store hangs leaves as
-//! much to the others.
+//! ended hold at most half of the memory that is never dirty and that no volume keeps
+//! (`minimums.rs`): a volume whose store hangs leaves as much to the others.
 
 use std::collections::VecDeque;
 
 use super::job::Job;
 use super::slots::Slots;
 use super::volumes::{Share, Volumes};
-use crate::volume::CacheMode;
 
 /// The first job in line tries again at the latest after this.
 const RETRY_MS: u32 = 10;
@@ -38,20 +37,10 @@ impl MemoryQueue {
         }
     }
 
-    /// Counts the shares anew: of `slots` in all, at most `dirty_max` may be dirty. Returns the
-    /// slots that are never dirty.
-    pub(super) fn set_volumes(
-        &mut self,
-        volumes: &Volumes,
-        slots: usize,
-        dirty_max: usize,
-    ) -> usize {
-        // A volume whose store hangs may have every dirty slot, besides its share.
-        let writes_back = volumes.iter().any(|volume| volume.cache() == CacheMode::WriteBack);
-        let dirty = if writes_back { dirty_max } else { 0 };
-        let clean = slots - dirty;
-        self.share = if volumes.served() < 2 { usize::MAX } else { clean / 2 };
-        clean
+    /// Counts the shares anew: `shared` slots are never dirty, and kept for no volume. A volume
+    /// whose store hangs may have every dirty slot, besides its share.
+    pub(super) fn set_volumes(&mut self, volumes: &Volumes, shared: usize) {
+        self.share = if volumes.served() < 2 { usize::MAX } else { shared / 2 };
     }
 
     /// Whether a job waits for free slots.

@@ -20,6 +20,7 @@
 //! | `read.rs`, `write.rs`, `change.rs` | the steps of reads, of writes, and of discards |
 //! | `write_back.rs` | dirty blocks on their way to the store, and flushes |
 //! | `memory.rs` | which job gets memory, and when |
+//! | `minimums.rs`, `slots/minimum.rs` | what a volume keeps of the cache when others need memory |
 //! | `sessions.rs` | how much memory the peers of a session may keep |
 //! | `core.rs` | what all jobs work with: the fields below |
 //! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
@@ -57,6 +58,7 @@ mod lists;
 mod locks;
 mod memory;
 pub(crate) mod message;
+mod minimums;
 pub(crate) mod policy;
 pub(crate) mod range_lock;
 mod read;

@@ -49,6 +49,8 @@ pub struct Shard<S> {
     pub(super) memory: MemoryQueue,
     pub(super) write_backs: WriteBacks,
     dirty_max_bytes: usize,
+    /// Slots of the largest request.
+    pub(super) request_slots: usize,
     stopping: Option<Stopping>,
 }
 
@@ -101,6 +103,7 @@ impl<S: Store> Shard<S> {
             memory: MemoryQueue::new(),
             write_backs: WriteBacks::new(&options, dirty_max_bytes),
             dirty_max_bytes,
+            request_slots: request.div_ceil(SLOT_BYTES),
             stopping: None,
         }
     }
@@ -125,9 +128,12 @@ impl<S: Store> Shard<S> {
     pub(super) fn share_anew(&mut self) {
         let core = &mut self.core;
         core.store.set_volumes(core.volumes.served());
-        let (slots, dirty_max) = (core.slots.capacity(), self.write_backs.dirty_max());
-        let clean = self.memory.set_volumes(&core.volumes, slots, dirty_max);
-        core.sessions.set_slots(clean);
+        let dirty = if core.volumes.write_back() { self.write_backs.dirty_max() } else { 0 };
+        let clean = core.slots.capacity() - dirty;
+        // What is kept for volumes is nothing that jobs and peers can count on.
+        let shared = clean - self.keep_minimums(clean);
+        self.memory.set_volumes(&self.core.volumes, shared);
+        self.core.sessions.set_slots(shared);
     }
 
     /// The store.

@@ -21,6 +21,7 @@
 mod dirty;
 mod free;
 mod meta;
+mod minimum;
 
 use rblk_fabric::Region;
 use rblk_protocol::width::{narrow, wide, wide64};
@@ -306,10 +307,12 @@ impl Slots {
     // Takes a slot that can leave out of the index, if there is any. It is the caller's: neither in
     // the arena nor loose.
     fn evict(&mut self) -> Option<Slot> {
-        let metas = &self.metas;
+        let (metas, lists) = (&self.metas, &self.lists);
         let may_leave = |slot: Slot| {
             let meta = &metas[slot.index()];
-            meta.state == State::Clean && meta.is_unpinned()
+            meta.state == State::Clean
+                && meta.is_unpinned()
+                && lists[usize::from(meta.volume)].has_spare()
         };
         let victim = self.policy.evict(may_leave)?;
         self.unlink(victim);

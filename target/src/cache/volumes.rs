@@ -29,6 +29,8 @@ pub(super) struct VolumeState {
     cache: CacheMode,
     size_bytes: u64,
     read_only: bool,
+    /// Clean slots that it keeps when others need memory.
+    pub cache_min: u32,
     /// Its share of memory.
     pub share: Share,
     /// Its operations at the store.
@@ -196,6 +198,7 @@ impl Volumes {
             cache,
             size_bytes,
             read_only,
+            cache_min: 0,
             share: Share::default(),
             ops: VolumeOps::default(),
             write_backs: VolumeWriteBacks::default(),
@@ -269,6 +272,11 @@ impl Volumes {
     #[inline]
     pub(super) fn served(&self) -> usize {
         self.served
+    }
+
+    /// Whether a volume may have dirty blocks.
+    pub(super) fn write_back(&self) -> bool {
+        self.iter().any(|volume| volume.cache == CacheMode::WriteBack)
     }
 
     /// Every index that a volume may have.

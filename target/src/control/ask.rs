@@ -80,6 +80,9 @@ pub enum Ask {
         /// How far to read ahead.
         #[serde(default)]
         read_ahead: Option<ByteSize>,
+        /// What it keeps of the cache.
+        #[serde(default)]
+        cache_min: Option<Wish<ByteSize>>,
         /// Other limits.
         #[serde(default)]
         limits: LimitsWish,
@@ -142,7 +145,7 @@ pub enum Wish<T> {
 }
 
 impl<T> Wish<T> {
-    fn on(wish: Option<Self>, value: Option<T>) -> Option<T> {
+    pub(super) fn on(wish: Option<Self>, value: Option<T>) -> Option<T> {
         match wish {
             None => value,
             Some(Self::None) => None,

@@ -46,10 +46,10 @@ pub(super) async fn carry_out(
         Ask::ResizeVolume { name, size, shrink } => {
             change(requests, name.clone(), Change::Resize { name, size, shrink }).await
         }
-        Ask::SetVolume { name, read_only, cache, read_ahead, limits } => {
+        Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, limits } => {
             match running(requests, &name).await {
                 Ok(config) => {
-                    let config = set(&config, read_only, cache, read_ahead, limits);
+                    let config = set(&config, read_only, cache, read_ahead, cache_min, limits);
                     change(requests, name, Change::Become(config)).await
                 }
                 Err(error) => Err(error),

@@ -137,6 +137,9 @@ pub struct VolumeStatus {
     /// What the block cache does for it: `none`, `write-through` or `write-back`. `none` for
     /// volumes that are not `file`.
     pub cache: CacheMode,
+    /// Bytes of the cache that it keeps when other volumes need memory; 0: none.
+    #[serde(default)]
+    pub cache_min_bytes: u64,
     /// Its counters, all poll groups together; zeros for volumes that are not `file`.
     pub counts: VolumeCounts,
     /// Its commands, all poll groups together.
@@ -311,6 +314,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         read_only: v.read_only,
         volatile_cache: v.has_volatile_cache(),
         cache: v.cache,
+        cache_min_bytes: v.cache_min_bytes,
         counts,
         io,
         limits: v.limits.as_ref().map(|limiter| limiter.limits()).unwrap_or_default(),

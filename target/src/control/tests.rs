@@ -36,6 +36,7 @@ fn volume() -> Arc<Volume> {
         read_only: false,
         placement: Placement::Store,
         cache: CacheMode::None,
+        cache_min_bytes: 0,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,

@@ -12,7 +12,7 @@ use rblk_fabric::{PageKind, Region};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Control;
-use super::ask::LimitsWish;
+use super::ask::{LimitsWish, Wish};
 use super::core::{Step, VolumeOrder};
 use crate::events::{EventKind, Occurrence};
 use crate::exports::OpenedVolume;
@@ -384,6 +384,7 @@ impl Control {
             if backing.memory_alignment() <= config.block_size {
                 volume.cache = config.cache.unwrap_or_default();
             }
+            volume.cache_min_bytes = config.cache_min.unwrap_or_default().0;
             volume.read_ahead_bytes = u32::try_from(config.read_ahead.0).unwrap_or(u32::MAX);
         }
         if let (Placement::Memory(_), true) = (&before.placement, bytes != before.size_bytes()) {
@@ -673,6 +674,7 @@ pub(crate) fn set(
     read_only: Option<bool>,
     cache: Option<CacheMode>,
     read_ahead: Option<ByteSize>,
+    cache_min: Option<Wish<ByteSize>>,
     limits: LimitsWish,
 ) -> VolumeConfig {
     let mut config = config.clone();
@@ -685,5 +687,6 @@ pub(crate) fn set(
         config.cache = cache;
     }
     config.read_ahead = read_ahead.unwrap_or(config.read_ahead);
+    config.cache_min = Wish::on(cache_min, config.cache_min);
     config
 }

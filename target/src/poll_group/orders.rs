@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rblk_fabric::Transport;
-use rblk_protocol::width::wide;
+use rblk_protocol::width::{wide, wide64};
 
 use super::access::Opened;
 use super::lines::Line;
 use super::{FromGroup, Notice, PollGroup, ToGroup, admin};
+use crate::cache::SLOT_BYTES;
 use crate::connection::{Connection, ConnectionParams, Place};
 use crate::store::Store;
 use crate::volume::{Placement, Volume};
@@ -76,7 +77,15 @@ impl<S: Store> PollGroup<S> {
         if matches!(volume.placement, Placement::Store) {
             let Volume { index, cache, read_only, .. } = *volume;
             self.turn.shard.add_volume(index, cache, volume.size_bytes(), read_only, stats);
+            self.keep_cache_min(volume);
         }
+    }
+
+    /// The shard keeps its part of what a volume keeps of the cache.
+    pub(super) fn keep_cache_min(&mut self, volume: &Volume) {
+        let part = volume.cache_min_bytes / wide64(self.turn.groups()) / wide64(SLOT_BYTES);
+        let slots = u32::try_from(part).unwrap_or(u32::MAX);
+        self.turn.shard.set_cache_min(volume.index, slots);
     }
 
     fn take_notice(&mut self, notice: Notice) {

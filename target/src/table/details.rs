@@ -88,6 +88,7 @@ fn caches(volumes: &[VolumeStatus]) -> Table {
         Column::word("MODE"),
         Column::figure("HITS"),
         Column::figure("CACHED"),
+        Column::figure("KEEPS"),
         Column::figure("DIRTY"),
         Column::figure("UNWRITABLE"),
         Column::figure("EVICTIONS"),
@@ -105,6 +106,10 @@ fn caches(volumes: &[VolumeStatus]) -> Table {
             mode.to_owned(),
             figures::percent(c.hit_ratio()),
             figures::size(c.cached_bytes),
+            match v.cache_min_bytes {
+                0 => "-".to_owned(),
+                bytes => figures::size(bytes),
+            },
             figures::size(c.dirty_bytes),
             c.failed_blocks.to_string(),
             c.evictions.to_string(),
@@ -313,7 +318,12 @@ mod tests {
             dirty_bytes: 8192,
             failed_blocks: 2,
         };
-        let busy = VolumeStatus { counts, ..volume("busy", "file", CacheMode::WriteBack) };
+        let cache_min_bytes = 64 << 20;
+        let busy = VolumeStatus {
+            counts,
+            cache_min_bytes,
+            ..volume("busy", "file", CacheMode::WriteBack)
+        };
         let volumes = [
             volume("m", "memory", CacheMode::None),
             busy,
@@ -325,8 +335,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                ["busy", "write-back", "99%", "1.5MiB", "8KiB", "2", "12", "3"],
-                ["idle", "write-through", "-", "0B", "0B", "0", "0", "0"]
+                ["busy", "write-back", "99%", "1.5MiB", "64MiB", "8KiB", "2", "12", "3"],
+                ["idle", "write-through", "-", "0B", "-", "0B", "0", "0", "0"]
             ]
         );
     }

@@ -214,6 +214,7 @@ fn volumes_follow_what_holds_their_writes() {
         read_only: false,
         placement,
         cache,
+        cache_min_bytes: 0,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,

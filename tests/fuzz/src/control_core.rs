@@ -306,10 +306,7 @@ impl World {
                 Effect::LimitHost { .. } => {}
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
-                Effect::Step(_)
-                | Effect::GiveUpStep
-                | Effect::GivenUp(_)
-                | Effect::Altered(_) => {
+                Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }
                 Effect::StopGroups => {
@@ -425,6 +422,7 @@ fn parts(holders: Holders) -> CoreParts {
             read_only: false,
             placement: Placement::Null,
             cache: CacheMode::None,
+            cache_min_bytes: 0,
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,

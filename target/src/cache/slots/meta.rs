@@ -120,10 +120,20 @@ pub(super) struct DirtyList {
     pub(super) head: u32,
     pub(super) tail: u32,
     pub(super) counts: SlotCounts,
+    /// Clean slots that stay when others need memory.
+    pub(super) min: u32,
+}
+
+impl DirtyList {
+    /// Whether a clean slot of the volume may leave.
+    #[inline]
+    pub(super) fn has_spare(&self) -> bool {
+        self.counts.clean() > self.min
+    }
 }
 
 impl Default for DirtyList {
     fn default() -> Self {
-        Self { head: NONE, tail: NONE, counts: SlotCounts::default() }
+        Self { head: NONE, tail: NONE, counts: SlotCounts::default(), min: 0 }
     }
 }

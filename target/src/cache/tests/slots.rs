@@ -29,6 +29,7 @@ struct Kept {
 struct Model {
     slots: Vec<Kept>,
     index: BTreeMap<(u16, u64), usize>,
+    mins: [usize; VOLUMES as usize],
 }
 
 impl Model {
@@ -41,7 +42,7 @@ impl Model {
             stores: 0,
             failed: false,
         };
-        Self { slots: vec![free; SLOTS], index: BTreeMap::new() }
+        Self { slots: vec![free; SLOTS], index: BTreeMap::new(), mins: [0; VOLUMES as usize] }
     }
 
     fn all(&self, is: impl Fn(&Kept) -> bool) -> Vec<usize> {
@@ -50,6 +51,20 @@ impl Model {
 
     fn may_leave(kept: &Kept) -> bool {
         kept.state == State::Clean && kept.sends == 0 && kept.stores == 0
+    }
+
+    fn clean(&self, volume: u16) -> usize {
+        self.all(|kept| kept.state == State::Clean && kept.at.0 == volume).len()
+    }
+
+    /// How many slots may leave, one after the other.
+    fn spare(&self) -> usize {
+        let of = |volume: u16| {
+            let may = |kept: &Kept| kept.at.0 == volume && Self::may_leave(kept);
+            let above = self.clean(volume).saturating_sub(self.mins[usize::from(volume)]);
+            self.all(may).len().min(above)
+        };
+        (0..VOLUMES).map(of).sum()
     }
 
     fn unpin(&mut self, at: usize) {
@@ -154,7 +169,8 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
 /// Exactly as many slots as are free or may leave can be allocated; only those that may leave do.
 fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
     let free = model.all(|kept| kept.state == State::Free).len();
-    let leave = model.all(Model::may_leave).len();
+    let leave = model.spare();
+    let clean = [0, 1].map(|volume| model.clean(volume));
     let (evictions, mut out) = (slots.evictions(), Vec::new());
     let got = slots.allocate(count, &mut out);
     assert_eq!(got, count <= free + leave, "seed {seed}: {count} of {free} and {leave}");
@@ -168,6 +184,10 @@ fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
         }
     }
     assert_eq!(slots.evictions() - evictions, left as u64, "seed {seed}");
+    for volume in [0, 1] {
+        let (at, is) = (usize::from(volume), model.clean(volume));
+        assert!(is >= clean[at].min(model.mins[at]), "seed {seed}: {is} of {clean:?} are left");
+    }
     // Room for a run may take up to as many more.
     let needed = count.saturating_sub(free);
     assert!((needed..=needed + count).contains(&left) || !got, "seed {seed}: {left} left");
@@ -192,7 +212,7 @@ fn run(seed: u64, steps: usize) {
     };
     let name = |at: usize| Slot(u32::try_from(at).unwrap());
     for step in 0..steps {
-        match random.below(20) {
+        match random.below(21) {
             0..3 => allocate(&mut slots, &mut model, 1 + random.below(6), seed),
             3 => allocate(&mut slots, &mut model, 1 + random.below(SLOTS + 4), seed),
             4..10 => {
@@ -244,6 +264,12 @@ fn run(seed: u64, steps: usize) {
                 slots.begin_writing(name(at));
                 model.slots[at].state = State::Writing;
                 model.slots[at].stores += 1;
+            }
+            20 => {
+                let at = random.below(VOLUMES.into());
+                let min = [0, random.below(SLOTS / 2)][random.below(2)];
+                slots.set_min(VolumeIndex(u16::try_from(at).unwrap()), u32::try_from(min).unwrap());
+                model.mins[at] = min;
             }
             17 | 18 => {
                 let writing = model.all(|kept| kept.stores > 0);
@@ -305,6 +331,8 @@ fn run(seed: u64, steps: usize) {
         }
     }
     agree(&mut slots, &model, seed);
+    (0..VOLUMES).for_each(|volume| slots.set_min(VolumeIndex(volume), 0));
+    model.mins = [0; VOLUMES as usize];
     assert_eq!(slots.held().collect::<Vec<_>>(), [], "seed {seed}");
     model.all(|kept| kept.state == State::Dirty).into_iter().for_each(|at| {
         slots.forget(name(at));

@@ -33,6 +33,8 @@ pub struct VolumeSpec {
     pub discard: bool,
     /// What the target's cache does for it; matters for [`VolumeKind::Store`] only.
     pub cache: CacheMode,
+    /// Bytes of the cache that it keeps when others need memory.
+    pub cache_min_bytes: u64,
     /// Most bytes to read ahead of a sequential reader.
     pub read_ahead_bytes: u32,
     /// How much it may have per second of the rig's clock.
@@ -50,6 +52,7 @@ impl VolumeSpec {
             read_only: false,
             discard: true,
             cache: CacheMode::None,
+            cache_min_bytes: 0,
             read_ahead_bytes: 0,
             limits: Limits::default(),
         }

@@ -717,6 +717,7 @@ fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
             _ => CacheMode::None,
         },
         placement,
+        cache_min_bytes: spec.cache_min_bytes,
         read_ahead_bytes: spec.read_ahead_bytes,
         discard: spec.discard,
         discard_granularity_bytes: spec.block_size,

@@ -126,6 +126,7 @@ fn volume(index: u16) -> Arc<Volume> {
         read_only: false,
         placement: Placement::Null,
         cache: CacheMode::None,
+        cache_min_bytes: 0,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,

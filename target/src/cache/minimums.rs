@@ -1,0 +1,79 @@
+//! What a shard keeps of each volume when others need memory: the minimums of its volumes.
+//!
+//! The configuration sees to it that the minimums fit. A shard does not rely on that: the changes
+//! of a reload are made one after the other, and the parts of shards are rounded. Minimums that do
+//! not fit are all made smaller by the same part.
+
+use rblk_protocol::width::narrow;
+
+use super::shard::Shard;
+use super::volumes::Volumes;
+use crate::store::{Store, VolumeIndex};
+use crate::volume::CacheMode;
+
+/// At most one of so many parts of the memory that is never dirty is kept for volumes. The rest is
+/// for whoever needs memory, so that every request finds some, also if each volume has its minimum.
+const PART: usize = 2;
+/// In any case so many requests of the largest size find memory that is kept for no volume.
+const REQUESTS: usize = 2;
+
+impl<S: Store> Shard<S> {
+    /// A volume keeps so many clean slots of this shard from now on.
+    pub(crate) fn set_cache_min(&mut self, volume: VolumeIndex, slots: u32) {
+        let Some(state) = self.core.volumes.get_mut(volume) else { return };
+        if state.cache_min != slots {
+            state.cache_min = slots;
+            self.share_anew();
+        }
+    }
+
+    /// Counts the minimums anew: `clean` slots are never dirty. Returns the slots that are kept for
+    /// volumes.
+    pub(super) fn keep_minimums(&mut self, clean: usize) -> usize {
+        let for_requests = REQUESTS * self.request_slots;
+        let budget = narrow((clean / PART).min(clean.saturating_sub(for_requests)));
+        let core = &mut self.core;
+        let sum: u64 = core.volumes.indexes().map(|v| u64::from(wanted(&core.volumes, v))).sum();
+        let mut kept = 0;
+        for volume in core.volumes.indexes() {
+            let min = fitted(wanted(&core.volumes, volume), sum, budget);
+            core.slots.set_min(volume, min);
+            kept += min as usize;
+        }
+        kept
+    }
+}
+
+/// What a volume is to keep. One that is not served, or not cached, keeps nothing.
+fn wanted(volumes: &Volumes, volume: VolumeIndex) -> u32 {
+    let cached = volumes.get(volume).filter(|state| state.cache() != CacheMode::None);
+    cached.map_or(0, |state| state.cache_min)
+}
+
+/// What a volume gets that is to keep `min`, where all want `sum` and there is `budget`.
+fn fitted(min: u32, sum: u64, budget: u32) -> u32 {
+    if sum <= budget.into() {
+        return min;
+    }
+    // No more than `budget`.
+    narrow(u64::from(min) * u64::from(budget) / sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minimums_that_do_not_fit_are_smaller_by_the_same_part() {
+        let fit = |mins: [u32; 3], budget| {
+            let sum = mins.iter().map(|min| u64::from(*min)).sum();
+            mins.map(|min| fitted(min, sum, budget))
+        };
+        assert_eq!(fit([0, 30, 70], 100), [0, 30, 70]);
+        assert_eq!(fit([0, 30, 70], 50), [0, 15, 35]);
+        assert_eq!(fit([1, 1, 1], 2), [0, 0, 0]);
+        assert_eq!(fit([7, 0, 3], 0), [0, 0, 0]);
+        let most = fit([u32::MAX; 3], u32::MAX);
+        assert!(most.iter().map(|min| u64::from(*min)).sum::<u64>() <= u64::from(u32::MAX));
+    }
+}

@@ -1,0 +1,166 @@
+//! What a volume keeps of the cache when others need memory.
+
+use std::sync::Arc;
+
+use rblk_fabric::{PageKind, Region};
+
+use super::super::policy::Slot;
+use super::super::slots::{Install, Slots, State};
+use super::*;
+use crate::arena::Arena;
+
+/// More slots than one search for a victim looks at.
+const SLOTS: usize = 600;
+const VOLUMES: u16 = 3;
+const OTHER: VolumeIndex = VolumeIndex(1);
+
+fn all(slots: &Slots, is: impl Fn(State, u16) -> bool) -> Vec<Slot> {
+    let all = (0..u32::try_from(SLOTS).unwrap()).map(Slot);
+    let holds = |slot: &Slot| {
+        let holders = slots.holders(*slot);
+        is(holders.state, holders.block.0.0)
+    };
+    all.filter(holds).collect()
+}
+
+/// How many clean slots each volume has above its minimum.
+fn spare(slots: &Slots) -> usize {
+    let of = |volume: u16| {
+        let clean = all(slots, |state, of| state == State::Clean && of == volume).len();
+        clean.saturating_sub(slots.min(VolumeIndex(volume)) as usize)
+    };
+    (0..VOLUMES).map(of).sum()
+}
+
+/// Memory is found exactly while a volume is above its minimum, however many slots of others are
+/// aside, and no volume falls below its minimum for another.
+fn finds_what_may_leave(seed: u64) {
+    let region = Region::allocate(SLOTS * SLOT_BYTES, PageKind::Normal).unwrap();
+    let mut slots = Slots::new(Arena::new(region, 16 << 10).unwrap(), seed);
+    (0..VOLUMES).for_each(|volume| slots.add_volume(VolumeIndex(volume)));
+    let (mut random, mut order, mut refused, mut found) = (Rng(seed), 0, 0, 0);
+    for step in 0..30_000 {
+        let volume = VolumeIndex(u16::try_from(random.below(VOLUMES.into())).unwrap());
+        match random.below(40) {
+            0 => slots.set_min(volume, u32::try_from(random.below(SLOTS / 2)).unwrap()),
+            1..6 => {
+                if let Some(slot) = slots.oldest_dirty(volume) {
+                    slots.begin_writing(slot);
+                    slots.written(slot);
+                }
+            }
+            6..9 => {
+                let cached = all(&slots, |state, of| state == State::Clean && of == volume.0);
+                if !cached.is_empty() {
+                    let slot = cached[random.below(cached.len())];
+                    slots.touch(slot);
+                    slots.lend(slot);
+                    slots.unlend(slot);
+                }
+            }
+            9 => {
+                let first = random.below(SLOTS) as u64;
+                slots.for_each_in(volume, first, first + 3, |slots, slot| slots.forget(slot));
+            }
+            _ => {
+                let free = all(&slots, |state, _| state == State::Free).len();
+                let spare = spare(&slots);
+                let slot = slots.allocate_one();
+                let what = format!("seed {seed}, step {step}: {free} are free, {spare} may leave");
+                assert_eq!(slot.is_some(), free + spare > 0, "{what}");
+                (refused, found) = match free {
+                    0 => (refused + usize::from(spare == 0), found + usize::from(spare > 0)),
+                    _ => (refused, found),
+                };
+                let Some(slot) = slot else { continue };
+                order += 1;
+                // Some blocks are written again and again, and others are new.
+                let blocks = [40, SLOTS][random.below(2)];
+                let block = random.below(blocks) as u64;
+                let how = match random.below(3) {
+                    0 if slots.dirty() < SLOTS / 2 => Install::Dirty { order, now_ms: step },
+                    _ => Install::Clean,
+                };
+                slots.install(slot, volume, block, how);
+            }
+        }
+    }
+    assert!(refused > 20 && found > 2000, "seed {seed}: {refused} refused, {found} found");
+}
+
+#[test]
+fn a_volume_above_its_minimum_always_has_a_slot_that_is_found() {
+    (1..4).for_each(finds_what_may_leave);
+}
+
+/// Two cached volumes of 4 MiB over 256 slots.
+fn two() -> Case {
+    let setup = Setup::new(CacheMode::WriteThrough);
+    let mut case = setup.case();
+    case.shard.store_mut().add_volume(bytes(0, 0, usize::try_from(setup.size).unwrap()).0);
+    case.shard.add_volume(OTHER, CacheMode::WriteThrough, setup.size, false, Arc::default());
+    case
+}
+
+/// Reads every block of the other volume.
+fn scan(case: &mut Case) {
+    for block in 0..1024 {
+        let from = case.token();
+        let offset = block * BLOCK;
+        case.request(ShardRequest::Read { from, volume: OTHER, offset, len: 4096 });
+        case.finish_all();
+        case.got(from.tag).unwrap();
+    }
+}
+
+#[test]
+fn a_scan_of_another_volume_leaves_the_minimum() {
+    let mut case = two();
+    case.shard.set_cache_min(VOLUME, 100);
+    case.warm(0, 120 * 4096);
+    scan(&mut case);
+    scan(&mut case);
+    let kept = (0..120).filter(|block| case.is_cached(*block)).count();
+    assert_eq!(kept, 100);
+    assert!(case.shard.slots().counts(OTHER).cached > 100, "the rest is for the other volume");
+    // Without a minimum it goes like all others.
+    case.shard.set_cache_min(VOLUME, 0);
+    scan(&mut case);
+    scan(&mut case);
+    assert_eq!((0..120).filter(|block| case.is_cached(*block)).count(), 0);
+    case.end();
+}
+
+#[test]
+fn a_volume_at_its_minimum_reads_on() {
+    let mut case = two();
+    case.shard.set_cache_min(VOLUME, 60);
+    case.shard.set_cache_min(OTHER, 60);
+    for block in 0..1024 {
+        assert_eq!(case.read_all(block * BLOCK, 4096), bytes(0, block * BLOCK, 4096));
+    }
+    scan(&mut case);
+    assert_eq!(case.shard.slots().counts(VOLUME).cached, 60);
+    for block in 0..1024 {
+        assert_eq!(case.read_all(block * BLOCK, 4096), bytes(0, block * BLOCK, 4096));
+    }
+    assert_eq!(case.shard.slots().counts(OTHER).cached, 60);
+    case.end();
+}
+
+#[test]
+fn minimums_leave_half_of_what_is_never_dirty() {
+    let mut case = two();
+    case.shard.set_cache_min(VOLUME, 1000);
+    let mins = |case: &Case| [VOLUME, OTHER].map(|volume| case.shard.slots().min(volume));
+    assert_eq!(mins(&case), [128, 0]);
+    case.shard.set_cache_min(OTHER, 3000);
+    assert_eq!(mins(&case), [32, 96]);
+    // 64 may be dirty.
+    case.shard.reshape_volume(OTHER, CacheMode::WriteBack, 4 << 20);
+    assert_eq!(mins(&case), [24, 72]);
+    case.shard.reshape_volume(OTHER, CacheMode::None, 4 << 20);
+    assert_eq!(mins(&case), [128, 0]);
+    case.shard.remove_volume(VOLUME).unwrap();
+    assert_eq!(mins(&case), [0, 0]);
+}
