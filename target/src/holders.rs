@@ -176,8 +176,8 @@ impl Holders {
         self.replaced.insert(volume);
     }
 
-    /// Not all that hosts wrote to a volume is in its store: no host that held it before may resume.
-    /// Returns the record, which is to be remembered.
+    /// Not all that hosts wrote to a volume is in its store: no host that held it before may
+    /// resume. Returns the record, which is to be remembered.
     pub(crate) fn fence(&mut self, volume: VolumeUuid) -> Option<HolderRecord> {
         self.replace(volume);
         self.record(&volume).cloned()

@@ -6,7 +6,7 @@
 //! | `blocks` | the file behind a volume, and the cache before it: a hit and a miss |
 //! | `connect` | sessions and mounts that connect at once, with keys and without |
 //! | `mounts` | queues of a mount, mounted volumes (IOPS, memory), and idle mounts |
-//! | `neighbour` | queues of another volume that are never idle: the p99 of a quiet one beside them |
+//! | `neighbour` | busy queues of another volume: the p99 of a quiet one beside them |
 //! | [`fit`], `plot` | the exponent of growth |
 //! | `target`, `client` | a target in a process of its own, and a session without a block device |
 //!

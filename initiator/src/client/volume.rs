@@ -141,9 +141,9 @@ impl Volume {
         Ok(Self { queues, told, durability, block_size, max_io, closed, control })
     }
 
-    /// The next of its queues; `None` when all are given out. Give each thread its own. A queue that
-    /// is not taken is dropped with the volume; it costs the others nothing but memory, until the
-    /// target is restarted: take them all, or ask for fewer.
+    /// The next of its queues; `None` when all are given out. Give each thread its own. A queue
+    /// that is not taken is dropped with the volume; it costs the others nothing but memory, until
+    /// the target is restarted: take them all, or ask for fewer.
     pub fn queue(&mut self) -> Option<Queue> {
         self.queues.next()
     }
@@ -192,8 +192,8 @@ impl Volume {
         self.durability.losses()
     }
 
-    /// Drops the volume, and waits until the target has heard of it, if the target is there. What is
-    /// to be durable has to be flushed before. Drop its queues first.
+    /// Drops the volume, and waits until the target has heard of it, if the target is there. What
+    /// is to be durable has to be flushed before. Drop its queues first.
     ///
     /// # Errors
     /// [`NotClosed`]: the session goes on to its end in the background.

@@ -87,8 +87,8 @@ impl<S: Store> Shard<S> {
         self.take_out(volume);
     }
 
-    // Takes every block of a volume out of the index. Those that the store works on are free when it
-    // is done with them.
+    // Takes every block of a volume out of the index. Those that the store works on are free when
+    // it is done with them.
     fn take_out(&mut self, volume: VolumeIndex) {
         if self.core.slots.counts(volume).cached == 0 {
             return;

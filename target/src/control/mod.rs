@@ -381,8 +381,8 @@ impl Control {
         Ok(ended)
     }
 
-    /// Lets only those open a volume who have it open, or (false) all again. Returns which volume it
-    /// is, and who has it.
+    /// Lets only those open a volume who have it open, or (false) all again. Returns which volume
+    /// it is, and who has it.
     fn close_to_others(
         &mut self,
         name: &str,

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Control;
 use super::core::Core;
-pub use super::upgrade::UpgradeStatus;
 use crate::events::EventCount;
 use crate::limits::DelayCounts;
 use crate::session::{Leave, Session};
@@ -82,6 +81,35 @@ pub struct TargetStatus {
     /// How often each kind of event happened.
     #[serde(default)]
     pub events: Vec<EventCount>,
+}
+
+/// What became of an upgrade, as the program tells that took over, or got its place back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeStatus {
+    /// Version of the program before.
+    pub from_version: String,
+    /// Why the other program could not take over: the one before serves again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+    /// Milliseconds from when mounts were told until this program was ready.
+    pub ready_ms: u64,
+    /// Milliseconds from when mounts were told until the last of them was back; absent while some
+    /// are away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_ms: Option<u64>,
+    /// Mounts that had volumes open.
+    pub mounts: usize,
+    /// Those that are back.
+    pub back: usize,
+    /// Hosts of those that are not.
+    #[serde(default)]
+    pub away: Vec<String>,
+    /// Mounts that had not left in time.
+    pub stayed: usize,
+    /// Requests that were not answered before: mounts send them again.
+    pub sent_again: u64,
+    /// Everything acknowledged was durable before.
+    pub clean: bool,
 }
 
 /// A drain under way.

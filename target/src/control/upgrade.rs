@@ -15,47 +15,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::ask::{Response, stopping};
 use super::orders::{asked, carry};
 use super::reread::Reread;
+use super::status::UpgradeStatus;
 use super::volumes::Change;
 use super::{Control, Request};
 use crate::events::{EventKind, Occurrence};
 use crate::hand_over::{Checked, FORMS, HandOver, Moment, Mounted, ask_program, judge};
 use crate::session::Session;
 use crate::volume::Placement;
-
-/// What became of an upgrade, as the program tells that took over, or got its place back.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UpgradeStatus {
-    /// Version of the program before.
-    pub from_version: String,
-    /// Why the other program could not take over: the one before serves again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failed: Option<String>,
-    /// Milliseconds from when mounts were told until this program was ready.
-    pub ready_ms: u64,
-    /// Milliseconds from when mounts were told until the last of them was back; absent while some
-    /// are away.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pause_ms: Option<u64>,
-    /// Mounts that had volumes open.
-    pub mounts: usize,
-    /// Those that are back.
-    pub back: usize,
-    /// Hosts of those that are not.
-    #[serde(default)]
-    pub away: Vec<String>,
-    /// Mounts that had not left in time.
-    pub stayed: usize,
-    /// Requests that were not answered before: mounts send them again.
-    pub sent_again: u64,
-    /// Everything acknowledged was durable before.
-    pub clean: bool,
-}
 
 /// What a run leaves that makes room for another program.
 #[derive(Debug)]

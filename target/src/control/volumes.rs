@@ -634,7 +634,8 @@ impl Control {
         }
         let is_gone = if result.is_ok() { plan.config.is_none() } else { is_new };
         if is_gone {
-            // The last of those who have the file open, unless its store still works: it is unlocked.
+            // The last of those who have the file open, unless its store still works: it is
+            // unlocked.
             self.volumes.backings.remove(&index);
             self.groups.iter_mut().for_each(|handle| handle.forget_volume(index));
             self.description.volume_notes.remove(&plan.name);

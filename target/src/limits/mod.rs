@@ -2,7 +2,7 @@
 //!
 //! | file | what it keeps |
 //! |---|---|
-//! | `bucket.rs` | [`Bucket`]: one rate with its burst, of all poll groups together |
+//! | `bucket.rs` | one rate with its burst, of all poll groups together |
 //! | `limiter.rs` | [`Limiter`]: the commands and the bytes of one volume or host |
 //! | `delays.rs` | [`Delays`]: how many commands had to wait, and how long |
 //! | `waiting.rs` | [`Waiting`]: the commands of one poll group that wait, and whose turn it is |

@@ -53,6 +53,7 @@ mod steps;
 pub mod thread;
 pub(crate) mod trace;
 mod turn;
+mod waiters;
 mod write;
 mod zeroing;
 

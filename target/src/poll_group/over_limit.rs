@@ -6,35 +6,31 @@
 //! A connection that ends takes its commands out, so none of them begins after its epoch.
 
 use rblk_fabric::Micros;
-use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Opcode, Tag};
 
 use super::access::Access;
-use super::{PollGroup, block};
 use crate::connection::Connection;
-use crate::identity::{ConnectionId, SessionIndex};
-use crate::limits::{Head, Limiter, LineName, Ticks, Waiting};
+use crate::identity::ConnectionId;
+use crate::limits::{Limiter, LineName, Ticks, Waiting};
 use crate::request::Event;
-use crate::store::{Store, VolumeIndex};
 use crate::volume::Volume;
 use crate::volume_stats::VolumeStats;
-
-/// Looks at lines of waiting commands in one turn, so that a limit that went does not keep others
-/// from being served.
-const LOOKS: usize = 256;
 
 /// A command that waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delayed {
-    connection: ConnectionId,
+    /// Its connection.
+    pub(super) connection: ConnectionId,
     /// Its tag.
     pub(super) tag: Tag,
-    bytes: u32,
+    /// What it takes of a limit of bytes.
+    pub(super) bytes: u32,
     /// When it came.
     pub(super) since: Micros,
 }
 
-/// Whether a command has to wait. Then it is in its line, until [`PollGroup::begin_due`] begins it.
+/// Whether a command has to wait. Then it is in its line, until a turn finds its time come.
 #[inline(never)]
 pub(super) fn must_wait(
     waiting: &mut Waiting<Delayed>,
@@ -85,46 +81,10 @@ fn take(volume: Option<&Limiter>, host: Option<&Limiter>, bytes: u32, now: Ticks
     of(volume).max(of(host))
 }
 
-fn take_for(access: &Access, name: LineName, bytes: u32, now: Ticks) -> Ticks {
+/// The same for a command that is the first of its line.
+pub(super) fn take_for(access: &Access, name: LineName, bytes: u32, now: Ticks) -> Ticks {
     let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
     take(volume, access.host_limits(name.session), bytes, now)
-}
-
-impl<S: Store> PollGroup<S> {
-    /// Begins commands whose time has come. Returns whether there were any.
-    #[cold]
-    pub(super) fn begin_due(&mut self) -> bool {
-        let now = Ticks::of(self.turn.us);
-        let mut any = false;
-        for _ in 0..LOOKS {
-            let Some((name, head, first)) = self.turn.waiting.first(now) else { break };
-            if head == Head::Unasked {
-                let due = take_for(&self.turn.access, name, first.bytes, now);
-                self.turn.waiting.set_due(name, due);
-                continue;
-            }
-            let Some(delayed) = self.turn.waiting.pop(name) else { break };
-            any = true;
-            if self.connections.has(delayed.connection) {
-                self.serve(wide(delayed.connection.index), |connection, turn| {
-                    block::start_delayed(connection, turn, delayed)
-                });
-            }
-        }
-        self.turn.io |= any;
-        any
-    }
-
-    /// The limits of a volume are others, or of every volume of a session.
-    pub(super) fn limits_changed(
-        &mut self,
-        volume: Option<VolumeIndex>,
-        session: Option<SessionIndex>,
-    ) {
-        self.turn
-            .waiting
-            .ask_anew(|name| Some(name.volume) == volume || Some(name.session) == session);
-    }
 }
 
 /// A connection ended: its commands never begin.

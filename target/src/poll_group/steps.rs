@@ -7,9 +7,10 @@
 //! gone, no command, no RDMA and no part of a command at another shard is of the volume any more,
 //! in any poll group. What is left are write-backs and prefetches of its shards, and those end.
 //!
-//! A store that does not answer keeps all of that from ending. Control waits for a bounded time, and
-//! then orders [`VolumeStep::Access`] again, or gives the volume up ([`VolumeStep::Abandon`]). Of a
-//! volume that was given up only what its store still works on is left. It goes when that ends.
+//! A store that does not answer keeps all of that from ending. Control waits for a bounded time,
+//! and then orders [`VolumeStep::Access`] again, or gives the volume up ([`VolumeStep::Abandon`]).
+//! Of a volume that was given up only what its store still works on is left. It goes when that
+//! ends.
 //!
 //! For a snapshot the volume stays open, and its new writes are held ([`super::held`]).
 

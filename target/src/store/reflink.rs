@@ -1,4 +1,5 @@
-//! [`CloneFile`]: a new file that shares the blocks of a backing, where the file system can do that.
+//! [`CloneFile`]: a new file that shares the blocks of a backing, where the file system can do
+//! that.
 //!
 //! The file has no name until it is whole and durable, so neither a crash nor a failure leaves a
 //! part of one, and no file that is there is ever replaced. Every call may block.

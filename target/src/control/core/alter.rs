@@ -24,8 +24,8 @@
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
 //! that was out of reach for a moment: they connect again, and send again what was not answered.
 //!
-//! "Hold" lets no new write begin, at any poll group, and waits for those in flight. So the clone has
-//! every write that was acknowledged before it, none that a host sent because it saw a later
+//! "Hold" lets no new write begin, at any poll group, and waits for those in flight. So the clone
+//! has every write that was acknowledged before it, none that a host sent because it saw a later
 //! answer, and each request whole or not at all. Most of what is dirty is written before that, and
 //! no host waits for it.
 //!
