@@ -30,7 +30,9 @@ impl Top {
             while master.read(&mut drawn).is_ok_and(|count| count > 0) {}
         });
         let before = tcgetattr(&slave).expect("a terminal");
-        let mut command = Command::new(program("rblk-target"));
+        // Whoever runs the tests may have them ignore signals, as nohup does.
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(program("rblk-target"));
         command.args(["top", "--control-socket"]).arg(&target.socket);
         let end = || slave.try_clone().expect("another descriptor");
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("top");
