@@ -70,6 +70,8 @@ impl<S: Store> Shard<S> {
         let Some(state) = core.volumes.get_mut(volume) else { return };
         state.give_up();
         core.store.fail_waiting(&mut state.ops, &mut core.lists, Errno::ENXIO);
+        // It keeps nothing from others any more.
+        self.set_cache_min(volume, 0);
         self.is_left(volume);
     }
 

@@ -73,6 +73,15 @@ impl Bucket {
         let (Ok(paid) | Err(paid)) = paid;
         Ticks(after(paid).saturating_sub(self.burst).max(now.0))
     }
+
+    /// Work that was taken will not be done: others need not wait for it.
+    #[cold]
+    pub(crate) fn give_back(&self, work: u32) {
+        let cost = self.cost(work);
+        let less = |paid: u64| Some(paid.saturating_sub(cost));
+        // It always says Some.
+        let _ = self.paid.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
 }
 
 #[cfg(test)]
@@ -148,6 +157,24 @@ mod tests {
         assert_eq!([at(5_000_000), at(5_000_000)], [1000, 2000]);
         // What was booked is paid, and no more than the burst comes back.
         assert_eq!([at(9_000_000), at(9_000_000), at(9_000_000), at(9_000_000)], [0, 0, 0, 1000]);
+    }
+
+    #[test]
+    fn what_was_given_back_keeps_nobody_waiting() {
+        let bucket = Bucket::new(1000, 1);
+        let now = us(5_000_000);
+        assert_eq!(bucket.take(1, now), now);
+        for _ in 0..1000 {
+            assert_eq!(bucket.take(1, now).us_after(now), 1000);
+            bucket.give_back(1);
+        }
+        assert_eq!(bucket.take(1, now).us_after(now), 1000);
+        // And it is no more than what was taken.
+        bucket.give_back(u32::MAX);
+        assert_eq!(
+            [bucket.take(1, now), bucket.take(1, now)].map(|at| at.us_after(now)),
+            [0, 1000]
+        );
     }
 
     #[test]

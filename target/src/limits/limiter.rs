@@ -50,6 +50,17 @@ impl Limiter {
             _ => commands,
         }
     }
+
+    /// A command of so many bytes was taken and will not begin.
+    #[cold]
+    pub(crate) fn give_back(&self, bytes: u32) {
+        if let Some(bucket) = &self.commands {
+            bucket.give_back(1);
+        }
+        if let Some(bucket) = self.bytes.as_ref().filter(|_| bytes > 0) {
+            bucket.give_back(bytes);
+        }
+    }
 }
 
 impl PartialEq for Limiter {

@@ -48,6 +48,16 @@ struct Line<T> {
     waiting: VecDeque<T>,
 }
 
+impl<T> Line<T> {
+    /// Its first has no time any more; if it had one, it is given to `booked`.
+    fn lose_time(&mut self, booked: &mut impl FnMut(LineName, &T)) {
+        if let (Head::Due(_), Some(first)) = (self.head, self.waiting.front()) {
+            booked(self.name, first);
+        }
+        self.head = Head::Unasked;
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Waiting<T> {
@@ -131,24 +141,34 @@ impl<T> Waiting<T> {
         item
     }
 
-    /// The limits of these lines have changed: their first ask for a time anew.
-    pub(crate) fn ask_anew(&mut self, changed: impl Fn(LineName) -> bool) {
+    /// The limits of these lines have changed: their first ask for a time anew. Those that had one
+    /// are given to `booked`.
+    pub(crate) fn ask_anew(
+        &mut self,
+        changed: impl Fn(LineName) -> bool,
+        mut booked: impl FnMut(LineName, &T),
+    ) {
         for line in self.lines.iter_mut().filter(|line| changed(line.name)) {
-            line.head = Head::Unasked;
+            line.lose_time(&mut booked);
         }
         self.find_next();
     }
 
-    /// These commands wait no more. Returns how many there were.
-    pub(crate) fn drop_all(&mut self, dropped: impl Fn(&T) -> bool) -> usize {
+    /// These commands wait no more. Those that had a time are given to `booked`. Returns how many
+    /// commands there were.
+    pub(crate) fn drop_all(
+        &mut self,
+        dropped: impl Fn(&T) -> bool,
+        mut booked: impl FnMut(LineName, &T),
+    ) -> usize {
         let mut count = 0;
         for line in &mut self.lines {
-            let (before, first) = (line.waiting.len(), line.waiting.front().is_some_and(&dropped));
+            if line.waiting.front().is_some_and(&dropped) {
+                line.lose_time(&mut booked);
+            }
+            let before = line.waiting.len();
             line.waiting.retain(|item| !dropped(item));
             count += before - line.waiting.len();
-            if first {
-                line.head = Head::Unasked;
-            }
         }
         self.lines.retain(|line| !line.waiting.is_empty());
         self.find_next();
@@ -230,12 +250,17 @@ mod tests {
         }
         waiting.push(line(2), at(70), 9);
         assert_eq!(waiting.next(), Some(at(50)));
-        assert_eq!(waiting.drop_all(|item| item % 2 == 0), 2);
+        let mut booked = Vec::new();
+        assert_eq!(
+            waiting.drop_all(|item| item % 2 == 0, |name, item| booked.push((name, *item))),
+            2
+        );
+        assert_eq!(booked, [(line(1), 0)], "only the first has a time");
         assert_eq!(waiting.first(at(0)), Some((line(1), Head::Unasked, &1)));
-        assert_eq!(waiting.drop_all(|item| *item < 9), 2);
+        assert_eq!(waiting.drop_all(|item| *item < 9, |_, _| panic!("no time")), 2);
         assert!(!waiting.has(line(1)) && waiting.has(line(2)));
         assert_eq!((waiting.next(), waiting.first(at(69))), (Some(at(70)), None));
-        assert_eq!(waiting.drop_all(|_| true), 1);
+        assert_eq!(waiting.drop_all(|_| true, |_, _| {}), 1);
         assert_eq!(waiting.next(), None);
         assert!(!waiting.is_due(at(u64::MAX >> 20)));
     }
@@ -245,7 +270,9 @@ mod tests {
         let mut waiting = Waiting::default();
         waiting.push(line(1), at(1_000_000), 7);
         waiting.push(line(2), at(1_000_000), 8);
-        waiting.ask_anew(|name| name == line(1));
+        let mut booked = Vec::new();
+        waiting.ask_anew(|name| name == line(1), |_, item| booked.push(*item));
+        assert_eq!(booked, [7]);
         assert!(waiting.is_due(at(0)));
         assert_eq!(begin(&mut waiting, &limiter(1000), at(5)), [1]);
         assert_eq!(waiting.next(), Some(at(1_000_000)));

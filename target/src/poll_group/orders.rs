@@ -45,8 +45,8 @@ impl<S: Store> PollGroup<S> {
                 });
             }
             ToGroup::LimitHost { session, limits } => {
+                self.limits_change(None, Some(session));
                 self.turn.access.set_limits(session, limits);
-                self.limits_changed(None, Some(session));
             }
             ToGroup::Expel { connection: id } if self.connections.has(id) => {
                 self.serve(wide(id.index), |connection, turn| {

@@ -87,7 +87,17 @@ pub(super) fn take_for(access: &Access, name: LineName, bytes: u32, now: Ticks) 
     take(volume, access.host_limits(name.session), bytes, now)
 }
 
-/// A connection ended: its commands never begin.
-pub(super) fn drop_all(waiting: &mut Waiting<Delayed>, connection: ConnectionId) {
-    waiting.drop_all(|delayed| delayed.connection == connection);
+/// Gives back to both limits what a command booked that loses its time.
+pub(super) fn give_back(access: &Access, name: LineName, delayed: &Delayed) {
+    let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
+    for limiter in [volume, access.host_limits(name.session)].into_iter().flatten() {
+        limiter.give_back(delayed.bytes);
+    }
+}
+
+/// A connection ended: its commands never begin. What they booked is free for others: a host whose
+/// connections end again and again keeps nobody from a limit that it shares.
+pub(super) fn drop_all(waiting: &mut Waiting<Delayed>, access: &Access, connection: ConnectionId) {
+    let is_dropped = |delayed: &Delayed| delayed.connection == connection;
+    waiting.drop_all(is_dropped, |name, delayed| give_back(access, name, delayed));
 }

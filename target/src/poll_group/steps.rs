@@ -85,7 +85,7 @@ impl<S: Store> PollGroup<S> {
             }
             VolumeStep::Access(volume) => {
                 let index = volume.index;
-                self.limits_changed(Some(index), None);
+                self.limits_change(Some(index), None);
                 self.keep_cache_min(&volume);
                 self.turn.access.open_to_commands(volume);
                 self.release_writes(index);

@@ -92,14 +92,16 @@ impl<S: Store> PollGroup<S> {
         any
     }
 
-    /// The limits of a volume are others, or of every volume of a session.
-    pub(super) fn limits_changed(
+    /// The limits of a volume, or of every volume of a session, are about to be others.
+    pub(super) fn limits_change(
         &mut self,
         volume: Option<VolumeIndex>,
         session: Option<SessionIndex>,
     ) {
-        self.turn
-            .waiting
-            .ask_anew(|name| Some(name.volume) == volume || Some(name.session) == session);
+        let access = &self.turn.access;
+        self.turn.waiting.ask_anew(
+            |name| Some(name.volume) == volume || Some(name.session) == session,
+            |name, delayed| over_limit::give_back(access, name, delayed),
+        );
     }
 }
