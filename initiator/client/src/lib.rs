@@ -49,8 +49,19 @@
 
 #![forbid(unsafe_code)]
 
-pub use rblk_config::MountConfig as Config;
+pub use rblk_config::{
+    ByteSize, ConfigError, DigestWish, Duration, Encrypt, MountConfig as Config, OnLoss, Spin,
+};
 pub use rblk_initiator::client::{
     Buffer, Completion, Counts, IoError, NotClosed, OpenError, Options, Queue, Reason, Refused,
     Request, State, Volume,
+};
+
+// A queue goes to the thread that uses it, and a buffer and a completion go where they are wanted.
+const _: fn() = || {
+    fn goes_to_threads<T: Send>() {}
+    goes_to_threads::<Volume>();
+    goes_to_threads::<Queue>();
+    goes_to_threads::<Buffer>();
+    goes_to_threads::<Completion>();
 };

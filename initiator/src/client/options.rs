@@ -40,16 +40,18 @@ impl Options {
     }
 
     /// The id by which targets know this program, if not the host's. To a target, all of a host is
-    /// one holder of a volume: two programs of a host that may open the same volume need ids of
-    /// their own, else the second one fences the first one while that one waits for its target.
+    /// one holder of a volume, mounts and programs alike: whoever of a host may open the same volume
+    /// needs an id of its own, else the second one fences the first one while that one waits for its
+    /// target.
     #[must_use]
     pub fn host_id(mut self, id: [u8; 16]) -> Self {
         self.host_id = Some(HostId(id));
         self
     }
 
-    /// Opens the volume. It blocks until the target answers, at most as long as `connect_timeout`
-    /// and `wait` of the configuration say: call it where that is allowed.
+    /// Opens the volume. It blocks until the target answers: call it where that is allowed. It
+    /// takes at most as long as `connect_timeout` and `wait` of the configuration say, and for each
+    /// address half a minute more for a target that has many logins, or is changing the volume.
     ///
     /// # Errors
     /// [`OpenError`] with the reason. Nothing is left then.

@@ -112,14 +112,16 @@ impl Direct {
     /// may have changed.
     pub(crate) async fn serve(mut self, closed: oneshot::Receiver<()>, tell: impl Fn(Standing)) {
         tokio::pin!(closed);
-        let mut is_closed = false;
-        while !(is_closed && self.mount.have_queues_stopped()) {
+        // A queue that never came to be is gone without a word.
+        let (mut is_closed, mut are_gone) = (false, false);
+        while !(is_closed && (are_gone || self.mount.have_queues_stopped())) {
             tokio::select! {
-                Some(message) = self.from_queues.recv() => {
-                    if let Err(error) = self.mount.on_queue(message) {
+                message = self.from_queues.recv(), if !are_gone => match message {
+                    None => are_gone = true,
+                    Some(message) => if let Err(error) = self.mount.on_queue(message) {
                         tracing::error!(%error, "a queue broke; its requests are not answered");
                     }
-                }
+                },
                 () = self.mount.attend() => {}
                 // The sender is dropped with the volume.
                 _ = &mut closed, if !is_closed => is_closed = true,

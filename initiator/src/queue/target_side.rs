@@ -181,8 +181,10 @@ impl TargetSide {
                     self.paths.set_failing(errno);
                 }
                 ToQueue::TakeStock(reply) => {
-                    // No one waits for it when the try to connect was given up.
-                    let _ = reply.send(self.engine.take_stock());
+                    // No one waits for it when the try to connect was given up: no copies are made.
+                    if !reply.is_closed() {
+                        let _ = reply.send(self.engine.take_stock());
+                    }
                 }
                 ToQueue::Hold(held) => {
                     self.engine.hold(held || self.leave_by.is_some());

@@ -274,6 +274,8 @@ impl Control {
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
         mut requests: mpsc::Receiver<Request>,
     ) -> anyhow::Result<(bool, Option<Departure>)> {
+        self.core.ready(Instant::now());
+        self.upgrades.ready(Instant::now() + self.core.sessions().lease());
         self.tell_take_over();
         // The timer runs only after news, and while something waits: else this thread sleeps.
         let mut ticks = true;

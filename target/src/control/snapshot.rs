@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::Request;
 use super::ask::VolumeReport;
 use super::orders::{asked, carry, change, open};
-use super::reread::Reread;
+use super::reread::{FILES_TIME, Reread};
 use super::volumes::Change;
 use crate::store::reflink::{CloneError, CloneFile};
 
@@ -60,13 +60,19 @@ async fn serve(
     change(requests, config.name.clone(), Change::Add(config, opened)).await
 }
 
-/// A file system may be slow, and this thread serves everybody.
+/// A file system may be slow, and this thread serves everybody; or it may hang, and other changes
+/// wait for this one.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CloneError> + Send + 'static,
 ) -> Result<T, String> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
+    match tokio::time::timeout(FILES_TIME, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(result)) => result.map_err(|error| error.to_string()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!(
+            "the file system did not answer within {} s; what it still does is not undone: look whether the file of \
+             the snapshot is there",
+            FILES_TIME.as_secs()
+        )),
     }
 }
 

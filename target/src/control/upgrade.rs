@@ -81,6 +81,13 @@ impl Upgrades {
         Self { begun: None, took }
     }
 
+    /// Mounts can connect from now on, and are waited for until then.
+    pub(super) fn ready(&mut self, until: Instant) {
+        if let Some(took) = &mut self.took {
+            took.until = until;
+        }
+    }
+
     /// Whether mounts are to come back that are not.
     pub(super) fn is_waiting(&self) -> bool {
         self.took.as_ref().is_some_and(|took| !took.is_over && took.back.contains(&false))
@@ -164,6 +171,12 @@ impl Control {
                     volume.name
                 ));
             }
+        }
+        if let Some(name) = self.volumes.given_up() {
+            return Err(format!(
+                "volume `{name}` was removed by force without its store, which may keep this process from ending in \
+                 good order: mounts would report a loss. Restart the target when that is no harm, or use --force"
+            ));
         }
         if self.core.volumes().is_empty() || self.losses.file().is_kept() {
             return Ok(());

@@ -148,10 +148,17 @@ pub(super) struct Volumes {
     places: u16,
     ticket: u64,
     underway: Option<Underway>,
+    // The first volume of this run that was removed without its store.
+    given_up: Option<String>,
     done: (mpsc::UnboundedSender<StoreDone>, mpsc::UnboundedReceiver<StoreDone>),
 }
 
 impl Volumes {
+    /// A volume of this run that was removed without its store, if one was.
+    pub(super) fn given_up(&self) -> Option<&str> {
+        self.given_up.as_deref()
+    }
+
     /// The volumes of a target that starts.
     pub(super) fn new(
         running: TargetConfig,
@@ -160,7 +167,7 @@ impl Volumes {
     ) -> Self {
         let next = u16::try_from(running.volumes.len()).unwrap_or(u16::MAX);
         let done = mpsc::unbounded_channel();
-        Self { running, backings, next, places, ticket: 0, underway: None, done }
+        Self { running, backings, next, places, ticket: 0, underway: None, given_up: None, done }
     }
 
     /// What the target runs with.
@@ -562,6 +569,7 @@ impl Control {
     /// A removal by force goes on without the store, for this reason.
     pub(super) fn given_up(&mut self, why: String) {
         let Some(underway) = &mut self.volumes.underway else { return };
+        self.volumes.given_up.get_or_insert_with(|| underway.plan.name.clone());
         let index = underway.before.as_ref().map(|volume| volume.index);
         let dirty = |handle: &crate::poll_group::thread::Handle| {
             handle.volume_stats(index?).map(|stats| stats.snapshot().dirty_bytes)

@@ -49,6 +49,12 @@ pub struct CheckedVolume {
     /// Writes are acknowledged when they are in memory only.
     #[serde(default)]
     pub write_back: bool,
+    /// Writes are refused.
+    #[serde(default)]
+    pub read_only: bool,
+    /// The size that its configuration fixes, in bytes.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
 }
 
 impl From<&VolumeConfig> for CheckedVolume {
@@ -64,6 +70,8 @@ impl From<&VolumeConfig> for CheckedVolume {
             path: volume.path.clone(),
             block_size: volume.block_size,
             write_back: volume.cache == Some(CacheMode::WriteBack),
+            read_only: volume.read_only,
+            size_bytes: volume.size.map(|size| size.0),
         }
     }
 }
@@ -87,7 +95,8 @@ impl Checked {
 }
 
 /// Whether a program can take the place of the running one, so that mounts notice nothing but a
-/// pause.
+/// pause. It must serve what is served, and no more: a volume that cannot be opened, or an address
+/// that is taken, would keep it from starting, and this program from serving again.
 ///
 /// # Errors
 /// What is different, and what to do.
@@ -108,6 +117,14 @@ pub fn judge(served: &Checked, checked: &Checked) -> Result<(), String> {
     }
     judge_paths(served, checked)?;
     judge_grants(served, checked)?;
+    let is_new = |its: &&CheckedVolume| served.volumes.iter().all(|ours| ours.name != its.name);
+    if let Some(more) = checked.volumes.iter().find(is_new) {
+        return Err(format!(
+            "it would also serve volume `{}`, and nobody knows whether that can be opened: run `rblk-target reload` \
+             first",
+            more.name
+        ));
+    }
     served.volumes.iter().try_for_each(|volume| judge_volume(volume, &checked.volumes))
 }
 
@@ -124,6 +141,12 @@ fn judge_paths(served: &Checked, checked: &Checked) -> Result<(), String> {
                 ours.display()
             ));
         }
+    }
+    if let Some(more) = checked.listen.iter().find(|address| !served.listen.contains(address)) {
+        return Err(format!(
+            "it would also listen on {more}, and nobody knows whether that works: change `listen` with a drain and a \
+             start"
+        ));
     }
     let missing = served.listen.iter().find(|address| !checked.listen.contains(address));
     missing.map_or(Ok(()), |address| {
@@ -167,6 +190,19 @@ fn judge_volume(volume: &CheckedVolume, others: &[CheckedVolume]) -> Result<(), 
              change it first (`rblk-target volume set {name} --cache MODE --persist`)"
         ));
     }
+    if its.read_only != volume.read_only {
+        return Err(format!(
+            "it would serve volume `{name}` {}, other than now: change it first (`rblk-target volume set {name} \
+             --read-only={} --persist`)",
+            if its.read_only { "read-only" } else { "for writing" },
+            its.read_only
+        ));
+    }
+    if its.size_bytes.is_some() && its.size_bytes != volume.size_bytes {
+        return Err(format!(
+            "its configuration gives volume `{name}` another size than it has now: run `rblk-target reload` first"
+        ));
+    }
     Ok(())
 }
 
@@ -181,6 +217,8 @@ mod tests {
             path: Some(format!("/srv/{name}").into()),
             block_size: 4096,
             write_back: false,
+            read_only: false,
+            size_bytes: None,
         }
     }
 
@@ -203,7 +241,6 @@ mod tests {
     fn a_program_that_would_serve_the_same_can_take_over() {
         let (served, mut checked) = pair();
         assert_eq!(judge(&served, &checked), Ok(()));
-        checked.volumes.push(volume("more"));
         checked.hand_over_forms = [1, 7];
         checked.io_max_bytes *= 2;
         assert_eq!(judge(&served, &checked), Ok(()), "more is no fault");
@@ -212,19 +249,23 @@ mod tests {
     #[test]
     fn a_program_that_mounts_would_not_take_for_theirs_is_refused() {
         type Fault = fn(&mut Checked);
-        let faults: [(Fault, &str); 12] = [
+        let faults: [(Fault, &str); 16] = [
             (|c| c.hand_over_forms = [2, 3], "drain, install, start"),
             (|c| c.hand_over_forms = [0, 0], "form 0 to 0"),
             (|c| c.name = "other".to_owned(), "its target would be `other`"),
             (|c| c.state_dir = "/tmp".into(), "its state_dir would be /tmp"),
             (|c| c.control_socket = "/c".into(), "its control_socket would be /c"),
-            (|c| c.listen = vec!["tcp://[::]:1".to_owned()], "not listen on tcp://[::]:7721"),
+            (|c| c.listen.clear(), "not listen on tcp://[::]:7721"),
             (|c| c.queue_depth_max = 64, "its queue_depth_max would be 64"),
             (|c| c.io_max_bytes = 4096, "its max_io would be 4096"),
             (|c| drop(c.volumes.remove(0)), "would not serve volume `a`"),
             (|c| c.volumes[1].path = None, "volume `b` from another store"),
             (|c| c.volumes[1].block_size = 512, "volume `b` from another store"),
             (|c| c.volumes[1].write_back = true, "another cache mode"),
+            (|c| c.volumes[1].read_only = true, "`b` read-only, other than now"),
+            (|c| c.volumes[1].size_bytes = Some(4096), "volume `b` another size"),
+            (|c| c.volumes.push(volume("more")), "also serve volume `more`"),
+            (|c| c.listen.push("tcp://[::]:1".to_owned()), "also listen on tcp://[::]:1"),
         ];
         for (fault, why) in faults {
             let (served, mut checked) = pair();

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -42,12 +43,17 @@ pub fn ask_program(program: &Path) -> Result<Checked, String> {
     command.args(std::env::args_os().skip(1)).arg(CHECK_FLAG).env_remove(VARIABLE);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("cannot run {shown}: {error}"))?;
-    let Some(status) = wait(&mut child).map_err(|error| format!("{shown}: {error}"))? else {
-        return Err(format!("{shown} does not say within {CHECK_TIME:?} whether it can take over"));
-    };
-    let said = text(child.stdout.take());
+    let silent = || format!("{shown} does not say within {CHECK_TIME:?} whether it can take over");
+    let begun = Instant::now();
+    // A pipe holds less than many volumes take: both are read while the child writes.
+    let (said, complaint) = (text(child.stdout.take()), text(child.stderr.take()));
+    let status = wait(&mut child).map_err(|error| format!("{shown}: {error}"))?;
+    let status = status.ok_or_else(silent)?;
+    // Whom the child left behind may hold the pipes.
+    let left = || (CHECK_TIME + CHECK_STEP).saturating_sub(begun.elapsed());
+    let said = said.recv_timeout(left()).map_err(|_| silent())?;
     if !status.success() {
-        let complaint = text(child.stderr.take());
+        let complaint = complaint.recv_timeout(left()).unwrap_or_default();
         return Err(format!("{shown} cannot take over ({status}): {}", complaint.trim()));
     }
     serde_json::from_str(&said).map_err(|_| {
@@ -70,12 +76,18 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     }
 }
 
-fn text(said: Option<impl Read>) -> String {
-    let mut text = Vec::new();
-    if let Some(said) = said {
-        let _ = said.take(SAID_MAX).read_to_end(&mut text);
-    }
-    String::from_utf8_lossy(&text).into_owned()
+/// Reads a text to its end, in a thread of its own.
+fn text(said: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (sender, text) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(said) = said {
+            let _ = said.take(SAID_MAX).read_to_end(&mut bytes);
+        }
+        // Nobody waits for it any more if it took too long.
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    text
 }
 
 /// A program that takes the place of this one, with what it needs. Nothing serves any more.

@@ -162,7 +162,17 @@ pub enum Step {
 impl Step {
     // A step that may fail late, and can be given up: what it waits for changes nothing.
     fn has_deadline(self) -> bool {
-        matches!(self, Self::Close | Self::WriteBack | Self::Quiet | Self::Hold | Self::Clone)
+        !matches!(
+            self,
+            Self::Access
+                | Self::Add
+                | Self::Store
+                | Self::Grow
+                | Self::Reshape
+                | Self::Drop
+                | Self::Abandon
+                | Self::CutBack
+        )
     }
 
     // What did not end in time.

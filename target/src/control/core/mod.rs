@@ -240,6 +240,13 @@ fn refuse_saying(status: Status, text: String) -> Answer {
 }
 
 impl Core {
+    /// Hosts can connect from `now` on: so long as a lease after that, volumes are kept for those
+    /// who held them. Registering a large arena may have taken longer than a lease.
+    pub fn ready(&mut self, now: Instant) {
+        let until = now + self.sessions.lease();
+        self.kept_for.values_mut().for_each(|kept| *kept = until);
+    }
+
     /// A run that begins at `now`, without connections.
     #[must_use]
     pub fn new(parts: CoreParts, now: Instant) -> Self {
