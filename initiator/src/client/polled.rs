@@ -93,6 +93,9 @@ impl Polled {
         busy |= self.side.end(&mut self.epoll, moment.instant())?;
         if busy {
             self.side.after_work();
+        } else {
+            // Of programs that never sleep, too.
+            self.not_alone()?;
         }
         Ok(Found::of(busy, answers > 0))
     }
@@ -113,10 +116,15 @@ impl Polled {
             // Of an earlier path.
             _ => {}
         })?;
-        if self.side.is_alone() {
-            return Err(io::Error::other("the control thread of the volume ended: open it again"));
-        }
+        self.not_alone()?;
         Ok(found)
+    }
+
+    fn not_alone(&self) -> io::Result<()> {
+        match self.side.is_alone() {
+            true => Err(io::Error::other("the control thread of the volume ended: open it again")),
+            false => Ok(()),
+        }
     }
 
     /// Moves the completions to `done`. Returns how many there were.
