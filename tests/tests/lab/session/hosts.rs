@@ -1,5 +1,6 @@
-//! [`Hosts`]: `store1` and `client1`, each with a name, an `/etc`, a `/srv` and a `/var/lib` of its
-//! own. They share the kernel and its network. What is mounted below `/mnt` is seen by all.
+//! [`Hosts`]: `store1` and `client1`, each with a name, an `/etc`, a `/srv`, a `/var/lib` and a
+//! `/run/rblk` of its own. They share the kernel and its network. What is mounted below `/mnt` is
+//! seen by all.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,7 +19,7 @@ const HOST: &str = r#"
 set -e
 echo "$1" >/proc/sys/kernel/hostname
 mount --make-private /
-mkdir -p "$2/etc" "$2/real" "$2/srv" "$2/lib"
+mkdir -p "$2/etc" "$2/real" "$2/srv" "$2/lib" "$2/run" /run/rblk
 mount --bind /etc "$2/real"
 ln -s "$2"/real/* "$2/etc/"
 rm -f "$2/etc/machine-id" "$2/etc/rblk"
@@ -27,6 +28,7 @@ mkdir "$2/etc/rblk"
 mount --bind "$2/etc" /etc
 mount --bind "$2/srv" /srv
 mount --bind "$2/lib" /var/lib
+mount --bind "$2/run" /run/rblk
 touch "$2/ready"
 exec sleep infinity"#;
 
