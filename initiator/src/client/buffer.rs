@@ -110,9 +110,9 @@ impl Buffer {
     }
 
     /// The first byte. It is at a multiple of 4096, and valid for reading as many bytes as the
-    /// buffer [holds](Self::capacity) until this value is dropped or moved into a request: from then
-    /// on the device reads and writes there. The bytes may change as other processes change shared
-    /// memory.
+    /// buffer [holds](Self::capacity) until this value is dropped or moved into a request: from
+    /// then on the device reads and writes there. The bytes may change as other processes change
+    /// shared memory.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.pointer().cast_const()

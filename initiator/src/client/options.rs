@@ -40,9 +40,9 @@ impl Options {
     }
 
     /// The id by which targets know this program, if not the host's. To a target, all of a host is
-    /// one holder of a volume, mounts and programs alike: whoever of a host may open the same volume
-    /// needs an id of its own, else the second one fences the first one while that one waits for its
-    /// target.
+    /// one holder of a volume, mounts and programs alike: whoever of a host may open the same
+    /// volume needs an id of its own, else the second one fences the first one while that one waits
+    /// for its target.
     #[must_use]
     pub fn host_id(mut self, id: [u8; 16]) -> Self {
         self.host_id = Some(HostId(id));

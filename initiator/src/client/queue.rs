@@ -24,9 +24,9 @@ use crate::mount::direct::GivenQueue;
 /// [`event_fd`](Self::event_fd) with them. A queue that is left alone for more than 10 s keeps the
 /// other queues of its volume from a target that was restarted.
 ///
-/// Dropping a queue gives up its requests: no completion tells what became of them. A write that was
-/// given up may still be done, later than writes that another queue of the volume sends after that.
-/// The memory of the queue stays mapped until the volume ends and the device is done with it.
+/// Dropping a queue gives up its requests: no completion tells what became of them. A write that
+/// was given up may still be done, later than writes that another queue of the volume sends after
+/// that. The memory of the queue stays mapped until the volume ends and the device is done with it.
 pub struct Queue {
     polled: Polled,
     turns: Turns,

@@ -12,7 +12,6 @@ use tokio::sync::{mpsc, oneshot};
 use super::Request;
 use super::ask::{Ask, Response, VolumeReport, stopping};
 use super::reread::{FILES_TIME, Reread};
-use super::snapshot;
 use super::volumes::{Change, Changed, Outcome, anew, set};
 use crate::exports::{OpenedVolume, open_one};
 
@@ -55,9 +54,6 @@ pub(super) async fn carry_out(
                 Err(error) => Err(error),
             }
         }
-        Ask::SnapshotVolume { name, new_name, path } => {
-            snapshot::take(requests, reread, &name, new_name, path).await
-        }
         Ask::Status
         | Ask::Events { .. }
         | Ask::Drain
@@ -65,6 +61,7 @@ pub(super) async fn carry_out(
         | Ask::Reload { .. }
         | Ask::Dump
         | Ask::Upgrade { .. }
+        | Ask::SnapshotVolume { .. }
         | Ask::Trace { .. }
         | Ask::Kick { .. } => Err("it is no order".to_owned()),
     };

@@ -28,6 +28,8 @@ pub(super) async fn take(
     new_name: String,
     path: Option<PathBuf>,
 ) -> Result<VolumeReport, String> {
+    // One change at a time.
+    let _turn = reread.turn().await;
     let running = asked(requests, Request::Running).await.ok_or("the target is stopping")?;
     let config = config_of(&running, name, new_name, path)?;
     let (Some(from), Some(to)) = (source_of(&running, name), config.path.clone()) else {

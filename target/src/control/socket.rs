@@ -20,6 +20,7 @@ use super::orders;
 pub(crate) use super::orders::asked;
 use super::reload;
 use super::reread::Reread;
+use super::snapshot;
 use super::trace;
 use super::upgrade;
 
@@ -117,6 +118,11 @@ async fn serve_one(
         Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
             let gone = reader.read_u8();
             orders::remove_when_unused(&requests, &reread, name, gone).await
+        }
+        Ok(Ask::SnapshotVolume { name, new_name, path }) => {
+            snapshot::take(&requests, &reread, &name, new_name, path)
+                .await
+                .map_or_else(Response::Error, |report| Response::Volume(Box::new(report)))
         }
         Ok(Ask::Trace { volume, slower_us }) => {
             let what = (volume, Duration::from_micros(slower_us));
