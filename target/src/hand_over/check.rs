@@ -117,15 +117,16 @@ pub fn judge(served: &Checked, checked: &Checked) -> Result<(), String> {
     }
     judge_paths(served, checked)?;
     judge_grants(served, checked)?;
+    served.volumes.iter().try_for_each(|volume| judge_volume(volume, &checked.volumes))?;
     let is_new = |its: &&CheckedVolume| served.volumes.iter().all(|ours| ours.name != its.name);
-    if let Some(more) = checked.volumes.iter().find(is_new) {
-        return Err(format!(
+    let more = checked.volumes.iter().find(is_new);
+    more.map_or(Ok(()), |more| {
+        Err(format!(
             "it would also serve volume `{}`, and nobody knows whether that can be opened: run `rblk-target reload` \
              first",
             more.name
-        ));
-    }
-    served.volumes.iter().try_for_each(|volume| judge_volume(volume, &checked.volumes))
+        ))
+    })
 }
 
 fn judge_paths(served: &Checked, checked: &Checked) -> Result<(), String> {
