@@ -324,7 +324,8 @@ fn a_host_that_lost_its_volume_is_fenced() {
         let error = done.result.unwrap_err();
         assert!(error.is_fenced() && done.buffer.is_some(), "{error}");
     }
-    assert_eq!(volume.state(), State::Fenced);
+    // Queues learn of it a moment before the volume says so.
+    wait_for("a state", || (volume.state() == State::Fenced).then_some(()));
     assert!(read(&mut taker, 0, BLOCK) == pattern(2, BLOCK));
 }
 

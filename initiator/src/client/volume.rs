@@ -172,7 +172,7 @@ impl Volume {
         self.told.read_only.load(Ordering::Relaxed)
     }
 
-    /// Where the volume stands.
+    /// Where the volume stands. Requests may tell of a change a moment earlier.
     #[must_use]
     pub fn state(&self) -> State {
         self.told.state()
