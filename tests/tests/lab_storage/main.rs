@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod changes;
 mod crashes;
 mod deaths;
 mod failures;
