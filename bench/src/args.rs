@@ -94,10 +94,18 @@ pub enum Output {
 /// Arguments of `compare`.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
+    /// How fio reaches the systems, if --systems does not name them.
+    #[arg(long, value_enum, default_value = "disk")]
+    pub engine: CompareEngine,
     /// Systems to measure, by key: rblk-verbs, rblk-tcp, nvme-rdma, nvme-tcp, nbd, local,
-    /// ublk-null, ...; `none` for variants alone [default: all that this machine can set up].
+    /// ublk-null; rblk-engine, rblk-engine-tcp, nbdkit-tcp, nbdkit-unix, qemu-nbd-tcp,
+    /// qemu-nbd-unix; `none` for variants alone [default: all that this machine can set up].
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub systems: Vec<String>,
+    /// librblk_fio.so, which `cargo xtask fio-engine` makes [default: beside the programs, or in
+    /// the directory above].
+    #[arg(long, value_name = "FILE")]
+    pub fio_engine: Option<PathBuf>,
     /// Workloads: `gate` (6 cells: 4k random at depth 1 and 32, 128k at depth 16), `full`, `smoke`
     /// (2), or keys as randread-4k-qd8-j1-q1, comma between.
     #[arg(long, value_name = "SET", default_value = "gate")]
@@ -150,6 +158,16 @@ pub struct CompareArgs {
     /// Where the run goes.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// How fio reaches the systems of `compare`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CompareEngine {
+    /// As block devices, by the kernel.
+    Disk,
+    /// By an engine of fio's that speaks to the server itself. No RDMA, ublk or root is needed over
+    /// TCP.
+    Direct,
 }
 
 /// Where rblk's volume is in `compare`.

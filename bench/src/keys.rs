@@ -66,6 +66,17 @@ impl Keys {
         words
     }
 
+    /// The file of a mount of that volume, with what [`Self::of_mount`] says.
+    #[must_use]
+    pub fn file_of_mount(keys: Option<&Self>, url: &str, volume: &str) -> String {
+        let mut text = format!("target = [\"{url}\"]\nvolume = \"{volume}\"\n");
+        if let Some(Self { target, host_file, .. }) = keys {
+            text += &format!("target_keys = [\"{target}\"]\nkey_file = {host_file:?}\n");
+            text += "encrypt = \"off\"\n";
+        }
+        text
+    }
+
     /// What a session of this process proves. Its stream stays in clear.
     ///
     /// # Errors
@@ -95,6 +106,11 @@ mod tests {
         assert_eq!(mount[3..], [keys.target.to_string(), "--encrypt=off".to_owned()]);
         assert_eq!(Keys::of_mount(Some(&keys), &["--encrypt=required".to_owned()]), mount[..4]);
         keys.credentials().unwrap();
+        let file = dir.path().join("mount.toml");
+        let text = Keys::file_of_mount(Some(&keys), "tcp://127.0.0.1:7721", "bench");
+        std::fs::write(&file, text).unwrap();
+        let mount = rblk_config::MountConfig::load(&file).unwrap();
+        assert_eq!((mount.target_keys, mount.encrypt), (vec![keys.target], Encrypt::Off));
         assert_eq!(Keys::of_target(None), ["--insecure"]);
         assert!(Keys::of_mount(None, &[]).is_empty());
     }

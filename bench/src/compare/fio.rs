@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::child;
+use crate::peer::access::Access;
 use crate::result::{Cell, Latency};
 
 /// Seconds that a load runs before it is measured.
@@ -40,12 +41,11 @@ pub struct Measured {
     pub cpu: f64,
 }
 
-/// The load of a cell on a disk: the words after `fio`.
+/// The load of a cell on a system: the words after `fio`.
 #[must_use]
-pub fn words(cell: &Cell, disk: &Path, bytes: u64, seconds: u32, output: &Path) -> Vec<String> {
+pub fn words(cell: &Cell, access: &Access, bytes: u64, seconds: u32, output: &Path) -> Vec<String> {
     let mut words = vec![
         format!("--name={}", cell.key),
-        format!("--filename={}", disk.display()),
         format!("--size={bytes}"),
         format!("--rw={}", cell.rw),
         format!("--bs={}", cell.block_bytes),
@@ -56,8 +56,6 @@ pub fn words(cell: &Cell, disk: &Path, bytes: u64, seconds: u32, output: &Path) 
         format!("--output={}", output.display()),
     ];
     let fixed = [
-        "--ioengine=io_uring",
-        "--direct=1",
         "--time_based=1",
         "--randrepeat=0",
         "--norandommap=1",
@@ -67,6 +65,7 @@ pub fn words(cell: &Cell, disk: &Path, bytes: u64, seconds: u32, output: &Path) 
         "--output-format=json+",
     ];
     words.extend(fixed.map(str::to_owned));
+    words.extend(access.words());
     if cell.rw == "randrw" {
         words.push(format!("--rwmixread={}", cell.read_percent));
     }
@@ -76,19 +75,11 @@ pub fn words(cell: &Cell, disk: &Path, bytes: u64, seconds: u32, output: &Path) 
 /// Writes a whole disk once: memory is given to it by that, on every system, and not while it is
 /// measured.
 #[must_use]
-pub fn fill_words(disk: &Path, bytes: u64) -> Vec<String> {
-    let mut words: Vec<String> = [
-        "--name=fill",
-        "--rw=write",
-        "--bs=1M",
-        "--iodepth=4",
-        "--ioengine=io_uring",
-        "--direct=1",
-    ]
-    .map(str::to_owned)
-    .to_vec();
-    words.push(format!("--filename={}", disk.display()));
+pub fn fill_words(access: &Access, bytes: u64) -> Vec<String> {
+    let mut words =
+        ["--name=fill", "--rw=write", "--bs=1M", "--iodepth=4"].map(str::to_owned).to_vec();
     words.push(format!("--size={bytes}"));
+    words.extend(access.words());
     words
 }
 
@@ -268,7 +259,7 @@ mod tests {
     #[test]
     fn a_mix_says_its_share() {
         let cell = Cell::new("randrw", 4096, 32, 1, 1, 70);
-        let words = words(&cell, Path::new("/dev/x"), 1 << 20, 4, Path::new("/o"));
+        let words = words(&cell, &Access::Disk("/dev/x".into()), 1 << 20, 4, Path::new("/o"));
         for word in ["--rw=randrw", "--rwmixread=70", "--bs=4096", "--runtime=4", "--size=1048576"]
         {
             assert!(words.iter().any(|w| w == word), "{word}");

@@ -46,7 +46,8 @@ use crate::{child, interrupt};
 /// Nothing can be measured at all, or it was interrupted.
 pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
     let cells = plan::cells(&args.cells, &args.queues)?;
-    let candidates = plan::systems(&args.systems, &args.variant, &args.rblk, &args.peer)?;
+    let keys = plan::keys_for(args.engine, &args.systems);
+    let candidates = plan::systems(&keys, &args.variant, &args.rblk, &args.peer)?;
     if candidates.is_empty() {
         bail!("no system is to be measured");
     }
@@ -60,6 +61,7 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
         Some(dir) => std::path::absolute(dir)?,
         None => programs()?,
     };
+    let fio_engine = args.fio_engine.clone().or_else(|| engine_near(&programs));
     let wire = if args.no_perftest || !(args.rblk.is_empty() && args.peer.is_empty()) {
         None
     } else {
@@ -90,6 +92,7 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
             queues: u16::try_from(queues)?,
             depth,
             programs: programs.clone(),
+            fio_engine: fio_engine.clone(),
             volume: match args.volume {
                 CompareVolume::Memory => Volume::Memory,
                 CompareVolume::RamDisk => Volume::RamDisk,
@@ -103,6 +106,12 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
         bail!("no system could be measured");
     }
     Ok(())
+}
+
+/// The engine for fio beside the programs, or above them, where `cargo xtask fio-engine` puts it.
+fn engine_near(programs: &Path) -> Option<PathBuf> {
+    let places = programs.ancestors().take(2).map(|dir| dir.join("librblk_fio.so"));
+    places.into_iter().find(|file| file.is_file())
 }
 
 /// What this host must have.

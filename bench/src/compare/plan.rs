@@ -7,9 +7,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use crate::args::CompareEngine;
 use crate::peer::nvmet::Transport;
 use crate::peer::rblk::Carrier;
-use crate::peer::{Kind, Variant};
+use crate::peer::{Kind, NbdKind, Variant};
 use crate::result::{Cell, Family, SystemInfo, system};
 
 /// A system of the plan.
@@ -31,6 +32,12 @@ impl Candidate {
             ..SystemInfo::default()
         };
         Self { info, kind }
+    }
+
+    /// A server of NBD for fio's engine.
+    fn nbd(key: &str, title: &str, qemu: bool, unix: bool) -> Self {
+        let transport = if unix { "unix" } else { "tcp" };
+        Self::new(key, title, Family::Kernel, transport, Kind::NbdEngine(NbdKind { qemu, unix }))
     }
 
     /// A known system.
@@ -55,6 +62,18 @@ impl Candidate {
                 let kind = Kind::Nvme(Transport::Tcp);
                 Self::new(key, "nvme-tcp", Family::Kernel, "tcp", kind)
             }
+            system::RBLK_ENGINE => {
+                let kind = Kind::RblkEngine(Variant::plain(Carrier::Verbs));
+                Self::new(key, "rblk verbs, fio's engine", Family::Rblk, "rdma", kind)
+            }
+            system::RBLK_ENGINE_TCP => {
+                let kind = Kind::RblkEngine(Variant::plain(Carrier::Tcp));
+                Self::new(key, "rblk TCP, fio's engine", Family::Rblk, "tcp", kind)
+            }
+            system::NBDKIT_TCP => Self::nbd(key, "nbdkit, TCP", false, false),
+            system::NBDKIT_UNIX => Self::nbd(key, "nbdkit, Unix socket", false, true),
+            system::QEMU_NBD_TCP => Self::nbd(key, "qemu-nbd, TCP", true, false),
+            system::QEMU_NBD_UNIX => Self::nbd(key, "qemu-nbd, Unix socket", true, true),
             system::NBD => Self::new(key, "NBD", Family::Kernel, "tcp", Kind::Nbd),
             system::UBLK_NULL => Self::new(key, "ublk null", Family::Floor, "", Kind::UblkNull),
             system::LOCAL => Self::new(key, "local RAM disk", Family::Floor, "", Kind::Local),
@@ -67,9 +86,18 @@ impl Candidate {
 /// The key that stands for no system: only variants are measured.
 const NONE: &str = "none";
 
+/// The keys of systems that stand for how fio is to reach them, if nobody named any.
+#[must_use]
+pub fn keys_for(engine: CompareEngine, keys: &[String]) -> Vec<String> {
+    match engine {
+        CompareEngine::Direct if keys.is_empty() => system::ENGINES.map(str::to_owned).to_vec(),
+        CompareEngine::Direct | CompareEngine::Disk => keys.to_vec(),
+    }
+}
+
 /// The systems that were asked for.
 ///
-/// `keys` are known ones; no key means all but those that spin all the time, `none` means none.
+/// `keys` are known ones; no key means all disks but those that spin all the time, `none` means none.
 /// `variants` are `NAME=WORDS` ([`Variant::parse`]); `rblk` are disks of ours as `PATH` or
 /// `NAME=PATH`, `peers` are others as `NAME=PATH`. With either of the last two nothing is set up
 /// but what `keys` and `variants` say.
@@ -89,7 +117,7 @@ pub fn systems(
         systems.extend(all.filter_map(Candidate::of));
     }
     for key in keys.iter().filter(|key| *key != NONE) {
-        let known = || system::ORDER.join(", ");
+        let known = || system::all().collect::<Vec<_>>().join(", ");
         let candidate = Candidate::of(key);
         systems
             .push(candidate.with_context(|| format!("no system `{key}`; there are {}", known()))?);
@@ -325,6 +353,10 @@ mod tests {
     fn systems_are_told_by_keys() {
         let all = systems(&[], &[], &[], &[]).unwrap();
         assert_eq!(all.len(), system::ORDER.len() - 1);
+        let direct = keys_for(CompareEngine::Direct, &[]);
+        assert_eq!(systems(&direct, &[], &[], &[]).unwrap().len(), system::ENGINES.len());
+        assert!(keys_for(CompareEngine::Disk, &[]).is_empty());
+        assert_eq!(keys_for(CompareEngine::Direct, &["nbd".to_owned()]), ["nbd"]);
         let one = |text: &str| [text.to_owned()];
         let given = systems(&[], &[], &one("/dev/ublkb0"), &one("nvme-rdma=/dev/nvme1n1")).unwrap();
         assert_eq!(given.len(), 2);

@@ -5,7 +5,6 @@
 //! samples so far stay. Only an interrupt ends the whole run.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -160,7 +159,7 @@ impl Rounds<'_> {
                 Ok(system) => {
                     say(&format!(
                         "{key:<16} {} after {:.1} s: {}",
-                        system.path().display(),
+                        system.access(),
                         since.elapsed().as_secs_f64(),
                         system.detail()
                     ));
@@ -251,7 +250,7 @@ impl Rounds<'_> {
         let (path, raw) = self.folder.raw(&format!("{name}.json"));
         let load_before = probe::load()?;
         let before = Look::at(system);
-        let words = fio::words(cell, system.path(), setting.bytes, self.seconds, &path);
+        let words = fio::words(cell, system.access(), setting.bytes, self.seconds, &path);
         load(&setting.journal, &words, self.seconds)?;
         let after = Look::at(system);
         let measured = fio::read(&path)?;
@@ -391,11 +390,11 @@ fn under_load<T>(
 ) -> Result<T> {
     let dir = tempfile::tempdir().context("a directory for fio")?;
     let output = dir.path().join("fio.json");
-    let words = fio::words(cell, system.path(), setting.bytes, LOAD_SECONDS, &output);
+    let words = fio::words(cell, system.access(), setting.bytes, LOAD_SECONDS, &output);
     let (tag, undo) = load_tag(&setting.journal)?;
     std::thread::scope(|scope| {
         let running = scope.spawn(|| fio::run(&words, LOAD_SECONDS, &tag));
-        let seen = wait_for_io(system.path()).and_then(|()| look());
+        let seen = wait_for_io(system).and_then(|()| look());
         let ended = running.is_finished();
         undo.undo()?;
         let load = running.join().unwrap_or_else(|_| Err(anyhow::anyhow!("fio's thread")));
@@ -424,7 +423,8 @@ fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Opti
 
 /// Waits until a load that was started does I/O: programs start slowly on a guest's shared file
 /// system.
-fn wait_for_io(disk: &Path) -> Result<()> {
+fn wait_for_io(system: &System) -> Result<()> {
+    let disk = system.access().disk().context("only disks are looked at under load")?;
     let (before, deadline) = (probe::disk_ios(disk), Instant::now() + START);
     while probe::disk_ios(disk) == before {
         if Instant::now() > deadline {
@@ -455,7 +455,7 @@ fn load_tag(journal: &Journal) -> Result<(String, crate::peer::undo::Undo)> {
 }
 
 fn fill(system: &System, setting: &Setting) -> Result<()> {
-    let words = fio::fill_words(system.path(), setting.bytes);
+    let words = fio::fill_words(system.access(), setting.bytes);
     load(&setting.journal, &words, FILL_SECONDS).context("writing the whole disk once")
 }
 

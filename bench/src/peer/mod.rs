@@ -4,37 +4,42 @@
 //! |---|---|
 //! | [`rblk`], [`daemon`] | a target of ours and a mount; what running ones say |
 //! | [`nvmet`], `nvme_kernel` | the kernel's target and host of NVMe over RDMA and TCP |
-//! | [`nbd`] | nbdkit and the kernel's client |
+//! | [`nbd`], [`nbd_server`] | servers of NBD, and the kernel's client |
 //! | [`ublk_null`] | a ublk disk that does nothing |
 //! | [`local`] | RAM disks |
 //! | [`undo`] | the journal by which all of it is taken down |
+//! | [`access`] | how fio reaches a system: a disk, or an engine of its own |
 //! | [`module`], [`loaded`] | kernel modules; those that a run loaded |
 //! | [`trigger`] | the trigger that counts system calls |
 //!
-//! A [`System`] is a disk that is there; dropped, it is gone. Nothing is set up without a line in
+//! A [`System`] is a disk, or a server for an engine of fio's, that is there; dropped, it is gone. Nothing is set up without a line in
 //! the journal.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use self::access::Access;
 use self::loaded::Loaded;
 use self::local::RamDisks;
 use self::nbd::Nbd;
+use self::nbd_server::{NbdProgram, NbdServer, NbdSocket};
 use self::nvmet::{Nvme, Transport};
-use self::rblk::{Backing, Carrier, Counters, Rblk, RblkSpec};
+use self::rblk::{Backing, Carrier, Counters, Rblk, RblkSpec, Served};
 use self::ublk_null::{NullDisk, UblkNull};
 use self::undo::{Journal, Step, Undo};
 use crate::child;
 
+pub mod access;
 pub mod daemon;
 pub mod loaded;
 pub mod local;
 pub mod module;
 pub mod nbd;
+pub mod nbd_server;
 mod nvme_kernel;
 pub mod nvmet;
 pub mod rblk;
@@ -48,6 +53,8 @@ pub const QUEUE_DEPTH: u16 = 128;
 pub const QUEUE_DEPTH_DEEP: u16 = 512;
 /// Where nbdkit listens.
 const NBD_PORT: u16 = 10809;
+/// Where servers for engines listen, each with its number added.
+const ENGINE_PORT: u16 = 10820;
 
 /// What a system is.
 #[derive(Clone, Debug)]
@@ -56,14 +63,27 @@ pub enum Kind {
     Rblk(Variant),
     /// The kernel's NVMe over a fabric.
     Nvme(Transport),
+    /// rblk without a mount: fio's engine is the initiator.
+    RblkEngine(Variant),
     /// NBD.
     Nbd,
+    /// A server of NBD, and fio's own engine.
+    NbdEngine(NbdKind),
     /// A ublk disk that does nothing.
     UblkNull,
     /// A RAM disk.
     Local,
     /// A disk that is there already.
     Given(PathBuf),
+}
+
+/// A server of NBD for fio's engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NbdKind {
+    /// qemu-nbd instead of nbdkit.
+    pub qemu: bool,
+    /// On a Unix socket instead of TCP.
+    pub unix: bool,
 }
 
 /// An rblk that is not what a user gets who gives no flags.
@@ -111,16 +131,18 @@ pub struct Setting {
     pub depth: u16,
     /// Where rblk's programs are.
     pub programs: PathBuf,
+    /// The engine of rblk for fio, if there is one.
+    pub fio_engine: Option<PathBuf>,
     /// What rblk's volumes are in.
     pub volume: Volume,
     /// Both ends of rblk prove their keys.
     pub with_keys: bool,
 }
 
-/// A disk that is there. Dropped, it is gone, unless it was [`Kind::Given`].
+/// A disk, or a server, that is there. Dropped, it is gone, unless it was [`Kind::Given`].
 #[derive(Debug)]
 pub struct System {
-    path: PathBuf,
+    access: Access,
     detail: String,
     what: What,
     _more: Vec<Undo>,
@@ -129,6 +151,8 @@ pub struct System {
 #[derive(Debug)]
 enum What {
     Rblk(Box<Rblk>),
+    Served(Box<Served>),
+    NbdServer(NbdServer),
     // Dropped before the notes in `_more`, which then find nothing.
     Nbd { server_pid: u32, _nbd: Nbd },
     UblkNull(#[expect(dead_code, reason = "held, so that the disk is")] UblkNull),
@@ -191,12 +215,15 @@ impl System {
     pub fn start(setting: &Setting, key: &str, kind: &Kind, number: u16) -> Result<Self> {
         match kind {
             Kind::Rblk(variant) => Self::rblk(setting, key, variant, number),
+            Kind::RblkEngine(variant) => Self::rblk_engine(setting, key, variant, number),
+            Kind::NbdEngine(kind) => Self::nbd_engine(setting, key, *kind, number),
             Kind::Nvme(transport) => Self::nvme(setting, *transport),
             Kind::Nbd => Self::nbd(setting),
             Kind::UblkNull => Self::ublk_null(setting),
             Kind::Local => {
                 let disks = RamDisks::make(&setting.modules, setting.bytes)?;
-                Ok(Self::new(disks.disk(0)?, "brd, no network".to_owned(), What::Local))
+                let access = Access::Disk(disks.disk(0)?);
+                Ok(Self::new(access, "brd, no network".to_owned(), What::Local))
             }
             Kind::Given(path) => {
                 let is_disk = std::fs::metadata(path).is_ok_and(|meta| {
@@ -207,17 +234,70 @@ impl System {
                 }
                 local::must_be_unused(path)?;
                 let mount = daemon::mount_of(path).map(|status| status.name);
-                Ok(Self::new(path.clone(), format!("{}", path.display()), What::Given { mount }))
+                let access = Access::Disk(path.clone());
+                Ok(Self::new(access, format!("{}", path.display()), What::Given { mount }))
             }
         }
     }
 
-    fn new(path: PathBuf, detail: String, what: What) -> Self {
-        Self { path, detail, what, _more: Vec::new() }
+    fn new(access: Access, detail: String, what: What) -> Self {
+        Self { access, detail, what, _more: Vec::new() }
     }
 
     fn rblk(setting: &Setting, key: &str, variant: &Variant, number: u16) -> Result<Self> {
         need_ublk(&setting.modules)?;
+        let (spec, more) = Self::rblk_spec(setting, key, variant, number)?;
+        let rblk = Rblk::start(&setting.journal, &spec)?;
+        let access = Access::Disk(rblk.path().to_owned());
+        let detail = format!("{} on {:?}", rblk.detail(), setting.volume);
+        let mut system = Self::new(access, detail, What::Rblk(Box::new(rblk)));
+        system._more = more;
+        Ok(system)
+    }
+
+    fn rblk_engine(setting: &Setting, key: &str, variant: &Variant, number: u16) -> Result<Self> {
+        let library = setting.fio_engine.as_deref().context(
+            "there is no librblk_fio.so: `cargo xtask fio-engine` makes it, --fio-engine names it",
+        )?;
+        let (spec, more) = Self::rblk_spec(setting, key, variant, number)?;
+        let served = Served::start(&setting.journal, &spec)?;
+        let access = served.access(library)?;
+        let detail = format!("one queue for each job, no mount, on {:?}", setting.volume);
+        let mut system = Self::new(access, detail, What::Served(Box::new(served)));
+        system._more = more;
+        Ok(system)
+    }
+
+    fn nbd_engine(setting: &Setting, key: &str, kind: NbdKind, number: u16) -> Result<Self> {
+        let name = format!("{}-{key}", std::process::id());
+        let (dir, directory) = setting.journal.directory(&name)?;
+        let mut more = vec![directory];
+        let program = if kind.qemu {
+            NbdProgram::QemuNbd(nbd_server::file_of(&dir, setting.bytes)?)
+        } else {
+            NbdProgram::Nbdkit
+        };
+        let (socket, access) = if kind.unix {
+            let path = dir.join("nbd.sock");
+            (NbdSocket::Unix(path.clone()), Access::nbd_unix(&path))
+        } else {
+            let at = SocketAddr::new(setting.address, ENGINE_PORT + number);
+            (NbdSocket::Tcp(at), Access::nbd_tcp(at))
+        };
+        let tag = format!("{name}-server");
+        more.insert(0, setting.journal.note(Step::Processes { tag: tag.clone() })?);
+        let server = NbdServer::start(&program, &socket, setting.bytes, &tag)?;
+        let mut system = Self::new(access, format!("{socket}"), What::NbdServer(server));
+        system._more = more;
+        Ok(system)
+    }
+
+    fn rblk_spec(
+        setting: &Setting,
+        key: &str,
+        variant: &Variant,
+        number: u16,
+    ) -> Result<(RblkSpec, Vec<Undo>)> {
         let mut more = Vec::new();
         let backing = match setting.volume {
             Volume::Memory => Backing::Memory,
@@ -255,12 +335,7 @@ impl System {
             target_flags: variant.target_flags.clone(),
             mount_flags: variant.mount_flags.clone(),
         };
-        let rblk = Rblk::start(&setting.journal, &spec)?;
-        let path = rblk.path().to_owned();
-        let detail = format!("{} on {:?}", rblk.detail(), setting.volume);
-        let mut system = Self::new(path, detail, What::Rblk(Box::new(rblk)));
-        system._more = more;
-        Ok(system)
+        Ok((spec, more))
     }
 
     fn nvme(setting: &Setting, transport: Transport) -> Result<Self> {
@@ -279,14 +354,14 @@ impl System {
             setting.queues,
             setting.depth,
         )?;
-        let path = nvme.path().to_owned();
+        let access = Access::Disk(nvme.path().to_owned());
         let detail = format!(
             "nvmet on {}, nr_io_queues={}, queue_size={}",
             backing.display(),
             setting.queues,
             setting.depth
         );
-        Ok(Self::new(path, detail, What::Nvme(nvme)))
+        Ok(Self::new(access, detail, What::Nvme(nvme)))
     }
 
     fn nbd(setting: &Setting) -> Result<Self> {
@@ -303,7 +378,7 @@ impl System {
         more.push(processes);
         let detail = format!("nbdkit memory, {} connections", setting.queues);
         let what = What::Nbd { server_pid: nbd.server_pid(), _nbd: nbd };
-        let mut system = Self::new(path, detail, what);
+        let mut system = Self::new(Access::Disk(path), detail, what);
         system._more = more;
         Ok(system)
     }
@@ -315,17 +390,17 @@ impl System {
         disk.bytes = setting.bytes;
         more.push(setting.journal.note(Step::Ublk { token: disk.token.to_string() })?);
         let null = UblkNull::start_disk(disk)?;
-        let path = null.path().to_owned();
+        let access = Access::Disk(null.path().to_owned());
         let detail = format!("{} queues of {}", null.queues(), setting.depth);
-        let mut system = Self::new(path, detail, What::UblkNull(null));
+        let mut system = Self::new(access, detail, What::UblkNull(null));
         system._more = more;
         Ok(system)
     }
 
-    /// The block device.
+    /// How fio reaches it.
     #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn access(&self) -> &Access {
+        &self.access
     }
 
     /// QPs that carry one queue; 0 if nobody says.
@@ -350,6 +425,7 @@ impl System {
             What::Rblk(rblk) => Some(rblk.initiator_pid()),
             What::UblkNull(_) => Some(std::process::id()),
             What::Given { mount } => Some(daemon::mount_status(mount.as_deref()?)?.pid),
+            What::Served(_) | What::NbdServer(_) => None,
             What::Nbd { .. } | What::Nvme(_) | What::Local => None,
         }
     }
@@ -360,6 +436,8 @@ impl System {
         match &self.what {
             What::Rblk(rblk) => Some(rblk.target_pid()),
             What::Nbd { server_pid, .. } => Some(*server_pid),
+            What::Served(served) => Some(served.target_pid()),
+            What::NbdServer(server) => Some(server.pid()),
             _ => None,
         }
     }
@@ -369,6 +447,7 @@ impl System {
     pub fn counters(&self) -> Counters {
         match &self.what {
             What::Rblk(rblk) => rblk.counters(),
+            What::Served(served) => served.counters(),
             What::Given { mount: Some(name) } => Counters {
                 initiator: daemon::mount_status(name).map(|status| status.total),
                 target: None,

@@ -8,19 +8,18 @@
 //! The caller loads the module `nbd`. Only an unused device is taken, and only that one is given
 //! back.
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
+use super::nbd_server::{NbdProgram, NbdServer, NbdSocket};
 use crate::child;
 
 /// Deadline of a client command and of what it waits for.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long the server may take to listen; programs start slowly on a guest's shared file system.
-const SERVER_LIMIT: Duration = Duration::from_secs(30);
 /// Block size of the device in bytes, that of the other systems.
 const BLOCK_BYTES: u32 = 4096;
 /// Most devices looked at.
@@ -31,12 +30,8 @@ const DEVICES_MAX: u32 = 256;
 pub struct Nbd {
     // The device goes first: with its server gone it would only fail.
     device: Device,
-    server: Server,
+    server: NbdServer,
 }
-
-/// A running nbdkit. Dropped, it is killed.
-#[derive(Debug)]
-struct Server(Child);
 
 /// A connected device. Dropped, it is disconnected.
 #[derive(Debug)]
@@ -53,7 +48,9 @@ impl Nbd {
     /// # Errors
     /// nbdkit, nbd-client or the module is not there; the port is in use; nothing is there in time.
     pub fn start(address: IpAddr, port: u16, queues: u16, bytes: u64, tag: &str) -> Result<Self> {
-        let server = Server::start(address, port, bytes, tag)?;
+        ensure!(child::is_installed("nbd-client"), "there is no nbd-client: install it");
+        let at = NbdSocket::Tcp(SocketAddr::new(address, port));
+        let server = NbdServer::start(&NbdProgram::Nbdkit, &at, bytes, tag)?;
         let device = Device::connect(address, port, queues)?;
         let sectors = attribute(&device.path, "size");
         ensure!(
@@ -74,7 +71,7 @@ impl Nbd {
     /// The server's process.
     #[must_use]
     pub fn server_pid(&self) -> u32 {
-        self.server.0.id()
+        self.server.pid()
     }
 
     /// Disconnects the device and ends the server.
@@ -165,39 +162,6 @@ fn is_connected(device: &Path) -> bool {
 fn attribute(device: &Path, name: &str) -> Option<u64> {
     let place = Path::new("/sys/block").join(device.file_name()?).join(name);
     std::fs::read_to_string(place).ok()?.trim().parse().ok()
-}
-
-impl Server {
-    /// Starts it and waits until it listens.
-    fn start(address: IpAddr, port: u16, bytes: u64, tag: &str) -> Result<Self> {
-        ensure!(child::is_installed("nbdkit"), "there is no nbdkit: install it");
-        ensure!(child::is_installed("nbd-client"), "there is no nbd-client: install it");
-        let at = SocketAddr::new(address, port);
-        let listens = || TcpStream::connect_timeout(&at, LIMIT).is_ok();
-        ensure!(!listens(), "something listens at {at} already");
-        let mut command = Command::new("nbdkit");
-        command.args(["--foreground", "--exit-with-parent"]);
-        command.args(["-i", &address.to_string(), "-p", &port.to_string()]);
-        command.args(["memory", &bytes.to_string()]).env(child::TAG, tag);
-        let mut server =
-            Self(child::spawn(command.stdout(Stdio::null()).stderr(Stdio::inherit()))?);
-        let ready = child::until(SERVER_LIMIT, || match server.0.try_wait() {
-            Ok(None) => listens().then_some(Ok(())),
-            Ok(Some(status)) => Some(Err(anyhow!("nbdkit at {at} ended: {status}"))),
-            Err(error) => Some(Err(error.into())),
-        });
-        ready
-            .with_context(|| format!("nbdkit does not listen at {at} after {SERVER_LIMIT:?}"))??;
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if !child::end(&mut self.0) {
-            eprintln!("rblk-bench: nbdkit, process {}, cannot be killed", self.0.id());
-        }
-    }
 }
 
 #[cfg(test)]

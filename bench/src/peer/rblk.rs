@@ -15,6 +15,7 @@ use rblk_initiator::mount::status::MountStatus;
 use rblk_target::stats::StatsSnapshot;
 use serde::Serialize;
 
+use super::access::Access;
 use super::daemon::{mount_status, target_status};
 use super::undo::{Journal, Step, Undo};
 use crate::keys::Keys;
@@ -81,12 +82,22 @@ pub struct RblkSpec {
 pub struct Rblk {
     disk: PathBuf,
     name: String,
-    socket: PathBuf,
     initiator_pid: u32,
     detail: String,
     lanes: u32,
     // In the order in which they are undone.
     _mount: Undo,
+    served: Served,
+}
+
+/// A volume that a target of its own serves, and nobody uses yet. Dropped, it is gone.
+#[derive(Debug)]
+pub struct Served {
+    socket: PathBuf,
+    dir: PathBuf,
+    url: String,
+    keys: Option<Keys>,
+    // In the order in which they are undone.
     target: Server,
     _dir: Undo,
 }
@@ -114,13 +125,13 @@ pub struct Counters {
     pub target: Option<StatsSnapshot>,
 }
 
-impl Rblk {
-    /// Starts a target and mounts its volume.
+impl Served {
+    /// Starts a target.
     ///
     /// # Errors
-    /// A program is missing, or either end does not come up in time; nothing is left behind.
+    /// The program is missing, or does not serve in time; nothing is left behind.
     pub fn start(journal: &Journal, spec: &RblkSpec) -> Result<Self> {
-        let run = format!("{}-{}", std::process::id(), spec.key);
+        let run = spec.run();
         let (dir, dir_undo) = journal.directory(&run)?;
         let socket = dir.join("target.sock");
         let url = url(spec.carrier, SocketAddr::new(spec.address, spec.port));
@@ -138,33 +149,68 @@ impl Rblk {
             }
         };
         command.args(&spec.target_flags).env(child::TAG, &tag);
-        let log = dir.join("target.log");
+        let log = log_in(&dir);
         let (out, err) = child::log_file(&log)?;
         let child = child::spawn(command.stdout(out).stderr(err))?;
         let mut target = Server { undo: Some(undo), child };
         target.wait_until_it_serves(&socket, &log)?;
+        Ok(Self { socket, dir, url, keys, target, _dir: dir_undo })
+    }
 
+    /// How fio reaches it by the engine of `library`, without a mount.
+    ///
+    /// # Errors
+    /// The file for the engine cannot be written.
+    pub fn access(&self, library: &Path) -> Result<Access> {
+        let config = self.dir.join("engine.toml");
+        let text = Keys::file_of_mount(self.keys.as_ref(), &self.url, VOLUME);
+        std::fs::write(&config, text)
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        Ok(Access::rblk(library, &self.url, VOLUME, &config))
+    }
+
+    /// The process of the target.
+    #[must_use]
+    pub fn target_pid(&self) -> u32 {
+        self.target.child.id()
+    }
+
+    /// The counters of the target now, if it answers.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        Counters { initiator: None, target: target_status(&self.socket).map(|status| status.total) }
+    }
+}
+
+impl Rblk {
+    /// Starts a target and mounts its volume.
+    ///
+    /// # Errors
+    /// A program is missing, or either end does not come up in time; nothing is left behind.
+    pub fn start(journal: &Journal, spec: &RblkSpec) -> Result<Self> {
+        let served = Served::start(journal, spec)?;
+        let run = spec.run();
         let name = format!("bench-{run}");
         let tag = format!("{run}-mount");
         let program = spec.programs.join("rblk-initiator");
         let step = Step::Mount { name: name.clone(), program, tag: tag.clone() };
         let mount = journal.note(step)?;
         let mut command = spec.program("rblk-initiator")?;
-        command.args(["mount", &url, VOLUME, "--name", &name, "--output", "json"]);
+        command.args(["mount", &served.url, VOLUME, "--name", &name, "--output", "json"]);
         command.args(["--queues", &spec.queues.to_string()]);
         if !spec.mount_flags.iter().any(|flag| flag.starts_with("--queue-depth")) {
             command.args(["--queue-depth", &spec.depth.to_string()]);
         }
-        command.args(Keys::of_mount(keys.as_ref(), &spec.mount_flags));
+        command.args(Keys::of_mount(served.keys.as_ref(), &spec.mount_flags));
         command.args(&spec.mount_flags).env(child::TAG, &tag);
-        let json = child::output(&mut command, MOUNT_LIMIT)
-            .with_context(|| format!("the target's log ends with:\n{}", tail(&log)))?;
+        let json = child::output(&mut command, MOUNT_LIMIT).with_context(|| {
+            format!("the target's log ends with:\n{}", tail(&log_in(&served.dir)))
+        })?;
         let status: MountStatus =
             serde_json::from_str(&json).context("`rblk-initiator mount` gave something else")?;
         Ok(Self {
             disk: PathBuf::from(&status.device),
             name,
-            socket,
             initiator_pid: status.pid,
             detail: format!(
                 "{} by {}, {} queues of {} lanes, depth {}, in-capsule {}, {}",
@@ -178,8 +224,7 @@ impl Rblk {
             ),
             lanes: u32::try_from(status.lanes).unwrap_or(u32::MAX),
             _mount: mount,
-            target,
-            _dir: dir_undo,
+            served,
         })
     }
 
@@ -210,20 +255,23 @@ impl Rblk {
     /// The process of the target.
     #[must_use]
     pub fn target_pid(&self) -> u32 {
-        self.target.child.id()
+        self.served.target_pid()
     }
 
     /// The counters of both ends now; what does not answer is absent.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        Counters {
-            initiator: mount_status(&self.name).map(|status| status.total),
-            target: target_status(&self.socket).map(|status| status.total),
-        }
+        let initiator = mount_status(&self.name).map(|status| status.total);
+        Counters { initiator, ..self.served.counters() }
     }
 }
 
 impl RblkSpec {
+    /// Names what is made for it, in this process.
+    fn run(&self) -> String {
+        format!("{}-{}", std::process::id(), self.key)
+    }
+
     fn program(&self, name: &str) -> Result<Command> {
         let path = self.programs.join(name);
         if !path.is_file() {
@@ -261,6 +309,11 @@ fn url(carrier: Carrier, at: SocketAddr) -> String {
         Carrier::Verbs => format!("rdma://{at}"),
         Carrier::Tcp => format!("tcp://{at}"),
     }
+}
+
+/// The log of a target with that directory.
+fn log_in(dir: &Path) -> PathBuf {
+    dir.join("target.log")
 }
 
 fn tail(log: &Path) -> String {

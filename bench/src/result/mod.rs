@@ -41,6 +41,18 @@ pub mod system {
     pub const RBLK_VERBS_SPIN: &str = "rblk-verbs-spin";
     /// rblk over TCP by the software provider.
     pub const RBLK_TCP: &str = "rblk-tcp";
+    /// rblk over verbs by fio's engine, without a block device.
+    pub const RBLK_ENGINE: &str = "rblk-engine";
+    /// The same over TCP.
+    pub const RBLK_ENGINE_TCP: &str = "rblk-engine-tcp";
+    /// nbdkit by fio's engine, over TCP.
+    pub const NBDKIT_TCP: &str = "nbdkit-tcp";
+    /// The same over a Unix socket.
+    pub const NBDKIT_UNIX: &str = "nbdkit-unix";
+    /// qemu-nbd by fio's engine, over TCP.
+    pub const QEMU_NBD_TCP: &str = "qemu-nbd-tcp";
+    /// The same over a Unix socket.
+    pub const QEMU_NBD_UNIX: &str = "qemu-nbd-unix";
     /// The kernel's NVMe over RDMA.
     pub const NVME_RDMA: &str = "nvme-rdma";
     /// The kernel's NVMe over TCP.
@@ -52,9 +64,17 @@ pub mod system {
     /// A RAM disk of this machine.
     pub const LOCAL: &str = "local";
 
-    /// All of them, in order.
+    /// Those that are disks, in order.
     pub const ORDER: [&str; 8] =
         [RBLK_VERBS, RBLK_VERBS_SPIN, RBLK_TCP, NVME_RDMA, NVME_TCP, NBD, UBLK_NULL, LOCAL];
+    /// Those that fio reaches by an engine of its own, in order.
+    pub const ENGINES: [&str; 6] =
+        [RBLK_ENGINE, RBLK_ENGINE_TCP, NBDKIT_TCP, NBDKIT_UNIX, QEMU_NBD_TCP, QEMU_NBD_UNIX];
+
+    /// All of them, in order.
+    pub fn all() -> impl Iterator<Item = &'static str> {
+        ORDER.into_iter().chain(ENGINES)
+    }
 }
 
 /// Everything that one run measured.

@@ -14,6 +14,7 @@ use super::plot::{Line, plot};
 use super::target::{Target, processor_time, resident};
 use crate::compare::fio;
 use crate::keys::Keys;
+use crate::peer::access::Access;
 use crate::peer::rblk::{Backing, Carrier, Rblk, RblkSpec};
 use crate::peer::undo::{Step, Undo};
 use crate::peer::{QUEUE_DEPTH, daemon::mount_status, loaded};
@@ -292,7 +293,7 @@ fn steps(most: u32) -> Vec<u32> {
 fn fill(setting: &Setting, disk: &Path, bytes: u64) -> Result<()> {
     let tag = format!("{}-scale-fill", std::process::id());
     let _load = setting.journal.note(Step::Load { tag: tag.clone() })?;
-    fio::run(&fio::fill_words(disk, bytes), 30, &tag)
+    fio::run(&fio::fill_words(&Access::Disk(disk.to_owned()), bytes), 30, &tag)
 }
 
 /// IOPS of a load over the rounds.
@@ -306,10 +307,11 @@ fn load(
     let tag = format!("{}-scale-load", std::process::id());
     let seconds = u32::try_from(setting.time.as_secs().max(1))?;
     let mut seen = Vec::new();
+    let access = Access::Disk(disk.to_owned());
     for round in 0..setting.rounds {
         interrupt::check()?;
         let output = setting.scratch.join(format!("{}-{round}.json", cell.key));
-        let mut words = fio::words(cell, disk, bytes, seconds, &output);
+        let mut words = fio::words(cell, &access, bytes, seconds, &output);
         words.extend_from_slice(more);
         let undo = setting.journal.note(Step::Load { tag: tag.clone() })?;
         fio::run(&words, seconds, &tag)?;
