@@ -1,6 +1,7 @@
 //! What is counted of block commands: when one begins to wait, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
+use rblk_fabric::Micros;
 use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 
 use super::slow::SlowIo;
@@ -122,6 +123,23 @@ fn end_later<S: Store>(
                 note_slow(params, request, turn, (stages, failed));
             }
         }
+    }
+}
+
+/// A command has begun that came then and was kept. Whether one is slow that was answered at once,
+/// nobody else looks: it seems to take no time.
+#[cold]
+pub(super) fn kept_began<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    came: Micros,
+) {
+    let (params, request) = connection.of(tag);
+    let queue = turn.us.since(came);
+    if request.is_answered() && turn.slow.is_slow(queue) {
+        let failed = request.outcome().status != Status::Ok;
+        note_slow(params, request, turn, (Stages { queue, ..Stages::default() }, failed));
     }
 }
 

@@ -13,7 +13,7 @@ use super::access::Access;
 use crate::connection::Connection;
 use crate::identity::ConnectionId;
 use crate::limits::{Limiter, LineName, Ticks, Waiting};
-use crate::request::Event;
+use crate::request::{Event, Span};
 use crate::volume::Volume;
 use crate::volume_stats::VolumeStats;
 
@@ -27,20 +27,23 @@ pub(super) struct Delayed {
     /// What it takes of a limit of bytes.
     pub(super) bytes: u32,
     /// When it came.
+    pub(super) came: Micros,
+    /// Since when it waits for the limit.
     pub(super) since: Micros,
 }
 
-/// Whether a command has to wait. Then it is in its line, until a turn finds its time come.
+/// Whether a command, which came then, has to wait from now on. Then it is in its line, until a
+/// turn finds its time come.
 #[inline(never)]
 pub(super) fn must_wait(
     waiting: &mut Waiting<Delayed>,
     connection: &mut Connection,
-    (command, len): (&CommandCapsule, u64),
+    (command, span): (&CommandCapsule, Span),
     (volume, host): (&Volume, Option<&Limiter>),
-    now: Micros,
+    (came, now): (Micros, Micros),
 ) -> bool {
     let bytes = match command.opcode {
-        Opcode::Read | Opcode::Write => narrow(len),
+        Opcode::Read | Opcode::Write => narrow(span.len),
         // They move no data.
         Opcode::Discard | Opcode::WriteZeroes => 0,
         // A FLUSH makes durable what was let in before.
@@ -52,9 +55,11 @@ pub(super) fn must_wait(
     let due = if has_line { at } else { take(volume.limits.as_deref(), host, bytes, at) };
     let waits = has_line || due > at;
     if waits {
-        let delayed = Delayed { connection: connection.id(), tag: command.tag, bytes, since: now };
-        waiting.push(name, due, delayed);
-        let _ = connection.request_mut(command.tag).step(Event::OverLimit);
+        let (id, tag) = (connection.id(), command.tag);
+        waiting.push(name, due, Delayed { connection: id, tag, bytes, came, since: now });
+        let request = connection.request_mut(tag);
+        request.names(span);
+        let _ = request.step(Event::OverLimit);
     }
     waits
 }
