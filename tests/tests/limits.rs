@@ -96,6 +96,13 @@ impl Lab {
         self.hosts.iter().map(|host| host.ended).collect()
     }
 
+    /// Lets time pass, in which nothing new comes.
+    fn steps(&mut self, ticks: u64) {
+        for _ in 0..ticks {
+            self.rig.step();
+        }
+    }
+
     /// Has the target do a step of the change of the first volume.
     fn order(&mut self, step: &VolumeStep) {
         self.rig.begin_step(FIRST, step);
@@ -247,6 +254,26 @@ fn commands_that_wait_end_with_their_connection_and_never_begin() {
     lab.rig.run(SECOND_OF_TICKS, |rig| rig.steps() > 2 * SECOND_OF_TICKS).ok();
     assert_eq!(written(&lab.rig), 1, "a command of an old epoch was executed");
     assert_eq!(lab.rig.volume_io(FIRST).in_flight, 0);
+    assert_eq!(lab.rig.volume_abandoned(FIRST), 7, "the mount sends them again");
+    let delays = lab.rig.volume_delays(FIRST);
+    assert_eq!((delays.commands, delays.begun, delays.mean_us()), (7, 0, None));
+}
+
+#[test]
+fn writes_that_are_held_and_end_with_their_connection_are_unanswered() {
+    let mut lab = Lab::new(Limits::default(), 1);
+    let host = lab.host(FIRST, 8, 4096);
+    let queue = lab.hosts[host].queue;
+    let volume = Arc::clone(&lab.rig.volumes()[0]);
+    lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
+    (0..3).for_each(|tag| lab.submit(host, tag, IoOp::Write));
+    lab.steps(100);
+    lab.rig.drop_queue(queue, false);
+    let session = lab.hosts[host].session;
+    lab.rig.run(1000, |rig| rig.connections(session) == 0).expect("the end of the connection");
+    lab.order(&VolumeStep::Access(volume));
+    let io = lab.rig.volume_io(FIRST);
+    assert_eq!((lab.rig.volume_abandoned(FIRST), io.writes, io.in_flight), (3, 0, 0));
 }
 
 #[test]
@@ -260,9 +287,9 @@ fn a_write_that_waits_for_its_limit_and_a_snapshot_pays_once_and_keeps_its_first
     let volume = Arc::clone(&lab.rig.volumes()[0]);
     lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
     // Their limit lets both begin after 20 ms.
-    (0..10_000).for_each(|_| drop(lab.rig.step()));
+    lab.steps(10_000);
     lab.submit(host, 3, IoOp::Write);
-    (0..100).for_each(|_| drop(lab.rig.step()));
+    lab.steps(100);
     assert_eq!(lab.rig.outstanding(queue), 3, "writes are held");
     lab.order(&VolumeStep::Access(volume));
     lab.rig.run(20, |rig| rig.outstanding(queue) == 0).expect("nothing waits for a limit again");
@@ -281,7 +308,7 @@ fn a_write_that_a_snapshot_held_waited_until_it_was_released() {
     let volume = Arc::clone(&lab.rig.volumes()[0]);
     lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
     lab.submit(host, 0, IoOp::Write);
-    (0..100).for_each(|_| drop(lab.rig.step()));
+    lab.steps(100);
     // The thread sleeps until control says so.
     lab.rig.skip(5000);
     lab.order(&VolumeStep::Access(volume));
@@ -308,7 +335,7 @@ fn a_command_that_waited_for_a_limit_or_a_snapshot_is_slow() {
     let volume = Arc::clone(&lab.rig.volumes()[0]);
     lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
     lab.submit(host, 0, IoOp::Write);
-    (0..1000).for_each(|_| drop(lab.rig.step()));
+    lab.steps(1000);
     lab.order(&VolumeStep::Access(volume));
     let later = now + Duration::from_secs(2);
     let slow = lab.rig.group_mut().take_slow_io(later).expect("it was held");

@@ -165,18 +165,19 @@ fn note_slow<S: Store>(
     turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 
-/// A connection ends: nothing of it is in flight any more.
+/// A connection ends: nothing of it is in flight any more, and what waited to begin never does.
 #[cold]
 pub(super) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
     for index in 0..connection.requests().len() {
         let tag = Tag(rblk_protocol::width::narrow(index));
         let (params, request) = connection.of(tag);
-        if request.timing().end(turn.us).is_none() {
+        let had_begun = request.timing().end(turn.us).is_some();
+        if !had_begun && !request.waits_to_begin() {
             continue;
         }
-        params.io.abandon();
+        params.io.abandon(had_begun);
         if let Some(volume) = turn.access.stats(request.span().volume) {
-            volume.io.abandon();
+            volume.io.abandon(had_begun);
         }
     }
 }

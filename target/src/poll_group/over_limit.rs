@@ -72,10 +72,11 @@ pub(super) fn count_delayed(stats: Option<&VolumeStats>) {
     }
 }
 
-/// Counts how long a command waited that begins now.
+/// Counts a command that its limits let begin, and how long it waited for them.
 #[cold]
 pub(super) fn count_waited(stats: Option<&VolumeStats>, us: u64) {
     if let Some(stats) = stats {
+        stats.delays.begun.add(1);
         stats.delays.waited_us.add(us);
     }
 }
