@@ -14,6 +14,7 @@ use crate::connection::Connection;
 use crate::identity::ConnectionId;
 use crate::limits::{Limiter, LineName, Ticks, Waiting};
 use crate::request::{Event, Span};
+use crate::store::VolumeIndex;
 use crate::volume::Volume;
 use crate::volume_stats::VolumeStats;
 
@@ -103,7 +104,16 @@ pub(super) fn give_back(access: &Access, name: LineName, delayed: &Delayed) {
 
 /// A connection ended: its commands never begin. What they booked is free for others: a host whose
 /// connections end again and again keeps nobody from a limit that it shares.
-pub(super) fn drop_all(waiting: &mut Waiting<Delayed>, access: &Access, connection: ConnectionId) {
-    let is_dropped = |delayed: &Delayed| delayed.connection == connection;
-    waiting.drop_all(is_dropped, |name, delayed| give_back(access, name, delayed));
+pub(super) fn drop_of(waiting: &mut Waiting<Delayed>, access: &Access, connection: &Connection) {
+    let (id, session) = (connection.id(), connection.params().session);
+    let delayed = connection.requests().iter().filter(|request| request.awaits_limit());
+    let mut volumes: Vec<VolumeIndex> = delayed.map(|request| request.span().volume).collect();
+    volumes.sort_unstable();
+    volumes.dedup();
+    for volume in volumes {
+        let is_dropped = |delayed: &Delayed| delayed.connection == id;
+        waiting.drop_of(LineName { session, volume }, is_dropped, |name, delayed| {
+            give_back(access, name, delayed);
+        });
+    }
 }
