@@ -53,7 +53,7 @@ pub(super) fn must_wait(
     let name = LineName { session: connection.params().session, volume: volume.index };
     let (at, has_line) = (Ticks::of(now), waiting.has(name));
     // Behind others it gets its time when it is the first.
-    let due = if has_line { at } else { take(volume.limits.as_deref(), host, bytes, at) };
+    let due = if has_line { at } else { take([volume.limits.as_deref(), host], bytes, at) };
     let waits = has_line || due > at;
     if waits {
         let (id, tag) = (connection.id(), command.tag);
@@ -82,22 +82,26 @@ pub(super) fn count_waited(stats: Option<&VolumeStats>, us: u64) {
     }
 }
 
+/// What limits a line: its volume and its host.
+fn limiters(access: &Access, name: LineName) -> [Option<&Limiter>; 2] {
+    let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
+    [volume, access.host_limits(name.session)]
+}
+
 /// Takes a command from both limits. Returns when it may begin.
-fn take(volume: Option<&Limiter>, host: Option<&Limiter>, bytes: u32, now: Ticks) -> Ticks {
-    let of = |limiter: Option<&Limiter>| limiter.map_or(now, |limiter| limiter.take(bytes, now));
-    of(volume).max(of(host))
+fn take(limiters: [Option<&Limiter>; 2], bytes: u32, now: Ticks) -> Ticks {
+    let times = limiters.into_iter().flatten().map(|limiter| limiter.take(bytes, now));
+    times.fold(now, Ticks::max)
 }
 
 /// The same for a command that is the first of its line.
 pub(super) fn take_for(access: &Access, name: LineName, bytes: u32, now: Ticks) -> Ticks {
-    let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
-    take(volume, access.host_limits(name.session), bytes, now)
+    take(limiters(access, name), bytes, now)
 }
 
 /// Gives back to both limits what a command booked that loses its time.
 pub(super) fn give_back(access: &Access, name: LineName, delayed: &Delayed) {
-    let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
-    for limiter in [volume, access.host_limits(name.session)].into_iter().flatten() {
+    for limiter in limiters(access, name).into_iter().flatten() {
         limiter.give_back(delayed.bytes);
     }
 }

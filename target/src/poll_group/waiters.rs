@@ -19,7 +19,7 @@ use crate::limits::{Head, Ticks};
 use crate::store::{Store, VolumeIndex};
 use crate::volume::Volume;
 
-/// Looks at lines of waiting commands in one turn, so that a limit that went does not keep others
+/// How many lines of waiting commands one turn looks at: a limit that went does not keep others
 /// from being served.
 const LOOKS: usize = 256;
 
