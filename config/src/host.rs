@@ -151,6 +151,13 @@ impl HostConfig {
         }
     }
 
+    /// The host with other limits.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        let Limits { iops, bandwidth, iops_burst, bandwidth_burst } = limits;
+        Self { iops, bandwidth, iops_burst, bandwidth_burst, ..self }
+    }
+
     /// The keys of a `[[host]]` table.
     #[must_use]
     pub fn schema() -> &'static Schema {
