@@ -143,13 +143,19 @@ impl HostConfig {
     /// What its mounts may have per second, all together.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        let Self { iops, bandwidth, iops_burst, bandwidth_burst, .. } = self;
         Limits {
-            iops: *iops,
-            bandwidth: *bandwidth,
-            iops_burst: *iops_burst,
-            bandwidth_burst: *bandwidth_burst,
+            iops: self.iops,
+            bandwidth: self.bandwidth,
+            iops_burst: self.iops_burst,
+            bandwidth_burst: self.bandwidth_burst,
         }
+    }
+
+    /// The host with other limits.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        let Limits { iops, bandwidth, iops_burst, bandwidth_burst } = limits;
+        Self { iops, bandwidth, iops_burst, bandwidth_burst, ..self }
     }
 
     /// The keys of a `[[host]]` table.

@@ -219,12 +219,11 @@ impl VolumeConfig {
     /// What it may have per second.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        let Self { iops, bandwidth, iops_burst, bandwidth_burst, .. } = self;
         Limits {
-            iops: *iops,
-            bandwidth: *bandwidth,
-            iops_burst: *iops_burst,
-            bandwidth_burst: *bandwidth_burst,
+            iops: self.iops,
+            bandwidth: self.bandwidth,
+            iops_burst: self.iops_burst,
+            bandwidth_burst: self.bandwidth_burst,
         }
     }
 

@@ -3,12 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use rblk_config::{Auth, Exit, HostConfig, HostFile, TargetConfig};
-use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, Output};
+use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, Output};
 use rblk_target::control::socket::{Ask, HostsReport, Response, ask};
 use serde::Serialize;
 
-use crate::table;
+use crate::volumes::socket_of;
+use crate::{asked, not_understood, table};
 
 /// A request that makes no sense.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,7 @@ struct Listed<'c> {
 pub(crate) fn host(command: &HostCommand) -> anyhow::Result<Exit> {
     match command {
         HostCommand::Add(args) => add(args),
+        HostCommand::Set(args) => set(args),
         HostCommand::Remove(args) => remove(args),
         HostCommand::List { config, output } => list(config, *output),
     }
@@ -89,21 +92,69 @@ fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, S
     Ok(host)
 }
 
+/// The running target has the limits first, as those of a volume: it may refuse them.
+fn set(args: &HostSetArgs) -> anyhow::Result<Exit> {
+    let HostSetArgs { name, limits, persist, running } = args;
+    // Locked before the change, so that files and changes have one order.
+    let file = match persist {
+        true => Some(HostFile::lock(&running.config, name)?),
+        false => None,
+    };
+    let draft = match &file {
+        None => None,
+        Some(file) => {
+            let host = file.read()?;
+            let host = host.ok_or_else(|| not_in(file, &running.config, name, "change"))?;
+            let host = host.clone().with_limits(limits.wish().on(host.limits()));
+            file.check(&host)?;
+            Some((file, host))
+        }
+    };
+    let question = Ask::SetHost { name: name.clone(), limits: limits.wish() };
+    let host = match asked(&socket_of(running)?, question)? {
+        Ok(Response::Host(host)) => host,
+        Ok(_) => return Err(not_understood()),
+        Err(exit) => return Ok(exit),
+    };
+    if let Some((file, host)) = &draft {
+        file.write(host).with_context(|| {
+            format!("the running target has changed {name}, but a restart undoes that")
+        })?;
+    }
+    if running.output == Output::Json {
+        println!("{}", serde_json::to_string_pretty(&host)?);
+        return Ok(Exit::Ok);
+    }
+    match host.limits() {
+        limits if limits.is_none() => println!("{name}: changed, without limits"),
+        limits => println!("{name}: changed, limited to {limits}"),
+    }
+    match &file {
+        Some(file) => println!("{name}: {} is changed", file.path().display()),
+        None => println!("{name}: until the target restarts or reloads; --persist keeps it"),
+    }
+    Ok(Exit::Ok)
+}
+
+/// Why a host cannot be changed in its file: it has none.
+fn not_in(file: &HostFile, config: &Path, name: &str, verb: &str) -> anyhow::Error {
+    let text = match TargetConfig::load(config) {
+        Err(error) => return error.into(),
+        Ok(config) if config.hosts.iter().any(|host| host.name == name) => format!(
+            "{name} is not in {}, so people wrote it into another file of the configuration: {verb} it \
+             there, then run `rblk-target reload`",
+            file.path().display()
+        ),
+        Ok(_) => format!("there is no host {name}; see `rblk-target host list`"),
+    };
+    Senseless(text).into()
+}
+
 fn remove(args: &HostRemoveArgs) -> anyhow::Result<Exit> {
     let name = &args.name;
     let file = HostFile::lock(&args.place.config, name)?;
-    let Some(mut host) = file.read()? else {
-        let config = TargetConfig::load(&args.place.config)?;
-        let text = match config.hosts.iter().any(|host| host.name == *name) {
-            true => format!(
-                "{name} is not in {}, so people wrote it into another file of the configuration: remove it \
-                 there, then run `rblk-target reload`",
-                file.path().display()
-            ),
-            false => format!("there is no host {name}; see `rblk-target host list`"),
-        };
-        return Err(Senseless(text).into());
-    };
+    let host = file.read()?;
+    let mut host = host.ok_or_else(|| not_in(&file, &args.place.config, name, "remove"))?;
     let (config, now) = match taken(&mut host, args)? {
         Taken::Part => (file.write(&host)?, "changed"),
         Taken::Whole => (file.remove()?, "gone"),

@@ -4,7 +4,7 @@
 //! changes the state of a request. The states carry the names of what is waited for:
 //!
 //! ```text
-//! Free -> Admitted -+-> AwaitsLimit -> Admitted
+//! Free -> Admitted -+-> AwaitsLimit | AwaitsAccess -> Admitted
 //!                   +-> AwaitsParts -----------------------------+-> AwaitsCredits -> Answered
 //!                   +-> AwaitsStore -----------------------------+                      |
 //!                   +-> AwaitsFlush -> AwaitsSync ---------------+                      v
@@ -52,6 +52,8 @@ enum State {
     Admitted,
     /// Its volume or its host is over a limit. Nothing was asked for it yet.
     AwaitsLimit,
+    /// No write of its volume may begin now. Nothing was asked for it yet.
+    AwaitsAccess,
     /// Its parts are on their way: see [`PartState`].
     AwaitsParts,
     /// The store writes the data of a command that has no parts.
@@ -168,10 +170,12 @@ pub(crate) enum Event<'a> {
         /// Its in-capsule data, if it has any.
         data: Option<InCapsule>,
     },
-    /// It has to wait before it begins.
+    /// It has to wait for a limit before it begins.
     OverLimit,
-    /// It may begin.
-    LimitAllows,
+    /// It has to wait until writes of its volume may begin.
+    WritesHeld,
+    /// It has waited for that, and may begin.
+    MayBegin,
     /// The command gets one more part.
     Part(Part),
     /// A shard was asked and will answer, for the command or one of its parts.
@@ -356,9 +360,15 @@ impl Request {
         writes && self.span.volume == volume && (is_begun || self.has_shards())
     }
 
-    /// Whether it is a command that was looked at and not begun.
-    pub(crate) fn is_held(&self) -> bool {
-        self.state == State::Admitted && !self.abandoned
+    /// Whether it is a command that was looked at and waits to begin; or waited, if its connection
+    /// ended.
+    pub(crate) fn waits_to_begin(&self) -> bool {
+        matches!(self.state, State::AwaitsLimit | State::AwaitsAccess)
+    }
+
+    /// Whether it waits for a limit, or did when its connection ended.
+    pub(crate) fn awaits_limit(&self) -> bool {
+        self.state == State::AwaitsLimit
     }
 
     /// Whether parts of it may be sent.
@@ -463,11 +473,12 @@ impl Request {
         match event {
             Event::Command { command, message, data } => self.start(command, message, data),
             Event::OverLimit => self.enter(State::AwaitsLimit),
-            Event::LimitAllows if self.state == State::AwaitsLimit && !self.abandoned => {
+            Event::WritesHeld => self.enter(State::AwaitsAccess),
+            Event::MayBegin if self.waits_to_begin() && !self.abandoned => {
                 self.state = State::Admitted;
                 Action::Begin
             }
-            Event::LimitAllows => Action::Impossible,
+            Event::MayBegin => Action::Impossible,
             Event::Part(part) => {
                 self.state = State::AwaitsParts;
                 self.parts.push(part);

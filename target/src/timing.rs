@@ -51,10 +51,14 @@ pub(crate) struct Timing {
 /// What few commands wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Noted {
-    // When its data was first waited for, and how long.
-    data_from: Option<Micros>,
+    // Parts that wait for data, and since when there is one.
+    awaiting: u16,
+    data_from: Micros,
+    // How long there was one; and how long before the last part had its memory. Until then that
+    // part waited in its shard, which tells of it, too.
     data_us: u64,
-    // When there was something to send, and no credit.
+    data_before_us: u64,
+    // When there was all to send, and no credit.
     ready: Option<Micros>,
 }
 
@@ -88,17 +92,25 @@ impl Timing {
         &mut self.noted
     }
 
-    /// It waits for data that RDMA READs bring.
+    /// One more part waits for data that RDMA READs bring: it has its memory.
     #[inline]
     pub(crate) fn awaits_data(&mut self, now: Micros) {
-        self.noted().data_from.get_or_insert(now);
+        let noted = self.noted();
+        if noted.awaiting == 0 {
+            noted.data_from = now;
+        }
+        noted.awaiting += 1;
+        noted.data_before_us = noted.data_us + now.since(noted.data_from);
     }
 
-    /// Data came.
+    /// The data of a part came.
     #[inline]
     pub(crate) fn data_came(&mut self, now: Micros) {
         let noted = self.noted();
-        noted.data_us = noted.data_from.map_or(0, |from| now.since(from));
+        noted.awaiting = noted.awaiting.saturating_sub(1);
+        if noted.awaiting == 0 {
+            noted.data_us += now.since(noted.data_from);
+        }
     }
 
     /// A shard answered. Parts wait at the same time, so the longest wait counts.
@@ -108,7 +120,7 @@ impl Timing {
         self.spent.waited_us = self.spent.waited_us.max(spent.waited_us);
     }
 
-    /// There is something to send, and no credit for it.
+    /// There is all to send, and no credit for it.
     #[cold]
     pub(crate) fn awaits_credits(&mut self, now: Micros) {
         self.noted().ready.get_or_insert(now);
@@ -149,7 +161,8 @@ impl Timing {
         let data = noted.data_us.min(served - answer);
         let rest = served - answer - data;
         let Spent { at_store, waited_us } = self.spent;
-        let cache = if at_store { rest.min(waited_us.into()) } else { rest };
+        let waited = u64::from(waited_us).saturating_sub(noted.data_before_us);
+        let cache = if at_store { rest.min(waited) } else { rest };
         Stages { queue: self.queue.us(), data, cache, store: rest - cache, answer }
     }
 }
@@ -194,6 +207,32 @@ mod tests {
             }
             prop_assert_eq!(timing.end(at(5000)), None);
         }
+    }
+
+    #[test]
+    fn parts_that_wait_at_the_same_time_are_counted_once() {
+        let (at, queue) = (Micros::new, BinnedUs::new(0));
+        let mut write = Timing::default();
+        write.begin(at(100), queue);
+        // The first part has its memory at once.
+        write.awaits_data(at(100));
+        write.data_came(at(130));
+        // The second waited for its memory until now.
+        write.awaits_data(at(200));
+        write.data_came(at(210));
+        write.spent(Spent { at_store: true, waited_us: 0 });
+        // And then 7 for its range.
+        write.spent(Spent { at_store: true, waited_us: 107 });
+        let stages = Stages { data: 40, cache: 77, store: 183, ..Stages::default() };
+        assert_eq!(write.end(at(400)), Some(Took::Longer(stages)));
+
+        // Data of three parts is on its way at the same time.
+        write.begin(at(100), queue);
+        (0..3).for_each(|part| write.awaits_data(at(110 + part)));
+        (0..3).for_each(|part| write.data_came(at(120 + part)));
+        write.spent(Spent { at_store: true, waited_us: 12 });
+        let stages = Stages { data: 12, cache: 10, store: 78, ..Stages::default() };
+        assert_eq!(write.end(at(200)), Some(Took::Longer(stages)));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct IoStats {
     // answered at once is in neither.
     begun: Counter,
     ended: Counter,
-    // Those of them that ended without an answer.
+    // Those of them, and of those that had not begun, that ended without an answer.
     abandoned: Counter,
 }
 
@@ -80,13 +80,15 @@ impl IoStats {
         }
     }
 
-    /// A command that began will not be answered.
-    pub(crate) fn abandon(&self) {
-        self.end();
+    /// A command will not be answered. It had begun, or (false) waited for a limit or a snapshot.
+    pub(crate) fn abandon(&self, had_begun: bool) {
+        if had_begun {
+            self.end();
+        }
         self.abandoned.add(1);
     }
 
-    /// How many commands that began will not be answered.
+    /// How many commands will not be answered.
     pub(crate) fn never_answered(&self) -> u64 {
         self.abandoned.get()
     }

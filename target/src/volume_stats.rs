@@ -106,7 +106,7 @@ impl VolumeStats {
 
     /// Commands that were not answered before their connections ended.
     #[must_use]
-    pub(crate) fn abandoned(&self) -> u64 {
+    pub fn abandoned(&self) -> u64 {
         self.io.never_answered()
     }
 

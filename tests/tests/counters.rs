@@ -1,6 +1,7 @@
 //! What both ends count of requests is what was done: operations, bytes, errors, what is in flight,
 //! and times whose stages add up.
 
+use rblk_fabric::soft::network::Conditions;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::width::{narrow, wide};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
@@ -193,4 +194,48 @@ fn what_a_lost_connection_left_is_in_flight_no_more() {
     assert_eq!((sum(&bed), bed.rig.connections_io()), (expected, expected));
     let read = bed.rig.queue_times(queue).read;
     assert!(read.queue.sum_us() > 0, "they waited for a path: {read:?}");
+}
+
+/// A volume whose first MiB is in the cache, block by block, so that no two neighbours are one run:
+/// a READ of it takes more WRITEs than a connection of this depth has credits for. The wire is
+/// slow.
+fn in_pieces(groups: usize) -> (Bed, QueueId) {
+    let options = RigOptions { groups, ..RigOptions::default() };
+    let mut bed = Bed::with_cache(&options, CacheMode::WriteThrough);
+    let queue = bed.queue(STORE, QueueOptions { depth: 4, ..QueueOptions::default() });
+    for first in [0, 1] {
+        for block in (first..256).step_by(2) {
+            assert_eq!(bed.io(queue, IoOp::Write, block * BLOCK, BLOCK), 4096);
+        }
+    }
+    let conditions = Conditions { buffer: 16 << 10, ..Conditions::default() };
+    bed.rig.network().set_conditions(conditions);
+    (bed, queue)
+}
+
+#[test]
+fn a_read_that_waits_behind_others_waits_for_credits() {
+    let (mut bed, queue) = in_pieces(1);
+    bed.submit(queue, 0, IoOp::Read, 0, 1 << 20);
+    bed.submit(queue, 1, IoOp::Read, 0, BLOCK);
+    bed.outcomes(2);
+    assert!(bed.rig.target_counts().send_credit_waits > 0);
+    let times = bed.rig.volume_times(STORE).read;
+    assert_eq!(times.total.count(), 2);
+    assert!(times.answer.sum_us() > 0, "{times:?}");
+    assert_eq!((times.cache.sum_us(), times.store.sum_us()), (0, 0), "{times:?}");
+}
+
+#[test]
+fn a_read_without_credits_waits_for_the_store_until_all_of_it_is_there() {
+    let (mut bed, queue) = in_pieces(2);
+    let conditions =
+        StoreConditions { delay_min: 20_000, delay_max: 20_000, ..StoreConditions::default() };
+    bed.rig.groups_mut().for_each(|group| group.store_mut().set_conditions(conditions));
+    // All but its last block is in the cache, and finds no credits.
+    bed.submit(queue, 0, IoOp::Read, BLOCK, 1 << 20);
+    bed.outcomes(1);
+    assert!(bed.rig.target_counts().send_credit_waits > 0);
+    let times = bed.rig.volume_times(STORE).read;
+    assert!(times.store.sum_us() > 150_000 && times.answer.sum_us() < 50_000, "{times:?}");
 }

@@ -224,6 +224,57 @@ fn a_running_target_is_told() {
 }
 
 #[test]
+fn limits_of_a_host_are_set_kept_and_taken_away_in_the_running_target() {
+    let bed = Bed::new();
+    bed.key("rblk-target", "target.key");
+    let (key, other) = (bed.key("rblk-initiator", "1.key"), bed.key("rblk-initiator", "2.key"));
+    let target = Target::start(bed.directory.path(), &["--config", &text(&bed.config())]);
+    let socket = text(&target.socket);
+    let set = |args: &[&str]| bed.host(&[&["set"], args].concat());
+    let limits = |name: &str| {
+        let ended = command("rblk-target", &["dump", "--control-socket", &socket]);
+        let config = TargetConfig::parse(&ended.stdout, "dump").unwrap();
+        config.hosts.iter().find(|host| host.name == name).map(|host| host.limits().to_string())
+    };
+    assert_refused(&set(&["db1", "--iops", "50"]), 1, &["the running target has no host db1"]);
+    assert_refused(&set(&["db1"]), 2, &["--iops"]);
+    let add = ["add", "db1", "--key", &key, "--volume", "vol0:rw"];
+    assert_said(&bed.host(&add), &["lets in one host"]);
+    let file = bed.path("target.d/host-db1.toml");
+    let before = fs::read_to_string(&file).unwrap();
+
+    let said = ["db1: changed, limited to 500 IOPS (burst 50)", "--persist keeps it"];
+    assert_said(&set(&["db1", "--iops", "500"]), &said);
+    assert_eq!(limits("db1").as_deref(), Some("500 IOPS (burst 50)"));
+    assert_eq!(fs::read_to_string(&file).unwrap(), before, "the file stays");
+    let said = ["limited to 500 IOPS (burst 50), 64MiB/s", "host-db1.toml is changed"];
+    assert_said(&set(&["db1", "--bandwidth", "64MiB", "--persist"]), &said);
+    // What was said for a while is not written down.
+    let toml = fs::read_to_string(&file).unwrap();
+    assert!(toml.contains("bandwidth = \"64MiB/s\"") && !toml.contains("iops"), "{toml}");
+    assert!(toml.contains(&key), "{toml}");
+    let json = set(&["db1", "--iops", "none", "--bandwidth", "none", "--output", "json"]);
+    assert_eq!(json.code, Some(0), "{json:?}");
+    let host: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!((&host["name"], &host["bandwidth"]), (&json!("db1"), &Value::Null));
+    assert_eq!(limits("db1").as_deref(), Some("none"));
+    assert_said(&command("rblk-target", &["reload", "--control-socket", &socket]), &["db1"]);
+    assert!(limits("db1").unwrap().starts_with("64MiB/s"));
+
+    // Nothing changes where it is refused.
+    let refused = set(&["db1", "--bandwidth-burst", "4KiB", "--persist"]);
+    assert_refused(&refused, 2, &["bandwidth_burst", "less than max_io"]);
+    let refused = set(&["db1", "--bandwidth-burst", "4KiB"]);
+    assert_refused(&refused, 1, &["bandwidth_burst", "less than max_io"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), toml);
+    assert!(limits("db1").unwrap().starts_with("64MiB/s"));
+    let table = format!("[[host]]\nname = 'db2'\nkeys = ['{other}']\nvolumes = ['*:ro']\n");
+    fs::write(bed.path("target.d/by-hand.toml"), table).unwrap();
+    let refused = set(&["db2", "--iops", "50", "--persist"]);
+    assert_refused(&refused, 2, &["db2 is not in", "change it there"]);
+}
+
+#[test]
 fn a_reload_takes_before_it_gives_and_says_what_is_still_valid() {
     let bed = Bed::new();
     bed.key("rblk-target", "target.key");
@@ -324,6 +375,7 @@ fn hosts_without_effect_are_said_to_be() {
     let target = Target::start(bed.directory.path(), &["--config", &text(&bed.config())]);
     let socket = text(&target.socket);
     assert_said(&command("rblk-target", &["reload", "--control-socket", &socket]), &[words]);
+    assert_refused(&bed.host(&["set", "db1", "--iops", "50"]), 1, &["authentication is off"]);
 }
 
 /// Nobody serves other hosts by mistake: the first start says what to do.

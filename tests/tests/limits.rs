@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rblk_initiator::io::IoOp;
-use rblk_protocol::{AccessMode, Status, Tag};
+use rblk_protocol::{AccessMode, Opcode, Status, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
 use rblk_target::identity::SessionIndex;
@@ -96,14 +96,31 @@ impl Lab {
         self.hosts.iter().map(|host| host.ended).collect()
     }
 
+    /// Lets time pass, in which nothing new comes.
+    fn steps(&mut self, ticks: u64) {
+        for _ in 0..ticks {
+            self.rig.step();
+        }
+    }
+
+    /// Has the target do a step of the change of the first volume.
+    fn order(&mut self, step: &VolumeStep) {
+        self.rig.begin_step(FIRST, step);
+        let mut outcome = None;
+        let done = self.rig.run(100, |rig| {
+            outcome = rig.step_outcome();
+            outcome.is_some()
+        });
+        done.expect("the end of the step");
+        assert_eq!(outcome, Some(Ok(())));
+    }
+
     /// The first volume has these limits from now on.
     fn limit(&mut self, limits: Limits) {
         let before = Volume::clone(&self.rig.volumes()[0]);
         let limits = Limiter::renewed(before.limits.as_ref(), limits);
         let volume = Arc::new(Volume { limits, ..before });
-        self.rig.begin_step(FIRST, &VolumeStep::Access(Arc::clone(&volume)));
-        self.rig.step();
-        assert_eq!(self.rig.step_outcome(), Some(Ok(())));
+        self.order(&VolumeStep::Access(Arc::clone(&volume)));
         self.rig.note_volume(volume);
     }
 }
@@ -237,4 +254,91 @@ fn commands_that_wait_end_with_their_connection_and_never_begin() {
     lab.rig.run(SECOND_OF_TICKS, |rig| rig.steps() > 2 * SECOND_OF_TICKS).ok();
     assert_eq!(written(&lab.rig), 1, "a command of an old epoch was executed");
     assert_eq!(lab.rig.volume_io(FIRST).in_flight, 0);
+    assert_eq!(lab.rig.volume_abandoned(FIRST), 7, "the mount sends them again");
+    let delays = lab.rig.volume_delays(FIRST);
+    assert_eq!((delays.commands, delays.begun, delays.mean_us()), (7, 0, None));
+}
+
+#[test]
+fn writes_that_are_held_and_end_with_their_connection_are_unanswered() {
+    let mut lab = Lab::new(Limits::default(), 1);
+    let host = lab.host(FIRST, 8, 4096);
+    let queue = lab.hosts[host].queue;
+    let volume = Arc::clone(&lab.rig.volumes()[0]);
+    lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
+    (0..3).for_each(|tag| lab.submit(host, tag, IoOp::Write));
+    lab.steps(100);
+    lab.rig.drop_queue(queue, false);
+    let session = lab.hosts[host].session;
+    lab.rig.run(1000, |rig| rig.connections(session) == 0).expect("the end of the connection");
+    lab.order(&VolumeStep::Access(volume));
+    let io = lab.rig.volume_io(FIRST);
+    assert_eq!((lab.rig.volume_abandoned(FIRST), io.writes, io.in_flight), (3, 0, 0));
+}
+
+#[test]
+fn a_write_that_waits_for_its_limit_and_a_snapshot_pays_once_and_keeps_its_first_wait() {
+    // One command in 10 ms.
+    let mut lab = Lab::new(iops(100, 1), 1);
+    let host = lab.host(FIRST, 8, 4096);
+    let queue = lab.hosts[host].queue;
+    (0..3).for_each(|tag| lab.submit(host, tag, IoOp::Write));
+    lab.rig.run(1000, |rig| rig.outstanding(queue) == 2).expect("the burst");
+    let volume = Arc::clone(&lab.rig.volumes()[0]);
+    lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
+    // Their limit lets both begin after 20 ms.
+    lab.steps(10_000);
+    lab.submit(host, 3, IoOp::Write);
+    lab.steps(100);
+    assert_eq!(lab.rig.outstanding(queue), 3, "writes are held");
+    lab.order(&VolumeStep::Access(volume));
+    lab.rig.run(20, |rig| rig.outstanding(queue) == 0).expect("nothing waits for a limit again");
+    let delays = lab.rig.volume_delays(FIRST);
+    assert_eq!(delays.commands, 2, "{delays:?}");
+    assert!((29_000..31_000).contains(&delays.waited_us), "{delays:?}");
+    let total = lab.rig.volume_times(FIRST).write.total;
+    assert!((201_000..205_000).contains(&total.sum_us()), "both waits, of two: {total:?}");
+}
+
+#[test]
+fn a_write_that_a_snapshot_held_waited_until_it_was_released() {
+    let mut lab = Lab::new(Limits::default(), 1);
+    let host = lab.host(FIRST, 8, 4096);
+    let queue = lab.hosts[host].queue;
+    let volume = Arc::clone(&lab.rig.volumes()[0]);
+    lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
+    lab.submit(host, 0, IoOp::Write);
+    lab.steps(100);
+    // The thread sleeps until control says so.
+    lab.rig.skip(5000);
+    lab.order(&VolumeStep::Access(volume));
+    lab.rig.run(100, |rig| rig.outstanding(queue) == 0).expect("the answer");
+    let queue = lab.rig.volume_times(FIRST).write.queue;
+    assert!((50_000..52_000).contains(&queue.sum_us()), "{queue:?}");
+}
+
+#[test]
+fn a_command_that_waited_for_a_limit_or_a_snapshot_is_slow() {
+    let mut lab = Lab::new(iops(100, 1), 1);
+    let host = lab.host(FIRST, 8, 4096);
+    let queue = lab.hosts[host].queue;
+    lab.rig.group_mut().tell_slow_ios(Duration::from_millis(5));
+    (0..2).for_each(|tag| lab.submit(host, tag, IoOp::Read));
+    lab.rig.run(2000, |rig| rig.outstanding(queue) == 0).expect("both answers");
+    let now = lab.rig.now();
+    let slow = lab.rig.group_mut().take_slow_io(now).expect("the second waited");
+    assert_eq!((slow.volume, slow.opcode, slow.others), (FIRST, Opcode::Read, 0));
+    assert!((9_000..11_000).contains(&slow.stages.queue), "{slow:?}");
+    assert_eq!(slow.total, slow.stages.queue);
+
+    lab.limit(Limits::default());
+    let volume = Arc::clone(&lab.rig.volumes()[0]);
+    lab.order(&VolumeStep::Hold(Arc::clone(&volume)));
+    lab.submit(host, 0, IoOp::Write);
+    lab.steps(1000);
+    lab.order(&VolumeStep::Access(volume));
+    let later = now + Duration::from_secs(2);
+    let slow = lab.rig.group_mut().take_slow_io(later).expect("it was held");
+    assert_eq!((slow.opcode, slow.others), (Opcode::Write, 0));
+    assert!((9_000..11_000).contains(&slow.total), "{slow:?}");
 }

@@ -197,26 +197,27 @@ impl Lines {
 }
 
 fn plots([reads, writes]: [Lines; 2]) -> Vec<ScalePlot> {
-    let queues =
-        || Axis { label: "queues of the neighbour".to_owned(), unit: Unit::Count, log: false };
-    let axis = |label: &str, unit| Axis { label: label.to_owned(), unit, log: false };
-    let what = "4 KiB reads of one volume at depth 1 beside 128 KiB I/Os of another at depth 32 a \
-                queue, over TCP on one host, both in memory, one data thread";
-    let mut p99 = plot(
-        "p99-by-neighbour",
-        "A read beside a volume that is never idle",
-        queues(),
-        axis("4 KiB read at depth 1, p99", Unit::Nanoseconds),
-        what.to_owned(),
-    );
-    p99.lines = vec![reads.p99.plain("beside reads"), writes.p99.plain("beside writes")];
-    let mut bytes = plot(
-        "bytes-by-neighbour",
-        "What the neighbour gets during one read",
-        queues(),
-        axis("bytes of the neighbour during one quiet read, p99", Unit::Bytes),
-        what.to_owned(),
-    );
-    bytes.lines = vec![reads.meanwhile.plain("reads"), writes.meanwhile.plain("writes")];
-    vec![p99, bytes]
+    let of_queues = |name, title, label: &str, unit, lines| {
+        let axis = |label: &str, unit| Axis { label: label.to_owned(), unit, log: false };
+        let what = "4 KiB reads of one volume at depth 1 beside 128 KiB I/Os of another at depth \
+                    32 a queue, over TCP on one host, both in memory, one data thread";
+        let queues = axis("queues of the neighbour", Unit::Count);
+        ScalePlot { lines, ..plot(name, title, queues, axis(label, unit), what.to_owned()) }
+    };
+    vec![
+        of_queues(
+            "p99-by-neighbour",
+            "A read beside a volume that is never idle",
+            "4 KiB read at depth 1, p99",
+            Unit::Nanoseconds,
+            vec![reads.p99.plain("beside reads"), writes.p99.plain("beside writes")],
+        ),
+        of_queues(
+            "bytes-by-neighbour",
+            "What the neighbour gets during one read",
+            "bytes of the neighbour during one quiet read, p99",
+            Unit::Bytes,
+            vec![reads.meanwhile.plain("reads"), writes.meanwhile.plain("writes")],
+        ),
+    ]
 }

@@ -7,7 +7,7 @@ use rblk_config::VolumeRight;
 use rblk_config::key_file::TARGET_KEY_FILE;
 use rblk_protocol::auth::PublicKey;
 
-use super::Output;
+use super::{LimitArgs, Output, RunningArgs};
 
 /// The configuration of a target, unless told otherwise.
 pub const CONFIG: &str = "/etc/rblk/target.toml";
@@ -40,6 +40,8 @@ pub enum HostCommand {
     /// For a host that is there: --key adds a second key, --volume adds a right or replaces the
     /// right to the same volume, and the rest stays.
     Add(HostAddArgs),
+    /// Change what a host may have per second, all its mounts together. What is not named stays.
+    Set(HostSetArgs),
     /// Let a host connect no longer, or take one key or one right from it. Its sessions that need
     /// what is taken end at once.
     Remove(HostRemoveArgs),
@@ -83,6 +85,25 @@ pub struct HostAddArgs {
     /// Where.
     #[command(flatten)]
     pub place: HostPlace,
+}
+
+/// Other limits for a host.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
+    .args(["iops", "bandwidth", "iops_burst", "bandwidth_burst"]))]
+pub struct HostSetArgs {
+    /// Name of the host.
+    pub name: String,
+    /// How much it may have.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Write the change into the configuration too, so that it stays after a restart: into
+    /// FILE.d/host-NAME.toml.
+    #[arg(long)]
+    pub persist: bool,
+    /// Which target.
+    #[command(flatten)]
+    pub running: RunningArgs,
 }
 
 /// A host, or a part of it, to take away.

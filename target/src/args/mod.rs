@@ -13,10 +13,12 @@ use rblk_config::{
 };
 use rblk_protocol::auth::PublicKey;
 
-pub use hosts::{CONFIG, HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, KeyArgs, KeyCommand};
+pub use hosts::{
+    CONFIG, HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, KeyArgs, KeyCommand,
+};
 pub use volumes::{
-    ChangeArgs, RunningArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs,
-    VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
+    ChangeArgs, LimitArgs, RunningArgs, SessionCommand, VolumeAddArgs, VolumeCommand,
+    VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
 };
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.

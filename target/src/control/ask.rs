@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use rblk_config::{ByteRate, ByteSize, CacheMode, Difference, Limits, VolumeConfig};
+use rblk_config::{ByteRate, ByteSize, CacheMode, Difference, HostConfig, Limits, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use super::status::TargetStatus;
@@ -32,6 +32,14 @@ pub enum Ask {
     Drain,
     /// Read the hosts of the configuration again, and let in those.
     ReloadHosts,
+    /// Change what a host may have per second. What is absent stays.
+    SetHost {
+        /// Its name.
+        name: String,
+        /// Other limits.
+        #[serde(default)]
+        limits: LimitsWish,
+    },
     /// Read the configuration again, and change what can change without a restart.
     Reload {
         /// Only say what would change.
@@ -189,6 +197,7 @@ impl Ask {
             | Self::Events { .. }
             | Self::Drain
             | Self::ReloadHosts
+            | Self::SetHost { .. }
             | Self::Dump
             | Self::Kick { .. } => SHORT,
             Self::RemoveVolume { drain: true, .. } => DRAIN_TIME,
@@ -207,6 +216,8 @@ pub enum Response {
     Events(EventsReport),
     /// The hosts that may connect now.
     Hosts(HostsReport),
+    /// A host has changed: its entry now.
+    Host(Box<HostConfig>),
     /// A volume has changed.
     Volume(Box<VolumeReport>),
     /// The configuration was read again.

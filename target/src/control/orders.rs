@@ -58,6 +58,7 @@ pub(super) async fn carry_out(
         | Ask::Events { .. }
         | Ask::Drain
         | Ask::ReloadHosts
+        | Ask::SetHost { .. }
         | Ask::Reload { .. }
         | Ask::Dump
         | Ask::Upgrade { .. }

@@ -11,12 +11,12 @@
 use std::sync::Arc;
 
 use rblk_config::{
-    Difference, HostConfig, TargetConfig, VolumeChange, VolumeConfig, losers, narrowed,
+    Auth, Difference, HostConfig, TargetConfig, VolumeChange, VolumeConfig, losers, narrowed,
 };
 use tokio::sync::mpsc;
 
 use super::Request;
-use super::ask::{ReloadReport, Response};
+use super::ask::{LimitsWish, ReloadReport, Response};
 use super::core::Hosts;
 use super::orders::{asked, carry, open};
 use super::reread::Reread;
@@ -37,6 +37,37 @@ pub(super) async fn hosts(requests: &mpsc::Sender<Request>, reread: &Arc<Reread>
         Ok(ended) => Response::Hosts(reread.report(&config.hosts, ended)),
         Err(error) => Response::Error(format!("the hosts stay as they were: {error}")),
     }
+}
+
+/// Changes the limits of a host, as `host set` asks for. Returns its entry now.
+///
+/// # Errors
+/// Nothing has changed, for that reason.
+pub(super) async fn limit_host(
+    requests: &mpsc::Sender<Request>,
+    reread: &Reread,
+    name: &str,
+    limits: LimitsWish,
+) -> Result<HostConfig, String> {
+    let _turn = reread.turn().await;
+    let running = asked(requests, Request::Running).await;
+    let mut running = *running.ok_or_else(|| STOPPING.to_owned())?;
+    if running.authentication() == Auth::None {
+        return Err(format!(
+            "authentication is off, so no host is known, and the limits of {name} have no effect: write \
+             auth = \"required\" into the configuration, and restart the target"
+        ));
+    }
+    let host = running.hosts.iter_mut().find(|host| host.name == name);
+    let host = host.ok_or_else(|| {
+        format!("the running target has no host {name}; `rblk-target dump` shows all")
+    })?;
+    *host = host.clone().with_limits(limits.on(host.limits()));
+    let changed = host.clone();
+    running.validate().map_err(|error| error.to_string())?;
+    // Nobody loses a key or a right.
+    let_in_only(requests, running.hosts).await?;
+    Ok(changed)
 }
 
 /// From now on control lets in these hosts and no others. Returns whose sessions ended.

@@ -14,6 +14,29 @@ rblk_fabric::counters! {
 
     /// Commands that came while their volume or host was over its limit.
     commands,
-    /// Microseconds that they waited, of those that have begun since.
+    /// Those of them that their limits have let begin since. The others still wait, or ended with
+    /// their connection, or lost their volume.
+    begun,
+    /// Microseconds that these waited.
     waited_us,
+}
+
+impl DelayCounts {
+    /// How long a command waited that its limits have let begin; none before the first.
+    #[must_use]
+    pub fn mean_us(&self) -> Option<u64> {
+        self.waited_us.checked_div(self.begun)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_is_of_those_that_have_begun() {
+        let counts = DelayCounts { commands: 1000, begun: 4, waited_us: 100 };
+        assert_eq!(counts.mean_us(), Some(25));
+        assert_eq!(DelayCounts { begun: 0, ..counts }.mean_us(), None);
+    }
 }

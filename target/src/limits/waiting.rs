@@ -6,7 +6,8 @@
 //! served first. Within a line the order is that of arrival.
 //!
 //! There are at most as many commands here as the connections of the group may have outstanding,
-//! and no line is empty.
+//! and no line is empty. A connection that ends is looked for in its own lines alone: many may end
+//! at once.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 
 /// Whose commands a line has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LineName {
     /// The session.
     pub(crate) session: SessionIndex,
@@ -61,8 +62,9 @@ impl<T> Line<T> {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Waiting<T> {
+    // By name.
     lines: Vec<Line<T>>,
-    // The earliest time of a line.
+    // No line has an earlier time.
     next: Ticks,
     // Lists of lines that ended, to be used again.
     spare: Vec<VecDeque<T>>,
@@ -77,35 +79,42 @@ impl<T> Default for Waiting<T> {
 const NEVER: Ticks = Ticks(u64::MAX);
 
 impl<T> Waiting<T> {
+    /// Where a line is, or would be.
+    fn place(&self, name: LineName) -> Result<usize, usize> {
+        self.lines.binary_search_by_key(&name, |line| line.name)
+    }
+
     /// Whether commands of that line wait: what comes now waits behind them.
     pub(crate) fn has(&self, name: LineName) -> bool {
-        self.lines.iter().any(|line| line.name == name)
+        self.place(name).is_ok()
     }
 
     /// A command waits: behind its line, or as the first of a new line, until `due`.
     pub(crate) fn push(&mut self, name: LineName, due: Ticks, item: T) {
-        if let Some(line) = self.lines.iter_mut().find(|line| line.name == name) {
-            return line.waiting.push_back(item);
+        match self.place(name) {
+            Ok(at) => self.lines[at].waiting.push_back(item),
+            Err(at) => {
+                let mut waiting = self.spare.pop().unwrap_or_default();
+                waiting.push_back(item);
+                self.lines.insert(at, Line { name, head: Head::Due(due), waiting });
+                self.next = self.next.min(due);
+            }
         }
-        let mut waiting = self.spare.pop().unwrap_or_default();
-        waiting.push_back(item);
-        self.lines.push(Line { name, head: Head::Due(due), waiting });
-        self.next = self.next.min(due);
     }
 
     /// Whether any command waits.
     #[inline(always)]
     pub(crate) fn has_any(&self) -> bool {
-        self.next != NEVER
+        !self.lines.is_empty()
     }
 
-    /// Whether a line has to be looked at by now.
+    /// Whether a line may have to be looked at by now.
     #[inline]
     pub(crate) fn is_due(&self, now: Ticks) -> bool {
         self.next <= now
     }
 
-    /// The time at which a line has to be looked at; none if nothing waits.
+    /// The time before which no line has to be looked at; none if nothing waits.
     #[inline]
     pub(crate) fn next(&self) -> Option<Ticks> {
         self.has_any().then_some(self.next)
@@ -113,31 +122,29 @@ impl<T> Waiting<T> {
 
     /// The line that has to be looked at first, if one has by now: its name, its first command, and
     /// what that waits for.
-    pub(crate) fn first(&self, now: Ticks) -> Option<(LineName, Head, &T)> {
-        let line = self.lines.iter().min_by_key(|line| line.head.at())?;
-        let item = line.waiting.front()?;
-        (line.head.at() <= now).then_some((line.name, line.head, item))
+    pub(crate) fn first(&mut self, now: Ticks) -> Option<(LineName, Head, &T)> {
+        let line = self.lines.iter().min_by_key(|line| line.head.at());
+        self.next = line.map_or(NEVER, |line| line.head.at());
+        let line = line.filter(|line| line.head.at() <= now)?;
+        Some((line.name, line.head, line.waiting.front()?))
     }
 
     /// The first of a line has this time.
     pub(crate) fn set_due(&mut self, name: LineName, due: Ticks) {
-        if let Some(line) = self.lines.iter_mut().find(|line| line.name == name) {
-            line.head = Head::Due(due);
+        if let Ok(at) = self.place(name) {
+            self.lines[at].head = Head::Due(due);
+            self.next = self.next.min(due);
         }
-        self.find_next();
     }
 
     /// The first of a line begins.
     pub(crate) fn pop(&mut self, name: LineName) -> Option<T> {
-        let at = self.lines.iter().position(|line| line.name == name)?;
+        let at = self.place(name).ok()?;
         let line = &mut self.lines[at];
         let item = line.waiting.pop_front();
         line.head = Head::Unasked;
-        if line.waiting.is_empty() {
-            let Line { waiting, .. } = self.lines.swap_remove(at);
-            self.spare.push(waiting);
-        }
-        self.find_next();
+        self.next = Head::Unasked.at();
+        self.leave_if_empty(at);
         item
     }
 
@@ -150,38 +157,40 @@ impl<T> Waiting<T> {
     ) {
         for line in self.lines.iter_mut().filter(|line| changed(line.name)) {
             line.lose_time(&mut booked);
+            self.next = Head::Unasked.at();
         }
-        self.find_next();
     }
 
-    /// These commands wait no more. Those that had a time are given to `booked`. Returns how many
-    /// commands there were.
-    pub(crate) fn drop_all(
+    /// These commands of a line wait no more. If the first of them had a time, it is given to
+    /// `booked`. No other line is looked at.
+    pub(crate) fn drop_of(
         &mut self,
+        name: LineName,
         dropped: impl Fn(&T) -> bool,
         mut booked: impl FnMut(LineName, &T),
-    ) -> usize {
-        let mut count = 0;
-        for line in &mut self.lines {
-            if line.waiting.front().is_some_and(&dropped) {
-                line.lose_time(&mut booked);
-            }
-            let before = line.waiting.len();
-            line.waiting.retain(|item| !dropped(item));
-            count += before - line.waiting.len();
+    ) {
+        let Ok(at) = self.place(name) else { return };
+        let line = &mut self.lines[at];
+        if line.waiting.front().is_some_and(&dropped) {
+            line.lose_time(&mut booked);
+            self.next = Head::Unasked.at();
         }
-        self.lines.retain(|line| !line.waiting.is_empty());
-        self.find_next();
-        count
+        line.waiting.retain(|item| !dropped(item));
+        self.leave_if_empty(at);
     }
 
-    fn find_next(&mut self) {
-        self.next = self.lines.iter().map(|line| line.head.at()).min().unwrap_or(NEVER);
+    /// A line without commands ends.
+    fn leave_if_empty(&mut self, at: usize) {
+        if self.lines[at].waiting.is_empty() {
+            let Line { waiting, .. } = self.lines.remove(at);
+            self.spare.push(waiting);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::Arc;
 
     use rblk_config::Limits;
@@ -251,18 +260,32 @@ mod tests {
         waiting.push(line(2), at(70), 9);
         assert_eq!(waiting.next(), Some(at(50)));
         let mut booked = Vec::new();
-        assert_eq!(
-            waiting.drop_all(|item| item % 2 == 0, |name, item| booked.push((name, *item))),
-            2
-        );
+        waiting.drop_of(line(1), |item| item % 2 == 0, |name, item| booked.push((name, *item)));
         assert_eq!(booked, [(line(1), 0)], "only the first has a time");
         assert_eq!(waiting.first(at(0)), Some((line(1), Head::Unasked, &1)));
-        assert_eq!(waiting.drop_all(|item| *item < 9, |_, _| panic!("no time")), 2);
+        waiting.drop_of(line(1), |item| *item < 9, |_, _| panic!("no time"));
         assert!(!waiting.has(line(1)) && waiting.has(line(2)));
-        assert_eq!((waiting.next(), waiting.first(at(69))), (Some(at(70)), None));
-        assert_eq!(waiting.drop_all(|_| true, |_, _| {}), 1);
+        assert_eq!(waiting.first(at(69)), None);
+        assert_eq!((waiting.next(), waiting.is_due(at(69))), (Some(at(70)), false));
+        waiting.drop_of(line(2), |_| true, |_, _| {});
         assert_eq!(waiting.next(), None);
+        assert_eq!(waiting.first(at(u64::MAX >> 20)), None);
         assert!(!waiting.is_due(at(u64::MAX >> 20)));
+    }
+
+    #[test]
+    fn a_thousand_connections_that_end_look_at_their_own_commands() {
+        let mut waiting = Waiting::default();
+        for session in 0..1000 {
+            (0..8).for_each(|item| waiting.push(line(session), at(50), item));
+        }
+        let looked = Cell::new(0);
+        for session in (0..1000).rev() {
+            let is_dropped = |_: &u32| looked.replace(looked.get() + 1) < u32::MAX;
+            waiting.drop_of(line(session), is_dropped, |_, _| {});
+        }
+        assert!(!waiting.has_any());
+        assert!(looked.get() <= 1000 * (8 + 1), "{}", looked.get());
     }
 
     #[test]

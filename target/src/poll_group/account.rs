@@ -1,6 +1,7 @@
 //! What is counted of block commands: when one begins to wait, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
+use rblk_fabric::Micros;
 use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 
 use super::slow::SlowIo;
@@ -125,6 +126,23 @@ fn end_later<S: Store>(
     }
 }
 
+/// A command has begun that came then and was kept. Whether one is slow that was answered at once,
+/// nobody else looks: it seems to take no time.
+#[cold]
+pub(super) fn kept_began<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    came: Micros,
+) {
+    let (params, request) = connection.of(tag);
+    let queue = turn.us.since(came);
+    if request.is_answered() && turn.slow.is_slow(queue) {
+        let failed = request.outcome().status != Status::Ok;
+        note_slow(params, request, turn, (Stages { queue, ..Stages::default() }, failed));
+    }
+}
+
 #[cold]
 fn note_slow<S: Store>(
     params: &ConnectionParams,
@@ -147,18 +165,19 @@ fn note_slow<S: Store>(
     turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 
-/// A connection ends: nothing of it is in flight any more.
+/// A connection ends: nothing of it is in flight any more, and what waited to begin never does.
 #[cold]
 pub(super) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
     for index in 0..connection.requests().len() {
         let tag = Tag(rblk_protocol::width::narrow(index));
         let (params, request) = connection.of(tag);
-        if request.timing().end(turn.us).is_none() {
+        let had_begun = request.timing().end(turn.us).is_some();
+        if !had_begun && !request.waits_to_begin() {
             continue;
         }
-        params.io.abandon();
+        params.io.abandon(had_begun);
         if let Some(volume) = turn.access.stats(request.span().volume) {
-            volume.io.abandon();
+            volume.io.abandon(had_begun);
         }
     }
 }

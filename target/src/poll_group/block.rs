@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use rblk_fabric::Micros;
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
 
 use super::access::Access;
 use super::cut::Cut;
+use super::held::Held;
 use super::over_limit::{self, Delayed};
 use super::respond::{acknowledge, finish};
 use super::turn::Turn;
@@ -43,20 +45,35 @@ fn start_limited<S: Store>(
     turn: &mut Turn<S>,
     command: &CommandCapsule,
 ) -> Served {
-    if let Some((volume, len)) = allowed(connection, &turn.access, command) {
-        let host = turn.access.host_limits(connection.params().session);
-        let limits = (volume, host);
-        if (volume.limits.is_some() || host.is_some())
-            && over_limit::must_wait(&mut turn.waiting, connection, (command, len), limits, turn.us)
-        {
-            over_limit::count_delayed(turn.access.stats(volume.index));
-            return Ok(());
-        }
+    let came = turn.us;
+    if is_delayed(connection, turn, command, came) {
+        return Ok(());
     }
     begin_limited(connection, turn, command)
 }
 
-/// Begins a command that waited for a limit, and whose time has come.
+/// Whether a command that came then has to wait for a limit from now on. Then it is in its line.
+fn is_delayed<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    came: Micros,
+) -> bool {
+    let Ok((volume, span)) = allowed(connection, &turn.access, command) else { return false };
+    let host = turn.access.host_limits(connection.params().session);
+    if volume.limits.is_none() && host.is_none() {
+        return false;
+    }
+    let (times, limits) = ((came, turn.us), (volume, host));
+    if !over_limit::must_wait(&mut turn.waiting, connection, (command, span), limits, times) {
+        return false;
+    }
+    over_limit::count_delayed(turn.access.stats(span.volume));
+    true
+}
+
+/// Begins a command that waited for a limit, and whose time has come; or has it wait on, where the
+/// writes of its volume are held.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -67,32 +84,97 @@ pub(super) fn start_delayed<S: Store>(
     delayed: Delayed,
 ) -> Served {
     let request = connection.request_mut(delayed.tag);
-    if request.step(Event::LimitAllows) != Action::Begin {
+    if request.step(Event::MayBegin) != Action::Begin {
         return Err(Violation("a command waited for a limit and was answered"));
     }
     let command = request.command().copied();
     let command = command.ok_or(Violation("a request without its command"))?;
-    turn.cq_age.kept(delayed.since, turn.us);
-    if let Some((volume, _)) = allowed(connection, &turn.access, &command) {
+    let allowed = allowed(connection, &turn.access, &command).map(|(_, span)| span.volume);
+    let is_held =
+        allowed == Err(Status::ReadOnly) && hold(connection, turn, &command, delayed.came, true);
+    if is_held || allowed.is_ok() {
+        let volume = connection.request(delayed.tag).span().volume;
         let waited_us = turn.us.since(delayed.since);
-        over_limit::count_waited(turn.access.stats(volume.index), waited_us);
+        over_limit::count_waited(turn.access.stats(volume), waited_us);
     }
-    begin_limited(connection, turn, &command)
+    if is_held {
+        return Ok(());
+    }
+    begin_kept(connection, turn, &command, delayed.came)
 }
 
-/// The volume of a command that its volume and its session allow, and how long its range is.
+/// Begins a write that was held and is not any more, or has it wait for a limit if it has not done
+/// so. Nothing happens if its connection ended.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(never)]
+pub(super) fn start_held<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    held: Held,
+) -> Served {
+    let request = connection.request_mut(held.tag);
+    if request.step(Event::MayBegin) != Action::Begin {
+        return Ok(());
+    }
+    let command = request.command().copied();
+    let command = command.ok_or(Violation("a request without its command"))?;
+    turn.io = true;
+    if !held.is_let_in && is_delayed(connection, turn, &command, held.came) {
+        return Ok(());
+    }
+    begin_kept(connection, turn, &command, held.came)
+}
+
+/// Has a command wait, if the writes of its volume are held. It came then; `is_let_in`: its limits
+/// have let it begin. Returns whether it waits.
+#[cold]
+fn hold<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    came: Micros,
+    is_let_in: bool,
+) -> bool {
+    let volume = Volume::index_of(command.volume).and_then(|index| turn.access.volume(index));
+    let Some(volume) = volume.filter(|_| turn.held.holds(command)) else { return false };
+    turn.held.keep(connection, (command, volume), came, is_let_in);
+    true
+}
+
+/// The volume of a command that its volume and its session allow, and the bytes that it names.
+///
+/// # Errors
+/// What the command is to be told.
 fn allowed<'a>(
     connection: &Connection,
     access: &'a Access,
     command: &CommandCapsule,
-) -> Option<(&'a Volume, u64)> {
+) -> Result<(&'a Volume, Span), Status> {
     let params = connection.params();
-    let (volume, mode) = access.opened(params.session, command).ok()?;
-    let range = volume.check(command, mode, params.io_max_bytes).ok()?;
-    Some((volume, range.map_or(0, |range| range.len_bytes())))
+    let (volume, mode) = access.opened(params.session, command)?;
+    let range = volume.check(command, mode, params.io_max_bytes)?;
+    let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
+    Ok((volume, Span { volume: volume.index, offset, len }))
 }
 
-/// Begins a command that its limits allow.
+/// Begins a command that was kept since it came.
+#[cold]
+#[inline(never)]
+fn begin_kept<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    came: Micros,
+) -> Served {
+    turn.cq_age.kept(came, turn.us);
+    begin_limited(connection, turn, command)?;
+    account::kept_began(connection, turn, command.tag, came);
+    Ok(())
+}
+
+/// [`begin`], out of line: one copy for all commands that are not begun by [`start`] itself.
 #[inline(never)]
 fn begin_limited<S: Store>(
     connection: &mut Connection,
@@ -166,7 +248,8 @@ fn refuse<S: Store>(
     if turn.access.is_changing(connection.params().session, command) {
         return Err(Violation::VOLUME_CHANGES);
     }
-    if status == Status::ReadOnly && turn.held.keep(connection, command, turn.us) {
+    let came = turn.us;
+    if status == Status::ReadOnly && hold(connection, turn, command, came, false) {
         return Ok(());
     }
     finish(connection, turn, command.tag, Outcome::of(status));

@@ -33,7 +33,7 @@ impl CqAge {
         self.armed = now;
     }
 
-    /// What is begun next was kept since then, until [`Self::found`].
+    /// What begins next came then, and was kept; until this or [`Self::found`] is called again.
     #[cold]
     pub(super) fn kept(&mut self, then: Micros, now: Micros) {
         self.age = BinnedUs::new(now.since(then));

@@ -99,7 +99,7 @@ impl<S: Store> PollGroup<S> {
         }
         connection.end(turn.now, turn.now + DESTROY_WARNING);
         account::abandon(connection, turn);
-        over_limit::drop_all(&mut turn.waiting, &turn.access, connection.id());
+        over_limit::drop_of(&mut turn.waiting, &turn.access, connection);
         let qp = turn.pollers.detach(connection.poller(), connection.qp());
         turn.outbox.push(FromGroup::Ended { group: turn.group, connection: connection.id(), qp });
         if Mutation::DestroyTarget.is_on() {

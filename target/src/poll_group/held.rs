@@ -2,19 +2,30 @@
 //!
 //! While a volume is held, commands are checked against a copy of it that is read-only. So a write
 //! leaves the path of an I/O where writes to read-only volumes do, and the path costs nothing more.
-//! A held write is in its state of admission: nothing was asked for it, and its in-capsule data
-//! stays where it came. If its connection ends, nothing is left of it.
+//! Nothing was asked for a held write, and its in-capsule data stays where it came. If its
+//! connection ends, nothing is left of it.
 
 use rblk_fabric::Micros;
-use rblk_protocol::{CommandCapsule, Tag};
+use rblk_protocol::{BlockRange, CommandCapsule, Tag};
 
 use crate::connection::Connection;
 use crate::identity::ConnectionId;
+use crate::request::{Event, Span};
 use crate::store::VolumeIndex;
 use crate::volume::Volume;
 
-/// A write, and when it came.
-pub(super) type Held = (ConnectionId, Tag, Micros);
+/// A write that may not begin now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// Its connection.
+    pub(super) connection: ConnectionId,
+    /// Its tag.
+    pub(super) tag: Tag,
+    /// When it came.
+    pub(super) came: Micros,
+    /// Its limits have let it begin: it waits for none again.
+    pub(super) is_let_in: bool,
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -25,19 +36,28 @@ pub(super) struct HeldWrites {
 }
 
 impl HeldWrites {
-    /// Keeps a command, if its volume is held. Returns whether it is.
+    /// Whether the writes of the volume that a command names are kept.
+    #[cold]
+    pub(super) fn holds(&self, command: &CommandCapsule) -> bool {
+        self.volume.is_some() && self.volume == Volume::index_of(command.volume)
+    }
+
+    /// Keeps a command for a volume that is held. It came then; `is_let_in` as in [`Held`].
     #[cold]
     pub(super) fn keep(
         &mut self,
-        connection: &Connection,
-        command: &CommandCapsule,
-        now: Micros,
-    ) -> bool {
-        let is_held = self.volume.is_some() && self.volume == Volume::index_of(command.volume);
-        if is_held {
-            self.writes.push((connection.id(), command.tag, now));
-        }
-        is_held
+        connection: &mut Connection,
+        (command, volume): (&CommandCapsule, &Volume),
+        came: Micros,
+        is_let_in: bool,
+    ) {
+        let range = BlockRange::new(command.lba, command.count, volume.blocks, volume.block_size);
+        let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
+        let (tag, id) = (command.tag, connection.id());
+        let request = connection.request_mut(tag);
+        request.names(Span { volume: volume.index, offset, len });
+        let _ = request.step(Event::WritesHeld);
+        self.writes.push(Held { connection: id, tag, came, is_let_in });
     }
 
     /// Keeps the writes of this volume from now on.

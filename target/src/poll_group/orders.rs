@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::Transport;
+use rblk_fabric::{Moment, Transport};
 use rblk_protocol::width::{wide, wide64};
 
 use super::access::Opened;
@@ -19,6 +19,14 @@ impl<S: Store> PollGroup<S> {
     /// One message of control.
     pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
         self.turn.now = now;
+        // Commands may begin now. When the CQs were looked at last is another time.
+        let looked = std::mem::replace(&mut self.turn.us, Moment::from(now).us());
+        self.carry_out(mail);
+        self.turn.us = looked;
+        self.post_all();
+    }
+
+    fn carry_out(&mut self, mail: ToGroup) {
         match mail {
             ToGroup::AddPoller { place, poller, memory } => {
                 let put = self.turn.pollers.put(place, poller, memory);
@@ -69,7 +77,6 @@ impl<S: Store> PollGroup<S> {
                 self.end_all("the target stops", |_| true);
             }
         }
-        self.post_all();
     }
 
     /// The shard serves a volume from now on, if that has a store.

@@ -13,7 +13,8 @@ use super::access::Access;
 use crate::connection::Connection;
 use crate::identity::ConnectionId;
 use crate::limits::{Limiter, LineName, Ticks, Waiting};
-use crate::request::Event;
+use crate::request::{Event, Span};
+use crate::store::VolumeIndex;
 use crate::volume::Volume;
 use crate::volume_stats::VolumeStats;
 
@@ -27,20 +28,23 @@ pub(super) struct Delayed {
     /// What it takes of a limit of bytes.
     pub(super) bytes: u32,
     /// When it came.
+    pub(super) came: Micros,
+    /// Since when it waits for the limit.
     pub(super) since: Micros,
 }
 
-/// Whether a command has to wait. Then it is in its line, until a turn finds its time come.
+/// Whether a command, which came then, has to wait from now on. Then it is in its line, until a
+/// turn finds its time come.
 #[inline(never)]
 pub(super) fn must_wait(
     waiting: &mut Waiting<Delayed>,
     connection: &mut Connection,
-    (command, len): (&CommandCapsule, u64),
+    (command, span): (&CommandCapsule, Span),
     (volume, host): (&Volume, Option<&Limiter>),
-    now: Micros,
+    (came, now): (Micros, Micros),
 ) -> bool {
     let bytes = match command.opcode {
-        Opcode::Read | Opcode::Write => narrow(len),
+        Opcode::Read | Opcode::Write => narrow(span.len),
         // They move no data.
         Opcode::Discard | Opcode::WriteZeroes => 0,
         // A FLUSH makes durable what was let in before.
@@ -49,12 +53,14 @@ pub(super) fn must_wait(
     let name = LineName { session: connection.params().session, volume: volume.index };
     let (at, has_line) = (Ticks::of(now), waiting.has(name));
     // Behind others it gets its time when it is the first.
-    let due = if has_line { at } else { take(volume.limits.as_deref(), host, bytes, at) };
+    let due = if has_line { at } else { take([volume.limits.as_deref(), host], bytes, at) };
     let waits = has_line || due > at;
     if waits {
-        let delayed = Delayed { connection: connection.id(), tag: command.tag, bytes, since: now };
-        waiting.push(name, due, delayed);
-        let _ = connection.request_mut(command.tag).step(Event::OverLimit);
+        let (id, tag) = (connection.id(), command.tag);
+        waiting.push(name, due, Delayed { connection: id, tag, bytes, came, since: now });
+        let request = connection.request_mut(tag);
+        request.names(span);
+        let _ = request.step(Event::OverLimit);
     }
     waits
 }
@@ -67,37 +73,51 @@ pub(super) fn count_delayed(stats: Option<&VolumeStats>) {
     }
 }
 
-/// Counts how long a command waited that begins now.
+/// Counts a command that its limits let begin, and how long it waited for them.
 #[cold]
 pub(super) fn count_waited(stats: Option<&VolumeStats>, us: u64) {
     if let Some(stats) = stats {
+        stats.delays.begun.add(1);
         stats.delays.waited_us.add(us);
     }
 }
 
+/// What limits a line: its volume and its host.
+fn limiters(access: &Access, name: LineName) -> [Option<&Limiter>; 2] {
+    let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
+    [volume, access.host_limits(name.session)]
+}
+
 /// Takes a command from both limits. Returns when it may begin.
-fn take(volume: Option<&Limiter>, host: Option<&Limiter>, bytes: u32, now: Ticks) -> Ticks {
-    let of = |limiter: Option<&Limiter>| limiter.map_or(now, |limiter| limiter.take(bytes, now));
-    of(volume).max(of(host))
+fn take(limiters: [Option<&Limiter>; 2], bytes: u32, now: Ticks) -> Ticks {
+    let times = limiters.into_iter().flatten().map(|limiter| limiter.take(bytes, now));
+    times.fold(now, Ticks::max)
 }
 
 /// The same for a command that is the first of its line.
 pub(super) fn take_for(access: &Access, name: LineName, bytes: u32, now: Ticks) -> Ticks {
-    let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
-    take(volume, access.host_limits(name.session), bytes, now)
+    take(limiters(access, name), bytes, now)
 }
 
 /// Gives back to both limits what a command booked that loses its time.
 pub(super) fn give_back(access: &Access, name: LineName, delayed: &Delayed) {
-    let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
-    for limiter in [volume, access.host_limits(name.session)].into_iter().flatten() {
+    for limiter in limiters(access, name).into_iter().flatten() {
         limiter.give_back(delayed.bytes);
     }
 }
 
 /// A connection ended: its commands never begin. What they booked is free for others: a host whose
 /// connections end again and again keeps nobody from a limit that it shares.
-pub(super) fn drop_all(waiting: &mut Waiting<Delayed>, access: &Access, connection: ConnectionId) {
-    let is_dropped = |delayed: &Delayed| delayed.connection == connection;
-    waiting.drop_all(is_dropped, |name, delayed| give_back(access, name, delayed));
+pub(super) fn drop_of(waiting: &mut Waiting<Delayed>, access: &Access, connection: &Connection) {
+    let (id, session) = (connection.id(), connection.params().session);
+    let delayed = connection.requests().iter().filter(|request| request.awaits_limit());
+    let mut volumes: Vec<VolumeIndex> = delayed.map(|request| request.span().volume).collect();
+    volumes.sort_unstable();
+    volumes.dedup();
+    for volume in volumes {
+        let is_dropped = |delayed: &Delayed| delayed.connection == id;
+        waiting.drop_of(LineName { session, volume }, is_dropped, |name, delayed| {
+            give_back(access, name, delayed);
+        });
+    }
 }

@@ -250,7 +250,11 @@ pub(super) fn send_parts<S: Store>(
     turn: &mut Turn<S>,
     tag: Tag,
 ) -> Served {
-    if !connection.request(tag).awaits_parts() || connection.waits_behind_others(tag) {
+    if !connection.request(tag).awaits_parts() {
+        return Ok(());
+    }
+    if connection.waits_behind_others(tag) {
+        note_ready(connection, turn, tag);
         return Ok(());
     }
     continue_parts(connection, turn, tag)
@@ -273,6 +277,15 @@ pub(super) fn continue_parts<S: Store>(
         finish(connection, turn, tag, Outcome::of(status));
     }
     Ok(())
+}
+
+/// A READ waits for send credits: if all of it is there, for nothing else from now on.
+#[cold]
+fn note_ready<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
+    let request = connection.request_mut(tag);
+    if !request.has_shards() {
+        request.timing().awaits_credits(turn.us);
+    }
 }
 
 /// Queues one WR of the first part that is there, or waits for send credits, or for room to send
@@ -314,7 +327,7 @@ fn send_part<S: Store>(
     }
     if connection.free_sends() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.us);
+        note_ready(connection, turn, tag);
         connection.keep_waiting_first(tag);
         return Ok(false);
     }

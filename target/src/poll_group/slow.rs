@@ -2,8 +2,9 @@
 //! control.
 //!
 //! Only the slowest since the last that was told is kept, so noting one costs no memory. A command
-//! that is answered in the turn that found it is not looked at; any other costs one comparison. A
-//! command that is not answered yet is not told.
+//! that is answered in the turn that found it is not looked at, unless it was kept before that, for
+//! a limit or a snapshot; any other costs one comparison. A command that is not answered yet is not
+//! told.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::limits::{Head, Ticks};
 use crate::store::{Store, VolumeIndex};
 use crate::volume::Volume;
 
-/// Looks at lines of waiting commands in one turn, so that a limit that went does not keep others
+/// How many lines of waiting commands one turn looks at: a limit that went does not keep others
 /// from being served.
 const LOOKS: usize = 256;
 
@@ -52,19 +52,12 @@ impl<S: Store> PollGroup<S> {
 
     /// Begins the writes that were held, if any were, in their order.
     pub(super) fn release_writes(&mut self, volume: VolumeIndex) {
-        for (id, tag, then) in self.turn.held.release(volume) {
-            if !self.connections.has(id) {
-                continue;
+        for held in self.turn.held.release(volume) {
+            if self.connections.has(held.connection) {
+                self.serve(wide(held.connection.index), |connection, turn| {
+                    block::start_held(connection, turn, held)
+                });
             }
-            self.serve(wide(id.index), |connection, turn| {
-                let request = connection.request(tag);
-                let Some(command) = request.command().copied().filter(|_| request.is_held()) else {
-                    return Ok(());
-                };
-                turn.io = true;
-                turn.cq_age.kept(then, turn.us);
-                block::start(connection, turn, &command)
-            });
         }
     }
 

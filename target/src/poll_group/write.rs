@@ -105,6 +105,7 @@ pub(super) fn to_memory<S: Store>(
     let request = connection.request_mut(tag);
     let _ = request.step(Event::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
     let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::NeedsNoMemory));
+    request.timing().awaits_data(turn.us);
     post_reads(connection, turn, tag, PartIndex::FIRST)
 }
 
@@ -166,6 +167,7 @@ pub(super) fn fetch<S: Store>(
         if connection.request(tag).opcode() == Some(Opcode::Read) {
             return read::send_copy(connection, turn, tag, index);
         }
+        connection.request_mut(tag).timing().awaits_data(turn.us);
         return post_reads(connection, turn, tag, index);
     };
     let part = &connection.request(tag).parts()[wide(index.0)];
@@ -195,7 +197,6 @@ pub(super) fn post_reads<S: Store>(
     tag: Tag,
     index: PartIndex,
 ) -> Served {
-    connection.request_mut(tag).timing().awaits_data(turn.us);
     while !connection.request(tag).parts()[wide(index.0)].is_posted() {
         if !connection.may_read() {
             turn.stats.read_credit_waits.add(1);

@@ -267,9 +267,9 @@ fn a_command_over_a_limit_begins_once_and_never_after_the_end_of_its_connection(
         request
     };
     let mut request = limited();
-    assert_eq!(request.step(Event::LimitAllows), Action::Begin);
-    assert_eq!(request.step(Event::LimitAllows), Action::Impossible);
+    assert_eq!(request.step(Event::MayBegin), Action::Begin);
+    assert_eq!(request.step(Event::MayBegin), Action::Impossible);
     let mut request = limited();
     let _ = request.step(Event::Abandon);
-    assert_eq!(request.step(Event::LimitAllows), Action::Impossible);
+    assert_eq!(request.step(Event::MayBegin), Action::Impossible);
 }

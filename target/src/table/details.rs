@@ -136,7 +136,7 @@ fn limits(volumes: &[VolumeStatus]) -> Table {
             v.limits.iops.map_or_else(none, |iops| iops.to_string()),
             v.limits.bandwidth.map_or_else(none, |rate| ByteSize(rate.0).to_string()),
             figures::count(v.delays.commands),
-            figures::latency(v.delays.waited_us.checked_div(v.delays.commands)),
+            figures::latency(v.delays.mean_us()),
         ]);
     }
     table

@@ -650,6 +650,16 @@ impl<S: Store> Rig<S> {
         sum
     }
 
+    /// The commands for a volume that were not answered before their connections ended.
+    ///
+    /// # Panics
+    /// There is no such volume.
+    #[must_use]
+    pub fn volume_abandoned(&self, volume: VolumeIndex) -> u64 {
+        let stats = self.groups.iter().map(|group| &group.volumes[usize::from(volume.0)]);
+        stats.map(|stats| stats.abandoned()).sum()
+    }
+
     /// The commands of all connections that were ever made.
     #[must_use]
     pub fn connections_io(&self) -> IoCounts {
