@@ -316,7 +316,8 @@ impl Control {
             let owes = self.losses.owes() || self.groups.owes_mail();
             ticks = is_news || self.core.needs_ticks() || owes;
             if self.groups.have_stopped() {
-                // A stop that was ordered since.
+                // A stop that was ordered since. Who asks later is told that nobody listens.
+                requests.close();
                 while let Ok(request) = requests.try_recv() {
                     self.on_request(request);
                 }
