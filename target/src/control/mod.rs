@@ -322,7 +322,8 @@ impl Control {
                     self.on_request(request);
                 }
                 let departure = self.departure();
-                return self.groups.join().map(|clean| (clean, departure));
+                let is_fenced = !self.core.owes_fences();
+                return self.groups.join().map(|clean| (clean && is_fenced, departure));
             }
         }
     }

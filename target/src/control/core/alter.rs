@@ -415,15 +415,6 @@ impl Core {
         self.begin_step();
     }
 
-    /// A volume goes although not all that hosts wrote is in its store.
-    fn abandon(&mut self, volume: &Volume, why: String) {
-        tracing::error!(volume = %volume.name, why, "a volume is removed without its store");
-        if let Some(record) = self.holders.fence(volume.uuid) {
-            self.persist_change(record);
-        }
-        self.effects.push_back(Effect::GivenUp(why));
-    }
-
     fn begin_step(&mut self) {
         let Some(alteration) = &mut self.alteration else { return };
         match alteration.steps.front() {

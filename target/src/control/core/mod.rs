@@ -28,6 +28,7 @@ mod connect;
 mod drain;
 mod events;
 mod exports;
+mod given_up;
 mod hosts;
 mod list;
 mod login;
@@ -47,7 +48,7 @@ use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag};
 
 use crate::events::{EventKind, Occurrence};
-use crate::holders::{HolderRecord, Holders};
+use crate::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::limits::Limiter;
 use crate::poll_group::Notice;
@@ -214,6 +215,8 @@ pub struct Core {
     alteration: Option<Alteration>,
     // Volumes that only those who have them open may open.
     closing: BTreeSet<VolumeIndex>,
+    // Volumes that were given up, as long as the next run may not know.
+    given_up: BTreeSet<VolumeUuid>,
     events: Events,
     drain: Drain,
     decisions: Decisions,
@@ -272,6 +275,7 @@ impl Core {
             waiting_opens: Vec::new(),
             alteration: None,
             closing: BTreeSet::new(),
+            given_up: BTreeSet::new(),
             events: Events::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
@@ -417,6 +421,7 @@ impl Core {
     /// The record of an [`Effect::Persist`] is durable, or may not be durable for that reason.
     pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
         self.changes.confirmed(ticket, result.is_ok());
+        self.look_at_fences(&result);
         match result {
             Ok(()) => {
                 self.claim_persisted(ticket);
@@ -439,6 +444,7 @@ impl Core {
             || !self.waiting_logins.is_empty()
             || !self.waiting_opens.is_empty()
             || self.is_altering()
+            || self.owes_fences()
             || self.drain.is_about_to_stop()
             // Decisions that wait for a record use the time of the last call.
             || !self.changes.are_confirmed()
@@ -459,6 +465,7 @@ impl Core {
         self.end_late_logins(now);
         self.end_late_opens(now);
         self.end_late_step(now);
+        self.fence_again();
         self.stop_if_drained(now);
     }
 
