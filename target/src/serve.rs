@@ -145,7 +145,9 @@ pub fn check_take_over(config: &TargetConfig) -> anyhow::Result<Checked> {
     check_encryption(config, &addresses)?;
     auth_of(config)?;
     let listen = addresses.iter().map(ToString::to_string).collect();
-    Ok(Checked::of_this_program(config, target_name(config)?.to_string(), listen))
+    let name = target_name(config)?.to_string();
+    let demand = Demand::of(config, poll_groups(config));
+    Ok(Checked::of_this_program(config, (name, listen), demand))
 }
 
 async fn run(

@@ -191,6 +191,16 @@ fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
     );
     refused(&["--program", &old], &["in form 2 to 3", "drain, install, start"]);
 
+    // It would want more memory than there is.
+    let large = wrapper(
+        dir.path(),
+        "case \"$*\" in *--check-take-over) \"$REAL\" \"$@\" | sed 's/\"share\":[0-9]*/\"share\":1125899906842624/'; exit 0;; esac",
+    );
+    refused(
+        &["--program", &large],
+        &["even with the memory", "an arena of 1024.0 TiB", "lower `arena`"],
+    );
+
     // A configuration that the next program could not start with, or that lacks the volume.
     let config = configuration(dir.path());
     let good = std::fs::read_to_string(&config).unwrap();

@@ -37,7 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
 use crate::events::{Events, EventsReport};
-use crate::hand_over::{Checked, HandOver};
+use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
@@ -58,7 +58,7 @@ use rates::VolumeRates;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
 use trace::Traces;
-use upgrade::{Departure, Upgrades};
+use upgrade::{Departure, Predecessor, Upgrades};
 use volumes::{Change, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
@@ -91,7 +91,7 @@ pub(crate) enum Request {
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
     /// What the next program has to serve; or why none can take over. Whether it is forced.
-    MayUpgrade(bool, oneshot::Sender<Result<Checked, String>>),
+    MayUpgrade(bool, oneshot::Sender<Result<Predecessor, String>>),
     /// This program takes the place of the running one.
     Upgrade(PathBuf),
     /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
