@@ -10,7 +10,26 @@ use tokio::sync::{Mutex, MutexGuard};
 use super::ask::HostsReport;
 
 /// How long files may take to be read or opened. Changes come one at a time, and wait for that.
-pub(super) const FILES_TIME: Duration = Duration::from_secs(60);
+const FILES_TIME: Duration = Duration::from_secs(60);
+
+/// Does that with files, on a thread that may block: this one serves everybody. What ends after
+/// [`FILES_TIME`] is dropped. `what` says what was not done then.
+///
+/// # Errors
+/// Those of the work, or it took too long.
+pub(super) async fn with_files<T: Send + 'static>(
+    what: impl FnOnce() -> String,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    match tokio::time::timeout(FILES_TIME, tokio::task::spawn_blocking(work)).await {
+        Ok(done) => done.map_err(|error| error.to_string())?,
+        Err(_) => Err(format!(
+            "{} within {} s: its disk or file system does not answer",
+            what(),
+            FILES_TIME.as_secs()
+        )),
+    }
+}
 
 /// Reads the configuration that the target was started with once more: files and flags.
 pub(crate) struct Reread {
@@ -53,17 +72,8 @@ impl Reread {
     /// The configuration as it is now.
     pub(super) async fn read(self: &Arc<Self>) -> Result<TargetConfig, String> {
         let reader = Arc::clone(self);
-        // Files may be slow, and this thread serves everybody.
-        let reading = tokio::task::spawn_blocking(move || (reader.read)());
-        match tokio::time::timeout(FILES_TIME, reading).await {
-            Ok(Ok(Ok(config))) => Ok(config),
-            Ok(Ok(Err(error))) => Err(said_once(error.as_ref())),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!(
-                "the configuration was not read within {} s: its file system does not answer",
-                FILES_TIME.as_secs()
-            )),
-        }
+        let read = move || (reader.read)().map_err(|error| said_once(error.as_ref()));
+        with_files(|| "the configuration was not read".to_owned(), read).await
     }
 
     /// What a reload of these hosts did.
