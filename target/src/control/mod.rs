@@ -55,6 +55,7 @@ use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
 use rates::VolumeRates;
+use reread::Reading;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
 use trace::Traces;
@@ -94,9 +95,10 @@ pub(crate) enum Request {
     MayUpgrade(bool, oneshot::Sender<Result<Predecessor, String>>),
     /// This program takes the place of the running one.
     Upgrade(PathBuf),
-    /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
-    /// sessions ended, one for each session; or why the hosts stay as they were.
-    Hosts(Vec<HostConfig>, oneshot::Sender<Result<Vec<String>, String>>),
+    /// These hosts and no others may connect from now on, unless those of a later reading of the
+    /// files may. The answer: the names of the hosts whose sessions ended, one for each session; or
+    /// why the hosts stay as they were.
+    Hosts(Vec<HostConfig>, Reading, oneshot::Sender<Result<Vec<String>, String>>),
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
@@ -157,6 +159,8 @@ pub(crate) struct Control {
     losses: LossNotes,
     events: Events,
     volumes: Volumes,
+    // The reading that the hosts in force are of.
+    hosts_of: Reading,
     upgrades: Upgrades,
     traces: Traces,
     destroyer: Destroyer,
@@ -239,6 +243,7 @@ impl Control {
             losses: LossNotes::new(parts.lineage),
             events: Events::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
+            hosts_of: Reading::default(),
             upgrades: Upgrades::after(parts.took_over, started + limits.lease),
             traces: Traces::default(),
             destroyer,
@@ -344,8 +349,8 @@ impl Control {
                 let _ = reply.send(self.may_upgrade(forced));
             }
             Request::Upgrade(program) => self.begin_upgrade(program),
-            Request::Hosts(hosts, reply) => {
-                let _ = reply.send(self.let_in_only(&hosts));
+            Request::Hosts(hosts, reading, reply) => {
+                let _ = reply.send(self.let_in_only(&hosts, reading));
             }
             Request::Running(reply) => {
                 let _ = reply.send(Box::new(self.volumes.running().clone()));
@@ -374,11 +379,23 @@ impl Control {
         }
     }
 
-    /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
-    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Result<Vec<String>, String> {
+    /// Lets in these hosts and no others, unless those in force were read later. Returns the names of
+    /// the hosts whose sessions ended.
+    fn let_in_only(
+        &mut self,
+        hosts: &[HostConfig],
+        reading: Reading,
+    ) -> Result<Vec<String>, String> {
+        if reading < self.hosts_of {
+            tracing::info!(
+                "the hosts were read anew meanwhile: those that were read before are not used"
+            );
+            return Ok(Vec::new());
+        }
         let configured = hosts.to_vec();
         let hosts = Hosts::new(hosts).map_err(|error| error.to_string())?;
         self.volumes.running_mut().hosts = configured;
+        self.hosts_of = reading;
         let ended = self.core.set_hosts(hosts, Instant::now());
         let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
         tracing::info!(?ended, "hosts were reloaded");

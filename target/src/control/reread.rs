@@ -31,6 +31,10 @@ pub(super) async fn with_files<T: Send + 'static>(
     }
 }
 
+/// Which reading of the files something comes from. A greater one is of files that were read later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(crate) struct Reading(pub(super) u64);
+
 /// Reads the configuration that the target was started with once more: files and flags.
 pub(crate) struct Reread {
     read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
@@ -39,8 +43,11 @@ pub(crate) struct Reread {
     has_file: bool,
     /// Whether hosts must prove their keys. A reload does not change that.
     required: bool,
-    /// One change at a time, so that what was read last is used last.
+    /// One change at a time, so that what was read last is used last. Not for hosts, who may have
+    /// to lose rights at once.
     turn: Mutex<()>,
+    /// The latest, and one at a time.
+    readings: Mutex<Reading>,
 }
 
 impl Reread {
@@ -51,7 +58,8 @@ impl Reread {
         read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
     ) -> Arc<Self> {
         let required = started.authentication() == Auth::Required;
-        Arc::new(Self { read: Box::new(read), target, has_file, required, turn: Mutex::new(()) })
+        let (turn, readings) = (Mutex::new(()), Mutex::default());
+        Arc::new(Self { read: Box::new(read), target, has_file, required, turn, readings })
     }
 
     /// Until the guard is dropped, nothing else changes.
@@ -70,10 +78,13 @@ impl Reread {
     }
 
     /// The configuration as it is now.
-    pub(super) async fn read(self: &Arc<Self>) -> Result<TargetConfig, String> {
+    pub(super) async fn read(self: &Arc<Self>) -> Result<(TargetConfig, Reading), String> {
+        let mut latest = self.readings.lock().await;
+        latest.0 += 1;
         let reader = Arc::clone(self);
         let read = move || (reader.read)().map_err(|error| said_once(error.as_ref()));
-        with_files(|| "the configuration was not read".to_owned(), read).await
+        let config = with_files(|| "the configuration was not read".to_owned(), read).await?;
+        Ok((config, *latest))
     }
 
     /// What a reload of these hosts did.

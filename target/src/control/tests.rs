@@ -325,3 +325,18 @@ fn a_volume_on_another_file_fences_who_comes_back() {
         assert!(!other.core.holders().is_last(&uuid, &exclusive(), generation));
     }
 }
+
+#[test]
+fn hosts_that_were_read_before_those_in_force_are_not_used() {
+    let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
+    let named = |name: &str| vec![HostConfig::new(name, Vec::new(), Vec::new())];
+    let mut in_force = |name: &str, reading| {
+        control.let_in_only(&named(name), Reading(reading)).unwrap();
+        control.volumes.running().hosts[0].name.clone()
+    };
+    assert_eq!(in_force("a", 1), "a");
+    assert_eq!(in_force("more-of-a", 1), "more-of-a", "a reload comes in two parts");
+    assert_eq!(in_force("c", 3), "c");
+    // A reload that began before, and waited for a volume.
+    assert_eq!(in_force("b", 2), "c");
+}
