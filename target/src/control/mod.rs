@@ -244,7 +244,7 @@ impl Control {
             events: Events::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
             hosts_of: Reading::default(),
-            upgrades: Upgrades::after(parts.took_over, started + limits.lease),
+            upgrades: Upgrades::after(parts.took_over),
             traces: Traces::default(),
             destroyer,
             destroyed,

@@ -74,13 +74,20 @@ struct Took {
 #[derive(Debug, Default)]
 pub(super) struct Upgrades {
     begun: Option<Begun>,
+    // Until this run is ready.
+    inherited: Option<HandOver>,
     took: Option<Took>,
 }
 
 impl Upgrades {
     /// Of a run that took over from the program that wrote the note.
-    pub(super) fn after(note: Option<HandOver>, until: Instant) -> Self {
-        let took = note.map(|note| Took {
+    pub(super) fn after(note: Option<HandOver>) -> Self {
+        Self { inherited: note, ..Self::default() }
+    }
+
+    /// Mounts can connect from now on, and are waited for until then.
+    pub(super) fn ready(&mut self, until: Instant) {
+        self.took = self.inherited.take().map(|note| Took {
             back: vec![false; note.mounts.len()],
             ready: Moment::now(),
             last_back: None,
@@ -88,14 +95,6 @@ impl Upgrades {
             is_over: false,
             note,
         });
-        Self { begun: None, took }
-    }
-
-    /// Mounts can connect from now on, and are waited for until then.
-    pub(super) fn ready(&mut self, until: Instant) {
-        if let Some(took) = &mut self.took {
-            took.until = until;
-        }
     }
 
     /// Whether mounts are to come back that are not.
@@ -400,7 +399,9 @@ mod tests {
     fn the_pause_ends_with_the_last_mount() {
         let told = Moment(1_000_000_000);
         let note = HandOver { told, mounts: vec![mount("a", "v")], ..HandOver::default() };
-        let mut upgrades = Upgrades::after(Some(note), Instant::now());
+        let mut upgrades = Upgrades::after(Some(note));
+        assert_eq!(upgrades.status(), None, "it is not ready");
+        upgrades.ready(Instant::now());
         let status = upgrades.status().unwrap();
         assert!(upgrades.is_waiting());
         assert_eq!((status.pause_ms, status.back, status.away), (None, 0, vec!["a".to_owned()]));
@@ -410,9 +411,10 @@ mod tests {
         assert_eq!((status.pause_ms, status.back, status.away.len()), (Some(250), 1, 0));
         assert!(!upgrades.is_waiting());
         // Without mounts nobody waits but for the target.
-        let mut alone = Upgrades::after(Some(HandOver::default()), Instant::now());
+        let mut alone = Upgrades::after(Some(HandOver::default()));
+        alone.ready(Instant::now());
         alone.took.as_mut().unwrap().ready = Moment(7_000_000);
         assert_eq!(alone.status().unwrap().pause_ms, Some(7));
-        assert_eq!(Upgrades::after(None, Instant::now()).status(), None);
+        assert_eq!(Upgrades::after(None).status(), None);
     }
 }

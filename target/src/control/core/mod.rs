@@ -246,23 +246,19 @@ impl Core {
     /// Hosts can connect from `now` on: so long as a lease after that, volumes are kept for those
     /// who held them. Registering a large arena may have taken longer than a lease.
     pub fn ready(&mut self, now: Instant) {
-        let until = now + self.sessions.lease();
-        self.kept_for.values_mut().for_each(|kept| *kept = until);
+        let (until, holders) = (now + self.sessions.lease(), &self.holders);
+        let may_come_back = |volume: &&Arc<Volume>| {
+            holders.record(&volume.uuid).is_some_and(|record| record.present)
+        };
+        let kept = self.exports.volumes().iter().filter(may_come_back);
+        self.kept_for = kept.map(|volume| (volume.index, until)).collect();
     }
 
-    /// A run that begins at `now`, without connections.
+    /// A run that begins at `now`, without connections. Call [`Self::ready`] before the first one.
     #[must_use]
     pub fn new(parts: CoreParts, now: Instant) -> Self {
-        let may_come_back = |volume: &&Arc<Volume>| {
-            parts.holders.record(&volume.uuid).is_some_and(|record| record.present)
-        };
         Self {
-            kept_for: parts
-                .volumes
-                .iter()
-                .filter(may_come_back)
-                .map(|volume| (volume.index, now + parts.lease))
-                .collect(),
+            kept_for: BTreeMap::new(),
             exports: Exports::new(parts.name, parts.instance, parts.lineage, parts.volumes),
             auth: parts.auth,
             admissions: Admissions::default(),
