@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
-use rblk_config::{ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile};
+use rblk_config::{
+    ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
+};
 use rblk_target::args::{
     CONTROL_SOCKET, ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand,
     VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
@@ -62,6 +64,12 @@ fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
 
 fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
     let file = file_of(&args.place, &args.name)?;
+    if file.is_some() {
+        let hosts = TargetConfig::load(&args.place.running.config)?.hosts;
+        if let Some(rights) = named_in_rights(&hosts, &args.name) {
+            return Err(Senseless(rights).into());
+        }
+    }
     if let Some(file) = &file
         && file.check_without()?.volumes.iter().any(|volume| volume.name == args.name)
     {
