@@ -41,7 +41,7 @@ pub(super) async fn take(
     file.keep(from).await?;
     match serve(requests, reread, config).await {
         Ok(report) => {
-            file.is_served();
+            file.served();
             Ok(report)
         }
         // It is of no use to anybody, and its name is free for the next one.
@@ -86,7 +86,7 @@ impl Unserved {
         .await
     }
 
-    fn is_served(mut self) {
+    fn served(mut self) {
         self.is_done = true;
     }
 }
