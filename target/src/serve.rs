@@ -104,8 +104,9 @@ pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
 }
 
 /// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. The
-/// caller holds these signals ([`hold`](crate::signals::hold)). `reread` reads it once more, when somebody asks for a reload. `has_file`: it is not of flags alone.
-/// `inherited`: what a program left that this one took over from; taken when this one is ready.
+/// caller holds these signals ([`hold`](crate::signals::hold)). `reread` reads the configuration
+/// once more, when somebody asks for a reload. `has_file`: it is not of flags alone. `inherited`:
+/// what a program left that this one took over from; taken when this one is ready.
 ///
 /// Returns the program that takes the place of this one, if one does.
 ///

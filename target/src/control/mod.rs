@@ -379,8 +379,8 @@ impl Control {
         }
     }
 
-    /// Lets in these hosts and no others, unless those in force were read later. Returns the names of
-    /// the hosts whose sessions ended.
+    /// Lets in these hosts and no others, unless those in force were read later. Returns the names
+    /// of the hosts whose sessions ended.
     fn let_in_only(
         &mut self,
         hosts: &[HostConfig],

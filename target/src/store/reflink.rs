@@ -157,8 +157,8 @@ impl CloneFile {
         self.file.set_len(bytes).unwrap();
     }
 
-    /// Makes the new file durable, with owner and mode of the backing, and gives it its name, unless
-    /// [`Self::give_up`] is called before the end.
+    /// Makes the new file durable, with owner and mode of the backing, and gives it its name,
+    /// unless [`Self::give_up`] is called before the end.
     ///
     /// # Errors
     /// [`CloneError`]. Nothing is left of it.

@@ -16,11 +16,11 @@
 //! | a snapshot | probe, write back, hold, write back, clone, access |
 //!
 //! Every step that waits for hosts or for a store has a deadline, and comes before the steps that
-//! change something in each poll group. So what fails late leads back to the volume as it was. There
-//! are two exceptions. A step that changes the length of a file (store, cut back) is waited for: if
-//! it were given up, it could cut the file later, under what hosts wrote since. And a removal by
-//! force ends, since its hosts have lost the volume when it begins. What cannot be written is given
-//! up ([`Step::Abandon`]), and no host that held the volume may resume.
+//! change something in each poll group. So what fails late leads back to the volume as it was.
+//! There are two exceptions. A step that changes the length of a file (store, cut back) is waited
+//! for: if it were given up, it could cut the file later, under what hosts wrote since. And a
+//! removal by force ends, since its hosts have lost the volume when it begins. What cannot be
+//! written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
@@ -219,7 +219,8 @@ impl Alteration {
 }
 
 impl Alteration {
-    /// Says once that a step takes long that cannot be given up, and that other changes wait for it.
+    /// Says once that a step takes long that cannot be given up, and that other changes wait for
+    /// it.
     fn tell_if_late(&mut self, now: Instant) {
         let at_store = matches!(self.steps.front(), Some(Step::Store | Step::CutBack));
         let is_late = now.saturating_duration_since(self.since) > STEP_DEADLINE;

@@ -1,6 +1,6 @@
-//! Volumes that were removed although not all that hosts wrote is in their stores. No host that held
-//! one may resume, in the next run neither: its record is written until it is durable, and a run
-//! that ends before that does not end clean.
+//! Volumes that were removed although not all that hosts wrote is in their stores. No host that
+//! held one may resume, in the next run neither: its record is written until it is durable, and a
+//! run that ends before that does not end clean.
 
 use crate::holders::VolumeUuid;
 use crate::volume::Volume;
