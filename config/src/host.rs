@@ -203,6 +203,22 @@ impl HostConfig {
     }
 }
 
+/// Why a volume cannot go: hosts have a right to it by its name, which would be a right to nothing.
+/// `None`: nothing is in its way.
+#[must_use]
+pub fn named_in_rights(hosts: &[HostConfig], volume: &str) -> Option<String> {
+    let has = |host: &&HostConfig| host.volumes.iter().any(|right| right.volume() == Some(volume));
+    let hosts: Vec<&str> =
+        hosts.iter().filter(has).take(NAMES_SHOWN).map(|host| host.name.as_str()).collect();
+    hosts.first().map(|first| {
+        format!(
+            "{volume} is named in the rights of {}: take that right away first \
+             (`rblk-target host remove {first} --volume {volume}`)",
+            hosts.join(", ")
+        )
+    })
+}
+
 impl VolumeRight {
     /// A right to one volume, or to every volume that the host has no right of its own to.
     #[must_use]
@@ -299,6 +315,14 @@ mod tests {
         assert_eq!(host.access("vol1"), Some(ReadOnly));
         assert_eq!(self::host(&["vol0:rw"]).access("vol1"), None);
         assert_eq!(self::host(&["vol0:ro", "*:rw"]).access("vol0"), Some(ReadOnly));
+    }
+
+    #[test]
+    fn whose_rights_keep_a_volume_is_said() {
+        let hosts = [host(&["vol0:rw", "*:ro"]), host(&["vol1:ro"])];
+        assert_eq!(named_in_rights(&hosts, "vol2"), None, "a right to all is in nobody's way");
+        let text = named_in_rights(&hosts, "vol1").unwrap();
+        assert!(text.contains("rights of db1: ") && text.contains("host remove db1 --volume vol1"));
     }
 
     #[test]

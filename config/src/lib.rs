@@ -66,7 +66,9 @@ pub use document::ignored_drop_ins;
 pub use drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
-pub use host::{HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError};
+pub use host::{
+    HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError, named_in_rights,
+};
 pub use key_file::KeyFileError;
 pub use limits::{ByteRate, Limits};
 pub use log::{Log, LogWriter};

@@ -10,6 +10,7 @@
 //! in memory are pinned by an RDMA device only; over TCP their pages count once they were written.
 
 mod host;
+mod successor;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,10 +21,12 @@ use rblk_config::{Backing, ByteSize, HugePages, TargetConfig};
 use rblk_fabric::{Address, DeviceCaps, PageKind, Region, RegionError, Scheme};
 use rblk_protocol::limits;
 use rblk_protocol::width::{wide, wide64};
+use serde::{Deserialize, Serialize};
 
 use crate::arena::MIN_EXTENT_BYTES;
 
 pub use host::{Host, HugePool};
+pub(crate) use successor::GivenBack;
 
 /// Bytes of a reserved huge page.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -146,7 +149,7 @@ impl fmt::Display for Human {
 }
 
 /// What a configuration asks of the host.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Demand {
     /// Arena bytes of each poll group.
     share: u64,

@@ -39,6 +39,7 @@ mod request;
 pub mod review;
 pub mod serve;
 pub mod session;
+pub mod signals;
 pub mod stats;
 #[allow(unsafe_code)] // io_uring takes pointers
 pub mod store;

@@ -16,7 +16,6 @@ use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{Address, Device, FabricError, Listener, PageKind, Region, Scheme};
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::accept::accept;
@@ -30,10 +29,12 @@ use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
 use crate::exports::{OpenedVolume, open_volumes};
 use crate::hand_over::{Checked, HandOver, Inherited, Successor};
+use crate::hang_up::reload;
 use crate::http::Http;
 use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Handle, Tuning};
+use crate::signals::{RELOADS, Signals, StopOrdered, Stops};
 use crate::store::uring::{UringOptions, UringStore};
 use crate::verifier::LineageFile;
 
@@ -102,9 +103,10 @@ pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
     Ok(config.listen.iter().map(|a| a.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. `reread`
-/// reads it once more, when somebody asks for a reload. `has_file`: it is not of flags alone.
-/// `inherited`: what a program left that this one took over from; taken when this one is ready.
+/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. The
+/// caller holds these signals ([`hold`](crate::signals::hold)). `reread` reads the configuration
+/// once more, when somebody asks for a reload. `has_file`: it is not of flags alone. `inherited`:
+/// what a program left that this one took over from; taken when this one is ready.
 ///
 /// Returns the program that takes the place of this one, if one does.
 ///
@@ -117,13 +119,21 @@ pub fn serve(
     reread: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
 ) -> anyhow::Result<Option<Successor>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let stop = StopOrdered::default();
     let result = runtime.block_on(async {
         let reread = Reread::new(config, (target_name(config)?, has_file), reread);
-        run(config, reread, inherited).await
+        let stops = Stops::noted_in(stop.clone()).context("SIGTERM")?;
+        run(config, reread, inherited, stops).await
     });
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
-    result
+    let successor = result?;
+    // Nobody reads signals any more: what comes from now on waits for the next program.
+    if successor.is_some() && stop.is_set() {
+        tracing::info!("the target stops, and no other program takes its place");
+        return Ok(None);
+    }
+    Ok(successor)
 }
 
 /// What a program says that is asked whether it could take over: it could start with this
@@ -136,16 +146,18 @@ pub fn check_take_over(config: &TargetConfig) -> anyhow::Result<Checked> {
     check_encryption(config, &addresses)?;
     auth_of(config)?;
     let listen = addresses.iter().map(ToString::to_string).collect();
-    Ok(Checked::of_this_program(config, target_name(config)?.to_string(), listen))
+    let name = target_name(config)?.to_string();
+    let demand = Demand::of(config, poll_groups(config));
+    Ok(Checked::of_this_program(config, (name, listen), demand))
 }
 
 async fn run(
     config: &TargetConfig,
     reread: Arc<Reread>,
     inherited: &mut Option<Inherited>,
+    stops: Stops,
 ) -> anyhow::Result<Option<Successor>> {
-    // Before the arena is registered, which takes seconds: a terminal may close meanwhile.
-    let hang_ups = crate::hang_up::outlive().context("SIGHUP")?;
+    let hang_ups = Signals::of(&RELOADS).context("SIGHUP")?;
     let name = target_name(config)?;
     let addresses = addresses(config)?;
     check_encryption(config, &addresses)?;
@@ -164,6 +176,11 @@ async fn run(
     let listeners = bind_all(&addresses, inherited.as_ref()).await?;
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
     let devices = devices_of(&listeners, &demand)?;
+    // Nothing is open yet, and the memory of a large arena takes time.
+    if stops.has_come() {
+        tracing::info!("a stop was ordered before the target was ready");
+        return Ok(None);
+    }
     let opened = open_volumes(config, &name)?;
     let lineage = Arc::new(lineage_of(config, &name, &opened)?);
 
@@ -180,12 +197,12 @@ async fn run(
     };
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming, accepting) = accept(listeners);
-    tokio::spawn(hang_ups.reload(request_sender.clone(), Arc::clone(&reread)));
+    tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
     tokio::spawn(socket.serve(request_sender.clone(), reread));
     if let Some(http) = http {
         tokio::spawn(http.serve(request_sender.clone()));
     }
-    drain_on_signals(request_sender)?;
+    tokio::spawn(drain_at(stops, request_sender));
     tracing::info!(?listening, poll_groups = poll_groups(config), "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     // From here on there is nothing to go back to.
@@ -491,18 +508,12 @@ fn parts(
 }
 
 /// SIGTERM and SIGINT begin a drain.
-fn drain_on_signals(requests: mpsc::Sender<Request>) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        loop {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-            if requests.send(Request::Drain).await.is_err() {
-                return;
-            }
+async fn drain_at(stops: Stops, requests: mpsc::Sender<Request>) {
+    while stops.next().await.is_ok() {
+        if requests.send(Request::Drain).await.is_err() {
+            return;
         }
-    });
-    Ok(())
+    }
 }
 
 #[cfg(test)]

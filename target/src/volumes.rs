@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
-use rblk_config::{ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile};
+use rblk_config::{
+    ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
+};
 use rblk_target::args::{
     CONTROL_SOCKET, ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand,
     VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
@@ -62,6 +64,12 @@ fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
 
 fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
     let file = file_of(&args.place, &args.name)?;
+    if file.is_some() {
+        let hosts = TargetConfig::load(&args.place.running.config)?.hosts;
+        if let Some(rights) = named_in_rights(&hosts, &args.name) {
+            return Err(Senseless(rights).into());
+        }
+    }
     if let Some(file) = &file
         && file.check_without()?.volumes.iter().any(|volume| volume.name == args.name)
     {
@@ -219,24 +227,34 @@ fn order(place: &ChangeArgs, file: Written, question: Ask, done: &str) -> anyhow
         eprintln!("{name}: WARNING: its store did not take everything: {lost}");
     }
     match written {
-        Some(path) if path.exists() => println!("{name}: {} is changed", path.display()),
-        Some(path) => println!("{name}: {} is gone", path.display()),
+        Some(written) => println!("{name}: {written}"),
         None => println!("{name}: until the target restarts or reloads; --persist keeps it"),
     }
     Ok(Exit::Ok)
 }
 
-fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<PathBuf> {
-    match &report.volume {
-        Some(volume) => drop(file.write(volume)?),
-        None if file.path().exists() => drop(file.remove()?),
-        None => {}
-    }
-    Ok(file.path().to_owned())
+/// Writes the file of a volume, or removes it. Returns what became of the file.
+fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<String> {
+    let (path, is_there) = (file.path(), file.path().exists());
+    Ok(match &report.volume {
+        Some(volume) => {
+            file.write(volume)?;
+            match is_there {
+                true => format!("{} is changed", path.display()),
+                false => format!("written to {}", path.display()),
+            }
+        }
+        None => {
+            if is_there {
+                file.remove()?;
+            }
+            format!("{} is gone", path.display())
+        }
+    })
 }
 
 /// Removes the file of a volume that was removed a while ago.
-fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<PathBuf> {
+fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<String> {
     let file = VolumeFile::lock(&running.config, &report.name)?;
     // Whoever adds a volume under this name now waits for the lock before that, or has the file.
     let is_served_anew = match asked(&socket_of(running)?, Ask::Status)? {

@@ -191,6 +191,16 @@ fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
     );
     refused(&["--program", &old], &["in form 2 to 3", "drain, install, start"]);
 
+    // It would want more memory than there is.
+    let large = wrapper(
+        dir.path(),
+        "case \"$*\" in *--check-take-over) \"$REAL\" \"$@\" | sed 's/\"share\":[0-9]*/\"share\":1125899906842624/'; exit 0;; esac",
+    );
+    refused(
+        &["--program", &large],
+        &["even with the memory", "an arena of 1024.0 TiB", "lower `arena`"],
+    );
+
     // A configuration that the next program could not start with, or that lacks the volume.
     let config = configuration(dir.path());
     let good = std::fs::read_to_string(&config).unwrap();
@@ -307,4 +317,90 @@ fn a_stop_that_is_ordered_meanwhile_wins() {
     assert_eq!(target.wait(), Some(0), "{}", target.log());
     assert!(!target.socket.exists());
     assert_eq!(end(upgrade).0, Some(1));
+}
+
+/// What must be so after a stop, whatever the target did when it was ordered: an end in good order,
+/// and everything in the store.
+fn assert_stopped_well(dir: &Path, target: &mut Target, verifier: WriteVerifier, what: &str) {
+    assert_eq!(target.wait(), Some(0), "{what}:\n{}", target.log());
+    assert!(!target.socket.exists(), "{what}");
+    let stored = std::fs::read(dir.join("v.img")).unwrap();
+    assert!(stored[..4096] == pattern(1, 4096), "{what}: the volume has what was written");
+    let config = configuration(dir);
+    target.start_again(dir, &["--config", &config.display().to_string()]);
+    // Another verifier would tell the mounts of a loss.
+    let client = Client::connect(&target.address, "v", 1).unwrap();
+    assert_eq!(client.volume.verifier, verifier, "{what}: the run ended clean");
+    client.logout();
+}
+
+/// Writes what stays dirty in the memory of the target, and leaves.
+fn write_and_leave(target: &Target) -> WriteVerifier {
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    client.write(0, &pattern(1, 4096));
+    let verifier = client.volume.verifier;
+    client.logout();
+    verifier
+}
+
+#[test]
+fn a_stop_that_comes_with_the_exec_is_heard_by_the_next_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path());
+    let verifier = write_and_leave(&target);
+    // At the first moment of the other program.
+    let script = "case \"$*\" in *--check-take-over) ;; *) kill -TERM $$; kill -HUP $$;; esac";
+    let other = wrapper(dir.path(), script);
+    let upgrade = begin(&target, &["--program", &other, "--timeout", "1s"]);
+    assert_stopped_well(dir.path(), &mut target, verifier, "at the exec");
+    assert_eq!(end(upgrade).0, Some(1), "no target serves");
+}
+
+#[test]
+fn a_stop_at_any_moment_of_an_upgrade_is_heard() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut target = start(dir.path());
+    for step in 0..12_u32 {
+        let verifier = write_and_leave(&target);
+        let told = target.log().matches("another program takes over").count();
+        let upgrade = begin(&target, &["--timeout", "1s"]);
+        wait_for("the begin", || {
+            (target.log().matches("another program takes over").count() > told).then_some(())
+        });
+        // From the stop of the poll groups to a program that serves.
+        std::thread::sleep(std::time::Duration::from_millis(3) * step);
+        target.terminate();
+        assert_stopped_well(dir.path(), &mut target, verifier, &format!("at step {step}"));
+        let _ = end(upgrade);
+    }
+}
+
+#[test]
+fn every_thread_leaves_signals_to_who_reads_them() {
+    let blocked = |path: &Path| {
+        let status = std::fs::read_to_string(path).ok()?;
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?.trim();
+        u64::from_str_radix(mask, 16).ok()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let client = Client::connect(&target.address, "v", 1).unwrap();
+    // SIGHUP, SIGINT, SIGTERM.
+    let held = 1 | 1 << 1 | 1 << 14;
+    let tasks = PathBuf::from(format!("/proc/{}/task", target.status().pid));
+    let threads: Vec<u64> = std::fs::read_dir(tasks)
+        .unwrap()
+        .filter_map(|task| blocked(&task.unwrap().path().join("status")))
+        .collect();
+    assert!(threads.len() > 2 && threads.iter().all(|mask| mask & held == held), "{threads:x?}");
+    client.logout();
+    // A program that is asked is no part of that.
+    let seen = dir.path().join("seen");
+    let script = format!(
+        "case \"$*\" in *--check-take-over) grep SigBlk /proc/self/status >'{}';; esac; exit 1",
+        seen.display()
+    );
+    let other = wrapper(dir.path(), &script);
+    assert_refused(&run(&mut command(&target, &["--program", &other])), 1, &["exit status: 1"]);
+    assert_eq!(blocked(&seen), Some(0));
 }

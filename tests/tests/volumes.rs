@@ -481,7 +481,8 @@ fn what_is_persisted_is_there_after_a_restart() {
     let bed = Bed::new(&[("vol0", "write-through")]);
     let mut target = bed.serve();
     let image = bed.image("new", MIB);
-    bed.does(&format!("volume add new --file {} --persist", image.display()), "volume-new.toml");
+    let add = format!("volume add new --file {} --persist", image.display());
+    bed.does(&add, "new: written to ");
     bed.does("volume add brief --memory 1MiB", "brief: until the target restarts or reloads");
     bed.does("volume resize new 2MiB --persist", "new: changed, 2MiB");
     // With another size of a file whose size is written down, a target would not start.

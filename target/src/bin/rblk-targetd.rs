@@ -12,6 +12,7 @@ use rblk_target::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::events::EVENT_LINES;
 use rblk_target::hand_over::{Inherited, Successor};
 use rblk_target::serve::serve;
+use rblk_target::signals;
 use tracing_subscriber::EnvFilter;
 
 /// How long the last lines of the log may take.
@@ -26,6 +27,11 @@ fn main() -> ExitCode {
     };
     if args.check_take_over {
         return check_take_over(&args);
+    }
+    // Before there is a second thread.
+    if let Err(error) = signals::hold() {
+        eprintln!("rblk-targetd: cannot hold signals: {error}");
+        return Exit::Failure.into();
     }
     let level = match args.verbose {
         0 => "info",

@@ -37,7 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::progress_max;
 use crate::events::{Events, EventsReport};
-use crate::hand_over::{Checked, HandOver};
+use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
@@ -49,16 +49,18 @@ use self::core::{
     Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused,
 };
 use admission::{Granted, House, log_refusal, no_room, refusal};
+use ask::LimitsWish;
 use destroy::{Destroyed, Destroyer};
 use devices::Devices;
 use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
 use rates::VolumeRates;
+use reread::Reading;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
 use trace::Traces;
-use upgrade::{Departure, Upgrades};
+use upgrade::{Departure, Predecessor, Upgrades};
 use volumes::{Change, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
@@ -91,12 +93,16 @@ pub(crate) enum Request {
     /// Take no new sessions, tell initiators, stop when I/O has ended.
     Drain,
     /// What the next program has to serve; or why none can take over. Whether it is forced.
-    MayUpgrade(bool, oneshot::Sender<Result<Checked, String>>),
+    MayUpgrade(bool, oneshot::Sender<Result<Predecessor, String>>),
     /// This program takes the place of the running one.
     Upgrade(PathBuf),
-    /// These hosts and no others may connect from now on. The answer: the names of the hosts whose
-    /// sessions ended, one for each session; or why the hosts stay as they were.
-    Hosts(Vec<HostConfig>, oneshot::Sender<Result<Vec<String>, String>>),
+    /// These hosts and no others may connect from now on, unless those of a later reading of the
+    /// files may. The answer: the names of the hosts whose sessions ended, one for each session; or
+    /// why the hosts stay as they were.
+    Hosts(Vec<HostConfig>, Reading, oneshot::Sender<Result<Vec<String>, String>>),
+    /// Other limits for a host that is let in. The answer: its entry now; or why it stays as it
+    /// was.
+    LimitHost(String, LimitsWish, oneshot::Sender<Result<HostConfig, String>>),
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
@@ -157,6 +163,8 @@ pub(crate) struct Control {
     losses: LossNotes,
     events: Events,
     volumes: Volumes,
+    // The reading that the hosts in force are of.
+    hosts_of: Reading,
     upgrades: Upgrades,
     traces: Traces,
     destroyer: Destroyer,
@@ -239,7 +247,8 @@ impl Control {
             losses: LossNotes::new(parts.lineage),
             events: Events::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
-            upgrades: Upgrades::after(parts.took_over, started + limits.lease),
+            hosts_of: Reading::default(),
+            upgrades: Upgrades::after(parts.took_over),
             traces: Traces::default(),
             destroyer,
             destroyed,
@@ -316,12 +325,14 @@ impl Control {
             let owes = self.losses.owes() || self.groups.owes_mail();
             ticks = is_news || self.core.needs_ticks() || owes;
             if self.groups.have_stopped() {
-                // A stop that was ordered since.
+                // A stop that was ordered since. Who asks later is told that nobody listens.
+                requests.close();
                 while let Ok(request) = requests.try_recv() {
                     self.on_request(request);
                 }
                 let departure = self.departure();
-                return self.groups.join().map(|clean| (clean, departure));
+                let is_fenced = !self.core.owes_fences();
+                return self.groups.join().map(|clean| (clean && is_fenced, departure));
             }
         }
     }
@@ -342,8 +353,11 @@ impl Control {
                 let _ = reply.send(self.may_upgrade(forced));
             }
             Request::Upgrade(program) => self.begin_upgrade(program),
-            Request::Hosts(hosts, reply) => {
-                let _ = reply.send(self.let_in_only(&hosts));
+            Request::Hosts(hosts, reading, reply) => {
+                let _ = reply.send(self.let_in_only(&hosts, reading));
+            }
+            Request::LimitHost(name, limits, reply) => {
+                let _ = reply.send(self.limit_host(&name, limits));
             }
             Request::Running(reply) => {
                 let _ = reply.send(Box::new(self.volumes.running().clone()));
@@ -372,15 +386,34 @@ impl Control {
         }
     }
 
-    /// Lets in these hosts and no others. Returns the names of the hosts whose sessions ended.
-    fn let_in_only(&mut self, hosts: &[HostConfig]) -> Result<Vec<String>, String> {
+    /// Lets in these hosts and no others, unless those in force were read later. Returns the names
+    /// of the hosts whose sessions ended.
+    fn let_in_only(
+        &mut self,
+        hosts: &[HostConfig],
+        reading: Reading,
+    ) -> Result<Vec<String>, String> {
+        if reading < self.hosts_of {
+            tracing::info!(
+                "the hosts were read anew meanwhile: those that were read before are not used"
+            );
+            return Ok(Vec::new());
+        }
         let configured = hosts.to_vec();
         let hosts = Hosts::new(hosts).map_err(|error| error.to_string())?;
         self.volumes.running_mut().hosts = configured;
+        self.hosts_of = reading;
         let ended = self.core.set_hosts(hosts, Instant::now());
         let ended: Vec<String> = ended.iter().map(ToString::to_string).collect();
         tracing::info!(?ended, "hosts were reloaded");
         Ok(ended)
+    }
+
+    /// Changes the limits of a host among those that are in force now. Returns its entry.
+    fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, String> {
+        let (hosts, host) = reload::limited(self.volumes.running(), name, limits)?;
+        self.let_in_only(&hosts, self.hosts_of)?;
+        Ok(host)
     }
 
     /// Lets only those open a volume who have it open, or (false) all again. Returns which volume

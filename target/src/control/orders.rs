@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Request;
 use super::ask::{Ask, Response, VolumeReport, stopping};
-use super::reread::{FILES_TIME, Reread};
+use super::reread::{Reread, with_files};
 use super::volumes::{Change, Changed, Outcome, anew, set};
 use crate::exports::{OpenedVolume, open_one};
 
@@ -123,19 +123,13 @@ pub(super) async fn remove_when_unused(
 
 /// Opens what a volume is served from.
 pub(super) async fn open(target: Name, config: VolumeConfig) -> Result<Arc<OpenedVolume>, String> {
-    // A file system may be slow, and this thread serves everybody. What is opened after the
-    // deadline is closed again.
     let name = config.name.clone();
-    let opening = tokio::task::spawn_blocking(move || open_one(0, &config, &target));
-    match tokio::time::timeout(FILES_TIME, opening).await {
-        Ok(Ok(Ok(opened))) => Ok(Arc::new(opened)),
-        Ok(Ok(Err(error))) => Err(said_once(error.as_ref())),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!(
-            "the file or device of {name} was not opened within {} s: its disk or file system does not answer",
-            FILES_TIME.as_secs()
-        )),
-    }
+    let late = || format!("the file or device of {name} was not opened");
+    with_files(late, move || match open_one(0, &config, &target) {
+        Ok(opened) => Ok(Arc::new(opened)),
+        Err(error) => Err(said_once(error.as_ref())),
+    })
+    .await
 }
 
 /// Asks control, and waits for the answer. `None`: the target is stopping.

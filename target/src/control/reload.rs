@@ -19,21 +19,20 @@ use super::Request;
 use super::ask::{LimitsWish, ReloadReport, Response};
 use super::core::Hosts;
 use super::orders::{asked, carry, open};
-use super::reread::Reread;
+use super::reread::{Reading, Reread};
 use super::volumes::Change;
 
 /// Why nothing more is done.
 const STOPPING: &str = "the target is stopping";
 
 /// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
-/// that is refused changes nothing.
+/// that is refused changes nothing. It waits for no change under way: a key may have to go at once.
 pub(super) async fn hosts(requests: &mpsc::Sender<Request>, reread: &Arc<Reread>) -> Response {
-    let _turn = reread.turn().await;
-    let config = match reread.read().await {
-        Ok(config) => config,
+    let (config, reading) = match reread.read().await {
+        Ok(read) => read,
         Err(error) => return Response::Error(format!("the hosts stay as they were: {error}")),
     };
-    match let_in_only(requests, config.hosts.clone()).await {
+    match let_in_only(requests, (config.hosts.clone(), reading)).await {
         Ok(ended) => Response::Hosts(reread.report(&config.hosts, ended)),
         Err(error) => Response::Error(format!("the hosts stay as they were: {error}")),
     }
@@ -46,36 +45,48 @@ pub(super) async fn hosts(requests: &mpsc::Sender<Request>, reread: &Arc<Reread>
 pub(super) async fn limit_host(
     requests: &mpsc::Sender<Request>,
     reread: &Reread,
-    name: &str,
+    name: String,
     limits: LimitsWish,
 ) -> Result<HostConfig, String> {
     let _turn = reread.turn().await;
-    let running = asked(requests, Request::Running).await;
-    let mut running = *running.ok_or_else(|| STOPPING.to_owned())?;
+    let answer = asked(requests, |reply| Request::LimitHost(name, limits, reply)).await;
+    answer.unwrap_or_else(|| Err(STOPPING.to_owned()))
+}
+
+/// The hosts that a running target lets in, one of them with other limits, and the entry of that
+/// one. Nobody loses a key or a right.
+///
+/// # Errors
+/// Why the hosts stay as they are.
+pub(super) fn limited(
+    running: &TargetConfig,
+    name: &str,
+    limits: LimitsWish,
+) -> Result<(Vec<HostConfig>, HostConfig), String> {
     if running.authentication() == Auth::None {
         return Err(format!(
             "authentication is off, so no host is known, and the limits of {name} have no effect: write \
              auth = \"required\" into the configuration, and restart the target"
         ));
     }
-    let host = running.hosts.iter_mut().find(|host| host.name == name);
+    let mut changed = running.clone();
+    let host = changed.hosts.iter_mut().find(|host| host.name == name);
     let host = host.ok_or_else(|| {
         format!("the running target has no host {name}; `rblk-target dump` shows all")
     })?;
     *host = host.clone().with_limits(limits.on(host.limits()));
-    let changed = host.clone();
-    running.validate().map_err(|error| error.to_string())?;
-    // Nobody loses a key or a right.
-    let_in_only(requests, running.hosts).await?;
-    Ok(changed)
+    let host = host.clone();
+    changed.validate().map_err(|error| error.to_string())?;
+    Ok((changed.hosts, host))
 }
 
-/// From now on control lets in these hosts and no others. Returns whose sessions ended.
+/// From now on control lets in these hosts and no others, unless it has those of a later reading.
+/// Returns whose sessions ended.
 async fn let_in_only(
     requests: &mpsc::Sender<Request>,
-    hosts: Vec<HostConfig>,
+    (hosts, reading): (Vec<HostConfig>, Reading),
 ) -> Result<Vec<String>, String> {
-    let answer = asked(requests, |reply| Request::Hosts(hosts, reply)).await;
+    let answer = asked(requests, |reply| Request::Hosts(hosts, reading, reply)).await;
     answer.unwrap_or_else(|| Err(STOPPING.to_owned()))
 }
 
@@ -90,7 +101,7 @@ pub(crate) async fn everything(
 ) -> Result<ReloadReport, String> {
     let _turn = reread.turn().await;
     let nothing = |error: String| format!("nothing was reloaded: {error}");
-    let config = reread.read().await.map_err(nothing)?;
+    let (config, reading) = reread.read().await.map_err(nothing)?;
     let running = asked(requests, Request::Running).await;
     let running = running.ok_or_else(|| nothing(STOPPING.to_owned()))?;
     let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
@@ -110,7 +121,8 @@ pub(crate) async fn everything(
         return Err(nothing(report.refused.join("; ") + &still));
     }
     let changes = Ordered::new(changes, &report.difference);
-    report.access.ended = carry_out(requests, changes, &running, config.hosts).await?;
+    let hosts = (config.hosts, reading);
+    report.access.ended = carry_out(requests, changes, &running, hosts).await?;
     tracing::info!(
         volumes = report.difference.volumes.len(),
         hosts = ?report.difference.hosts,
@@ -126,13 +138,13 @@ async fn carry_out(
     requests: &mpsc::Sender<Request>,
     changes: Ordered,
     running: &TargetConfig,
-    hosts: Vec<HostConfig>,
+    (hosts, reading): (Vec<HostConfig>, Reading),
 ) -> Result<Vec<String>, String> {
     let nothing = |error: String| format!("nothing was reloaded: {error}");
     let (left, mut ended) = (narrowed(&running.hosts, &hosts), Vec::new());
     let narrows = !losers(&running.hosts, &hosts).is_empty();
     if narrows {
-        ended = let_in_only(requests, left).await.map_err(nothing)?;
+        ended = let_in_only(requests, (left, reading)).await.map_err(nothing)?;
     }
     carry_all(requests, changes.0, &running.volumes).await.map_err(|error| match narrows {
         false => nothing(error),
@@ -141,7 +153,7 @@ async fn carry_out(
         ),
     })?;
     if running.hosts != hosts {
-        let more = let_in_only(requests, hosts).await;
+        let more = let_in_only(requests, (hosts, reading)).await;
         ended.extend(more.map_err(|error| format!("only the volumes were reloaded: {error}"))?);
     }
     Ok(ended)
@@ -253,5 +265,50 @@ fn undo_of(change: &Change, before: &[VolumeConfig]) -> Option<Change> {
         | Change::Resize { .. }
         | Change::WriteBack { .. }
         | Change::Snapshot { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The hosts of a configuration that is another one each time it is read.
+    fn reread() -> Arc<Reread> {
+        let read = AtomicU64::new(0);
+        let name = rblk_protocol::Name::new("t").unwrap();
+        Reread::new(&TargetConfig::default(), (name, true), move || {
+            let time = read.fetch_add(1, Ordering::Relaxed) + 1;
+            let hosts = vec![HostConfig::new(format!("read-{time}"), Vec::new(), Vec::new())];
+            Ok(TargetConfig { hosts, ..TargetConfig::default() })
+        })
+    }
+
+    #[test]
+    fn hosts_are_reloaded_while_something_else_changes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (requests, mut orders) = mpsc::channel(1);
+            let reread = reread();
+            let _turn = reread.turn().await;
+            for time in 1..=2 {
+                let control = async {
+                    let Some(Request::Hosts(read, reading, reply)) = orders.recv().await else {
+                        panic!("no hosts");
+                    };
+                    let name = read[0].name.clone();
+                    assert_eq!((name, reading), (format!("read-{time}"), Reading(time)));
+                    reply.send(Ok(vec!["gone".to_owned()])).unwrap();
+                };
+                let both = async { tokio::join!(hosts(&requests, &reread), control).0 };
+                let said = tokio::time::timeout(Duration::from_secs(20), both).await;
+                let Response::Hosts(report) = said.expect("it waits for no turn") else {
+                    panic!("no report");
+                };
+                assert_eq!(report.ended, ["gone"]);
+            }
+        });
     }
 }

@@ -10,7 +10,30 @@ use tokio::sync::{Mutex, MutexGuard};
 use super::ask::HostsReport;
 
 /// How long files may take to be read or opened. Changes come one at a time, and wait for that.
-pub(super) const FILES_TIME: Duration = Duration::from_secs(60);
+const FILES_TIME: Duration = Duration::from_secs(60);
+
+/// Does that with files, on a thread that may block: this one serves everybody. What ends after
+/// [`FILES_TIME`] is dropped. `what` says what was not done then.
+///
+/// # Errors
+/// Those of the work, or it took too long.
+pub(super) async fn with_files<T: Send + 'static>(
+    what: impl FnOnce() -> String,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    match tokio::time::timeout(FILES_TIME, tokio::task::spawn_blocking(work)).await {
+        Ok(done) => done.map_err(|error| error.to_string())?,
+        Err(_) => Err(format!(
+            "{} within {} s: its disk or file system does not answer",
+            what(),
+            FILES_TIME.as_secs()
+        )),
+    }
+}
+
+/// Which reading of the files something comes from. A greater one is of files that were read later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(crate) struct Reading(pub(super) u64);
 
 /// Reads the configuration that the target was started with once more: files and flags.
 pub(crate) struct Reread {
@@ -20,8 +43,11 @@ pub(crate) struct Reread {
     has_file: bool,
     /// Whether hosts must prove their keys. A reload does not change that.
     required: bool,
-    /// One change at a time, so that what was read last is used last.
+    /// One change at a time, so that what was read last is used last. Not for hosts, who may have
+    /// to lose rights at once.
     turn: Mutex<()>,
+    /// The latest, and one at a time.
+    readings: Mutex<Reading>,
 }
 
 impl Reread {
@@ -32,7 +58,8 @@ impl Reread {
         read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
     ) -> Arc<Self> {
         let required = started.authentication() == Auth::Required;
-        Arc::new(Self { read: Box::new(read), target, has_file, required, turn: Mutex::new(()) })
+        let (turn, readings) = (Mutex::new(()), Mutex::default());
+        Arc::new(Self { read: Box::new(read), target, has_file, required, turn, readings })
     }
 
     /// Until the guard is dropped, nothing else changes.
@@ -51,19 +78,13 @@ impl Reread {
     }
 
     /// The configuration as it is now.
-    pub(super) async fn read(self: &Arc<Self>) -> Result<TargetConfig, String> {
+    pub(super) async fn read(self: &Arc<Self>) -> Result<(TargetConfig, Reading), String> {
+        let mut latest = self.readings.lock().await;
+        latest.0 += 1;
         let reader = Arc::clone(self);
-        // Files may be slow, and this thread serves everybody.
-        let reading = tokio::task::spawn_blocking(move || (reader.read)());
-        match tokio::time::timeout(FILES_TIME, reading).await {
-            Ok(Ok(Ok(config))) => Ok(config),
-            Ok(Ok(Err(error))) => Err(said_once(error.as_ref())),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!(
-                "the configuration was not read within {} s: its file system does not answer",
-                FILES_TIME.as_secs()
-            )),
-        }
+        let read = move || (reader.read)().map_err(|error| said_once(error.as_ref()));
+        let config = with_files(|| "the configuration was not read".to_owned(), read).await?;
+        Ok((config, *latest))
     }
 
     /// What a reload of these hosts did.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::Request;
 use super::ask::VolumeReport;
 use super::orders::{asked, carry, change, open};
-use super::reread::{FILES_TIME, Reread};
+use super::reread::{Reread, with_files};
 use super::volumes::Change;
 use crate::store::reflink::{CloneError, CloneFile};
 
@@ -35,22 +35,70 @@ pub(super) async fn take(
     let (Some(from), Some(to)) = (source_of(&running, name), config.path.clone()) else {
         return Err(format!("{name} has no file"));
     };
-    let file = blocking(move || CloneFile::begin(&to)).await?;
-    let file = Arc::new(file);
-    let snapshot = Change::Snapshot { name: name.to_owned(), file: Arc::clone(&file) };
+    let mut file = Unserved::begin(to).await?;
+    let snapshot = Change::Snapshot { name: name.to_owned(), file: Arc::clone(&file.file) };
     carry(requests, snapshot, true).await?;
-    let kept = Arc::clone(&file);
-    blocking(move || kept.keep(&from)).await?;
-    let served = serve(requests, reread, config).await;
-    if served.is_err() {
+    file.keep(from).await?;
+    match serve(requests, reread, config).await {
+        Ok(report) => {
+            file.served();
+            Ok(report)
+        }
         // It is of no use to anybody, and its name is free for the next one.
+        Err(error) => file.discard().await.and(Err(error)),
+    }
+}
+
+/// The file of a snapshot that is not served yet. Nothing is left of it when this is dropped, as by
+/// a target that stops.
+#[derive(Debug)]
+struct Unserved {
+    file: Arc<CloneFile>,
+    // Served, or somebody else sees to it.
+    is_done: bool,
+}
+
+impl Unserved {
+    async fn begin(path: PathBuf) -> Result<Self, String> {
+        let file = blocking(move || CloneFile::begin(&path)).await?;
+        Ok(Self { file: Arc::new(file), is_done: false })
+    }
+
+    /// Gives it its name, with the mode of its source.
+    async fn keep(&mut self, source: PathBuf) -> Result<(), String> {
+        let file = Arc::clone(&self.file);
+        let kept = blocking(move || file.keep(&source)).await;
+        if kept.is_err() {
+            // The file system may hang: whoever still works there leaves nothing.
+            self.file.give_up();
+            self.is_done = true;
+        }
+        kept
+    }
+
+    async fn discard(mut self) -> Result<(), String> {
+        self.is_done = true;
+        let file = Arc::clone(&self.file);
         blocking(move || {
             file.discard();
             Ok(())
         })
-        .await?;
+        .await
     }
-    served
+
+    fn served(mut self) {
+        self.is_done = true;
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        if !self.is_done {
+            // If it is being kept now, that sees the first, or this sees its name.
+            self.file.give_up();
+            self.file.discard();
+        }
+    }
 }
 
 async fn serve(
@@ -62,20 +110,11 @@ async fn serve(
     change(requests, config.name.clone(), Change::Add(config, opened)).await
 }
 
-/// A file system may be slow, and this thread serves everybody; or it may hang, and other changes
-/// wait for this one.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CloneError> + Send + 'static,
 ) -> Result<T, String> {
-    match tokio::time::timeout(FILES_TIME, tokio::task::spawn_blocking(work)).await {
-        Ok(Ok(result)) => result.map_err(|error| error.to_string()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!(
-            "the file system did not answer within {} s; what it still does is not undone: look whether the file of \
-             the snapshot is there",
-            FILES_TIME.as_secs()
-        )),
-    }
+    let late = || "the file of the snapshot was not made or removed".to_owned();
+    with_files(late, || work().map_err(|error| error.to_string())).await
 }
 
 fn source_of(running: &TargetConfig, name: &str) -> Option<PathBuf> {
@@ -126,6 +165,7 @@ fn beside(file: &Path, name: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use super::super::volumes::Changed;
     use super::*;
 
     fn running() -> TargetConfig {
@@ -141,6 +181,53 @@ mod tests {
             store = 'memory'
             size = '1MiB'";
         TargetConfig::parse(text, "test").unwrap()
+    }
+
+    /// Control that serves one volume, and does what it is asked until it is to serve another.
+    async fn control(mut requests: mpsc::Receiver<Request>, running: TargetConfig) -> Request {
+        loop {
+            match requests.recv().await.expect("somebody who asks") {
+                Request::Running(reply) => drop(reply.send(Box::new(running.clone()))),
+                Request::Change { change: Change::Snapshot { file, .. }, reply, .. } => {
+                    file.share_zeroes(1 << 20);
+                    drop(reply.send(Ok(Changed::default())));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn a_snapshot_that_is_not_served_leaves_no_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, to) = (directory.path().join("a.img"), directory.path().join("s.img"));
+        std::fs::write(&source, vec![7; 1 << 20]).unwrap();
+        let running = TargetConfig {
+            listen: vec!["tcp://127.0.0.1:1".to_owned()],
+            volumes: vec![VolumeConfig::file("db", source)],
+            ..TargetConfig::default()
+        };
+        let name = rblk_protocol::Name::new("t").unwrap();
+        let reread = Reread::new(&running, (name, false), || unreachable!("nothing is read"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (requests, asked) = mpsc::channel(1);
+            let take = take(&requests, &reread, "db", "s".to_owned(), None);
+            let deadline = std::time::Duration::from_secs(20);
+            let add = async {
+                tokio::select! {
+                    taken = take => panic!("{taken:?}"),
+                    add = control(asked, running.clone()) => add,
+                }
+            };
+            // What `take` had is dropped when control was to serve the clone, as by a stop.
+            let add = tokio::time::timeout(deadline, add).await.expect("an order");
+            let Request::Change { change: Change::Add(config, _), .. } = &add else {
+                panic!("{add:?}");
+            };
+            assert_eq!(config.path.as_ref(), Some(&to));
+        });
+        assert!(!to.exists(), "nobody serves it");
     }
 
     #[test]

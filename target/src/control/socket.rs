@@ -109,7 +109,7 @@ async fn serve_one(
             Err(_) => stopping(),
         },
         Ok(Ask::ReloadHosts) => reload::hosts(&requests, &reread).await,
-        Ok(Ask::SetHost { name, limits }) => reload::limit_host(&requests, &reread, &name, limits)
+        Ok(Ask::SetHost { name, limits }) => reload::limit_host(&requests, &reread, name, limits)
             .await
             .map_or_else(Response::Error, |host| Response::Host(Box::new(host))),
         Ok(Ask::Reload { dry_run }) => reload::everything(&requests, &reread, dry_run)

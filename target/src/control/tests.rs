@@ -1,5 +1,6 @@
 //! Control without poll groups.
 
+use rblk_config::VolumeConfig;
 use rblk_fabric::soft::network::Network;
 use rblk_fabric::{
     AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
@@ -324,4 +325,37 @@ fn a_volume_on_another_file_fences_who_comes_back() {
         let other = start("inode:2");
         assert!(!other.core.holders().is_last(&uuid, &exclusive(), generation));
     }
+}
+
+#[test]
+fn hosts_that_were_read_before_those_in_force_are_not_used() {
+    let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
+    let named = |name: &str| vec![HostConfig::new(name, Vec::new(), Vec::new())];
+    let mut in_force = |name: &str, reading| {
+        control.let_in_only(&named(name), Reading(reading)).unwrap();
+        control.volumes.running().hosts[0].name.clone()
+    };
+    assert_eq!(in_force("a", 1), "a");
+    assert_eq!(in_force("more-of-a", 1), "more-of-a", "a reload comes in two parts");
+    assert_eq!(in_force("c", 3), "c");
+    // A reload that began before, and waited for a volume.
+    assert_eq!(in_force("b", 2), "c");
+}
+
+#[test]
+fn a_volume_that_rights_name_is_not_removed() {
+    let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
+    let running = control.volumes.running_mut();
+    running.volumes.push(VolumeConfig::file("v", "/srv/v.img"));
+    running.hosts.push(HostConfig::new("db1", Vec::new(), vec!["v:rw".parse().unwrap()]));
+    let mut removed = |alone| {
+        let removal = Change::Remove { name: "v".to_owned(), which: None, force: false };
+        let (reply, mut answer) = oneshot::channel();
+        control.change(&removal, alone, reply);
+        answer.try_recv()
+    };
+    let refused = removed(true).unwrap().unwrap_err();
+    assert!(refused.contains("host remove db1 --volume v"), "{refused}");
+    // A reload takes rights and volume in one.
+    assert!(removed(false).is_err(), "it has begun");
 }

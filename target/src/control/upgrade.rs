@@ -11,10 +11,11 @@
 //!
 //! Until it has begun, a refusal leaves everything as it was.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use rblk_fabric::DeviceCaps;
 use tokio::sync::mpsc;
 
 use super::ask::{Response, stopping};
@@ -23,6 +24,7 @@ use super::reread::Reread;
 use super::status::UpgradeStatus;
 use super::volumes::Change;
 use super::{Control, Request};
+use crate::demand::{Demand, GivenBack, Host};
 use crate::events::{EventKind, Occurrence};
 use crate::hand_over::{Checked, FORMS, HandOver, Moment, Mounted, ask_program, judge};
 use crate::session::Session;
@@ -35,6 +37,14 @@ pub(crate) struct Departure {
     pub program: PathBuf,
     /// What it is told.
     pub note: HandOver,
+}
+
+/// This program, as the next one has to follow it.
+#[derive(Debug)]
+pub(crate) struct Predecessor {
+    serves: Checked,
+    gives_back: GivenBack,
+    devices: Vec<DeviceCaps>,
 }
 
 /// An upgrade that has begun.
@@ -64,13 +74,20 @@ struct Took {
 #[derive(Debug, Default)]
 pub(super) struct Upgrades {
     begun: Option<Begun>,
+    // Until this run is ready.
+    inherited: Option<HandOver>,
     took: Option<Took>,
 }
 
 impl Upgrades {
     /// Of a run that took over from the program that wrote the note.
-    pub(super) fn after(note: Option<HandOver>, until: Instant) -> Self {
-        let took = note.map(|note| Took {
+    pub(super) fn after(note: Option<HandOver>) -> Self {
+        Self { inherited: note, ..Self::default() }
+    }
+
+    /// Mounts can connect from now on, and are waited for until then.
+    pub(super) fn ready(&mut self, until: Instant) {
+        self.took = self.inherited.take().map(|note| Took {
             back: vec![false; note.mounts.len()],
             ready: Moment::now(),
             last_back: None,
@@ -78,14 +95,6 @@ impl Upgrades {
             is_over: false,
             note,
         });
-        Self { begun: None, took }
-    }
-
-    /// Mounts can connect from now on, and are waited for until then.
-    pub(super) fn ready(&mut self, until: Instant) {
-        if let Some(took) = &mut self.took {
-            took.until = until;
-        }
     }
 
     /// Whether mounts are to come back that are not.
@@ -143,7 +152,7 @@ impl Control {
     ///
     /// # Errors
     /// Why no program can take over, unless that is `forced`.
-    pub(super) fn may_upgrade(&self, forced: bool) -> Result<Checked, String> {
+    pub(super) fn may_upgrade(&self, forced: bool) -> Result<Predecessor, String> {
         if self.core.is_draining() {
             return Err("the target is stopping".to_owned());
         }
@@ -152,7 +161,12 @@ impl Control {
         }
         let (name, listen) =
             (self.description.name.to_string(), self.description.listening.clone());
-        Ok(Checked::of_this_program(self.volumes.running(), name, listen))
+        let demand = Demand::of(self.volumes.running(), self.groups.len());
+        Ok(Predecessor {
+            gives_back: demand.given_back(self.devices.arena().kind()),
+            devices: self.devices.iter().map(|device| device.caps().clone()).collect(),
+            serves: Checked::of_this_program(self.volumes.running(), (name, listen), demand),
+        })
     }
 
     /// Whether mounts would lose something, or believe so.
@@ -283,6 +297,28 @@ impl Control {
     }
 }
 
+impl Predecessor {
+    /// Asks a program whether it can follow. Blocks. Returns what this one serves.
+    ///
+    /// # Errors
+    /// It cannot, and why.
+    fn may_be_followed_by(self, program: &Path) -> Result<Checked, String> {
+        let checked = ask_program(program)?;
+        let fault = |error: String| format!("{}: {error}", program.display());
+        judge(&self.serves, &checked).map_err(fault)?;
+        if let Some(demand) = &checked.demand {
+            let follows = demand.follows(self.gives_back, &Host::read(), &self.devices);
+            follows.map_err(|error| {
+                fault(format!(
+                    "it could not start with its configuration, even with the memory that this target gives back: \
+                     {error}"
+                ))
+            })?;
+        }
+        Ok(self.serves)
+    }
+}
+
 /// Has another program take the place of this one. An answer that is no error says that it has
 /// begun.
 pub(super) async fn upgrade(
@@ -292,22 +328,19 @@ pub(super) async fn upgrade(
     force: bool,
 ) -> Response {
     let _turn = reread.turn().await;
-    let Some(served) = asked(requests, |reply| Request::MayUpgrade(force, reply)).await else {
+    let Some(before) = asked(requests, |reply| Request::MayUpgrade(force, reply)).await else {
         return stopping();
     };
-    let served = match served {
-        Ok(served) => served,
+    let before = match before {
+        Ok(before) => before,
         Err(error) => return Response::Error(error),
     };
     let asking = program.clone();
-    let checked = tokio::task::spawn_blocking(move || ask_program(&asking)).await;
-    let checked = match checked.map_err(|error| error.to_string()).and_then(|checked| checked) {
-        Ok(checked) => checked,
+    let followed = tokio::task::spawn_blocking(move || before.may_be_followed_by(&asking)).await;
+    let served = match followed.map_err(|error| error.to_string()).and_then(|served| served) {
+        Ok(served) => served,
         Err(error) => return Response::Error(error),
     };
-    if let Err(error) = judge(&served, &checked) {
-        return Response::Error(format!("{}: {error}", program.display()));
-    }
     // While everything is served, so that the pause has little left to write.
     for volume in served.volumes.iter().filter(|volume| volume.store == "file") {
         let name = volume.name.clone();
@@ -366,7 +399,9 @@ mod tests {
     fn the_pause_ends_with_the_last_mount() {
         let told = Moment(1_000_000_000);
         let note = HandOver { told, mounts: vec![mount("a", "v")], ..HandOver::default() };
-        let mut upgrades = Upgrades::after(Some(note), Instant::now());
+        let mut upgrades = Upgrades::after(Some(note));
+        assert_eq!(upgrades.status(), None, "it is not ready");
+        upgrades.ready(Instant::now());
         let status = upgrades.status().unwrap();
         assert!(upgrades.is_waiting());
         assert_eq!((status.pause_ms, status.back, status.away), (None, 0, vec!["a".to_owned()]));
@@ -376,9 +411,10 @@ mod tests {
         assert_eq!((status.pause_ms, status.back, status.away.len()), (Some(250), 1, 0));
         assert!(!upgrades.is_waiting());
         // Without mounts nobody waits but for the target.
-        let mut alone = Upgrades::after(Some(HandOver::default()), Instant::now());
+        let mut alone = Upgrades::after(Some(HandOver::default()));
+        alone.ready(Instant::now());
         alone.took.as_mut().unwrap().ready = Moment(7_000_000);
         assert_eq!(alone.status().unwrap().pause_ms, Some(7));
-        assert_eq!(Upgrades::after(None, Instant::now()).status(), None);
+        assert_eq!(Upgrades::after(None).status(), None);
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_config::{ByteSize, CacheMode, StoreKind, TargetConfig, VolumeConfig};
+use rblk_config::{ByteSize, CacheMode, StoreKind, TargetConfig, VolumeConfig, named_in_rights};
 use rblk_fabric::{PageKind, Region};
 use tokio::sync::{mpsc, oneshot};
 
@@ -246,6 +246,10 @@ impl Control {
     ) -> Result<(Plan, u64, Option<Arc<Volume>>), String> {
         let plan = self.plan(change, true)?;
         if is_alone {
+            let hosts = &self.volumes.running.hosts;
+            if let (None, Some(rights)) = (&plan.config, named_in_rights(hosts, &plan.name)) {
+                return Err(rights);
+            }
             let whole = with_volume(&self.volumes.running, &plan.name, plan.config.as_ref());
             whole.validate().map_err(|error| error.to_string())?;
         }

@@ -6,6 +6,7 @@ use rblk_config::{CacheMode, StoreKind, TargetConfig, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use super::FORMS;
+use crate::demand::Demand;
 
 /// The flag of `serve` that makes a program print its [`Checked`], and end.
 pub const CHECK_FLAG: &str = "--check-take-over";
@@ -32,6 +33,9 @@ pub struct Checked {
     pub io_max_bytes: u64,
     /// What it would serve.
     pub volumes: Vec<CheckedVolume>,
+    /// The memory that it would take. Not every version says it.
+    #[serde(default)]
+    pub(crate) demand: Option<Demand>,
 }
 
 /// A volume that a program would serve.
@@ -77,9 +81,13 @@ impl From<&VolumeConfig> for CheckedVolume {
 }
 
 impl Checked {
-    /// What this program says, with that configuration and name.
+    /// What this program says, with that configuration, name, addresses and memory.
     #[must_use]
-    pub fn of_this_program(config: &TargetConfig, name: String, listen: Vec<String>) -> Self {
+    pub(crate) fn of_this_program(
+        config: &TargetConfig,
+        (name, listen): (String, Vec<String>),
+        demand: Demand,
+    ) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             hand_over_forms: FORMS,
@@ -90,6 +98,7 @@ impl Checked {
             queue_depth_max: config.queue_depth_max,
             io_max_bytes: config.max_io.0,
             volumes: config.volumes.iter().map(CheckedVolume::from).collect(),
+            demand: Some(demand),
         }
     }
 }
@@ -234,6 +243,7 @@ mod tests {
             queue_depth_max: 128,
             io_max_bytes: 1 << 20,
             volumes: vec![volume("a"), volume("b")],
+            demand: None,
         };
         (served.clone(), served)
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! old program                                             new program
-//! check: can the other one take over? (check.rs)
+//! check: can the other one take over? (ask.rs, check.rs)
 //! drain, everything durable, lineage clean
 //! note: HandOver, in the environment (this file)
 //! sockets kept open over exec (sockets.rs)
@@ -19,6 +19,7 @@
 //! - A program reads the forms of [`FORMS`]. Fields are added, with a default; a field that changes
 //!   its meaning is a new form.
 
+mod ask;
 mod check;
 mod program;
 mod sockets;
@@ -28,8 +29,9 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+pub use ask::ask_program;
 pub use check::{CHECK_FLAG, Checked, CheckedVolume, judge};
-pub use program::{Successor, ask_program};
+pub use program::Successor;
 pub use sockets::Inherited;
 
 /// The forms of a note that this program reads, the oldest and the newest. It writes the newest.

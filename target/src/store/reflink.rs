@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags};
@@ -49,6 +50,12 @@ pub(crate) enum CloneError {
         /// The new file.
         path: PathBuf,
     },
+    /// It was given up meanwhile.
+    #[error("{path} is not made: nobody waits for it any more", path = path.display())]
+    Unwanted {
+        /// The new file.
+        path: PathBuf,
+    },
     /// Anything else.
     #[error("{path}: cannot {what}: {error}", path = path.display())]
     Io {
@@ -67,6 +74,10 @@ pub(crate) struct CloneFile {
     path: PathBuf,
     directory: PathBuf,
     file: File,
+    // It has its name.
+    has_name: AtomicBool,
+    // Nobody wants it any more.
+    is_unwanted: AtomicBool,
 }
 
 impl CloneFile {
@@ -83,7 +94,10 @@ impl CloneFile {
         let mut options = File::options();
         options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC);
         match options.open(&directory) {
-            Ok(file) => Ok(Self { path, directory, file }),
+            Ok(file) => {
+                let (has_name, is_unwanted) = <(AtomicBool, AtomicBool)>::default();
+                Ok(Self { path, directory, file, has_name, is_unwanted })
+            }
             Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
                 errno @ (Errno::EOPNOTSUPP | Errno::EISDIR) => {
                     Err(CloneError::Unable { path, errno })
@@ -137,7 +151,14 @@ impl CloneFile {
         }
     }
 
-    /// Makes the new file durable, with owner and mode of the backing, and gives it its name.
+    /// As if so many bytes had been shared, where no file system can.
+    #[cfg(test)]
+    pub(crate) fn share_zeroes(&self, bytes: u64) {
+        self.file.set_len(bytes).unwrap();
+    }
+
+    /// Makes the new file durable, with owner and mode of the backing, and gives it its name,
+    /// unless [`Self::give_up`] is called before the end.
     ///
     /// # Errors
     /// [`CloneError`]. Nothing is left of it.
@@ -150,22 +171,37 @@ impl CloneFile {
         let mode = fs::Permissions::from_mode(meta.mode() & 0o777);
         self.file.set_permissions(mode).map_err(failed("set its mode"))?;
         self.file.sync_all().map_err(failed("make it durable"))?;
+        self.is_wanted()?;
         let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let follow = AtFlags::AT_SYMLINK_FOLLOW;
         match nix::unistd::linkat(AT_FDCWD, open.as_str(), AT_FDCWD, &self.path, follow) {
-            Ok(()) => {}
+            Ok(()) => self.has_name.store(true, Ordering::SeqCst),
             Err(Errno::EEXIST) => return Err(CloneError::Exists { path: self.path.clone() }),
             Err(errno) => return Err(failed("give it its name")(errno.into())),
         }
         let directory = File::open(&self.directory).and_then(|directory| directory.sync_all());
-        directory.map_err(|error| {
-            self.discard();
-            failed("make its name durable")(error)
-        })
+        let durable = directory.map_err(failed("make its name durable"));
+        durable.and_then(|()| self.is_wanted()).inspect_err(|_| self.discard())
     }
 
-    /// Takes the name away again that [`Self::keep`] gave.
+    fn is_wanted(&self) -> Result<(), CloneError> {
+        match self.is_unwanted.load(Ordering::SeqCst) {
+            true => Err(CloneError::Unwanted { path: self.path.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Nobody wants it any more: a [`Self::keep`] that is under way leaves nothing. Waits for
+    /// nothing.
+    pub(crate) fn give_up(&self) {
+        self.is_unwanted.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes the name away again that [`Self::keep`] gave, if it did.
     pub(crate) fn discard(&self) {
+        if !self.has_name.swap(false, Ordering::SeqCst) {
+            return;
+        }
         if let Err(error) = fs::remove_file(&self.path) {
             let path = self.path.display();
             tracing::warn!(%path, %error, "cannot remove a snapshot that is not served");
@@ -217,6 +253,21 @@ mod tests {
         assert_eq!(fs::metadata(&to).unwrap().mode() & 0o7777, 0o640);
         clone.discard();
         assert_eq!(names(directory.path()), ["a.img"]);
+    }
+
+    #[test]
+    fn one_that_is_given_up_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, to) = (directory.path().join("a.img"), directory.path().join("b.img"));
+        fs::write(&source, vec![7; 8192]).unwrap();
+        let clone = CloneFile::begin(&to).unwrap();
+        clone.give_up();
+        assert!(matches!(clone.keep(&source), Err(CloneError::Unwanted { .. })));
+        assert_eq!(names(directory.path()), ["a.img"]);
+        // Nothing of another one is removed.
+        fs::write(&to, "mine").unwrap();
+        clone.discard();
+        assert_eq!(names(directory.path()), ["a.img", "b.img"]);
     }
 
     #[test]

@@ -16,9 +16,11 @@
 //! | a snapshot | probe, write back, hold, write back, clone, access |
 //!
 //! Every step that waits for hosts or for a store has a deadline, and comes before the steps that
-//! change something in each poll group. So what fails late leads back to the volume as it was. The
-//! exception is a removal by force: its hosts have lost the volume when it begins, so it ends. What
-//! cannot be written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
+//! change something in each poll group. So what fails late leads back to the volume as it was.
+//! There are two exceptions. A step that changes the length of a file (store, cut back) is waited
+//! for: if it were given up, it could cut the file later, under what hosts wrote since. And a
+//! removal by force ends, since its hosts have lost the volume when it begins. What cannot be
+//! written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
@@ -160,19 +162,11 @@ pub enum Step {
 }
 
 impl Step {
-    // A step that may fail late, and can be given up: what it waits for changes nothing.
+    // A step that may fail late, and can be given up: what it waits for changes nothing. The length
+    // of a file is something: a change of it that came later would cut off what hosts wrote since.
     fn has_deadline(self) -> bool {
-        !matches!(
-            self,
-            Self::Access
-                | Self::Add
-                | Self::Store
-                | Self::Grow
-                | Self::Reshape
-                | Self::Drop
-                | Self::Abandon
-                | Self::CutBack
-        )
+        use Step::{Clone, Close, Hold, Probe, Quiet, WriteBack};
+        matches!(self, Close | WriteBack | Quiet | Probe | Hold | Clone)
     }
 
     // What did not end in time.
@@ -210,6 +204,8 @@ pub(super) struct Alteration {
     held: Option<Instant>,
     // Why it failed. Then the steps lead back.
     failure: Option<String>,
+    // The log says that its store does not answer.
+    is_told: bool,
 }
 
 impl Alteration {
@@ -219,6 +215,22 @@ impl Alteration {
         let step = self.steps.front().copied();
         let is_late = self.is_forced || step == Some(Step::Drop);
         self.end == End::Removed && is_late && step != Some(Step::Abandon)
+    }
+}
+
+impl Alteration {
+    /// Says once that a step takes long that cannot be given up, and that other changes wait for
+    /// it.
+    fn tell_if_late(&mut self, now: Instant) {
+        let at_store = matches!(self.steps.front(), Some(Step::Store | Step::CutBack));
+        let is_late = now.saturating_duration_since(self.since) > STEP_DEADLINE;
+        if at_store && is_late && !std::mem::replace(&mut self.is_told, true) {
+            tracing::error!(
+                volume = %self.volume.name,
+                "the file of the volume does not take its new size: its disk or file system does not answer. Other \
+                 changes of volumes wait for it; `rblk-target reload --hosts` and `session kick` do not"
+            );
+        }
     }
 }
 
@@ -354,10 +366,19 @@ impl Core {
         };
         let done = Vec::new();
         let (steps, since) = (VecDeque::from(steps), now);
-        let (held, failure) = (None, None);
-        let alteration =
-            Alteration { volume, before, end, is_forced, steps, done, since, held, failure };
-        self.alteration = Some(alteration);
+        let (held, failure, is_told) = (None, None, false);
+        self.alteration = Some(Alteration {
+            volume,
+            before,
+            end,
+            is_forced,
+            steps,
+            done,
+            since,
+            held,
+            failure,
+            is_told,
+        });
         self.begin_step();
         Ok(())
     }
@@ -413,15 +434,6 @@ impl Core {
             }
         }
         self.begin_step();
-    }
-
-    /// A volume goes although not all that hosts wrote is in its store.
-    fn abandon(&mut self, volume: &Volume, why: String) {
-        tracing::error!(volume = %volume.name, why, "a volume is removed without its store");
-        if let Some(record) = self.holders.fence(volume.uuid) {
-            self.persist_change(record);
-        }
-        self.effects.push_back(Effect::GivenUp(why));
     }
 
     fn begin_step(&mut self) {
@@ -492,9 +504,9 @@ impl Core {
 
     /// Ends an alteration whose step takes too long.
     pub(super) fn end_late_step(&mut self, now: Instant) {
-        let Some(alteration) = &self.alteration else { return };
+        let Some(alteration) = &mut self.alteration else { return };
         let Some(step) = alteration.steps.front().filter(|step| step.has_deadline()) else {
-            return;
+            return alteration.tell_if_late(now);
         };
         let (since, deadline, what) = match alteration.held {
             Some(held) => {

@@ -28,6 +28,7 @@ mod connect;
 mod drain;
 mod events;
 mod exports;
+mod given_up;
 mod hosts;
 mod list;
 mod login;
@@ -47,7 +48,7 @@ use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag};
 
 use crate::events::{EventKind, Occurrence};
-use crate::holders::{HolderRecord, Holders};
+use crate::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::limits::Limiter;
 use crate::poll_group::Notice;
@@ -214,6 +215,8 @@ pub struct Core {
     alteration: Option<Alteration>,
     // Volumes that only those who have them open may open.
     closing: BTreeSet<VolumeIndex>,
+    // Volumes that were given up, as long as the next run may not know.
+    given_up: BTreeSet<VolumeUuid>,
     events: Events,
     drain: Drain,
     decisions: Decisions,
@@ -243,23 +246,19 @@ impl Core {
     /// Hosts can connect from `now` on: so long as a lease after that, volumes are kept for those
     /// who held them. Registering a large arena may have taken longer than a lease.
     pub fn ready(&mut self, now: Instant) {
-        let until = now + self.sessions.lease();
-        self.kept_for.values_mut().for_each(|kept| *kept = until);
+        let (until, holders) = (now + self.sessions.lease(), &self.holders);
+        let may_come_back = |volume: &&Arc<Volume>| {
+            holders.record(&volume.uuid).is_some_and(|record| record.present)
+        };
+        let kept = self.exports.volumes().iter().filter(may_come_back);
+        self.kept_for = kept.map(|volume| (volume.index, until)).collect();
     }
 
-    /// A run that begins at `now`, without connections.
+    /// A run that begins at `now`, without connections. Call [`Self::ready`] before the first one.
     #[must_use]
     pub fn new(parts: CoreParts, now: Instant) -> Self {
-        let may_come_back = |volume: &&Arc<Volume>| {
-            parts.holders.record(&volume.uuid).is_some_and(|record| record.present)
-        };
         Self {
-            kept_for: parts
-                .volumes
-                .iter()
-                .filter(may_come_back)
-                .map(|volume| (volume.index, now + parts.lease))
-                .collect(),
+            kept_for: BTreeMap::new(),
             exports: Exports::new(parts.name, parts.instance, parts.lineage, parts.volumes),
             auth: parts.auth,
             admissions: Admissions::default(),
@@ -272,6 +271,7 @@ impl Core {
             waiting_opens: Vec::new(),
             alteration: None,
             closing: BTreeSet::new(),
+            given_up: BTreeSet::new(),
             events: Events::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
@@ -417,6 +417,7 @@ impl Core {
     /// The record of an [`Effect::Persist`] is durable, or may not be durable for that reason.
     pub fn persisted(&mut self, ticket: Ticket, result: Result<(), String>) {
         self.changes.confirmed(ticket, result.is_ok());
+        self.look_at_fences(&result);
         match result {
             Ok(()) => {
                 self.claim_persisted(ticket);
@@ -439,6 +440,7 @@ impl Core {
             || !self.waiting_logins.is_empty()
             || !self.waiting_opens.is_empty()
             || self.is_altering()
+            || self.owes_fences()
             || self.drain.is_about_to_stop()
             // Decisions that wait for a record use the time of the last call.
             || !self.changes.are_confirmed()
@@ -459,6 +461,7 @@ impl Core {
         self.end_late_logins(now);
         self.end_late_opens(now);
         self.end_late_step(now);
+        self.fence_again();
         self.stop_if_drained(now);
     }
 

@@ -225,6 +225,62 @@ fn a_removal_by_force_ends_and_fences() {
 }
 
 #[test]
+fn a_fence_that_cannot_be_written_is_written_again() {
+    let (mut w, index) = with_stored();
+    let link = w.session(1);
+    let generation = w.opened(link, 1, exclusive(index)).unwrap().generation;
+    w.remove(index, true).unwrap();
+    w.slow_disk = true;
+    w.stepped(Err("a disk".to_owned()));
+    w.stepped(Ok(()));
+    assert_eq!(w.altered.pop(), Some(Ok(())), "nobody waits for the record");
+    let fail = |w: &mut World| {
+        assert!(w.core.owes_fences(), "a run that ended now would not end clean");
+        let (ticket, record) = w.on_their_way.remove(0);
+        assert!(record.generation > generation && w.on_their_way.is_empty());
+        w.core.persisted(ticket, Err("No space left".to_owned()));
+        w.carry_out();
+        record
+    };
+    let record = fail(&mut w);
+    for _ in 0..3 {
+        // Nobody opens the volume, which is not served any more.
+        assert!(w.on_their_way.is_empty());
+        w.pass(Duration::from_millis(500));
+        assert_eq!(fail(&mut w), record);
+    }
+    w.pass(Duration::from_millis(500));
+    w.write_all();
+    assert!(!w.core.owes_fences());
+    w.pass(Duration::from_millis(500));
+    assert!(w.on_their_way.is_empty(), "once is enough");
+    assert_eq!(w.durable[&record.volume], record);
+}
+
+#[test]
+fn a_fence_waits_for_a_claim_of_its_volume() {
+    let (mut w, index) = with_stored();
+    let link = w.session(1);
+    let generation = w.opened(link, 1, exclusive(index)).unwrap().generation;
+    w.slow_disk = true;
+    let other = w.session(2);
+    assert_eq!(w.opened(other, 1, taking_over(index)), None);
+    w.remove(index, true).unwrap();
+    w.stepped(Err("a disk".to_owned()));
+    w.stepped(Ok(()));
+    w.pass(Duration::from_millis(500));
+    assert_eq!(w.on_their_way.len(), 1, "the claim alone");
+    assert!(w.core.owes_fences());
+    w.write_all();
+    assert_eq!(w.on_their_way.len(), 1, "and then the fence");
+    let fence = w.on_their_way[0].1.clone();
+    assert!(fence.generation > generation && !fence.present);
+    w.write_all();
+    assert!(!w.core.owes_fences() && w.on_their_way.is_empty());
+    assert_eq!(w.durable[&fence.volume], fence);
+}
+
+#[test]
 fn a_snapshot_holds_writes_for_a_moment_and_lets_them_go_on_whatever_fails() {
     use Step::{Access, Clone, Hold, Probe, WriteBack};
     let (mut w, index) = with_stored();

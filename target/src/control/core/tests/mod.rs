@@ -184,8 +184,10 @@ impl World {
             holders,
             auth,
         };
+        let mut core = Core::new(parts, now);
+        core.ready(now);
         Self {
-            core: Core::new(parts, now),
+            core,
             now,
             links: Vec::new(),
             replies: Vec::new(),
