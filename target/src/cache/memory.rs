@@ -104,14 +104,15 @@ impl MemoryQueue {
         self.line.push_back(job);
     }
 
-    /// Whether the first in line should try: a slot was freed, or the last try was long ago. The
-    /// clock covers a slot that became free without notice.
+    /// Whether the first in line should try: a slot was freed, the search for one goes on, or the
+    /// last try was long ago. The clock covers a slot that became free without notice.
     pub(super) fn should_try(&mut self, slots: &mut Slots, now_ms: u32) -> bool {
         if self.line.is_empty() {
             return false;
         }
         let late = now_ms.wrapping_sub(self.tried_ms) >= RETRY_MS;
-        if !slots.take_freed() && !late {
+        let freed = slots.take_freed();
+        if !freed && !late && !slots.is_cut() {
             return false;
         }
         self.tried_ms = now_ms;

@@ -37,6 +37,9 @@ use crate::store::{Segment, VolumeIndex};
 const NONE: u32 = u32::MAX;
 /// At most this part of the slots is kept free so that long requests find memory in one run.
 const RESERVE: usize = 16;
+/// Steps of the policy that one allocation takes: a fraction of a millisecond. More than four times
+/// the blocks of the longest request, since each try may be refused those that the request has.
+const STEPS: u32 = 4096;
 
 /// The slots of one shard.
 #[derive(Debug)]
@@ -51,6 +54,8 @@ pub struct Slots {
     totals: Totals,
     // Something was freed since the last failed allocation.
     freed: bool,
+    // The last search for a slot that can leave took all its steps.
+    cut: bool,
 }
 
 // Slots of all volumes.
@@ -83,6 +88,7 @@ impl Slots {
             lists: Vec::new(),
             totals: Totals::default(),
             freed: false,
+            cut: false,
             free: FreeSlots::new(arena),
         }
     }
@@ -160,6 +166,13 @@ impl Slots {
     /// Whether memory was freed since the last call. The call resets it.
     pub(crate) fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
+    }
+
+    /// Whether an allocation found nothing, or less than it could use, only because a search for a
+    /// slot that can leave took too long. The next one goes on with it.
+    #[must_use]
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// What holds a slot.
@@ -258,7 +271,7 @@ impl Slots {
     // A free slot of the arena, or one that leaves the index.
     #[inline(never)]
     fn find_one(&mut self) -> Option<Slot> {
-        self.free.take_one().or_else(|| self.evict())
+        self.free.take_one().or_else(|| self.evict(&mut { STEPS }))
     }
 
     /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;
@@ -273,8 +286,9 @@ impl Slots {
             return true;
         }
         self.free.gather();
+        let mut steps = STEPS;
         while self.free.len() < count {
-            if !self.make_room() {
+            if !self.make_room(&mut steps) {
                 return false;
             }
         }
@@ -284,7 +298,7 @@ impl Slots {
         let spare = self.metas.len().div_ceil(RESERVE) + count;
         for _ in 0..count {
             let enough = self.free.has_run(count) || self.free.len() >= spare;
-            if enough || !self.make_room() {
+            if enough || !self.make_room(&mut steps) {
                 break;
             }
         }
@@ -297,16 +311,16 @@ impl Slots {
     }
 
     // Makes memory free, if there is a slot that can leave.
-    fn make_room(&mut self) -> bool {
-        let Some(victim) = self.evict() else { return false };
+    fn make_room(&mut self, steps: &mut u32) -> bool {
+        let Some(victim) = self.evict(steps) else { return false };
         self.free.give_to_arena(victim);
         self.freed = true;
         true
     }
 
-    // Takes a slot that can leave out of the index, if there is any. It is the caller's: neither in
-    // the arena nor loose.
-    fn evict(&mut self) -> Option<Slot> {
+    // Takes a slot that can leave out of the index, if one is found in so many steps. It is the
+    // caller's: neither in the arena nor loose.
+    fn evict(&mut self, steps: &mut u32) -> Option<Slot> {
         let (metas, lists) = (&self.metas, &self.lists);
         let may_leave = |slot: Slot| {
             let meta = &metas[slot.index()];
@@ -314,7 +328,9 @@ impl Slots {
                 && meta.is_unpinned()
                 && lists[usize::from(meta.volume)].has_spare()
         };
-        let victim = self.policy.evict(may_leave)?;
+        let victim = self.policy.evict(steps, may_leave);
+        self.cut = *steps == 0;
+        let victim = victim?;
         self.unlink(victim);
         self.totals.evictions += 1;
         let counts = self.counts_of(victim);
@@ -373,7 +389,7 @@ impl Slots {
         let (order, now_ms) = match (how, was) {
             (Install::Clean, _) | (Install::Merged, None) => {
                 // As in `install_clean`.
-                return self.policy.readmit(slot);
+                return self.readmit(slot);
             }
             (Install::Merged, Some(was)) => (was.since, was.since_ms),
             // The older data is not in the store. The newer takes over its age.
@@ -409,7 +425,7 @@ impl Slots {
             _ => self.install_clean_anywhere(slot, volume, block),
         }
         // It may have taken the place of a slot that could not leave.
-        self.policy.readmit(slot);
+        self.readmit(slot);
     }
 
     #[inline(never)]
@@ -522,7 +538,7 @@ impl Slots {
         }
         // A clean slot may leave now.
         self.freed = true;
-        self.policy.readmit(slot);
+        self.readmit(slot);
     }
 
     /// The slot that all of a segment is in. `None`: it is in several.

@@ -100,7 +100,7 @@ impl Slots {
         if self.state(slot) == State::Writing {
             self.leave_list(slot);
             self.metas[slot.index()].state = State::Clean;
-            self.policy.readmit(slot);
+            self.readmit(slot);
             self.freed = true;
         }
         self.free_if_unpinned(slot);
