@@ -161,6 +161,17 @@ impl Policy {
         }
     }
 
+    /// Lowers the count of hits of a slot. False: it had none.
+    pub(crate) fn cool(&mut self, slot: Slot) -> bool {
+        match self.state.get_mut(slot.index()) {
+            Some(state) if *state != ABSENT && *state & FREQ > 0 => {
+                *state -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// The block of `old` moved to `new` (copy on write), which counts as a hit: `new` takes the
     /// place and key of `old`, and `old` is not resident any more.
     ///

@@ -132,6 +132,7 @@ impl<S: Store> Shard<S> {
         let clean = core.slots.capacity() - dirty;
         // What is kept for volumes is nothing that jobs and peers can count on.
         let shared = clean - self.keep_minimums(clean);
+        self.keep_maximums();
         self.memory.set_volumes(&self.core.volumes, shared);
         self.core.sessions.set_slots(shared);
     }
@@ -452,7 +453,8 @@ impl<S: Store> Shard<S> {
         }
         self.write_backs.start_due(&mut self.core);
         self.settle();
-        self.memory.is_short() && self.core.slots.is_cut()
+        let trims = self.memory.is_trim_due() && self.trim();
+        trims || self.memory.is_short() && self.core.slots.is_cut()
     }
 
     #[inline(never)]
