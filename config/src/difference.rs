@@ -11,12 +11,13 @@ use crate::target::TargetConfig;
 use crate::volume::VolumeConfig;
 
 /// Keys of a volume that can change while the target runs.
-const ALTERABLE: [&str; 10] = [
+const ALTERABLE: [&str; 11] = [
     "size",
     "read_only",
     "cache",
     "read_ahead",
     "cache_min",
+    "cache_max",
     "iops",
     "bandwidth",
     "iops_burst",

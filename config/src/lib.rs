@@ -30,7 +30,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod cache_min;
+mod cache_part;
 mod difference;
 mod digest_wish;
 pub mod doctor;

@@ -9,7 +9,7 @@ use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::Exit;
-use crate::cache_min::{self, Room};
+use crate::cache_part::{self, Room};
 use crate::document::{Document, Draft, Sites, lay_with_drop_ins};
 use crate::error::{ConfigError, Fault};
 use crate::host::{HOST_KEYS, HostConfig};
@@ -384,7 +384,7 @@ impl TargetConfig {
         self.relate_volumes(faults);
         let (arena, dirty_max) = (self.arena, self.dirty_max);
         let room = Room { arena, dirty_max, dirty_limit: self.dirty_limit() };
-        cache_min::relate(&self.volumes, &room, faults);
+        cache_part::relate(&self.volumes, &room, faults);
         self.relate_hosts(faults);
     }
 

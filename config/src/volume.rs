@@ -27,10 +27,10 @@ const READ_AHEAD_DEFAULT: ByteSize = ByteSize(512 << 10);
 /// Most bytes to read ahead. More than the largest I/O would hide no more latency.
 const READ_AHEAD_MAX: u64 = IO_MAX_BYTES as u64;
 
-/// Least of the cache that is worth keeping: every poll group has a part of it.
-pub(crate) const CACHE_MIN_LEAST: u64 = 1 << 20;
-/// Most of the cache that a volume keeps.
-const CACHE_MIN_MOST: u64 = 1 << 40;
+/// Least of the cache that is worth a bound: every poll group has a part of it.
+pub(crate) const CACHE_PART_LEAST: u64 = 1 << 20;
+/// Most of the cache that a volume keeps, or has at most.
+const CACHE_PART_MOST: u64 = 1 << 40;
 
 pub(crate) static VOLUME_KEYS: Schema = Schema {
     keys: &[
@@ -45,7 +45,11 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
         Key::optional("read_ahead", Rule::Size { min: 0, max: READ_AHEAD_MAX, step: 4096 }),
         Key::optional(
             "cache_min",
-            Rule::Size { min: CACHE_MIN_LEAST, max: CACHE_MIN_MOST, step: 4096 },
+            Rule::Size { min: CACHE_PART_LEAST, max: CACHE_PART_MOST, step: 4096 },
+        ),
+        Key::optional(
+            "cache_max",
+            Rule::Size { min: CACHE_PART_LEAST, max: CACHE_PART_MOST, step: 4096 },
         ),
         Key::optional("snapshot_of", NAME),
         limits::IOPS,
@@ -93,6 +97,9 @@ pub struct VolumeConfig {
     /// absent: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_min: Option<ByteSize>,
+    /// How much of the cache it has at most. If absent: as much as there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_max: Option<ByteSize>,
     /// The volume that this one shows as it once was. Only for people: nothing depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_of: Option<String>,
@@ -208,6 +215,7 @@ impl VolumeConfig {
             cache: None,
             read_ahead: READ_AHEAD_DEFAULT,
             cache_min: None,
+            cache_max: None,
             snapshot_of: None,
             iops: None,
             bandwidth: None,

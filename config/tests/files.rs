@@ -166,6 +166,8 @@ fn volume() -> impl Strategy<Value = VolumeConfig> {
             read_ahead: ByteSize(read_ahead * 4096),
             cache_min: (volume.store == StoreKind::File && cache != Some(CacheMode::None) && small)
                 .then_some(ByteSize(1 << 20)),
+            cache_max: (volume.store == StoreKind::File && cache != Some(CacheMode::None))
+                .then_some(ByteSize((1 << 20) + read_ahead * 4096)),
             iops: small.then_some(10 + u32::try_from(read_ahead).unwrap()),
             bandwidth: read_only.then_some(ByteRate((1 + read_ahead) << 20)),
             iops_burst: (small && read_only).then_some(7),

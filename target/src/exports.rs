@@ -103,6 +103,7 @@ pub(crate) fn open_volume(
             volume.placement = Placement::Store;
             volume.cache = cache;
             volume.cache_min_bytes = config.cache_min.unwrap_or_default().0;
+            volume.cache_max_bytes = config.cache_max.map(|max| max.0);
             volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
             if opened.memory_alignment() > config.block_size {
                 // A block of the volume that is cached in parts would be read and written in parts.
@@ -146,6 +147,7 @@ fn empty(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<V
         placement: Placement::Null,
         cache: CacheMode::None,
         cache_min_bytes: 0,
+        cache_max_bytes: None,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: block_size.bytes(),

@@ -255,6 +255,7 @@ mod tests {
             volatile_cache: true,
             cache,
             cache_min_bytes: 0,
+            cache_max_bytes: None,
             counts: VolumeCounts::default(),
             io: IoCounts::default(),
             limits: rblk_config::Limits::default(),

@@ -48,6 +48,8 @@ pub struct Volume {
     pub cache: CacheMode,
     /// Bytes of the cache that it keeps when others need memory.
     pub cache_min_bytes: u64,
+    /// Bytes of the cache that it has at most; none: as many as there are.
+    pub cache_max_bytes: Option<u64>,
     /// Most bytes to read ahead of a sequential reader.
     pub read_ahead_bytes: u32,
     /// DISCARD gives space back.
@@ -174,6 +176,7 @@ mod tests {
             placement: Placement::Null,
             cache: CacheMode::None,
             cache_min_bytes: 0,
+            cache_max_bytes: None,
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,

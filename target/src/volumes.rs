@@ -54,6 +54,7 @@ fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
     volume.cache = args.cache;
     volume.read_ahead = args.read_ahead.unwrap_or(volume.read_ahead);
     volume.cache_min = args.cache_min;
+    volume.cache_max = args.cache_max;
     let volume = volume.with_limits(args.limits.wish().on(Limits::default()));
     let file = file_of(&args.place, &args.name)?;
     if let Some(file) = &file {
@@ -118,13 +119,15 @@ fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
 
 fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
     let file = changed_file(&args.place, &args.name)?;
-    let VolumeSetArgs { name, read_only, cache, read_ahead, cache_min, limits, .. } = args;
+    let VolumeSetArgs { name, read_only, cache, read_ahead, cache_min, cache_max, limits, .. } =
+        args;
     let question = Ask::SetVolume {
         name: name.clone(),
         read_only: *read_only,
         cache: *cache,
         read_ahead: *read_ahead,
         cache_min: *cache_min,
+        cache_max: *cache_max,
         limits: limits.wish(),
     };
     order(&args.place, file.into(), question, "changed")
@@ -280,7 +283,9 @@ fn described(volume: &VolumeConfig, bytes: u64) -> String {
         limits => format!(", limited to {limits}"),
     };
     let min = volume.cache_min.map(|min| format!(", keeps {min} of the cache"));
-    format!("{}, {mode}{cache}{}{limits}", ByteSize(bytes), min.unwrap_or_default())
+    let max = volume.cache_max.map(|max| format!(", at most {max} of the cache"));
+    let [min, max] = [min, max].map(Option::unwrap_or_default);
+    format!("{}, {mode}{cache}{min}{max}{limits}", ByteSize(bytes))
 }
 
 fn list(running: &RunningArgs) -> anyhow::Result<Exit> {

@@ -284,21 +284,17 @@ impl Storm {
             write_back_delay: options.write_back_delay,
             ..RigOptions::default()
         };
-        let mut first: Option<CrashStore> = None;
-        let mut rig = Rig::new(&rig_options, |region| {
-            let first = first.get_or_insert_with(|| {
-                let mut store = CrashStore::new(region, options.seed);
-                store.set_volume(VOLUME, image.to_vec());
-                store.set_conditions(options.store);
-                if options.cache != CacheMode::None {
-                    // What the cache promises: at the store, overlapping ranges take turns.
-                    store.set_exclusive();
-                }
-                store
-            });
-            first.another()
-        })
-        .expect("a rig");
+        let stores = CrashStore::shared(|region| {
+            let mut store = CrashStore::new(region, options.seed);
+            store.set_volume(VOLUME, image.to_vec());
+            store.set_conditions(options.store);
+            if options.cache != CacheMode::None {
+                // What the cache promises: at the store, overlapping ranges take turns.
+                store.set_exclusive();
+            }
+            store
+        });
+        let mut rig = Rig::new(&rig_options, stores).expect("a rig");
         let session = rig.begin_session();
         rig.open(session, VOLUME, AccessMode::Shared);
         let queues: Vec<QueueId> = (0..options.queues)

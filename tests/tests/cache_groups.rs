@@ -32,17 +32,13 @@ fn rig(
 ) -> Rig<CrashStore> {
     let volume = VolumeSpec { cache, ..VolumeSpec::new(VolumeKind::Store, image.len() as u64) };
     let options = RigOptions { volumes: vec![volume], ..options };
-    let mut first: Option<CrashStore> = None;
-    Rig::new(&options, |region| {
-        let first = first.get_or_insert_with(|| {
-            let mut first = CrashStore::new(region, options.seed);
-            first.set_volume(VOLUME, image.to_vec());
-            first.set_conditions(store);
-            first
-        });
-        first.another()
-    })
-    .expect("a rig")
+    let stores = CrashStore::shared(|region| {
+        let mut disk = CrashStore::new(region, options.seed);
+        disk.set_volume(VOLUME, image.to_vec());
+        disk.set_conditions(store);
+        disk
+    });
+    Rig::new(&options, stores).expect("a rig")
 }
 
 fn queue(rig: &mut Rig<CrashStore>, options: QueueOptions) -> (SessionIndex, QueueId) {

@@ -39,17 +39,13 @@ impl World {
             volumes: vec![keeps, spec(&images[1])],
             ..RigOptions::default()
         };
-        let mut first: Option<CrashStore> = None;
-        let mut rig = Rig::new(&options, |region| {
-            let first = first.get_or_insert_with(|| {
-                let mut first = CrashStore::new(region, 7);
-                first.set_volume(KEEPS, images[0].clone());
-                first.set_volume(SCANNED, images[1].clone());
-                first
-            });
-            first.another()
-        })
-        .expect("a rig");
+        let stores = CrashStore::shared(|region| {
+            let mut store = CrashStore::new(region, 7);
+            store.set_volume(KEEPS, images[0].clone());
+            store.set_volume(SCANNED, images[1].clone());
+            store
+        });
+        let mut rig = Rig::new(&options, stores).expect("a rig");
         let queues = [KEEPS, SCANNED].map(|volume| {
             let session = rig.begin_session();
             rig.open(session, volume, AccessMode::Shared);

@@ -76,17 +76,13 @@ impl World {
             ..RigOptions::default()
         };
         let conditions = StoreConditions { delay_min: 1, delay_max: 60, ..Default::default() };
-        let mut first: Option<CrashStore> = None;
-        let mut rig = Rig::new(&options, |region| {
-            let first = first.get_or_insert_with(|| {
-                let mut first = CrashStore::new(region, seed);
-                first.set_volume(VOLUME, vec![0; DISK]);
-                first.set_conditions(conditions);
-                first
-            });
-            first.another()
-        })
-        .expect("a rig");
+        let stores = CrashStore::shared(|region| {
+            let mut store = CrashStore::new(region, seed);
+            store.set_volume(VOLUME, vec![0; DISK]);
+            store.set_conditions(conditions);
+            store
+        });
+        let mut rig = Rig::new(&options, stores).expect("a rig");
         let session = rig.begin_session();
         rig.open(session, VOLUME, AccessMode::Exclusive);
         let options = QueueOptions { depth: 8, io_max_bytes: 64 << 10, ..Default::default() };

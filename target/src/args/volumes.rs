@@ -135,6 +135,9 @@ pub struct VolumeAddArgs {
     /// How much of the cache it keeps when other volumes need memory, once it has used it.
     #[arg(long, value_name = "SIZE")]
     pub cache_min: Option<ByteSize>,
+    /// How much of the cache it has at most.
+    #[arg(long, value_name = "SIZE")]
+    pub cache_max: Option<ByteSize>,
     /// How much it may have.
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -196,7 +199,8 @@ pub struct VolumeSnapshotArgs {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
     .args([
-        "read_only", "cache", "read_ahead", "cache_min", "iops", "bandwidth", "iops_burst", "bandwidth_burst",
+        "read_only", "cache", "read_ahead", "cache_min", "cache_max", "iops", "bandwidth", "iops_burst",
+        "bandwidth_burst",
     ]))]
 pub struct VolumeSetArgs {
     /// Name of the volume.
@@ -214,6 +218,9 @@ pub struct VolumeSetArgs {
     /// How much of the cache it keeps when other volumes need memory, once it has used it; or none.
     #[arg(long, value_name = "SIZE|none")]
     pub cache_min: Option<Wish<ByteSize>>,
+    /// How much of the cache it has at most; or none: as much as there is.
+    #[arg(long, value_name = "SIZE|none")]
+    pub cache_max: Option<Wish<ByteSize>>,
     /// How much it may have.
     #[command(flatten)]
     pub limits: LimitArgs,

@@ -22,6 +22,11 @@ pub(super) struct MemoryQueue {
     line: VecDeque<u32>,
     // Jobs that wait for a share of their volumes.
     without_share: usize,
+    // The same, and one more while volumes give back what they have above their maximums: each turn
+    // asks for this number alone.
+    waiting: usize,
+    // They give back.
+    trim: bool,
     // Slots that the jobs of one volume may hold.
     share: usize,
     tried_ms: u32,
@@ -32,6 +37,8 @@ impl MemoryQueue {
         Self {
             line: VecDeque::with_capacity(256),
             without_share: 0,
+            waiting: 0,
+            trim: false,
             share: usize::MAX,
             tried_ms: 0,
         }
@@ -49,10 +56,25 @@ impl MemoryQueue {
         !self.line.is_empty()
     }
 
-    /// Jobs that wait.
+    /// Jobs that wait, and what volumes have to give back.
     #[inline]
     pub(super) fn waiting(&self) -> usize {
-        self.without_share + self.line.len()
+        self.waiting + self.line.len()
+    }
+
+    /// Whether volumes have something to give back.
+    pub(super) fn is_trim_due(&self) -> bool {
+        self.trim
+    }
+
+    /// Says whether volumes have something to give back.
+    pub(super) fn set_trim(&mut self, due: bool) {
+        self.trim = due;
+        self.count_waiting();
+    }
+
+    fn count_waiting(&mut self) {
+        self.waiting = self.without_share + usize::from(self.trim);
     }
 
     /// Jobs that wait for a share.
@@ -91,12 +113,14 @@ impl MemoryQueue {
         }
         state.share.waiting.push_back(index);
         self.without_share += 1;
+        self.count_waiting();
         false
     }
 
     /// A job that waited for its share has it.
     pub(super) fn has_share(&mut self) {
         self.without_share -= 1;
+        self.count_waiting();
     }
 
     /// Puts a job last in line for free slots.
@@ -104,14 +128,15 @@ impl MemoryQueue {
         self.line.push_back(job);
     }
 
-    /// Whether the first in line should try: a slot was freed, or the last try was long ago. The
-    /// clock covers a slot that became free without notice.
+    /// Whether the first in line should try: a slot was freed, the search for one goes on, or the
+    /// last try was long ago. The clock covers a slot that became free without notice.
     pub(super) fn should_try(&mut self, slots: &mut Slots, now_ms: u32) -> bool {
         if self.line.is_empty() {
             return false;
         }
         let late = now_ms.wrapping_sub(self.tried_ms) >= RETRY_MS;
-        if !slots.take_freed() && !late {
+        let freed = slots.take_freed();
+        if !freed && !late && !slots.is_cut() {
             return false;
         }
         self.tried_ms = now_ms;

@@ -21,6 +21,7 @@
 //! | `write_back.rs` | dirty blocks on their way to the store, and flushes |
 //! | `memory.rs` | which job gets memory, and when |
 //! | `minimums.rs`, `slots/minimum.rs` | what a volume keeps of the cache when others need memory |
+//! | `maximums.rs`, `slots/maximum.rs` | what a volume has of the cache at most |
 //! | `sessions.rs` | how much memory the peers of a session may keep |
 //! | `core.rs` | what all jobs work with: the fields below |
 //! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
@@ -56,6 +57,7 @@ mod core;
 mod job;
 mod lists;
 mod locks;
+mod maximums;
 mod memory;
 pub(crate) mod message;
 mod minimums;

@@ -16,7 +16,8 @@
 //! - the caller says so: [`Policy::readmit`], whenever a slot becomes clean or loses its last pin;
 //! - each [`Policy::evict`] looks at a few of those aside, in turn: [`ASIDE_LOOKS`], and
 //!   [`DRY_LOOKS`] more if the queues have nothing. So a forgotten `readmit` costs time and never
-//!   the slot.
+//!   the slot. After [`Policy::ask_again`] it looks at all those aside once more before it gives
+//!   up.
 //!
 //! **Cost.** Everything but `evict` is a fixed number of steps. A step of `evict` that does not
 //! find the victim moves a slot to the main queue or lowers its count (paid for by a hit), or puts
@@ -24,7 +25,8 @@
 //! `readmit` that came too early), or is one of the looks above. So over any run of calls the steps
 //! are at most (inserts + hits + slots that became unable to leave + readmits) + (`ASIDE_LOOKS` +
 //! `DRY_LOOKS`) per call of `evict`, however many slots are stuck: when all are, a call asks about
-//! at most 66 of them. A single call takes at most 5 steps per resident slot.
+//! at most 66 of them. These steps may all be due at once, up to 5 per resident slot. So the caller
+//! says how many a call may take. What a call did is not lost: the next goes on from there.
 //!
 //! Pure bookkeeping: nothing allocates after [`Policy::new`]. Invariants: a resident slot is in
 //! exactly one of small, main and aside; small and main count what is linked in them, without those
@@ -92,6 +94,8 @@ pub(crate) struct Policy {
     links: Box<[Links]>,
     lens: [u32; 3],
     ghost: Ghost,
+    /// So many of the slots aside, the oldest, may have become able to leave without a `readmit`.
+    unasked: u32,
 }
 
 impl std::fmt::Debug for Policy {
@@ -121,6 +125,7 @@ impl Policy {
             links: (0..slots + 3).map(|own| Links { newer: own, older: own, key: 0 }).collect(),
             lens: [0; 3],
             ghost: Ghost::new(slots - slots / 10),
+            unasked: 0,
         }
     }
 
@@ -153,6 +158,17 @@ impl Policy {
             && *state & FREQ != FREQ
         {
             *state += 1;
+        }
+    }
+
+    /// Lowers the count of hits of a slot. False: it had none.
+    pub(crate) fn cool(&mut self, slot: Slot) -> bool {
+        match self.state.get_mut(slot.index()) {
+            Some(state) if *state != ABSENT && *state & FREQ > 0 => {
+                *state -= 1;
+                true
+            }
+            _ => false,
         }
     }
 
@@ -207,25 +223,46 @@ impl Policy {
         }
     }
 
+    /// The same, if the caller finds that the slot may leave. It is asked only if the slot was put
+    /// aside.
+    #[inline(always)]
+    pub(crate) fn readmit_if(&mut self, slot: Slot, may_leave: impl FnOnce() -> bool) {
+        if self.state.get(slot.index()).is_some_and(|state| state & ASIDE != 0) && may_leave() {
+            self.readmit(slot);
+        }
+    }
+
+    /// Any slot aside may be able to leave by now, and nobody knows which: all are asked about once
+    /// more before [`Policy::evict`] finds nothing.
+    pub(crate) fn ask_again(&mut self) {
+        self.unasked = self.aside_len();
+    }
+
     /// Takes the next victim out of the queues and returns it; if it comes from the small queue,
-    /// its key is remembered. Slots for which `may_leave` says no stay resident.
+    /// its key is remembered. Slots for which `may_leave` says no stay resident. Lowers `steps` by
+    /// what it did, besides the first [`ASIDE_LOOKS`].
     ///
     /// None if no slot of the queues may leave and none of at most 66 that were refused before (see
     /// the module's description). A caller that waits until a slot can leave must call
-    /// [`Policy::readmit`] when one can.
-    pub(crate) fn evict(&mut self, mut may_leave: impl FnMut(Slot) -> bool) -> Option<Slot> {
+    /// [`Policy::readmit`] when one can. None also if `steps` is 0: then another call may find one.
+    pub(crate) fn evict(
+        &mut self,
+        steps: &mut u32,
+        mut may_leave: impl FnMut(Slot) -> bool,
+    ) -> Option<Slot> {
         for _ in 0..ASIDE_LOOKS.min(self.aside_len()) {
             self.look_aside(&mut may_leave);
         }
-        let mut dry_looks = DRY_LOOKS.min(self.aside_len());
+        let mut dry_looks = DRY_LOOKS.max(self.unasked).min(self.aside_len());
         loop {
-            if let Some(victim) = self.evict_from_queues(&mut may_leave) {
+            if let Some(victim) = self.evict_from_queues(steps, &mut may_leave) {
                 return Some(victim);
             }
             loop {
                 if dry_looks == 0 || self.aside_len() == 0 {
                     return None;
                 }
+                *steps = steps.checked_sub(1)?;
                 dry_looks -= 1;
                 if self.look_aside(&mut may_leave) {
                     break;
@@ -234,8 +271,12 @@ impl Policy {
         }
     }
 
-    /// Until a victim is found or the queues are empty.
-    fn evict_from_queues(&mut self, may_leave: &mut impl FnMut(Slot) -> bool) -> Option<Slot> {
+    /// Until a victim is found, the queues are empty, or there are no more `steps`.
+    fn evict_from_queues(
+        &mut self,
+        steps: &mut u32,
+        may_leave: &mut impl FnMut(Slot) -> bool,
+    ) -> Option<Slot> {
         loop {
             // The small queue gives while it has a tenth or more of what both have.
             let list = if 9 * u64::from(self.small_len()) >= u64::from(self.main_len()) {
@@ -244,6 +285,7 @@ impl Policy {
                 LIST_MAIN
             };
             let slot = self.oldest(list)?;
+            *steps = steps.checked_sub(1)?;
             let state = self.state[wide(slot)];
             let freq = state & FREQ;
             self.unlink(list, slot);
@@ -270,6 +312,7 @@ impl Policy {
     /// is back in its queue. There must be one.
     fn look_aside(&mut self, may_leave: &mut impl FnMut(Slot) -> bool) -> bool {
         let Some(slot) = self.oldest(LIST_ASIDE) else { return false };
+        self.unasked = self.unasked.saturating_sub(1);
         self.unlink(LIST_ASIDE, slot);
         let back = may_leave(Slot(slot));
         if back {

@@ -125,6 +125,10 @@ pub(super) fn start_prefetch<S: Store>(
     if span.cache == CacheMode::None || len == 0 || !is_inside {
         return None;
     }
+    // Others of its blocks would leave for them.
+    if core.slots.is_too_much(volume, span.count()) {
+        return None;
+    }
     let missing = missing(core, &span);
     let bytes = span.first() * BLOCK..(span.last() + 1) * BLOCK;
     if missing == 0 || core.locks.overlaps(volume, bytes) {
@@ -273,6 +277,14 @@ fn install<S: Store>(core: &mut Core<S>, job: u32) {
             core.slots.lend_private(slot);
         } else if take_present(core, job, at) {
             continue;
+        } else if let block = span.first() + wide64(at)
+            && !core.slots.has_place(span.volume, block)
+        {
+            // The volume has all that it may have, and none of it can leave.
+            if !asked {
+                continue;
+            }
+            core.slots.lend_private(slot);
         } else {
             let block = span.first() + wide64(at);
             core.slots.install(slot, span.volume, block, Install::Clean);

@@ -72,6 +72,7 @@ impl<S: Store> Shard<S> {
         core.store.fail_waiting(&mut state.ops, &mut core.lists, Errno::ENXIO);
         // It keeps nothing from others any more.
         self.set_cache_min(volume, 0);
+        self.set_cache_max(volume, None);
         self.is_left(volume);
     }
 

@@ -132,6 +132,7 @@ impl<S: Store> Shard<S> {
         let clean = core.slots.capacity() - dirty;
         // What is kept for volumes is nothing that jobs and peers can count on.
         let shared = clean - self.keep_minimums(clean);
+        self.keep_maximums();
         self.memory.set_volumes(&self.core.volumes, shared);
         self.core.sessions.set_slots(shared);
     }
@@ -425,21 +426,22 @@ impl<S: Store> Shard<S> {
     #[inline]
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         self.core.clock.tick(now);
-        let busy = self.core.store.reap();
+        let mut busy = self.core.store.reap();
         if busy {
             self.take_done();
         }
         let waiting = self.core.store.waiting() | self.memory.waiting();
         let waiting = waiting | self.core.sessions.waiting();
         if waiting | self.core.slots.dirty() > 0 {
-            self.let_waiting_go_on();
+            busy |= self.let_waiting_go_on();
         }
         busy
     }
 
-    // Lets go on what waits for the store, for memory, or for its time to be written back.
+    // Lets go on what waits for the store, for memory, or for its time to be written back. True:
+    // the next turn has more of that to do, whatever happens until then.
     #[inline(never)]
-    fn let_waiting_go_on(&mut self) {
+    fn let_waiting_go_on(&mut self) -> bool {
         if self.core.store.waiting() > 0 {
             self.core.store.submit_waiting(&mut self.core.volumes, &mut self.core.lists);
         }
@@ -451,6 +453,8 @@ impl<S: Store> Shard<S> {
         }
         self.write_backs.start_due(&mut self.core);
         self.settle();
+        let trims = self.memory.is_trim_due() && self.trim();
+        trims || self.memory.is_short() && self.core.slots.is_cut()
     }
 
     #[inline(never)]

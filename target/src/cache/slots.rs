@@ -9,6 +9,8 @@
 //!            `-> Free
 //! ```
 //!
+//! A volume with a maximum has `Bounded` slots where others have `Clean` ones (`maximum.rs`).
+//!
 //! A `Private` slot belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` slots are
 //! in the index; a `Writing` slot is dirty and with a write-back. A `Detached` slot left the index
 //! while RDMA or the store still read it; it is free when the last pin is gone.
@@ -20,23 +22,29 @@
 
 mod dirty;
 mod free;
+mod maximum;
 mod meta;
 mod minimum;
+mod ranges;
 
 use rblk_fabric::Region;
-use rblk_protocol::width::{narrow, wide, wide64};
+use rblk_protocol::width::wide;
 
 use self::free::FreeSlots;
-use self::meta::{DirtyList, Meta};
+use self::maximum::Trim;
 pub use self::meta::{Holders, Install, SlotCounts, State};
+use self::meta::{Meta, VolumeSlots};
 use super::SLOT_BYTES;
 use super::policy::{Policy, Slot};
 use crate::arena::Arena;
-use crate::store::{Segment, VolumeIndex};
+use crate::store::VolumeIndex;
 
 const NONE: u32 = u32::MAX;
 /// At most this part of the slots is kept free so that long requests find memory in one run.
 const RESERVE: usize = 16;
+/// Steps of the policy that one allocation takes: a fraction of a millisecond. More than four times
+/// the blocks of the longest request, since each try may be refused those that the request has.
+const STEPS: u32 = 4096;
 
 /// The slots of one shard.
 #[derive(Debug)]
@@ -47,10 +55,13 @@ pub struct Slots {
     buckets: Box<[u32]>,
     seed: u64,
     policy: Policy,
-    lists: Vec<DirtyList>,
+    lists: Vec<VolumeSlots>,
     totals: Totals,
     // Something was freed since the last failed allocation.
     freed: bool,
+    // The last search for a slot that can leave took all its steps.
+    cut: bool,
+    trim: Trim,
 }
 
 // Slots of all volumes.
@@ -83,6 +94,8 @@ impl Slots {
             lists: Vec::new(),
             totals: Totals::default(),
             freed: false,
+            cut: false,
+            trim: Trim::default(),
             free: FreeSlots::new(arena),
         }
     }
@@ -93,11 +106,11 @@ impl Slots {
         self.free.region()
     }
 
-    /// Makes room for the dirty list and the counts of a volume.
+    /// Makes room for the lists and the counts of a volume.
     pub(crate) fn add_volume(&mut self, volume: VolumeIndex) {
         let at = usize::from(volume.0);
         if self.lists.len() <= at {
-            self.lists.resize_with(at + 1, DirtyList::default);
+            self.lists.resize_with(at + 1, VolumeSlots::default);
         }
     }
 
@@ -154,12 +167,20 @@ impl Slots {
     /// How many slots a volume has.
     #[must_use]
     pub(crate) fn counts(&self, volume: VolumeIndex) -> SlotCounts {
-        self.lists.get(usize::from(volume.0)).map_or_else(SlotCounts::default, |list| list.counts)
+        let counts = |list: &VolumeSlots| SlotCounts { failed: list.failed(), ..list.counts };
+        self.lists.get(usize::from(volume.0)).map_or_else(SlotCounts::default, counts)
     }
 
     /// Whether memory was freed since the last call. The call resets it.
     pub(crate) fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
+    }
+
+    /// Whether an allocation found nothing, or less than it could use, only because a search for a
+    /// slot that can leave took too long. The next one goes on with it.
+    #[must_use]
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// What holds a slot.
@@ -258,7 +279,7 @@ impl Slots {
     // A free slot of the arena, or one that leaves the index.
     #[inline(never)]
     fn find_one(&mut self) -> Option<Slot> {
-        self.free.take_one().or_else(|| self.evict())
+        self.free.take_one().or_else(|| self.evict(&mut { STEPS }))
     }
 
     /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;
@@ -273,8 +294,9 @@ impl Slots {
             return true;
         }
         self.free.gather();
+        let mut steps = STEPS;
         while self.free.len() < count {
-            if !self.make_room() {
+            if !self.make_room(&mut steps) {
                 return false;
             }
         }
@@ -284,7 +306,7 @@ impl Slots {
         let spare = self.metas.len().div_ceil(RESERVE) + count;
         for _ in 0..count {
             let enough = self.free.has_run(count) || self.free.len() >= spare;
-            if enough || !self.make_room() {
+            if enough || !self.make_room(&mut steps) {
                 break;
             }
         }
@@ -297,24 +319,29 @@ impl Slots {
     }
 
     // Makes memory free, if there is a slot that can leave.
-    fn make_room(&mut self) -> bool {
-        let Some(victim) = self.evict() else { return false };
+    fn make_room(&mut self, steps: &mut u32) -> bool {
+        let Some(victim) = self.evict(steps) else { return false };
         self.free.give_to_arena(victim);
         self.freed = true;
         true
     }
 
-    // Takes a slot that can leave out of the index, if there is any. It is the caller's: neither in
-    // the arena nor loose.
-    fn evict(&mut self) -> Option<Slot> {
+    // Takes a slot that can leave out of the index, if one is found in so many steps. It is the
+    // caller's: neither in the arena nor loose.
+    fn evict(&mut self, steps: &mut u32) -> Option<Slot> {
         let (metas, lists) = (&self.metas, &self.lists);
         let may_leave = |slot: Slot| {
             let meta = &metas[slot.index()];
-            meta.state == State::Clean
+            meta.state.is_clean()
                 && meta.is_unpinned()
                 && lists[usize::from(meta.volume)].has_spare()
         };
-        let victim = self.policy.evict(may_leave)?;
+        let victim = self.policy.evict(steps, may_leave);
+        self.cut = *steps == 0;
+        let victim = victim?;
+        if self.state(victim) == State::Bounded {
+            self.leave_clean(victim);
+        }
         self.unlink(victim);
         self.totals.evictions += 1;
         let counts = self.counts_of(victim);
@@ -373,7 +400,8 @@ impl Slots {
         let (order, now_ms) = match (how, was) {
             (Install::Clean, _) | (Install::Merged, None) => {
                 // As in `install_clean`.
-                return self.policy.readmit(slot);
+                self.readmit(slot);
+                return self.enter_clean(slot);
             }
             (Install::Merged, Some(was)) => (was.since, was.since_ms),
             // The older data is not in the store. The newer takes over its age.
@@ -389,7 +417,7 @@ impl Slots {
         self.enter_list(slot, after, order, now_ms);
     }
 
-    /// The same, of a block that the store has.
+    /// The same, of a block that the store has. The slot is free if the volume has no place for it.
     #[inline(always)]
     pub(crate) fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
         let bucket = self.bucket(self.hash(volume.0, block));
@@ -409,12 +437,16 @@ impl Slots {
             _ => self.install_clean_anywhere(slot, volume, block),
         }
         // It may have taken the place of a slot that could not leave.
-        self.policy.readmit(slot);
+        self.readmit(slot);
     }
 
     #[inline(never)]
     fn install_clean_anywhere(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
+        if !self.has_place(volume, block) {
+            return self.give_back(slot);
+        }
         self.put(slot, volume, block);
+        self.enter_clean(slot);
     }
 
     // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not
@@ -441,15 +473,21 @@ impl Slots {
         meta.chain = old.map_or(NONE, |(_, chain, _)| chain);
         let mut was = None;
         if let Some((old, _, state)) = old {
-            if matches!(state, State::Dirty | State::Writing) {
+            if state.is_dirty() {
                 was = Some(metas[at as usize]);
                 self.leave_list(old);
+            } else if state == State::Bounded {
+                self.leave_clean(old);
             }
             self.policy.replace(old, slot);
             self.detach(old);
         } else {
             self.policy.insert(slot, hash);
-            self.counts_of(slot).cached += 1;
+            let list = &mut self.lists[usize::from(volume.0)];
+            list.counts.cached += 1;
+            if list.counts.cached > list.max {
+                self.drop_clean(volume);
+            }
         }
         was
     }
@@ -477,11 +515,7 @@ impl Slots {
     /// Lends a slot of the index, to send from it.
     #[inline]
     pub(crate) fn lend(&mut self, slot: Slot) {
-        debug_assert!(
-            matches!(self.state(slot), State::Clean | State::Dirty | State::Writing),
-            "{:?}",
-            self.holders(slot)
-        );
+        debug_assert!(self.state(slot).is_in_index(), "{:?}", self.holders(slot));
         let sends = &mut self.metas[slot.index()].sends;
         if *sends == 0 {
             self.totals.pinned += 1;
@@ -522,75 +556,6 @@ impl Slots {
         }
         // A clean slot may leave now.
         self.freed = true;
-        self.policy.readmit(slot);
-    }
-
-    /// The slot that all of a segment is in. `None`: it is in several.
-    #[inline(always)]
-    pub(crate) fn slot_of(&self, segment: Segment) -> Option<Slot> {
-        let from = segment.offset - self.free.start();
-        (from % SLOT_BYTES + wide(segment.len) <= SLOT_BYTES)
-            .then(|| Slot(narrow(from / SLOT_BYTES)))
-    }
-
-    /// Slots that a segment touches.
-    #[inline(always)]
-    pub(crate) fn slots_of(&self, segment: Segment) -> impl Iterator<Item = Slot> + use<> {
-        let first = self.free.slot_at(segment.offset);
-        let last = self.free.slot_at(segment.offset + (segment.len as usize).max(1) - 1);
-        (first.0..=last.0).map(Slot)
-    }
-
-    /// Calls `act` with every slot in the index of a volume's blocks `first..=last`. The cost is
-    /// the number of these blocks, or of all slots if there are fewer.
-    pub(crate) fn for_each_in(
-        &mut self,
-        volume: VolumeIndex,
-        first: u64,
-        last: u64,
-        mut act: impl FnMut(&mut Self, Slot),
-    ) {
-        if last - first < wide64(self.metas.len()) {
-            for block in first..=last {
-                if let Some(slot) = self.find(volume, block) {
-                    act(self, slot);
-                }
-            }
-        } else {
-            for at in (0u32..).take(self.metas.len()) {
-                let meta = &self.metas[at as usize];
-                if meta.volume == volume.0
-                    && (first..=last).contains(&meta.block)
-                    && matches!(meta.state, State::Clean | State::Dirty | State::Writing)
-                {
-                    act(self, Slot(at));
-                }
-            }
-        }
-    }
-
-    /// Appends the bytes `skip..skip + len` of slots in a row to `out`, neighbours joined.
-    pub(crate) fn segments(
-        &self,
-        slots: impl Iterator<Item = Slot>,
-        mut skip: usize,
-        len: u32,
-        out: &mut Vec<Segment>,
-    ) {
-        let mut left = len as usize;
-        for slot in slots {
-            if left == 0 {
-                break;
-            }
-            let take = (SLOT_BYTES - skip).min(left);
-            let offset = self.offset(slot) + skip;
-            let bytes = narrow(take);
-            match out.last_mut() {
-                Some(last) if last.offset + last.len as usize == offset => last.len += bytes,
-                _ => out.push(Segment { offset, len: bytes }),
-            }
-            skip = 0;
-            left -= take;
-        }
+        self.readmit(slot);
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct VolumeState {
     read_only: bool,
     /// Clean slots that it keeps when others need memory.
     pub cache_min: u32,
+    /// Most slots of the index that it has.
+    pub cache_max: Option<u32>,
     /// Its share of memory.
     pub share: Share,
     /// Its operations at the store.
@@ -199,6 +201,7 @@ impl Volumes {
             size_bytes,
             read_only,
             cache_min: 0,
+            cache_max: None,
             share: Share::default(),
             ops: VolumeOps::default(),
             write_backs: VolumeWriteBacks::default(),

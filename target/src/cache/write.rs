@@ -20,7 +20,7 @@ use super::core::Core;
 use super::job::Kind;
 use super::memory::MemoryQueue;
 use super::message::PartToken;
-use super::slots::{Install, State};
+use super::slots::Install;
 use super::span::{BLOCK, Span};
 use super::write_back::WriteBacks;
 use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
@@ -290,6 +290,9 @@ fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, j
             };
             core.copy_around(&span, block, rest, slot);
             how = Install::Merged;
+        } else if !core.slots.has_place(span.volume, block) {
+            core.slots.give_back(slot);
+            continue;
         }
         core.slots.install(slot, span.volume, block, how);
     }
@@ -299,7 +302,7 @@ fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, j
 /// will be written.
 pub(super) fn forget_clean<S: Store>(core: &mut Core<S>, span: &Span) {
     core.slots.for_each_in(span.volume, span.first(), span.last(), |slots, slot| {
-        if slots.state(slot) == State::Clean {
+        if slots.state(slot).is_clean() {
             slots.forget(slot);
         }
     });

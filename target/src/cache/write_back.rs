@@ -4,7 +4,7 @@
 //! acknowledged. A write-back takes the oldest, joins the dirty neighbours of its block, waits for
 //! the lock on the range and writes all of it in one operation. It begins when a flush asks for it,
 //! when a block has been dirty for [`write_back_delay`](super::ShardOptions::write_back_delay), or
-//! when half of the room for dirty blocks is taken.
+//! when half of the room for dirty blocks is taken, or half of what its volume may have at most.
 //!
 //! A flush covers every block that was dirty when it came: it waits until the list has nothing as
 //! old, and no write-back on its way has anything as old. A block that is written again before that
@@ -79,12 +79,13 @@ impl WriteBacks {
 
     /// Whether so many more blocks of a volume may be dirty. A volume whose store fails has no
     /// room: its users learn of the failure from their writes, and it does not take the room of the
-    /// others.
+    /// others. Nor has a volume where they would be more than its maximum.
     #[inline]
     pub(super) fn has_room(&self, slots: &Slots, volume: VolumeIndex, more: usize) -> bool {
-        slots.dirty() + slots.outdated() + self.merging + more <= self.dirty_max
+        let more = self.merging + more;
+        slots.dirty() + slots.outdated() + more <= self.dirty_max
             && !self.stopping
-            && slots.failed(volume) == 0
+            && slots.may_be_dirty(volume, more)
     }
 
     /// A write of so many blocks reads its edges; then its blocks are dirty.
@@ -172,6 +173,7 @@ impl WriteBacks {
                 continue;
             }
             let rests = rests(core, volume);
+            let crowded = crowded || core.slots.is_crowded(volume);
             for _ in under_way(core, volume)..IN_FLIGHT {
                 let Some(slot) = core.slots.oldest_dirty(volume) else { break };
                 let (order, since_ms) = core.slots.since(slot);

@@ -91,6 +91,9 @@ pub enum Ask {
         /// What it keeps of the cache.
         #[serde(default)]
         cache_min: Option<Wish<ByteSize>>,
+        /// What it has of the cache at most.
+        #[serde(default)]
+        cache_max: Option<Wish<ByteSize>>,
         /// Other limits.
         #[serde(default)]
         limits: LimitsWish,

@@ -45,10 +45,11 @@ pub(super) async fn carry_out(
         Ask::ResizeVolume { name, size, shrink } => {
             change(requests, name.clone(), Change::Resize { name, size, shrink }).await
         }
-        Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, limits } => {
+        Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, cache_max, limits } => {
             match running(requests, &name).await {
                 Ok(config) => {
-                    let config = set(&config, read_only, cache, read_ahead, cache_min, limits);
+                    let (min, max) = (cache_min, cache_max);
+                    let config = set(&config, read_only, cache, read_ahead, min, max, limits);
                     change(requests, name, Change::Become(config)).await
                 }
                 Err(error) => Err(error),

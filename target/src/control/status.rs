@@ -168,6 +168,9 @@ pub struct VolumeStatus {
     /// Bytes of the cache that it keeps when other volumes need memory; 0: none.
     #[serde(default)]
     pub cache_min_bytes: u64,
+    /// Bytes of the cache that it has at most; none: as many as there are.
+    #[serde(default)]
+    pub cache_max_bytes: Option<u64>,
     /// Its counters, all poll groups together; zeros for volumes that are not `file`.
     pub counts: VolumeCounts,
     /// Its commands, all poll groups together.
@@ -343,6 +346,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         volatile_cache: v.has_volatile_cache(),
         cache: v.cache,
         cache_min_bytes: v.cache_min_bytes,
+        cache_max_bytes: v.cache_max_bytes,
         counts,
         io,
         limits: v.limits.as_ref().map(|limiter| limiter.limits()).unwrap_or_default(),

@@ -38,6 +38,7 @@ fn volume() -> Arc<Volume> {
         placement: Placement::Store,
         cache: CacheMode::None,
         cache_min_bytes: 0,
+        cache_max_bytes: None,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,

@@ -396,6 +396,7 @@ impl Control {
                 volume.cache = config.cache.unwrap_or_default();
             }
             volume.cache_min_bytes = config.cache_min.unwrap_or_default().0;
+            volume.cache_max_bytes = config.cache_max.map(|max| max.0);
             volume.read_ahead_bytes = u32::try_from(config.read_ahead.0).unwrap_or(u32::MAX);
         }
         if let (Placement::Memory(_), true) = (&before.placement, bytes != before.size_bytes()) {
@@ -688,6 +689,7 @@ pub(crate) fn set(
     cache: Option<CacheMode>,
     read_ahead: Option<ByteSize>,
     cache_min: Option<Wish<ByteSize>>,
+    cache_max: Option<Wish<ByteSize>>,
     limits: LimitsWish,
 ) -> VolumeConfig {
     let mut config = config.clone();
@@ -701,5 +703,6 @@ pub(crate) fn set(
     }
     config.read_ahead = read_ahead.unwrap_or(config.read_ahead);
     config.cache_min = Wish::on(cache_min, config.cache_min);
+    config.cache_max = Wish::on(cache_max, config.cache_max);
     config
 }

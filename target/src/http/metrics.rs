@@ -409,6 +409,16 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
             family.sample(&[("volume", &v.name)], value(&v.counts));
         }
     }
+    let help = "Bytes of the cache that the volume keeps when others need memory.";
+    let mut family = all.family("rblk_target_volume_cache_min_bytes", Kind::Gauge, help);
+    for v in volumes.iter().filter(|v| v.cache_min_bytes > 0) {
+        family.sample(&[("volume", &v.name)], v.cache_min_bytes);
+    }
+    let help = "Most bytes of the cache that the volume has.";
+    let mut family = all.family("rblk_target_volume_cache_max_bytes", Kind::Gauge, help);
+    for (v, max) in volumes.iter().filter_map(|v| Some((v, v.cache_max_bytes?))) {
+        family.sample(&[("volume", &v.name)], max);
+    }
 }
 
 /// Limits, and what waited for them. What has no limit has no sample.

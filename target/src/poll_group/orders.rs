@@ -84,15 +84,18 @@ impl<S: Store> PollGroup<S> {
         if matches!(volume.placement, Placement::Store) {
             let Volume { index, cache, read_only, .. } = *volume;
             self.turn.shard.add_volume(index, cache, volume.size_bytes(), read_only, stats);
-            self.keep_cache_min(volume);
+            self.bound_cache(volume);
         }
     }
 
-    /// The shard keeps its part of what a volume keeps of the cache.
-    pub(super) fn keep_cache_min(&mut self, volume: &Volume) {
-        let part = volume.cache_min_bytes / wide64(self.turn.groups()) / wide64(SLOT_BYTES);
-        let slots = u32::try_from(part).unwrap_or(u32::MAX);
-        self.turn.shard.set_cache_min(volume.index, slots);
+    /// The shard has its part of what a volume keeps of the cache, and of what it has at most.
+    pub(super) fn bound_cache(&mut self, volume: &Volume) {
+        let groups = wide64(self.turn.groups());
+        let part = |bytes: u64| u32::try_from(bytes / groups / wide64(SLOT_BYTES));
+        let slots = |bytes| part(bytes).unwrap_or(u32::MAX);
+        self.turn.shard.set_cache_min(volume.index, slots(volume.cache_min_bytes));
+        let most = volume.cache_max_bytes.map(|bytes| slots(bytes).max(1));
+        self.turn.shard.set_cache_max(volume.index, most);
     }
 
     fn take_notice(&mut self, notice: Notice) {

@@ -86,7 +86,7 @@ impl<S: Store> PollGroup<S> {
             VolumeStep::Access(volume) => {
                 let index = volume.index;
                 self.limits_change(Some(index), None);
-                self.keep_cache_min(&volume);
+                self.bound_cache(&volume);
                 self.turn.access.open_to_commands(volume);
                 self.release_writes(index);
                 return self.stepped(ticket, Ok(()));

@@ -105,7 +105,10 @@ fn caches(volumes: &[VolumeStatus]) -> Table {
             v.name.clone(),
             mode.to_owned(),
             figures::percent(c.hit_ratio()),
-            figures::size(c.cached_bytes),
+            match v.cache_max_bytes {
+                None => figures::size(c.cached_bytes),
+                Some(max) => format!("{} of {}", figures::size(c.cached_bytes), figures::size(max)),
+            },
             match v.cache_min_bytes {
                 0 => "-".to_owned(),
                 bytes => figures::size(bytes),
@@ -324,11 +327,17 @@ mod tests {
             cache_min_bytes,
             ..volume("busy", "file", CacheMode::WriteBack)
         };
+        let bounded = VolumeStatus {
+            cache_max_bytes: Some(256 << 20),
+            ..volume("bounded", "file", CacheMode::WriteThrough)
+        };
         let volumes = [
             volume("m", "memory", CacheMode::None),
             busy,
             volume("idle", "file", CacheMode::WriteThrough),
         ];
+        let text = caches(&[bounded]).to_string();
+        assert!(text.contains("0B of 256MiB"), "{text}");
         let text = caches(&volumes).to_string();
         let lines: Vec<Vec<&str>> =
             text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();

@@ -215,6 +215,7 @@ fn volumes_follow_what_holds_their_writes() {
         placement,
         cache,
         cache_min_bytes: 0,
+        cache_max_bytes: None,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,

@@ -423,6 +423,7 @@ fn parts(holders: Holders) -> CoreParts {
             placement: Placement::Null,
             cache: CacheMode::None,
             cache_min_bytes: 0,
+            cache_max_bytes: None,
             read_ahead_bytes: 0,
             discard: true,
             discard_granularity_bytes: 512,

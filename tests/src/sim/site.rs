@@ -149,23 +149,19 @@ impl Site {
             volumes,
             ..RigOptions::default()
         };
-        let mut first = None;
-        let rig = Rig::new(&options, |region| {
-            let first: &mut CrashStore = first.get_or_insert_with(|| {
-                let mut store = CrashStore::new(region, plan.seed);
-                store.set_volume(VOLUME, image.clone());
-                store.set_conditions(plan.store);
-                if plan.neighbour {
-                    store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
-                }
-                if plan.cache != CacheMode::None {
-                    store.set_exclusive();
-                }
-                store
-            });
-            first.another()
-        })
-        .expect("a rig");
+        let stores = CrashStore::shared(|region| {
+            let mut store = CrashStore::new(region, plan.seed);
+            store.set_volume(VOLUME, image.clone());
+            store.set_conditions(plan.store);
+            if plan.neighbour {
+                store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
+            }
+            if plan.cache != CacheMode::None {
+                store.set_exclusive();
+            }
+            store
+        });
+        let rig = Rig::new(&options, stores).expect("a rig");
         let mut random = Random::new(plan.seed ^ 0x7461_7267);
         let lineage = Lineage { process: id(&mut random), machine: id(&mut random) };
         let mut site = Self {
@@ -488,29 +484,24 @@ impl Site {
     pub fn start(&mut self, left: &Left, before: Option<&CrashStore>, log: &mut Log) {
         log.add("target starts", [0; 3]);
         let plan = &self.plan;
-        let mut first = None;
         let seed = self.random.bits();
-        self.rig
-            .start_target(|region| {
-                let first: &mut CrashStore = first.get_or_insert_with(|| match (left, before) {
-                    (Left::Everything, Some(before)) => before.over(region),
-                    (Left::Everything, None) => panic!("no disk"),
-                    (Left::Image(image), _) => {
-                        let mut store = CrashStore::new(region, seed);
-                        store.set_volume(VOLUME, image.clone());
-                        store.set_conditions(plan.store);
-                        if plan.neighbour {
-                            store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
-                        }
-                        if plan.cache != CacheMode::None {
-                            store.set_exclusive();
-                        }
-                        store
-                    }
-                });
-                first.another()
-            })
-            .expect("a target");
+        let stores = CrashStore::shared(|region| match (left, before) {
+            (Left::Everything, Some(before)) => before.over(region),
+            (Left::Everything, None) => panic!("no disk"),
+            (Left::Image(image), _) => {
+                let mut store = CrashStore::new(region, seed);
+                store.set_volume(VOLUME, image.clone());
+                store.set_conditions(plan.store);
+                if plan.neighbour {
+                    store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
+                }
+                if plan.cache != CacheMode::None {
+                    store.set_exclusive();
+                }
+                store
+            }
+        });
+        self.rig.start_target(stores).expect("a target");
         self.begin();
     }
 

@@ -249,7 +249,7 @@ impl Pair {
             }
             Op::Evict => {
                 let (mut asked, mut expected) = (Vec::new(), Vec::new());
-                let victim = self.policy.evict(|slot| {
+                let victim = self.policy.evict(&mut { u32::MAX }, |slot| {
                     asked.push(slot.0);
                     assert!(asked.len() <= slots as usize * 2 + 66, "no end in sight");
                     !self.stuck.contains(&slot.0)
@@ -382,7 +382,7 @@ fn a_policy_without_slots_has_no_victim() {
     policy.remove(Slot(7));
     assert!(!policy.is_resident(Slot(0)));
     assert!(policy.is_empty());
-    assert_eq!(policy.evict(|_| true), None);
+    assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), None);
 }
 
 /// The algorithm by hand: what the model and the policy could both have wrong.
@@ -397,8 +397,8 @@ fn follows_the_paper() {
     policy.touch(Slot(0));
     policy.touch(Slot(1));
     policy.touch(Slot(1));
-    assert_eq!(policy.evict(|_| true), Some(Slot(0)));
-    assert_eq!(policy.evict(|_| true), Some(Slot(2)));
+    assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(0)));
+    assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(2)));
     assert_eq!((policy.small_len(), policy.main_len(), policy.ghost_len()), (17, 1, 2));
     // The ghost remembers the block of slot 0, wherever it comes back, and only once.
     policy.insert(Slot(2), 100);
@@ -409,7 +409,7 @@ fn follows_the_paper() {
     // A moved block keeps its place and key: slot 3 is next to leave the small queue.
     policy.replace(Slot(3), Slot(0));
     assert!(policy.is_resident(Slot(0)) && !policy.is_resident(Slot(3)));
-    assert_eq!(policy.evict(|_| true), Some(Slot(0)));
+    assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(0)));
     policy.insert(Slot(0), 103);
     assert_eq!(policy.main_len(), 2);
     // All of the small queue is hit: it shrinks below a tenth, then the main queue gives, the
@@ -419,7 +419,7 @@ fn follows_the_paper() {
         policy.touch(Slot(slot));
         policy.touch(Slot(slot));
     }
-    assert_eq!(policy.evict(|_| true), Some(Slot(1)));
+    assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(1)));
     assert_eq!((policy.small_len(), policy.ghost_len()), (1, ghost));
     policy.insert(Slot(1), 101);
     assert_eq!((policy.small_len(), policy.main_len()), (2, 17));
@@ -440,10 +440,10 @@ fn a_block_in_the_main_queue_stays_for_as_many_rounds_as_it_was_hit() {
         for _ in 0..hits.min(3) {
             insert_in_main(&mut policy, 1);
             assert_eq!(policy.main_len(), 2);
-            assert_eq!(policy.evict(|_| true), Some(Slot(1)), "{hits} hits");
+            assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(1)), "{hits} hits");
         }
         insert_in_main(&mut policy, 1);
-        assert_eq!(policy.evict(|_| true), Some(Slot(0)), "{hits} hits");
+        assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(0)), "{hits} hits");
     }
 }
 
@@ -460,7 +460,7 @@ fn stuck_slots_stay_and_the_rest_can_leave() {
     }
     let stuck = |slot: Slot| !slot.0.is_multiple_of(7);
     let mut left = HashSet::new();
-    while let Some(victim) = policy.evict(|slot| !stuck(slot)) {
+    while let Some(victim) = policy.evict(&mut { u32::MAX }, |slot| !stuck(slot)) {
         assert!(!stuck(victim));
         assert!(left.insert(victim), "left twice");
     }
@@ -468,11 +468,11 @@ fn stuck_slots_stay_and_the_rest_can_leave() {
     assert!((0..SLOTS).all(|slot| policy.is_resident(Slot(slot)) == stuck(Slot(slot))));
     // One is told of: it is the next.
     policy.readmit(Slot(500));
-    assert_eq!(policy.evict(|slot| slot == Slot(500)), Some(Slot(500)));
-    assert_eq!(policy.evict(|_| false), None);
+    assert_eq!(policy.evict(&mut { u32::MAX }, |slot| slot == Slot(500)), Some(Slot(500)));
+    assert_eq!(policy.evict(&mut { u32::MAX }, |_| false), None);
     // One is not: a bounded number of calls finds it.
     let calls = policy.len().div_ceil(DRY_LOOKS) as usize;
-    let found = (0..calls).find_map(|_| policy.evict(|slot| slot == Slot(501)));
+    let found = (0..calls).find_map(|_| policy.evict(&mut { u32::MAX }, |slot| slot == Slot(501)));
     assert_eq!(found, Some(Slot(501)));
 }
 
@@ -486,7 +486,7 @@ fn slots_that_are_stuck_are_not_asked_about_again_and_again() {
     // All are stuck.
     let mut asked = 0u32;
     for _ in 0..1000 {
-        let none = policy.evict(|_| {
+        let none = policy.evict(&mut { u32::MAX }, |_| {
             asked += 1;
             false
         });
@@ -498,7 +498,7 @@ fn slots_that_are_stuck_are_not_asked_about_again_and_again() {
     for key in 0..1000 {
         policy.remove(Slot(9));
         policy.insert(Slot(9), u64::from(SLOTS) + key);
-        let victim = policy.evict(|slot| {
+        let victim = policy.evict(&mut { u32::MAX }, |slot| {
             asked += 1;
             slot == Slot(9)
         });
@@ -509,7 +509,7 @@ fn slots_that_are_stuck_are_not_asked_about_again_and_again() {
     asked = 0;
     for slot in 10..1010 {
         policy.readmit(Slot(slot));
-        let victim = policy.evict(|other| {
+        let victim = policy.evict(&mut { u32::MAX }, |other| {
             asked += 1;
             other == Slot(slot)
         });
@@ -568,7 +568,7 @@ impl Cache for S3Fifo {
             return true;
         }
         let slot = self.free.pop().unwrap_or_else(|| {
-            let slot = self.policy.evict(|_| true).unwrap();
+            let slot = self.policy.evict(&mut { u32::MAX }, |_| true).unwrap();
             self.index.remove(&self.blocks[slot.index()]).unwrap();
             slot
         });

@@ -41,21 +41,24 @@ impl Slots {
         (meta.since, meta.since_ms) = (order, now_ms);
         meta.state = State::Dirty;
         self.lists[list].counts.dirty += 1;
-        self.lists[list].counts.failed += u32::from(meta.failed);
+        self.lists[list].watch += u32::from(meta.failed);
         self.totals.dirty += 1;
     }
 
-    // Takes a slot out of the count of dirty ones, and out of the list if it is there. The caller
+    // Takes a slot out of the count of dirty ones, and out of the list that it is in. The caller
     // gives it a new state.
     pub(super) fn leave_list(&mut self, slot: Slot) {
         let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.index()];
-        if !matches!(state, State::Dirty | State::Writing) {
+        if !state.is_dirty() {
+            if state == State::Bounded {
+                self.leave_clean(slot);
+            }
             return;
         }
         self.totals.dirty -= 1;
         let list = &mut self.lists[usize::from(volume)];
         list.counts.dirty -= 1;
-        list.counts.failed -= u32::from(failed);
+        list.watch -= u32::from(failed);
         self.metas[slot.index()].failed = false;
         if state == State::Writing {
             return;
@@ -91,7 +94,7 @@ impl Slots {
         meta.failed = failed;
         let volume = usize::from(meta.volume);
         self.lists[volume].counts.dirty += 1;
-        self.lists[volume].counts.failed += u32::from(failed);
+        self.lists[volume].watch += u32::from(failed);
     }
 
     /// The store has the slot's bytes.
@@ -100,8 +103,9 @@ impl Slots {
         if self.state(slot) == State::Writing {
             self.leave_list(slot);
             self.metas[slot.index()].state = State::Clean;
-            self.policy.readmit(slot);
+            self.readmit(slot);
             self.freed = true;
+            self.enter_clean(slot);
         }
         self.free_if_unpinned(slot);
     }

@@ -12,12 +12,33 @@ pub enum State {
     Private,
     /// Same as the store.
     Clean,
+    /// The same, and in the list of those of a volume with a maximum.
+    Bounded,
     /// Newer than the store.
     Dirty,
     /// Newer than the store, and with a write-back.
     Writing,
     /// Out of the index. RDMA or the store still reads it.
     Detached,
+}
+
+impl State {
+    /// Whether the slot is in the index, and the same as the store.
+    #[inline]
+    pub(crate) fn is_clean(self) -> bool {
+        matches!(self, Self::Clean | Self::Bounded)
+    }
+
+    /// Whether the slot is in the index, and newer than the store.
+    #[inline]
+    pub(crate) fn is_dirty(self) -> bool {
+        matches!(self, Self::Dirty | Self::Writing)
+    }
+
+    /// Whether the slot is in the index.
+    pub(crate) fn is_in_index(self) -> bool {
+        self.is_clean() || self.is_dirty()
+    }
 }
 
 /// What is kept of a slot.
@@ -31,7 +52,7 @@ pub(super) struct Meta {
     pub(super) since_ms: u32,
     /// The next slot of the same bucket of the index.
     pub(super) chain: u32,
-    /// Neighbours in the list of dirty slots.
+    /// Neighbours in the list of dirty slots, or of clean ones of a volume with a maximum.
     pub(super) prev: u32,
     pub(super) next: u32,
     /// RDMA reads it: times lent.
@@ -113,18 +134,38 @@ pub struct SlotCounts {
     pub evictions: u64,
 }
 
-/// The dirty slots of a volume, oldest first, and the counts of its slots.
+/// In [`VolumeSlots::watch`]: the volume has a maximum.
+pub(super) const BOUNDED: u32 = 1 << 31;
+
+/// The slots of a volume: its lists of them, and how many there are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DirtyList {
-    /// The slot that is dirty for longest.
+pub(super) struct VolumeSlots {
+    /// Dirty slots: the one that is dirty for longest, and the last.
     pub(super) head: u32,
     pub(super) tail: u32,
+    /// Without those that failed.
     pub(super) counts: SlotCounts,
+    /// Slots whose last write-back failed, and [`BOUNDED`]. Most writes need to know only that this
+    /// is 0.
+    pub(super) watch: u32,
     /// Clean slots that stay when others need memory.
     pub(super) min: u32,
+    /// Most slots of the index.
+    pub(super) max: u32,
+    /// Clean slots that came while there was a maximum: the next one to leave, and the last.
+    pub(super) clean_head: u32,
+    pub(super) clean_tail: u32,
+    /// How many these are.
+    pub(super) listed: u32,
 }
 
-impl DirtyList {
+impl VolumeSlots {
+    /// Slots whose last write-back failed.
+    #[inline]
+    pub(super) fn failed(&self) -> u32 {
+        self.watch & !BOUNDED
+    }
+
     /// Whether a clean slot of the volume may leave.
     #[inline]
     pub(super) fn has_spare(&self) -> bool {
@@ -132,8 +173,18 @@ impl DirtyList {
     }
 }
 
-impl Default for DirtyList {
+impl Default for VolumeSlots {
     fn default() -> Self {
-        Self { head: NONE, tail: NONE, counts: SlotCounts::default(), min: 0 }
+        Self {
+            head: NONE,
+            tail: NONE,
+            counts: SlotCounts::default(),
+            watch: 0,
+            min: 0,
+            max: u32::MAX,
+            clean_head: NONE,
+            clean_tail: NONE,
+            listed: 0,
+        }
     }
 }

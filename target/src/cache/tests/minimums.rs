@@ -93,9 +93,100 @@ fn a_volume_above_its_minimum_always_has_a_slot_that_is_found() {
     (1..4).for_each(finds_what_may_leave);
 }
 
+/// The first search for a victim after a volume reached its minimum, and the first after many of
+/// its slots were lent, are spread over many calls: others wait for none of them.
+#[test]
+fn one_call_looks_at_few_slots() {
+    const SLOTS: u32 = 10_000;
+    const MOST: u32 = 4096;
+    let region = Region::allocate(SLOTS as usize * SLOT_BYTES, PageKind::Normal).unwrap();
+    let mut slots = Slots::new(Arena::new(region, 16 << 10).unwrap(), 7);
+    [VOLUME, OTHER].iter().for_each(|volume| slots.add_volume(*volume));
+    slots.set_min(VOLUME, SLOTS - 1);
+    let kept: Vec<Slot> = (0..u64::from(SLOTS) - 1)
+        .map(|block| {
+            let slot = slots.allocate_one().unwrap();
+            slots.install(slot, VOLUME, block, Install::Clean);
+            slot
+        })
+        .collect();
+    let last = slots.allocate_one().unwrap();
+    slots.install(last, OTHER, 0, Install::Clean);
+    let search = |slots: &mut Slots| {
+        let mut calls = 0;
+        loop {
+            let before = slots.aside();
+            calls += 1;
+            let found = slots.allocate_one();
+            let looks = slots.aside() - before;
+            assert!(looks <= MOST, "call {calls} looked at {looks} slots");
+            match found {
+                Some(slot) => return (calls, slot),
+                None => assert!(slots.is_cut(), "call {calls} gave up"),
+            }
+        }
+    };
+    let (calls, found) = search(&mut slots);
+    assert!((3..10).contains(&calls), "{calls} calls");
+    assert_eq!(found, last);
+    assert!(slots.allocate_one().is_none() && !slots.is_cut(), "nothing may leave");
+    // Each slot that is kept is lent and comes back: it is not looked at again.
+    for slot in kept {
+        slots.touch(slot);
+        slots.lend(slot);
+        slots.unlend(slot);
+    }
+    assert_eq!(slots.aside(), SLOTS - 1);
+    slots.install(found, OTHER, 0, Install::Clean);
+    assert_eq!(search(&mut slots), (1, found));
+    // A lower minimum: the slots above it are found, a few in each call.
+    slots.set_min(VOLUME, SLOTS - 101);
+    for left in (0..100).rev() {
+        assert!(slots.allocate_one().is_some(), "{left} more may leave");
+    }
+    assert!(slots.allocate_one().is_none());
+}
+
+/// A request that finds no memory in one call has it some turns later, though nothing was freed and
+/// no time went by.
+#[test]
+fn a_request_waits_some_turns_for_a_long_search() {
+    let mut case = two_over(10_240);
+    // All but a few of the slots; the first are those of the volume.
+    case.shard.set_cache_min(VOLUME, 5000);
+    for volume in [VOLUME, OTHER] {
+        for block in 0..5000 {
+            let slot = case.shard.core.slots.allocate_one().unwrap();
+            case.shard.core.slots.install(slot, volume, block, Install::Clean);
+        }
+    }
+    let mut out = Vec::new();
+    assert!(case.shard.core.slots.allocate(240, &mut out), "the rest");
+    let read = case.read(6000 * BLOCK, 4096);
+    assert!(!case.is_answered(read) && case.shard.is_short(), "it waits for memory");
+    assert!(case.ops().is_empty());
+    let (mut turns, now) = (0, case.now);
+    while case.ops().is_empty() {
+        let busy = case.shard.turn(now);
+        turns += 1;
+        assert!(turns < 10 && (busy || !case.ops().is_empty()), "turn {turns}: {busy}");
+    }
+    case.finish_all();
+    case.got(read).unwrap();
+    out.into_iter().for_each(|slot| case.shard.core.slots.give_back(slot));
+    case.end();
+}
+
 /// Two cached volumes of 4 MiB over 256 slots.
 fn two() -> Case {
+    two_over(256)
+}
+
+/// Two cached volumes over so many slots.
+fn two_over(slots: usize) -> Case {
     let setup = Setup::new(CacheMode::WriteThrough);
+    let size = setup.size * (slots as u64).div_ceil(1024);
+    let setup = Setup { slots, size, ..setup };
     let mut case = setup.case();
     case.shard.store_mut().add_volume(bytes(0, 0, usize::try_from(setup.size).unwrap()).0);
     case.shard.add_volume(OTHER, CacheMode::WriteThrough, setup.size, false, Arc::default());

@@ -7,6 +7,7 @@
 
 mod changes;
 mod given_up;
+mod maximums;
 mod minimums;
 mod reads;
 mod script;

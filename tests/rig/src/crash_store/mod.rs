@@ -106,6 +106,19 @@ impl CrashStore {
         Self { region: Arc::clone(&self.region), disk: Arc::clone(&self.disk), number, now: 0 }
     }
 
+    /// Stores of one disk, one for each call: for the poll groups of a target. `make` makes the
+    /// disk.
+    ///
+    /// # Panics
+    /// It cannot.
+    pub fn shared(make: impl FnOnce(&Arc<Region>) -> Self) -> impl FnMut(&Arc<Region>) -> Self {
+        let (mut make, mut first) = (Some(make), None::<Self>);
+        move |region| {
+            let new = || make.take().expect("the first call alone asks for it")(region);
+            first.get_or_insert_with(new).another()
+        }
+    }
+
     /// The first store of a next user of the disk, whose segments are in `region`. What the users
     /// before had in flight must have been [settled](Self::settle).
     #[must_use]

@@ -35,6 +35,8 @@ pub struct VolumeSpec {
     pub cache: CacheMode,
     /// Bytes of the cache that it keeps when others need memory.
     pub cache_min_bytes: u64,
+    /// Bytes of the cache that it has at most.
+    pub cache_max_bytes: Option<u64>,
     /// Most bytes to read ahead of a sequential reader.
     pub read_ahead_bytes: u32,
     /// How much it may have per second of the rig's clock.
@@ -53,6 +55,7 @@ impl VolumeSpec {
             discard: true,
             cache: CacheMode::None,
             cache_min_bytes: 0,
+            cache_max_bytes: None,
             read_ahead_bytes: 0,
             limits: Limits::default(),
         }

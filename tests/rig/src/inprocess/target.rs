@@ -728,6 +728,7 @@ fn volume(index: usize, spec: &VolumeSpec) -> Result<Arc<Volume>> {
         },
         placement,
         cache_min_bytes: spec.cache_min_bytes,
+        cache_max_bytes: spec.cache_max_bytes,
         read_ahead_bytes: spec.read_ahead_bytes,
         discard: spec.discard,
         discard_granularity_bytes: spec.block_size,

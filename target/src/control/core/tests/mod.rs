@@ -127,6 +127,7 @@ fn volume(index: u16) -> Arc<Volume> {
         placement: Placement::Null,
         cache: CacheMode::None,
         cache_min_bytes: 0,
+        cache_max_bytes: None,
         read_ahead_bytes: 0,
         discard: true,
         discard_granularity_bytes: 512,

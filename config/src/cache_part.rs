@@ -1,8 +1,9 @@
-//! [`Room`]: how much of the cache the volumes of a target may keep: their `cache_min` together.
+//! How much of the cache the volumes of a target may have: [`Room`] for what they keep, their
+//! `cache_min` together, and each `cache_max` alone.
 
 use crate::error::Fault;
 use crate::units::ByteSize;
-use crate::volume::{CACHE_MIN_LEAST, CacheMode, StoreKind, VolumeConfig};
+use crate::volume::{CACHE_PART_LEAST, CacheMode, StoreKind, VolumeConfig};
 
 /// At most one of so many parts of the arena without what may be dirty is kept for volumes: the
 /// rest is for whoever needs memory.
@@ -42,15 +43,46 @@ fn write_back(volumes: &[VolumeConfig]) -> bool {
     volumes.iter().any(|volume| volume.cache == Some(CacheMode::WriteBack))
 }
 
-/// Adds what is wrong between `cache_min` and other keys.
+/// Adds what is wrong between `cache_min`, `cache_max` and other keys.
 pub(crate) fn relate(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fault>) {
+    relate_mins(volumes, room, faults);
+    for (index, volume) in volumes.iter().enumerate() {
+        faults.extend(max_fault(volume, index, room.arena));
+    }
+}
+
+/// What is wrong with the `cache_max` of a volume.
+fn max_fault(volume: &VolumeConfig, index: usize, arena: ByteSize) -> Option<Fault> {
+    let max = volume.cache_max?;
+    let key = format!("volume[{index}].cache_max");
+    let is_below = |min: &ByteSize| min.0 > max.0;
+    let fault = if let Some(mut fault) = uncached(volume, &key, "cache_max") {
+        fault.rests_beside = true;
+        fault
+    } else if max.0 > arena.0 {
+        let problem = format!("the volume cannot have more than arena = \"{arena}\"");
+        let fix = format!("remove cache_max, or lower it to at most \"{arena}\"");
+        Fault::new(key, problem, fix).rests_on(&["arena"])
+    } else if let Some(min) = volume.cache_min.filter(is_below) {
+        let problem = format!("the volume keeps more: cache_min = \"{min}\"");
+        let fix = format!("raise it to \"{min}\", or lower cache_min to \"{max}\"");
+        let mut fault = Fault::new(key, problem, fix);
+        fault.rests_beside = true;
+        fault
+    } else {
+        return None;
+    };
+    Some(fault.value(max.to_string()))
+}
+
+fn relate_mins(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fault>) {
     let (limit, mut sum) = (room.limit(volumes), 0u64);
     let mins = volumes.iter().filter_map(|volume| volume.cache_min);
     let all = mins.fold(0u64, |all, min| all.saturating_add(min.0));
     for (index, volume) in volumes.iter().enumerate() {
         let Some(min) = volume.cache_min else { continue };
         let key = format!("volume[{index}].cache_min");
-        if let Some(mut fault) = uncached(volume, &key) {
+        if let Some(mut fault) = uncached(volume, &key, "cache_min") {
             fault.rests_beside = true;
             faults.push(fault.value(min.to_string()));
             continue;
@@ -70,7 +102,7 @@ pub(crate) fn relate(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fau
         );
         let left = min.0.saturating_sub(all - limit.min(all)) / 4096 * 4096;
         let lower = match left {
-            CACHE_MIN_LEAST.. => format!("lower it to \"{}\"", ByteSize(left)),
+            CACHE_PART_LEAST.. => format!("lower it to \"{}\"", ByteSize(left)),
             _ => "remove it or lower those of other volumes".to_owned(),
         };
         let fix = format!("{lower}, or raise arena to \"{}\"", room.arena_for(volumes, all));
@@ -85,7 +117,7 @@ pub(crate) fn relate(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fau
 }
 
 /// The fault of a volume that has nothing in the cache.
-fn uncached(volume: &VolumeConfig, key: &str) -> Option<Fault> {
+fn uncached(volume: &VolumeConfig, key: &str, name: &str) -> Option<Fault> {
     let problem = match (volume.store, volume.cache) {
         (StoreKind::Memory | StoreKind::Null, _) => {
             format!("store = \"{}\" is not cached", volume.store)
@@ -93,7 +125,7 @@ fn uncached(volume: &VolumeConfig, key: &str) -> Option<Fault> {
         (StoreKind::File, Some(CacheMode::None)) => "cache = \"none\" keeps nothing".to_owned(),
         (StoreKind::File, _) => return None,
     };
-    Some(Fault::new(key, problem, "remove cache_min"))
+    Some(Fault::new(key, problem, format!("remove {name}")))
 }
 
 #[cfg(test)]
@@ -158,6 +190,44 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_maximum_is_between_the_minimum_and_the_arena() {
+        let of = |min: &str, max: &str| {
+            let min = if min.is_empty() { String::new() } else { format!("cache_min = '{min}'\n") };
+            config("arena = '64MiB'\n", &[&format!("{min}cache_max = '{max}'\n")])
+        };
+        for (min, max, bytes) in
+            [("", "1MiB", 1 << 20), ("8MiB", "8MiB", 8 << 20), ("", "64MiB", 64 << 20)]
+        {
+            let kept = of(min, max).unwrap();
+            assert_eq!(kept.volumes[0].cache_max, Some(ByteSize(bytes)));
+            let again = TargetConfig::parse(&kept.dump().unwrap(), "t.toml").unwrap();
+            assert_eq!(again.volumes, kept.volumes, "a dump loads to the same");
+        }
+        for (min, max, words) in [
+            (
+                "",
+                "65MiB",
+                "cannot have more than arena = \"64MiB\"; remove cache_max, or lower it to at most \"64MiB\"",
+            ),
+            (
+                "9MiB",
+                "8MiB",
+                "keeps more: cache_min = \"9MiB\"; raise it to \"9MiB\", or lower cache_min to \"8MiB\"",
+            ),
+            ("", "1000KiB", "cache_max"),
+        ] {
+            let error = of(min, max).unwrap_err();
+            assert!(error.contains(words), "{error}");
+            assert_eq!(error.lines().count(), 1, "one fault: {error}");
+        }
+        // Each for itself: they need not fit together.
+        let max = "cache_max = '64MiB'\n";
+        assert!(config("arena = '64MiB'\n", &[max, max]).is_ok());
+        let error = config("", &["cache = 'none'\ncache_max = '1MiB'\n"]).unwrap_err();
+        assert!(error.contains("keeps nothing; remove cache_max"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,80 @@
+//! From ranges to slots and back: those that lent memory is in, those of a range of a volume, and
+//! the bytes of slots in a row.
+
+use rblk_protocol::width::{narrow, wide, wide64};
+
+use super::super::SLOT_BYTES;
+use super::super::policy::Slot;
+use super::Slots;
+use crate::store::{Segment, VolumeIndex};
+
+impl Slots {
+    /// The slot that all of a segment is in. `None`: it is in several.
+    #[inline(always)]
+    pub(crate) fn slot_of(&self, segment: Segment) -> Option<Slot> {
+        let from = segment.offset - self.free.start();
+        (from % SLOT_BYTES + wide(segment.len) <= SLOT_BYTES)
+            .then(|| Slot(narrow(from / SLOT_BYTES)))
+    }
+
+    /// Slots that a segment touches.
+    #[inline(always)]
+    pub(crate) fn slots_of(&self, segment: Segment) -> impl Iterator<Item = Slot> + use<> {
+        let first = self.free.slot_at(segment.offset);
+        let last = self.free.slot_at(segment.offset + (segment.len as usize).max(1) - 1);
+        (first.0..=last.0).map(Slot)
+    }
+
+    /// Calls `act` with every slot in the index of a volume's blocks `first..=last`. The cost is
+    /// the number of these blocks, or of all slots if there are fewer.
+    pub(crate) fn for_each_in(
+        &mut self,
+        volume: VolumeIndex,
+        first: u64,
+        last: u64,
+        mut act: impl FnMut(&mut Self, Slot),
+    ) {
+        if last - first < wide64(self.metas.len()) {
+            for block in first..=last {
+                if let Some(slot) = self.find(volume, block) {
+                    act(self, slot);
+                }
+            }
+        } else {
+            for at in (0u32..).take(self.metas.len()) {
+                let meta = &self.metas[at as usize];
+                if meta.volume == volume.0
+                    && (first..=last).contains(&meta.block)
+                    && meta.state.is_in_index()
+                {
+                    act(self, Slot(at));
+                }
+            }
+        }
+    }
+
+    /// Appends the bytes `skip..skip + len` of slots in a row to `out`, neighbours joined.
+    pub(crate) fn segments(
+        &self,
+        slots: impl Iterator<Item = Slot>,
+        mut skip: usize,
+        len: u32,
+        out: &mut Vec<Segment>,
+    ) {
+        let mut left = len as usize;
+        for slot in slots {
+            if left == 0 {
+                break;
+            }
+            let take = (SLOT_BYTES - skip).min(left);
+            let offset = self.offset(slot) + skip;
+            let bytes = narrow(take);
+            match out.last_mut() {
+                Some(last) if last.offset + last.len as usize == offset => last.len += bytes,
+                _ => out.push(Segment { offset, len: bytes }),
+            }
+            skip = 0;
+            left -= take;
+        }
+    }
+}

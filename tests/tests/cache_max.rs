@@ -1,0 +1,167 @@
+//! A volume has its part of the cache, and no more: of the poll groups together, also of what is
+//! dirty, and also if the maximum changes while it is used.
+
+use std::sync::Arc;
+
+use rblk_initiator::io::IoOp;
+use rblk_protocol::{AccessMode, Tag};
+use rblk_rig::crash_store::CrashStore;
+use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_target::poll_group::VolumeStep;
+use rblk_target::store::VolumeIndex;
+use rblk_target::volume::{CacheMode, Volume};
+use rblk_tests::bed::{PATIENCE, pattern};
+
+const SCANNED: VolumeIndex = VolumeIndex(0);
+const OTHER: VolumeIndex = VolumeIndex(1);
+const MIB: usize = 1 << 20;
+const IO: usize = 64 << 10;
+
+struct World {
+    rig: Rig<CrashStore>,
+    queues: [QueueId; 2],
+    images: [Vec<u8>; 2],
+}
+
+impl World {
+    /// Two volumes over an arena of 8 MiB in two poll groups. The first one has at most so much.
+    fn new(cache: CacheMode, cache_max_bytes: Option<u64>) -> Self {
+        let images = [pattern(1, 32 * MIB), pattern(2, 4 * MIB)];
+        let spec = |image: &Vec<u8>| {
+            let spec = VolumeSpec::new(VolumeKind::Store, image.len() as u64);
+            VolumeSpec { cache, ..spec }
+        };
+        let scanned = VolumeSpec { cache_max_bytes, ..spec(&images[0]) };
+        let options = RigOptions {
+            groups: 2,
+            arena_bytes: 8 * MIB,
+            dirty_max_bytes: 2 * MIB,
+            io_max_bytes: 64 << 10,
+            volumes: vec![scanned, spec(&images[1])],
+            ..RigOptions::default()
+        };
+        let stores = CrashStore::shared(|region| {
+            let mut store = CrashStore::new(region, 7);
+            store.set_volume(SCANNED, images[0].clone());
+            store.set_volume(OTHER, images[1].clone());
+            store
+        });
+        let mut rig = Rig::new(&options, stores).expect("a rig");
+        let queues = [SCANNED, OTHER].map(|volume| {
+            let session = rig.begin_session();
+            rig.open(session, volume, AccessMode::Shared);
+            let options = QueueOptions { depth: 2, io_max_bytes: 64 << 10, ..Default::default() };
+            let queue = rig.add_queue(session, volume, options).expect("a queue");
+            rig.run(PATIENCE, |rig| rig.is_connected(queue)).expect("a path");
+            queue
+        });
+        Self { rig, queues, images }
+    }
+
+    fn run(&mut self, volume: VolumeIndex, op: IoOp, from: usize, len: usize) {
+        let queue = self.queues[usize::from(volume.0)];
+        let io = self.rig.request(queue, op, from as u64, len as u64);
+        self.rig.submit(queue, Tag(0), io).expect("a free tag");
+        let mut all = Vec::new();
+        let done = self.rig.run(PATIENCE, |rig| {
+            all.extend(rig.take_outcomes());
+            !all.is_empty()
+        });
+        assert!(done.is_ok() && all[0].result >= 0, "{op:?} at {from}: {all:?}");
+    }
+
+    /// Reads the first bytes of a volume. Returns how often a store was asked.
+    fn read(&mut self, volume: VolumeIndex, bytes: usize) -> u64 {
+        let (at, before) = (usize::from(volume.0), self.rig.store_mut().ops());
+        for from in (0..bytes).step_by(IO) {
+            self.run(volume, IoOp::Read, from, IO);
+            let got = self.rig.buffer(self.queues[at], Tag(0), IO);
+            assert!(got == self.images[at][from..from + IO], "at {from} of {at}");
+        }
+        self.rig.store_mut().ops() - before
+    }
+
+    /// Writes the first bytes of the first volume anew, and reads them.
+    fn write(&mut self, bytes: usize, seed: u64) {
+        let new = pattern(seed, bytes);
+        for from in (0..bytes).step_by(IO) {
+            self.rig.fill_buffer(self.queues[0], Tag(0), &new[from..from + IO]);
+            self.run(SCANNED, IoOp::Write, from, IO);
+        }
+        self.images[0][..bytes].copy_from_slice(&new);
+        self.read(SCANNED, bytes);
+        self.run(SCANNED, IoOp::Flush, 0, 0);
+    }
+
+    /// The first volume has at most so much from now on.
+    fn bound(&mut self, cache_max_bytes: Option<u64>) {
+        let volume = Volume { cache_max_bytes, ..Volume::clone(&self.rig.volumes()[0]) };
+        let volume = Arc::new(volume);
+        self.rig.begin_step(SCANNED, &VolumeStep::Access(Arc::clone(&volume)));
+        let mut outcome = None;
+        let stepped = self.rig.run(PATIENCE, |rig| {
+            outcome = rig.step_outcome();
+            outcome.is_some()
+        });
+        assert!(stepped.is_ok() && outcome == Some(Ok(())), "{outcome:?}");
+        self.rig.note_volume(volume);
+    }
+
+    /// Bytes of a volume in the cache, all poll groups together.
+    fn cached(&mut self, volume: VolumeIndex) -> u64 {
+        // All counters are told.
+        let _ = self.rig.target_counts();
+        self.rig.published(volume).0.cached_bytes
+    }
+}
+
+const CACHED: [CacheMode; 2] = [CacheMode::WriteThrough, CacheMode::WriteBack];
+
+#[test]
+fn a_scan_leaves_the_cache_to_others_beyond_its_maximum() {
+    for cache in CACHED {
+        let max = 2 << 20;
+        let mut world = World::new(cache, Some(max));
+        assert!(world.read(OTHER, 3 * MIB) > 0, "{cache:?}: nothing is cached yet");
+        assert!(world.read(SCANNED, 32 * MIB) > 0, "{cache:?}: more than the cache");
+        assert!(world.cached(SCANNED) <= max, "{cache:?}");
+        assert!(world.cached(SCANNED) >= max / 2, "{cache:?}: it uses what it may have");
+        assert_eq!(world.read(OTHER, 3 * MIB), 0, "{cache:?}: all of it is still there");
+        // Without a maximum the scan takes the place of the other volume.
+        world.bound(None);
+        assert!(world.read(SCANNED, 32 * MIB) > 0);
+        assert!(world.cached(SCANNED) > max, "{cache:?}");
+    }
+}
+
+#[test]
+fn a_lower_maximum_counts_at_once() {
+    for cache in CACHED {
+        let mut world = World::new(cache, None);
+        world.read(SCANNED, 6 * MIB);
+        assert!(world.cached(SCANNED) > 4 << 20, "{cache:?}");
+        world.bound(Some(1 << 20));
+        for _ in 0..100 {
+            world.rig.step();
+        }
+        assert!(world.cached(SCANNED) <= 1 << 20, "{cache:?}: {}", world.cached(SCANNED));
+        assert!(world.cached(SCANNED) > 0, "{cache:?}: it keeps what it may have");
+        world.read(SCANNED, 6 * MIB);
+        assert!(world.cached(SCANNED) <= 1 << 20, "{cache:?}: {}", world.cached(SCANNED));
+    }
+}
+
+#[test]
+fn what_is_written_to_a_volume_at_its_maximum_is_all_there() {
+    for cache in CACHED {
+        let mut world = World::new(cache, Some(1 << 20));
+        for (round, max) in
+            [Some(1 << 20), None, Some(1 << 20), Some(2 << 20)].into_iter().enumerate()
+        {
+            world.bound(max);
+            world.write(5 * MIB, 10 + round as u64);
+            let most = max.unwrap_or(8 << 20);
+            assert!(world.cached(SCANNED) <= most, "{cache:?}: {}", world.cached(SCANNED));
+        }
+    }
+}
