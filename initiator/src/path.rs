@@ -9,6 +9,9 @@
 //! dead keys. Each key has one direction: the target may write where reads land, and read where
 //! writes are, and nothing else.
 
+#[cfg(test)]
+pub(crate) mod sample;
+
 use std::sync::Arc;
 
 use rblk_fabric::{
@@ -168,6 +171,14 @@ pub struct Path {
     /// From this size on, data that the target moves goes by the lane that has the least on its
     /// way.
     pub lane_bytes: u32,
+}
+
+impl Path {
+    /// Destroys a path that was never used, without waiting for the kernel.
+    pub(crate) fn retire(self) {
+        let Self { poller, connections, memory, .. } = self;
+        retire(connections, (poller, memory));
+    }
 }
 
 /// What is left of a path, for control to [retire](Self::retire).

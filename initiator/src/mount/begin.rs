@@ -157,7 +157,7 @@ async fn open_first(
             );
             (wish.depth, wish.io_max_bytes) = (depth, io_max_bytes);
         }
-        buffers.push(region);
+        buffers.push(Some(region));
         paths.push(path);
     }
     wish.in_capsule_bytes = paths[0].accept.in_capsule_bytes;

@@ -169,6 +169,13 @@ impl Link {
         self.setup.queues = queues;
     }
 
+    /// A queue has left: it needs no path any more, and its memory is the devices' only.
+    pub(super) fn forget_queue(&mut self, queue: u16) {
+        if let Some(buffers) = self.setup.buffers.get_mut(usize::from(queue)) {
+            *buffers = None;
+        }
+    }
+
     /// Whether there is a session.
     pub(super) fn is_connected(&self) -> bool {
         self.session.is_some()
@@ -242,7 +249,7 @@ impl Link {
         }
     }
 
-    fn leave(&mut self, leaving: Leaving, queues: &Queues) {
+    fn leave(&mut self, leaving: Leaving, queues: &mut Queues) {
         let why = match leaving {
             Leaving::Drain => "the target drains".to_owned(),
             Leaving::Upgrade => "the target is being upgraded".to_owned(),
@@ -394,13 +401,13 @@ impl Link {
     fn arrive(
         &mut self,
         session: Session,
-        paths: Vec<Path>,
+        paths: Vec<(u16, Path)>,
         arrival: Arrival,
         around: &mut Around<'_>,
     ) {
         let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
         self.history.connected(stalled, verifier_changed);
-        self.setup.endpoint = Endpoint::of(&session, &paths);
+        self.setup.endpoint = Endpoint::of(&session, paths.iter().map(|(_, path)| path));
         self.session = Some(session);
         self.durability.arrived();
         self.write_note(around.note);
@@ -440,7 +447,11 @@ impl Link {
     }
 
     /// Returns whether what is known of the volume changed.
-    pub(super) fn on_event(&mut self, news: Result<News, SessionError>, queues: &Queues) -> bool {
+    pub(super) fn on_event(
+        &mut self,
+        news: Result<News, SessionError>,
+        queues: &mut Queues,
+    ) -> bool {
         match news {
             Ok(News::Event(Some(AsyncEvent::Draining))) => {
                 tracing::info!("the target drains: finishing what is in flight");
@@ -466,7 +477,7 @@ impl Link {
         false
     }
 
-    fn on_volume(&mut self, entry: &VolumeEntry, queues: &Queues) -> bool {
+    fn on_volume(&mut self, entry: &VolumeEntry, queues: &mut Queues) -> bool {
         let known = self.facts().volume;
         if !self.course.seen(entry) {
             // OPEN says what it is.
@@ -475,7 +486,7 @@ impl Link {
         self.facts().volume != known
     }
 
-    fn say_removed(&self, queues: &Queues) {
+    fn say_removed(&self, queues: &mut Queues) {
         tracing::error!(
             rblk_event = "volume-removed",
             volume = %self.setup.volume_name,
@@ -485,7 +496,7 @@ impl Link {
         queues.fail(Some(ENODEV));
     }
 
-    fn lose(&mut self, why: &str, loss: Loss, queues: &Queues) {
+    fn lose(&mut self, why: &str, loss: Loss, queues: &mut Queues) {
         let Some(session) = &self.session else { return };
         let address = session.address.to_string();
         self.course.lose(loss, Instant::now(), random());
@@ -495,7 +506,7 @@ impl Link {
 
     /// The session is over: every queue keeps its requests, and the course says how to go on.
     /// `loss` is the reason, if that is a loss.
-    fn disconnect(&mut self, loss: Option<&str>, queues: &Queues) {
+    fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
         let Some(session) = self.session.take() else { return };
         if let Some(why) = loss {
             self.history.lost(why);
