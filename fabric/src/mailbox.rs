@@ -1,10 +1,10 @@
 //! A bounded mailbox between a control thread and a data thread.
 //!
-//! Invariants: messages arrive in order. A full box refuses a message instead of blocking. A message
-//! may take the place of earlier ones that were not read: so a box whose receiver does not look
-//! holds as much as its sender has kinds of messages. The receiver's check for messages is one load. Every message writes the eventfd, so that no message
-//! is slept through. The lock is taken only when there is a message, which on a data thread is
-//! never part of an I/O.
+//! Invariants: messages arrive in order. A full box refuses a message and does not block. A message
+//! may take the place of earlier ones that were not read, so a box whose receiver does not look
+//! holds no more than its sender has kinds of messages. The receiver's check for messages is one
+//! load. Every message writes the eventfd, so that no message is slept through. The lock is taken
+//! only when there is a message, which on a data thread is never part of an I/O.
 
 use std::collections::VecDeque;
 use std::io;

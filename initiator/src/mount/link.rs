@@ -12,7 +12,7 @@ use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss
 use super::history::{History, millis};
 use super::note_keeper::NoteKeeper;
 use super::queues::Queues;
-use super::reconnect::{News as TryNews, Reconnected, Step, Tries, Try, VolumeChanged};
+use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try, VolumeChanged};
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
 use super::status::{MountStatus, auth};
@@ -290,6 +290,7 @@ impl Link {
             claim: Claim { generation, ..access_mode(&self.config).into() },
             wish: self.setup.wish,
             buffers: self.setup.buffers[..around.queues.len()].to_vec(),
+            tests_paths: self.setup.tests_paths,
             account: self.account(around.queues),
         });
     }
@@ -345,6 +346,10 @@ impl Link {
                 tracing::error!(rblk_event = "volume-lost", "{error}");
                 self.history.over(error.to_string());
                 around.queues.fail(Some(EIO));
+            }
+            Err(error) if matches!(error.downcast_ref(), Some(NotTested(PathEnd::SelfTest))) => {
+                self.ask_for_less();
+                self.on_failure(&said_once(error.as_ref()), false, now);
             }
             Err(error) => match error.downcast_ref::<SessionError>() {
                 Some(SessionError::Fenced { by, .. }) => {
@@ -427,15 +432,19 @@ impl Link {
             // This path was given up before.
             _ if has_newer => {}
             PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
-                tracing::warn!(
-                    queue,
-                    "WRITE_WITH_IMM does not work on this path; going on without"
-                );
-                let features = self.setup.wish.features;
-                self.setup.wish.features = features.without(Features::WRITE_WITH_IMM);
+                self.ask_for_less();
                 self.lose("the self-test failed", Loss::Renegotiate, queues);
             }
             end => self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues),
+        }
+    }
+
+    /// A self-test failed.
+    fn ask_for_less(&mut self) {
+        let features = self.setup.wish.features;
+        if features.has(Features::WRITE_WITH_IMM) {
+            tracing::warn!("WRITE_WITH_IMM does not work on this path; going on without");
+            self.setup.wish.features = features.without(Features::WRITE_WITH_IMM);
         }
     }
 

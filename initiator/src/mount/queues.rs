@@ -173,7 +173,7 @@ impl Queues {
 
     /// Gives each queue its path. A path of a queue that the driver did not make ends here.
     pub(super) fn connect(&mut self, paths: Vec<(u16, Path)>) {
-        if let Some(lanes) = paths.iter().map(|(_, path)| path.connections.len()).min() {
+        if let Some(lanes) = paths.iter().map(|(_, path)| path.lanes()).min() {
             self.lanes = lanes;
             let has_digests = |path: &Path| path.accept.features.has(Features::DIGEST);
             self.digest = paths.iter().all(|(_, path)| has_digests(path));

@@ -15,6 +15,7 @@ use super::course::{OtherTarget, Verdict};
 use super::settle::{Account, settle};
 use super::setup::KnownBy;
 use super::task::{self, Running};
+use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::session::{Claim, QueueWish, Session};
@@ -34,6 +35,11 @@ pub(super) struct VolumeChanged {
     how: &'static str,
 }
 
+/// A path did not pass its self-test.
+#[derive(Debug, thiserror::Error)]
+#[error("the target does not answer a self-test as it should: {0:?}")]
+pub(super) struct NotTested(pub(super) PathEnd);
+
 /// What a try needs to know.
 #[derive(Debug)]
 pub(super) struct Try {
@@ -48,6 +54,8 @@ pub(super) struct Try {
     pub(super) wish: QueueWish,
     /// Of each queue that is to get a path.
     pub(super) buffers: Vec<Option<Arc<Region>>>,
+    /// Whether the paths are tested before their queues have them.
+    pub(super) tests_paths: bool,
     /// Which acknowledged writes are durable.
     pub(super) account: Account,
 }
@@ -119,6 +127,10 @@ impl Try {
                     self.wish.io_max_bytes
                 );
             }
+            let path = match self.tests_paths {
+                true => path.test().await.map_err(NotTested)?,
+                false => path,
+            };
             paths.push((queue, path));
         }
         Ok(paths)

@@ -30,6 +30,8 @@ pub(super) struct Setup {
     /// Memory of each queue: `wish.depth` buffers of `wish.buffer_stride()` bytes. At least
     /// `queues` of them. `None` for a queue that has left.
     pub(super) buffers: Vec<Option<Arc<Region>>>,
+    /// Control tests the paths of the queues: the program that has them may not drive them in time.
+    pub(super) tests_paths: bool,
     /// The connection in use, or last in use; for people.
     pub(super) endpoint: Endpoint,
 }

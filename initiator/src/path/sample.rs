@@ -40,6 +40,7 @@ pub(crate) fn path(network: &Network, buffers: &Arc<Region>, cabled: bool) -> (P
         poller,
         connections,
         proofs: Vec::new(),
+        tested: None,
         memory: register(&pd, buffers, layout),
         accept,
         epoch: Epoch(1),

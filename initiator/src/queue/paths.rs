@@ -183,10 +183,7 @@ impl Paths {
     /// Control gets back a path that was never used.
     fn give_back(&self, path: Option<Box<Path>>) {
         let Some(path) = path else { return };
-        let Path { poller, connections, memory, .. } = *path;
-        let dead = Box::new(DeadPath { connections, poller, memory });
-        let (queue, end) = (self.queue, PathEnd::Dropped);
-        self.tell(FromQueue::PathEnded { queue, end, dead, undestroyed: None });
+        self.tell_end(PathEnd::Dropped, path.into_dead());
     }
 }
 

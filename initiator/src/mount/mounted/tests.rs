@@ -1,6 +1,7 @@
 //! A mount without a device, at targets that say what a test wants.
 
 mod impostors;
+mod left;
 mod losses;
 mod news;
 mod proofs;
