@@ -19,7 +19,6 @@ use rblk_fabric::data_thread;
 use rblk_fabric::mailbox::{Receiver, Refused, Sender, mailbox};
 use rblk_fabric::spin::SpinMode;
 use rblk_protocol::BlockSize;
-use rblk_protocol::width::narrow;
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use self::paths::MAIL;
@@ -88,11 +87,14 @@ impl ToQueue {
             Ok(back) => (true, back),
             Err(Refused(refused)) => (false, vec![refused]),
         };
-        let paths = back.into_iter().filter_map(|back| match back {
-            Self::Connect(path) => Some(path.retire()),
-            _ => None,
-        });
-        Posted { is_taken, paths: narrow(paths.count()) }
+        let mut paths = 0;
+        for back in back {
+            if let Self::Connect(path) = back {
+                path.retire();
+                paths += 1;
+            }
+        }
+        Posted { is_taken, paths }
     }
 
     /// Whether earlier mail changes nothing where this follows it.
