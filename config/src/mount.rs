@@ -80,8 +80,10 @@ static MOUNT_KEYS: Schema = Schema {
 };
 
 /// Configuration of a mount: a file of `mounts.d`, or the command line of `rblk-initiator mount`.
+/// Programs set it, too, so a new key must not break what they wrote.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct MountConfig {
     /// Addresses of one target, the preferred one first. At least one.
     pub target: Vec<String>,

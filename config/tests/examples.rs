@@ -83,11 +83,9 @@ fn target_minimal() {
 fn mount() {
     let (path, text) = example("mount.toml");
     let config = MountConfig::load(&path).unwrap();
-    let defaults = MountConfig {
-        target: config.target.clone(),
-        volume: config.volume.clone(),
-        ..MountConfig::default()
-    };
+    let mut defaults = MountConfig::default();
+    defaults.target.clone_from(&config.target);
+    defaults.volume.clone_from(&config.volume);
     assert_eq!(config, defaults, "the example shows another default");
 
     assert_names_every_key(&text, MountConfig::keys());

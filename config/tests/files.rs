@@ -304,15 +304,29 @@ prop_compose! {
         digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
     ) -> MountConfig {
         let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
-        MountConfig {
-            target: vec!["rdma://[::1]:1".to_owned()],
-            volume: "v".to_owned(),
-            retain: ByteSize(if shared { 0 } else { retain * 4096 }),
-            queues, lanes, queue_depth, max_io, read_only, shared, on_loss, device_id, reconnect_delay,
-            fail_after, detect, connect_timeout, failback, wait, spin, host_name, encrypt, digest,
-            target_keys: keys(7, keys_known),
-            key_file: PathBuf::from(if keys_known == 0 { "/etc/rblk/host.key" } else { "/k" }),
-        }
+        let mut config = MountConfig::new("rdma://[::1]:1", "v");
+        config.retain = ByteSize(if shared { 0 } else { retain * 4096 });
+        config.target_keys = keys(7, keys_known);
+        config.key_file = PathBuf::from(if keys_known == 0 { "/etc/rblk/host.key" } else { "/k" });
+        config.queues = queues;
+        config.lanes = lanes;
+        config.queue_depth = queue_depth;
+        config.max_io = max_io;
+        config.read_only = read_only;
+        config.shared = shared;
+        config.on_loss = on_loss;
+        config.device_id = device_id;
+        config.reconnect_delay = reconnect_delay;
+        config.fail_after = fail_after;
+        config.detect = detect;
+        config.connect_timeout = connect_timeout;
+        config.failback = failback;
+        config.wait = wait;
+        config.spin = spin;
+        config.host_name = host_name;
+        config.encrypt = encrypt;
+        config.digest = digest;
+        config
     }
 }
 

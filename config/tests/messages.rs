@@ -567,7 +567,8 @@ fn several_faults() {
 /// Values of a command line have no place in a file. The same rules apply to them.
 #[test]
 fn command_line() {
-    let config = MountConfig { max_io: ByteSize(3 << 20), ..MountConfig::new("tcp://store1", "v") };
+    let mut config = MountConfig::new("tcp://store1", "v");
+    config.max_io = ByteSize(3 << 20);
     assert_eq!(
         config.validate().unwrap_err().to_string(),
         "max_io = \"3MiB\": not a power of two; write a power of two from \"4KiB\" to \"4MiB\", \
@@ -580,9 +581,9 @@ fn command_line() {
          volume = \"\": empty; write 1 to 64 letters, digits, \".\", \"_\" or \"-\", \
          not starting with \".\" or \"-\""
     );
-    MountConfig { fail_after: Some(Duration::from_secs(0)), ..MountConfig::new("store1", "v") }
-        .validate()
-        .unwrap();
+    let mut config = MountConfig::new("store1", "v");
+    config.fail_after = Some(Duration::from_secs(0));
+    config.validate().unwrap();
 
     let mut config = TargetConfig {
         listen: vec!["rdma://[::]".to_owned()],

@@ -1,9 +1,10 @@
 //! A bounded mailbox between a control thread and a data thread.
 //!
-//! Invariants: messages arrive in order. A full box refuses a message instead of blocking. The
-//! receiver's check for messages is one load. Every message writes the eventfd, so that no message
-//! is slept through. The lock is taken only when there is a message, which on a data thread is
-//! never part of an I/O.
+//! Invariants: messages arrive in order. A full box refuses a message and does not block. A message
+//! may take the place of earlier ones that were not read, so a box whose receiver does not look
+//! holds no more than its sender has kinds of messages. The receiver's check for messages is one
+//! load. Every message writes the eventfd, so that no message is slept through. The lock is taken
+//! only when there is a message, which on a data thread is never part of an I/O.
 
 use std::collections::VecDeque;
 use std::io;
@@ -61,16 +62,40 @@ impl<T> Sender<T> {
     /// # Errors
     /// [`Refused`] with the message when the box is full or the receiver is gone.
     pub fn send(&self, message: T) -> Result<(), Refused<T>> {
+        self.send_over(message, |_, _| false).map(drop)
+    }
+
+    /// The same, and takes back every message that was not received and that the new one
+    /// `supersedes`: it gets the new one, and then the earlier one.
+    ///
+    /// # Errors
+    /// As of [`Self::send`]. Nothing is taken back then.
+    pub fn send_over(
+        &self,
+        message: T,
+        mut supersedes: impl FnMut(&T, &T) -> bool,
+    ) -> Result<Vec<T>, Refused<T>> {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.len() >= self.0.capacity || self.0.waiting.load(Ordering::Relaxed) == usize::MAX {
+        let over = queue.iter().filter(|earlier| supersedes(&message, earlier)).count();
+        let is_closed = self.0.waiting.load(Ordering::Relaxed) == usize::MAX;
+        if is_closed || queue.len() - over >= self.0.capacity {
             return Err(Refused(message));
+        }
+        let mut taken = Vec::new();
+        for _ in 0..if over > 0 { queue.len() } else { 0 } {
+            let Some(earlier) = queue.pop_front() else { break };
+            if supersedes(&message, &earlier) {
+                taken.push(earlier);
+            } else {
+                queue.push_back(earlier);
+            }
         }
         queue.push_back(message);
         self.0.waiting.store(queue.len(), Ordering::Release);
         drop(queue);
         // EAGAIN means the counter is at its top: the receiver is awake already.
         let _ = self.0.event.write(1);
-        Ok(())
+        Ok(taken)
     }
 }
 
@@ -151,5 +176,23 @@ mod tests {
         drop(receiver);
         assert!(sender.is_closed());
         assert!(matches!(sender.send(5), Err(Refused(5))));
+        assert!(matches!(sender.send_over(6, |_, _| true), Err(Refused(6))));
+    }
+
+    #[test]
+    fn a_message_takes_the_place_of_those_that_it_supersedes() {
+        let (sender, mut receiver) = mailbox(3).unwrap();
+        let same_kind = |new: &(char, u32), earlier: &(char, u32)| new.0 == earlier.0;
+        for message in [('a', 1), ('b', 2), ('c', 3)] {
+            assert!(sender.send_over(message, same_kind).unwrap().is_empty());
+        }
+        // A full box has room for one that takes the place of another. The others keep their order.
+        assert_eq!(sender.send_over(('b', 4), same_kind).unwrap(), [('b', 2)]);
+        assert!(matches!(sender.send_over(('d', 5), same_kind), Err(Refused(('d', 5)))));
+        for number in 6..5000 {
+            assert_eq!(sender.send_over(('a', number), same_kind).unwrap().len(), 1);
+        }
+        let left: Vec<_> = std::iter::from_fn(|| receiver.receive()).collect();
+        assert_eq!(left, [('c', 3), ('b', 4), ('a', 4999)]);
     }
 }

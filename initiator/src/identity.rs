@@ -37,6 +37,18 @@ pub fn host_identity(name: Option<&str>) -> Result<HostIdentity, BadHostId> {
     Ok(HostIdentity { id, name: host_name(name) })
 }
 
+/// An id that no other has: of a program, which is no mount of this host and no other program.
+///
+/// # Errors
+/// The system has no random numbers.
+pub(crate) fn own_id() -> io::Result<HostId> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(io::Error::other)?;
+    // All zeros are no id.
+    id[0] |= 1;
+    Ok(HostId(id))
+}
+
 /// This host's name to targets: `name`, else that of the system.
 pub(crate) fn host_name(name: Option<&str>) -> Name {
     name_of(name.unwrap_or(&system_name()))
@@ -123,6 +135,8 @@ mod tests {
         let text = read_id(Path::new("/")).unwrap_err().to_string();
         assert!(text.starts_with("/: cannot be read"), "{text}");
         assert_ne!(hashed("a"), hashed("b"));
+        let (one, other) = (own_id().unwrap(), own_id().unwrap());
+        assert!(one != other && !one.is_none());
         assert_eq!(host_name(Some("a b/ü")).as_str(), "a_b__");
         for nameless in ["", "(none)", ".", "-x"] {
             assert_eq!(name_of(nameless).as_str(), "host", "{nameless}");

@@ -9,18 +9,23 @@
 //! dead keys. Each key has one direction: the target may write where reads land, and read where
 //! writes are, and nothing else.
 
+#[cfg(test)]
+pub(crate) mod sample;
+
 use std::sync::Arc;
 
 use rblk_fabric::{
-    Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpLimits,
-    Region,
+    Access, Connection, FabricError, MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex,
+    QpLimits, Region, SendCredits,
 };
 use rblk_protocol::auth::{PROOF_BYTES, QueueProof, TargetProof};
 use rblk_protocol::limits::{
     COMMAND_BYTES, COMMAND_LIST_BYTES, LIST_DATA_MAX, RESPONSE_LIST_BYTES,
 };
 use rblk_protocol::width::{const_u32, narrow};
-use rblk_protocol::{Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, VolumeHandle};
+use rblk_protocol::{
+    Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, Sequence, VolumeHandle,
+};
 
 /// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the
 /// data of each.
@@ -148,6 +153,23 @@ pub struct LaneProof {
     pub theirs: TargetProof,
 }
 
+/// The lanes of a path that control has tested: the poller of the path has their QPs. Every RECV is
+/// posted, and nothing is unanswered.
+#[derive(Debug)]
+pub struct Tested {
+    pub(crate) lanes: Vec<TestedLane>,
+    /// Of the last command.
+    pub(crate) sequence: Sequence,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct TestedLane {
+    pub(crate) qp: QpIndex,
+    /// Of its send queue.
+    pub(crate) credits: SendCredits,
+}
+
 /// A connected I/O queue on its way to the data thread.
 #[derive(Debug)]
 pub struct Path {
@@ -157,6 +179,9 @@ pub struct Path {
     pub connections: Vec<Connection>,
     /// What each lane proves, in the same order; empty unless [`Features::AUTH`] was agreed.
     pub proofs: Vec<LaneProof>,
+    /// The lanes, where control [tested](Self::test) them: then the poller has the QPs, and nothing
+    /// is left to prove.
+    pub tested: Option<Tested>,
     /// Its memory.
     pub memory: PathMemory,
     /// What was agreed.
@@ -168,6 +193,28 @@ pub struct Path {
     /// From this size on, data that the target moves goes by the lane that has the least on its
     /// way.
     pub lane_bytes: u32,
+}
+
+impl Path {
+    /// Destroys a path that was never used, without waiting for the kernel.
+    pub(crate) fn retire(self) {
+        self.into_dead().retire(());
+    }
+
+    /// What is left of a path that was never used.
+    pub(crate) fn into_dead(self) -> DeadPath {
+        let Self { mut poller, mut connections, memory, tested, .. } = self;
+        let qps = || tested.iter().flat_map(|tested| &tested.lanes).map(|lane| lane.qp);
+        qps().for_each(|qp| poller.fail(qp));
+        connections.extend(qps().filter_map(|qp| poller.detach(qp)));
+        DeadPath { connections, poller, memory }
+    }
+
+    /// How many lanes it has.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
+        self.connections.len() + self.tested.as_ref().map_or(0, |tested| tested.lanes.len())
+    }
 }
 
 /// What is left of a path, for control to [retire](Self::retire).

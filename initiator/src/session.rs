@@ -240,7 +240,7 @@ impl Session {
                 path = &mut connect => {
                     *without_lanes |= path
                         .as_ref()
-                        .is_ok_and(|path| path.connections.len() < usize::from(lanes));
+                        .is_ok_and(|path| path.lanes() < usize::from(lanes));
                     return path;
                 }
                 event = admin.event(pulse) => match event? {

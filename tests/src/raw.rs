@@ -619,6 +619,7 @@ fn connect(
         poller,
         connections,
         proofs,
+        tested: None,
         memory,
         accept,
         epoch,

@@ -397,6 +397,30 @@ fn a_thread_may_sleep_among_descriptors_of_its_own() {
     assert!(slept > 0, "the descriptor never woke anybody");
 }
 
+/// Without keys nobody is taken for somebody else, not even a program of the same host.
+#[test]
+fn two_users_of_one_host_do_not_fence_each_other_by_accident() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut target, args) = start(dir.path(), "none");
+    let mut volume = open(&target);
+    let mut queue = volume.queue().unwrap();
+    write(&mut queue, 0, &pattern(1, BLOCK));
+    // The first one waits for its target, which does not hear of it for the time being.
+    target.kill();
+    queue.wait(&mut Vec::new(), MOMENT).unwrap();
+    wait_for("the loss", || (volume.state() == State::Reconnecting).then_some(()));
+    let slow = {
+        let mut config = config(&target);
+        config.reconnect_delay = rblk_config::Duration::from_secs(5);
+        config
+    };
+    target.start_again(dir.path(), &words(&args));
+    let refused = Options::new(slow).open().unwrap_err();
+    assert!(refused.to_string().contains("in use"), "{refused}");
+    assert!(read(&mut queue, 0, BLOCK) == pattern(1, BLOCK));
+    assert_eq!(volume.state(), State::Connected);
+}
+
 /// In which state of a request everything is dropped.
 #[derive(Clone, Copy, Debug)]
 enum At {
@@ -462,7 +486,8 @@ fn everything_may_be_dropped_in_every_state_and_order() {
 fn drop_all(target: &mut Target, args: &[String], dir: &Path, at: At, order: [Part; 4]) {
     let mut options = config(target);
     options.detect = rblk_config::Duration::from_millis(500);
-    let mut volume = Options::new(options).open().unwrap();
+    // One whose target was lost did not log out: only the same holder gets in at once.
+    let mut volume = Options::new(options).host_id([7; 16]).open().unwrap();
     let mut queue = volume.queue().unwrap();
     let kept = queue.buffer();
     let mut done = Vec::new();

@@ -126,6 +126,7 @@ struct State {
     conditions: Conditions,
     wires: Vec<WireState>,
     late: Vec<Late>,
+    landed: u64,
 }
 
 /// What is to land of a QP that ended.
@@ -216,6 +217,7 @@ impl Network {
             conditions: Conditions::default(),
             wires: Vec::new(),
             late: Vec::new(),
+            landed: 0,
         };
         Self { device, state: Arc::new(Mutex::new(state)) }
     }
@@ -255,10 +257,19 @@ impl Network {
                 }
             }
         }
+        let mut landed = 0;
         for late in state.late.iter_mut().filter(|late| late.due.is_some_and(|at| at <= now)) {
             late.due = None;
             late.landings.iter().for_each(Landing::land);
+            landed += wide64(late.landings.len());
         }
+        state.landed += landed;
+    }
+
+    /// READs and WRITEs that landed after the end of their QP.
+    #[must_use]
+    pub fn landed(&self) -> u64 {
+        self.state().landed
     }
 
     /// The tick at which the next bytes that are under way arrive.
@@ -549,8 +560,11 @@ impl Drop for MemoryLink {
     fn drop(&mut self) {
         let mut state = self.network.state();
         let own = |late: &mut Late| late.wire == self.wire && late.end == self.end;
+        let mut landed = 0;
         for late in state.late.extract_if(.., own) {
             late.landings.iter().for_each(Landing::land);
+            landed += wide64(late.landings.len());
         }
+        state.landed += landed;
     }
 }

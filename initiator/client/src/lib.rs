@@ -32,7 +32,8 @@
 //! - Requests that are under way at the same time have no order.
 //! - A request without an answer never times out, unless the configuration has `fail_after`:
 //!   see [`State`]. Dropping the [`Queue`] gives all of its requests up.
-//! - To a target a host is one holder, whichever program it is: see [`Options::host_id`].
+//! - To a target each open volume is a holder of its own, unless programs share an id or a key: see
+//!   [`Options::host_id`].
 //! - Buffers are pinned memory over RDMA: the limit is `ulimit -l`. They are queues x (depth +
 //!   spare buffers) x `max_io`, and are counted twice. A child of `fork` does not have them.
 //! - Encrypted TCP needs the kernel's module `tls`, which a program without privileges cannot load:
@@ -50,11 +51,12 @@
 #![forbid(unsafe_code)]
 
 pub use rblk_config::{
-    ByteSize, ConfigError, DigestWish, Duration, Encrypt, MountConfig as Config, OnLoss, Spin,
+    ByteSize, ConfigError, DigestWish, Duration, Encrypt, KeyFileError, MountConfig as Config,
+    OnLoss, Spin,
 };
 pub use rblk_initiator::client::{
-    Buffer, Completion, Counts, IoError, NotClosed, OpenError, Options, Queue, Reason, Refused,
-    Request, State, Volume,
+    Buffer, Completion, Counts, IoError, KeyError, NotClosed, OpenError, Options, PublicKey, Queue,
+    Reason, Refused, Request, SecretKey, State, Volume,
 };
 
 // A queue goes to the thread that uses it, and a buffer and a completion go where they are wanted.
@@ -64,4 +66,13 @@ const _: fn() = || {
     goes_to_threads::<Queue>();
     goes_to_threads::<Buffer>();
     goes_to_threads::<Completion>();
+};
+
+// Several threads may look at a volume, and read a buffer.
+const _: fn() = || {
+    fn is_shared<T: Sync>() {}
+    is_shared::<Volume>();
+    is_shared::<Buffer>();
+    is_shared::<Config>();
+    is_shared::<Options>();
 };

@@ -10,6 +10,8 @@
 //! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what a disk has, too.
 
 mod buffer;
+#[doc(hidden)]
+pub mod detached;
 mod epoll;
 mod open_error;
 mod options;
@@ -18,6 +20,8 @@ mod polled;
 mod queue;
 mod request;
 mod volume;
+
+pub use rblk_protocol::auth::{KeyError, PublicKey, SecretKey};
 
 pub use buffer::Buffer;
 pub use open_error::OpenError;

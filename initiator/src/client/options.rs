@@ -4,8 +4,9 @@ use rblk_config::MountConfig;
 use rblk_protocol::HostId;
 
 use super::{OpenError, Volume};
-use crate::identity::host_identity;
+use crate::identity::{host_name, own_id};
 use crate::mount::direct::Asked;
+use crate::session::HostIdentity;
 
 /// How a volume is to be opened.
 #[derive(Clone, Debug)]
@@ -39,10 +40,16 @@ impl Options {
         self
     }
 
-    /// The id by which targets know this program, if not the host's. To a target, all of a host is
-    /// one holder of a volume, mounts and programs alike: whoever of a host may open the same
-    /// volume needs an id of its own, else the second one fences the first one while that one waits
-    /// for its target.
+    /// The id by which targets know this program. Without it, each volume that is opened has a
+    /// random one: to its target, nobody else is the same holder, neither a mount of this host nor
+    /// another program, and so nobody gets the volume from it without [`Self::take_over`]. That is
+    /// true of the same program after a crash, too. It has to wait for the `lease` of the target
+    /// (30 s), unless it has an id of its own that it keeps: the holder with the same id gets its
+    /// volume back at once. Never give one id to two programs that may run at the same time: the
+    /// second one fences the first one while that one waits for its target.
+    ///
+    /// With keys it has no effect: the target knows a program by its key (`key_file`). Give each
+    /// program a key of its own.
     #[must_use]
     pub fn host_id(mut self, id: [u8; 16]) -> Self {
         self.host_id = Some(HostId(id));
@@ -59,9 +66,8 @@ impl Options {
         let Self { mut config, host_id, take_over, spare_buffers } = self;
         config.queues.get_or_insert(1);
         config.validate().map_err(|error| OpenError::new(error.into()))?;
-        let host = host_identity(config.host_name.as_deref());
-        let mut host = host.map_err(|error| OpenError::new(error.into()))?;
-        host.id = host_id.unwrap_or(host.id);
+        let id = host_id.map_or_else(own_id, Ok).map_err(|error| OpenError::new(error.into()))?;
+        let host = HostIdentity { id, name: host_name(config.host_name.as_deref()) };
         Volume::open(Asked { config, host, take_over, spare_buffers })
     }
 }

@@ -22,11 +22,12 @@ use crate::mount::direct::GivenQueue;
 /// The queue works inside [`poll`](Self::poll) and [`wait`](Self::wait) only. So a program that is
 /// done with a queue drops it, and a program that has other things to do in a thread looks at
 /// [`event_fd`](Self::event_fd) with them. A queue that is left alone for more than 10 s keeps the
-/// other queues of its volume from a target that was restarted.
+/// other queues of its volume from a target that lost its memory.
 ///
 /// Dropping a queue gives up its requests: no completion tells what became of them. A write that
 /// was given up may still be done, later than writes that another queue of the volume sends after
-/// that. The memory of the queue stays mapped until the volume ends and the device is done with it.
+/// that. The memory of the queue stays mapped until its buffers are dropped and the device is done
+/// with it. The volume goes on without the queue.
 pub struct Queue {
     polled: Polled,
     turns: Turns,

@@ -158,6 +158,7 @@ impl From<IoError> for io::Error {
 /// A request that was not submitted. It comes back whole.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
+#[non_exhaustive]
 pub struct Refused {
     /// The request.
     pub request: Request,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -111,9 +111,12 @@ pub struct NotClosed;
 
 /// An open volume. A thread of its own keeps the session: it beats, reconnects, and learns of
 /// changes. The session ends when the volume and all of its queues are dropped.
+///
+/// Threads may share it, to look at its state. Queues go to one thread each.
 #[derive(Debug)]
 pub struct Volume {
-    queues: std::vec::IntoIter<Queue>,
+    // Taken out by whoever has the volume alone: the lock makes it `Sync`, and is never waited for.
+    queues: Mutex<std::vec::IntoIter<Queue>>,
     told: Arc<Told>,
     durability: Arc<Durability>,
     block_size: BlockSize,
@@ -137,15 +140,15 @@ impl Volume {
         let max_io = queues.first().map_or(0, |queue| queue.parts.data_max);
         let queues = queues.into_iter().map(|given| Queue::new(given, block_size));
         let queues = queues.collect::<io::Result<Vec<_>>>().map_err(system)?.into_iter();
-        let (closed, control) = (Some(closed), Some(control));
+        let (queues, closed, control) = (Mutex::new(queues), Some(closed), Some(control));
         Ok(Self { queues, told, durability, block_size, max_io, closed, control })
     }
 
     /// The next of its queues; `None` when all are given out. Give each thread its own. A queue
-    /// that is not taken is dropped with the volume; it costs the others nothing but memory, until
-    /// the target is restarted: take them all, or ask for fewer.
+    /// that is not taken is dropped with the volume. Until then nobody drives it, which holds the
+    /// others up when the target is restarted: take them all, or ask for fewer.
     pub fn queue(&mut self) -> Option<Queue> {
-        self.queues.next()
+        self.queues.get_mut().unwrap_or_else(PoisonError::into_inner).next()
     }
 
     /// Bytes of the volume. The target can change it.

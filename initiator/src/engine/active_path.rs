@@ -19,7 +19,7 @@ use super::lane::{Lane, WrKind};
 use super::stats::QueueStats;
 use super::terms::Terms;
 use crate::admin::Pulse;
-use crate::path::{DeadPath, Path};
+use crate::path::{DeadPath, Path, Tested};
 
 /// What a completion brought.
 pub(super) enum Arrival {
@@ -58,8 +58,16 @@ impl ActivePath {
     /// Takes a path over, with its RECVs and its self-tests ready to be posted. What is left of a
     /// path that cannot be taken over, or does not `fit` the queue, comes back.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
-        let Path { mut poller, connections, proofs, memory, accept, epoch, volume, lane_bytes } =
-            path;
+        let Path { mut poller, connections, proofs, memory, accept, epoch, volume, .. } = path;
+        let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
+        let lane_bytes = path.lane_bytes;
+        if let Some(Tested { lanes, sequence }) = path.tested {
+            let terms = Terms::new(memory, accept, epoch, volume, lane_bytes);
+            let lanes = lanes.into_iter().enumerate();
+            let lanes = lanes.map(|(at, lane)| Lane::tested(at, lane, &terms)).collect();
+            let path = Self { poller, terms, sequence, ready: true, lanes, lane_of };
+            return if fits { Ok(path) } else { Err(Box::new(path.end())) };
+        }
         let proven = if accept.features.has(Features::AUTH) { connections.len() } else { 0 };
         let fits = fits
             && (1..=usize::from(LANES_MAX)).contains(&connections.len())
@@ -81,7 +89,6 @@ impl ActivePath {
             let connections = attached.into_iter().chain(left).collect();
             return Err(Box::new(DeadPath { connections, poller, memory }));
         }
-        let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
         let terms = Terms::new(memory, accept, epoch, volume, lane_bytes);
         let mut sequence = Sequence(0);
         let lanes = qps.iter().enumerate().map(|(index, qp)| {
@@ -90,6 +97,14 @@ impl ActivePath {
         });
         let lanes = lanes.collect();
         Ok(Self { poller, terms, sequence, ready: false, lanes, lane_of })
+    }
+
+    /// The path as a queue may take it later, when every lane was tested and nothing is to be
+    /// posted.
+    pub(super) fn into_path(self) -> Path {
+        let Self { poller, terms, sequence, lanes, .. } = self;
+        let lanes = lanes.into_iter().map(Lane::into_tested).collect();
+        terms.into_path(poller, Tested { lanes, sequence })
     }
 
     /// What is left of it: the QPs are in the error state.

@@ -4,10 +4,13 @@
 //! The heart-beat of the admin connection shows that one data thread of the target runs, and a
 //! queue may be on another data thread. So when requests are outstanding on a path and no answer
 //! came for the pulse's period, a KEEP_ALIVE is sent, which the data thread answers whatever its
-//! store does. When no answer came for period and timeout together, the path is given up, also if
-//! this thread did not run meanwhile and could not ask. A poller does not look at every call, so
-//! before the path ends the poller is told to look ([`Due::Look`]): answers that came in that time
-//! count. An idle path asks nothing.
+//! store does. When no answer came for the timeout after that was noticed, the path is given up.
+//!
+//! The silence of a target that was not asked says nothing. A program may not drive its queue for
+//! as long as it likes, and a thread may be stopped. So who comes back asks first, and the target
+//! has the whole timeout from then on. A poller does not look at every call, so before the path
+//! ends the poller is told to look ([`Due::Look`]): answers that came in that time count. An idle
+//! path asks nothing.
 
 use std::time::Instant;
 
@@ -32,6 +35,10 @@ pub(super) enum Due {
 pub(super) struct Beat {
     // Since when answers are awaited and no answer came.
     silent_since: Option<Instant>,
+    // When it was noticed that this lasts longer than the period: from then on the target is asked.
+    noticed: Option<Instant>,
+    // There was no room for a KEEP_ALIVE when it was noticed, and nobody looked for the timeout.
+    noticed_again: bool,
     // The KEEP_ALIVE that is not answered. It is not sent again: there is one tag for it.
     asked: Option<Sequence>,
     // `Due::Look` was returned for this silence: what came since was read.
@@ -42,6 +49,8 @@ impl Beat {
     /// The target answered something.
     pub(super) fn heard(&mut self) {
         self.silent_since = None;
+        self.noticed = None;
+        self.noticed_again = false;
         self.looked = false;
     }
 
@@ -67,9 +76,18 @@ impl Beat {
             return Due::Nothing;
         }
         let silent = now.saturating_duration_since(*self.silent_since.get_or_insert(now));
-        if silent > pulse.period.saturating_add(pulse.timeout) {
+        if silent <= pulse.period {
+            return Due::Nothing;
+        }
+        let noticed = *self.noticed.get_or_insert(now);
+        let is_late = now.saturating_duration_since(noticed) > pulse.timeout;
+        if is_late && self.asked.is_none() && !self.noticed_again {
+            self.noticed_again = true;
+            self.noticed = Some(now);
+            Due::Ask
+        } else if is_late {
             if std::mem::replace(&mut self.looked, true) { Due::Dead } else { Due::Look }
-        } else if silent > pulse.period && self.asked.is_none() {
+        } else if self.asked.is_none() {
             Due::Ask
         } else {
             Due::Nothing
@@ -130,20 +148,45 @@ mod tests {
         beat.heard();
         let now = now + ms(700);
         assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
-        assert_eq!(beat.check(PULSE, now + ms(1750), true), Due::Nothing);
-        assert_eq!(beat.check(PULSE, now + ms(1751), true), Due::Look);
-        assert_eq!(beat.check(PULSE, now + ms(1751), true), Due::Dead);
+        assert_eq!(beat.check(PULSE, now + ms(501), true), Due::Nothing, "it is noticed");
+        assert_eq!(beat.check(PULSE, now + ms(1751), true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(1752), true), Due::Look);
+        assert_eq!(beat.check(PULSE, now + ms(1752), true), Due::Dead);
     }
 
     #[test]
-    fn a_thread_that_was_stopped_finds_its_path_dead() {
+    fn a_thread_that_was_stopped_asks_first() {
         let now = Instant::now();
         let mut beat = Beat::default();
         beat.check(PULSE, now, true);
-        assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Look, "it never came to ask");
-        assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Dead);
+        // Nobody looked for a minute.
+        let now = now + ms(60_000);
+        assert_eq!(beat.check(PULSE, now, true), Due::Ask);
+        beat.asked(Sequence(1));
+        assert_eq!(beat.check(PULSE, now + ms(1250), true), Due::Nothing, "its time is not over");
+        assert_eq!(beat.check(PULSE, now + ms(1251), true), Due::Look);
+        assert_eq!(beat.check(PULSE, now + ms(1251), true), Due::Dead);
         // Unless answers came meanwhile.
         beat.heard();
         assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Nothing);
+        // Nobody looked for a minute, and the question of before is not answered: as if it had
+        // been asked now.
+        assert_eq!(beat.check(PULSE, now + ms(120_000), true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(121_250), true), Due::Nothing);
+        assert_eq!(beat.check(PULSE, now + ms(121_251), true), Due::Look);
+    }
+
+    #[test]
+    fn a_question_without_room_is_asked_later_and_not_for_ever() {
+        let now = Instant::now();
+        let mut beat = Beat::default();
+        beat.check(PULSE, now, true);
+        assert_eq!(beat.check(PULSE, now + ms(501), true), Due::Ask, "there is no room");
+        // Nobody looks for a minute: it was never asked.
+        let now = now + ms(60_000);
+        assert_eq!(beat.check(PULSE, now, true), Due::Ask);
+        assert_eq!(beat.check(PULSE, now + ms(1250), true), Due::Ask);
+        assert_eq!(beat.check(PULSE, now + ms(1251), true), Due::Look, "nothing is ever sent");
+        assert_eq!(beat.check(PULSE, now + ms(1251), true), Due::Dead);
     }
 }

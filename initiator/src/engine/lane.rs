@@ -18,7 +18,7 @@ use super::beat::{Beat, Due};
 use super::stats::QueueStats;
 use super::terms::Terms;
 use crate::admin::Pulse;
-use crate::path::LaneProof;
+use crate::path::{LaneProof, PathLayout, TestedLane};
 
 const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
 const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);
@@ -86,6 +86,18 @@ struct WrLists {
     listed: u64,
 }
 
+impl WrLists {
+    fn new(layout: PathLayout) -> Self {
+        Self {
+            sends: Vec::with_capacity(layout.send_wrs() as usize),
+            recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
+            open: None,
+            lists: 0,
+            listed: 0,
+        }
+    }
+}
+
 /// One QP of a path.
 pub(super) struct Lane {
     qp: QpIndex,
@@ -123,13 +135,7 @@ impl Lane {
             beat: Beat::default(),
             awaited: 0,
             awaited_bytes: 0,
-            wrs: WrLists {
-                sends: Vec::with_capacity(layout.send_wrs() as usize),
-                recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
-                open: None,
-                lists: 0,
-                listed: 0,
-            },
+            wrs: WrLists::new(layout),
             theirs: proof.map(|proof| Box::new(proof.theirs)),
         };
         for slot in 0..layout.recv_slots() {
@@ -152,6 +158,29 @@ impl Lane {
             }
         }
         lane
+    }
+
+    /// One that control has tested: everything is posted.
+    pub(super) fn tested(index: usize, tested: TestedLane, terms: &Terms) -> Self {
+        let (layout, TestedLane { qp, credits }) = (terms.layout(), tested);
+        Self {
+            qp,
+            slots_at: index * layout.bytes(),
+            scratch_at: index * SELF_TEST_BYTES,
+            credits,
+            phase: Phase::Ready,
+            beat: Beat::default(),
+            awaited: 0,
+            awaited_bytes: 0,
+            wrs: WrLists::new(layout),
+            theirs: None,
+        }
+    }
+
+    /// What another thread needs to go on with it. Nothing is to be posted.
+    pub(super) fn into_tested(self) -> TestedLane {
+        debug_assert!(self.wrs.sends.is_empty() && self.wrs.recvs.is_empty(), "not posted");
+        TestedLane { qp: self.qp, credits: self.credits }
     }
 
     /// Queues the self-test with its proof, which is behind the capsule in the same slot. Nothing

@@ -29,6 +29,7 @@ mod lane;
 mod latency;
 mod stats;
 mod terms;
+mod tested;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -306,7 +307,8 @@ impl Engine {
         self.submit(tag, io)
     }
 
-    /// Takes a new path; a present one ends first. The self-test is sent at once.
+    /// Takes a new path; a present one ends first. The self-test is sent at once, unless the path
+    /// [was tested](Path::test): then requests are.
     pub fn connect(&mut self, path: Path, now: Instant) {
         self.end_path(PathEnd::Dropped);
         // Room for every tag, and buffers no shorter than what may be asked.
@@ -320,6 +322,7 @@ impl Engine {
         }
         match ActivePath::begin(path, fits, now) {
             Ok(path) => {
+                self.waiting.backlog |= path.is_ready();
                 self.path = Some(path);
                 self.post();
             }

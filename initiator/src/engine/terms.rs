@@ -1,6 +1,6 @@
 //! [`Terms`]: what all lanes of a path have in common: its memory and what was agreed.
 
-use rblk_fabric::Sge;
+use rblk_fabric::{Poller, Sge};
 use rblk_protocol::limits::{LIST_DATA_MAX, LIST_MAX};
 use rblk_protocol::{
     CommandCapsule, Epoch, Features, HelloAccept, KeyedDescriptor, Opcode, Sequence, Tag,
@@ -9,7 +9,7 @@ use rblk_protocol::{
 
 use super::digests::TRAILER_LEN;
 use crate::io::{Io, IoOp};
-use crate::path::{PathLayout, PathMemory};
+use crate::path::{Path, PathLayout, PathMemory, Tested};
 
 /// What a path was made with. Nothing of it changes.
 pub(super) struct Terms {
@@ -51,6 +51,13 @@ impl Terms {
 
     pub(super) fn memory(&self) -> &PathMemory {
         &self.memory
+    }
+
+    /// The path that has these terms, with the lanes that the poller has.
+    pub(super) fn into_path(self, poller: Box<dyn Poller>, tested: Tested) -> Path {
+        let Self { memory, accept, epoch, volume, lane_bytes, .. } = self;
+        let (connections, proofs, tested) = (Vec::new(), Vec::new(), Some(tested));
+        Path { poller, connections, proofs, tested, memory, accept, epoch, volume, lane_bytes }
     }
 
     pub(super) fn into_memory(self) -> PathMemory {

@@ -15,7 +15,9 @@ use super::course::Facts;
 use super::link::{access_mode, options};
 use super::mounted::Mount;
 use super::neighbour;
+use super::reconnect::NotTested;
 use super::setup::{Endpoint, KnownBy, Setup, credentials_of};
+use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::session::{Claim, HostIdentity, LISTS, QueueWish, Session};
@@ -39,6 +41,13 @@ pub(super) struct First<'f> {
     pub(super) take_over: bool,
     /// Buffers of each queue beyond its depth.
     pub(super) spare_buffers: u16,
+}
+
+impl First<'_> {
+    /// Whether a program has the queues.
+    fn is_of_program(&self) -> bool {
+        self.name.is_empty()
+    }
 }
 
 /// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as
@@ -146,7 +155,19 @@ async fn open_first(
     let (mut buffers, mut paths) = (Vec::new(), Vec::new());
     for queue in 0..wish.queues {
         let region = queue_memory(&wish, spare_buffers)?;
-        let path = session.connect_queue(queue, wish, volume.handle, &region).await?;
+        let mut path = session.connect_queue(queue, wish, volume.handle, &region).await?;
+        if first.is_of_program() {
+            path = match path.test().await {
+                Err(PathEnd::SelfTest) if wish.features.has(Features::WRITE_WITH_IMM) => {
+                    tracing::warn!("WRITE_WITH_IMM does not work on this path; going on without");
+                    wish.features = wish.features.without(Features::WRITE_WITH_IMM);
+                    let path = session.connect_queue(queue, wish, volume.handle, &region).await?;
+                    path.test().await
+                }
+                tested => tested,
+            }
+            .map_err(NotTested)?;
+        }
         let (depth, io_max_bytes) = (path.accept.depth, path.accept.io_max_bytes);
         if queue == 0 && (depth, io_max_bytes) != (wish.depth, wish.io_max_bytes) {
             // Every queue asks for what the target gives, now and later.
@@ -157,7 +178,7 @@ async fn open_first(
             );
             (wish.depth, wish.io_max_bytes) = (depth, io_max_bytes);
         }
-        buffers.push(region);
+        buffers.push(Some(region));
         paths.push(path);
     }
     wish.in_capsule_bytes = paths[0].accept.in_capsule_bytes;
@@ -169,9 +190,19 @@ async fn open_first(
         fenced: None,
     };
     let (queues, endpoint) = (wish.queues, Endpoint::of(session, &paths));
+    let tests_paths = first.is_of_program();
     let KnownBy { host, credentials } = known_by.clone();
-    let setup =
-        Setup { volume_name, addresses, host, credentials, wish, queues, buffers, endpoint };
+    let setup = Setup {
+        volume_name,
+        addresses,
+        host,
+        credentials,
+        wish,
+        queues,
+        buffers,
+        tests_paths,
+        endpoint,
+    };
     Ok((setup, facts, paths))
 }
 

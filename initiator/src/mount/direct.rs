@@ -80,7 +80,7 @@ impl Direct {
             }
         };
         mount.connect_queues(paths);
-        let memory = mount.link().setup().buffers.iter();
+        let memory = mount.link().setup().buffers.iter().flatten();
         let given = parts.into_iter().zip(memory);
         let spin = spin_mode(config.spin);
         let given =

@@ -12,7 +12,7 @@ use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss
 use super::history::{History, millis};
 use super::note_keeper::NoteKeeper;
 use super::queues::Queues;
-use super::reconnect::{News as TryNews, Reconnected, Step, Tries, Try, VolumeChanged};
+use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try, VolumeChanged};
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
 use super::status::{MountStatus, auth};
@@ -169,6 +169,13 @@ impl Link {
         self.setup.queues = queues;
     }
 
+    /// A queue has left: it needs no path any more, and its memory is the devices' only.
+    pub(super) fn forget_queue(&mut self, queue: u16) {
+        if let Some(buffers) = self.setup.buffers.get_mut(usize::from(queue)) {
+            *buffers = None;
+        }
+    }
+
     /// Whether there is a session.
     pub(super) fn is_connected(&self) -> bool {
         self.session.is_some()
@@ -242,7 +249,7 @@ impl Link {
         }
     }
 
-    fn leave(&mut self, leaving: Leaving, queues: &Queues) {
+    fn leave(&mut self, leaving: Leaving, queues: &mut Queues) {
         let why = match leaving {
             Leaving::Drain => "the target drains".to_owned(),
             Leaving::Upgrade => "the target is being upgraded".to_owned(),
@@ -283,6 +290,7 @@ impl Link {
             claim: Claim { generation, ..access_mode(&self.config).into() },
             wish: self.setup.wish,
             buffers: self.setup.buffers[..around.queues.len()].to_vec(),
+            tests_paths: self.setup.tests_paths,
             account: self.account(around.queues),
         });
     }
@@ -339,6 +347,10 @@ impl Link {
                 self.history.over(error.to_string());
                 around.queues.fail(Some(EIO));
             }
+            Err(error) if matches!(error.downcast_ref(), Some(NotTested(PathEnd::SelfTest))) => {
+                self.ask_for_less();
+                self.on_failure(&said_once(error.as_ref()), false, now);
+            }
             Err(error) => match error.downcast_ref::<SessionError>() {
                 Some(SessionError::Fenced { by, .. }) => {
                     self.on_fenced(by, said_once(error.as_ref()), around);
@@ -394,13 +406,13 @@ impl Link {
     fn arrive(
         &mut self,
         session: Session,
-        paths: Vec<Path>,
+        paths: Vec<(u16, Path)>,
         arrival: Arrival,
         around: &mut Around<'_>,
     ) {
         let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
         self.history.connected(stalled, verifier_changed);
-        self.setup.endpoint = Endpoint::of(&session, &paths);
+        self.setup.endpoint = Endpoint::of(&session, paths.iter().map(|(_, path)| path));
         self.session = Some(session);
         self.durability.arrived();
         self.write_note(around.note);
@@ -420,15 +432,19 @@ impl Link {
             // This path was given up before.
             _ if has_newer => {}
             PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
-                tracing::warn!(
-                    queue,
-                    "WRITE_WITH_IMM does not work on this path; going on without"
-                );
-                let features = self.setup.wish.features;
-                self.setup.wish.features = features.without(Features::WRITE_WITH_IMM);
+                self.ask_for_less();
                 self.lose("the self-test failed", Loss::Renegotiate, queues);
             }
             end => self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues),
+        }
+    }
+
+    /// A self-test failed.
+    fn ask_for_less(&mut self) {
+        let features = self.setup.wish.features;
+        if features.has(Features::WRITE_WITH_IMM) {
+            tracing::warn!("WRITE_WITH_IMM does not work on this path; going on without");
+            self.setup.wish.features = features.without(Features::WRITE_WITH_IMM);
         }
     }
 
@@ -440,7 +456,11 @@ impl Link {
     }
 
     /// Returns whether what is known of the volume changed.
-    pub(super) fn on_event(&mut self, news: Result<News, SessionError>, queues: &Queues) -> bool {
+    pub(super) fn on_event(
+        &mut self,
+        news: Result<News, SessionError>,
+        queues: &mut Queues,
+    ) -> bool {
         match news {
             Ok(News::Event(Some(AsyncEvent::Draining))) => {
                 tracing::info!("the target drains: finishing what is in flight");
@@ -466,7 +486,7 @@ impl Link {
         false
     }
 
-    fn on_volume(&mut self, entry: &VolumeEntry, queues: &Queues) -> bool {
+    fn on_volume(&mut self, entry: &VolumeEntry, queues: &mut Queues) -> bool {
         let known = self.facts().volume;
         if !self.course.seen(entry) {
             // OPEN says what it is.
@@ -475,7 +495,7 @@ impl Link {
         self.facts().volume != known
     }
 
-    fn say_removed(&self, queues: &Queues) {
+    fn say_removed(&self, queues: &mut Queues) {
         tracing::error!(
             rblk_event = "volume-removed",
             volume = %self.setup.volume_name,
@@ -485,7 +505,7 @@ impl Link {
         queues.fail(Some(ENODEV));
     }
 
-    fn lose(&mut self, why: &str, loss: Loss, queues: &Queues) {
+    fn lose(&mut self, why: &str, loss: Loss, queues: &mut Queues) {
         let Some(session) = &self.session else { return };
         let address = session.address.to_string();
         self.course.lose(loss, Instant::now(), random());
@@ -495,7 +515,7 @@ impl Link {
 
     /// The session is over: every queue keeps its requests, and the course says how to go on.
     /// `loss` is the reason, if that is a loss.
-    fn disconnect(&mut self, loss: Option<&str>, queues: &Queues) {
+    fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
         let Some(session) = self.session.take() else { return };
         if let Some(why) = loss {
             self.history.lost(why);

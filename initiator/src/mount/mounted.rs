@@ -247,6 +247,7 @@ impl Mount {
             }
             FromQueue::Stopped { queue, error } => {
                 self.queues.stopped(queue);
+                self.link.forget_queue(queue);
                 match error {
                     Some(error) => Err(anyhow!("queue {queue} broke: {error}")),
                     None => Ok(()),
@@ -270,7 +271,7 @@ impl Mount {
     }
 
     /// Every request fails from now on.
-    pub(super) fn fail_requests(&self) {
+    pub(super) fn fail_requests(&mut self) {
         self.queues.fail(Some(EIO));
     }
 
@@ -345,7 +346,7 @@ impl Mount {
 
     /// Gives the queues their first paths.
     pub(super) fn connect_queues(&mut self, paths: Vec<Path>) {
-        self.queues.connect(paths);
+        self.queues.connect((0..).zip(paths).collect());
     }
 
     /// The disk is there.
@@ -496,7 +497,7 @@ impl Mount {
     }
 
     /// Requests that wait fail, and no answer to a request that was sent is waited for.
-    fn give_up_requests(&self) {
+    fn give_up_requests(&mut self) {
         if !self.link.is_over() {
             self.fail_requests();
         }

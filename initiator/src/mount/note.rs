@@ -342,6 +342,7 @@ impl Note {
             },
             queues: self.queues,
             buffers: Vec::new(),
+            tests_paths: false,
             endpoint: Endpoint {
                 address: self.address.clone(),
                 rdma_device: self.rdma_device.clone(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use rblk_config::Spin;
-use rblk_fabric::mailbox::{Sender, mailbox};
+use rblk_fabric::mailbox::Sender;
 use rblk_fabric::spin::SpinMode;
 use rblk_protocol::width::wide;
 use rblk_protocol::{BlockSize, Features};
@@ -15,7 +15,7 @@ use crate::durability::{Durability, Ledger};
 use crate::engine::{MountTimes, QueueCounts, QueueStats};
 use crate::path::Path;
 use crate::pulse::Pulse;
-use crate::queue::{FromQueue, QueueHandle, QueueParts, TargetParts, ToQueue};
+use crate::queue::{FromQueue, Posted, QueueHandle, QueueParts, TargetParts, ToQueue};
 use crate::retain::RetainRing;
 use crate::ublk::{Buffers, Device};
 
@@ -42,10 +42,6 @@ struct Thread {
     // It takes no mail any more.
     stopped: bool,
 }
-
-/// Mail that a queue may leave unread which a program drives: it may be busy with other things
-/// while the target comes and goes.
-const UNREAD_MAX: usize = 1024;
 
 /// What the queue threads of a device are made of.
 #[derive(Debug)]
@@ -89,7 +85,8 @@ impl Queues {
         let wish = plan.setup.wish;
         for queue in 0..device.info().queues {
             let Some(config) = device.queue_config(queue) else { continue };
-            let region = plan.setup.buffers.get(usize::from(queue)).context("a queue too many")?;
+            let region = plan.setup.buffers.get(usize::from(queue)).and_then(Option::as_ref);
+            let region = region.context("a queue too many")?;
             let buffers =
                 Buffers::new(Arc::clone(region), 0, wish.buffer_stride(), wish.depth.get())?;
             let handle = crate::queue::start(QueueParts {
@@ -116,7 +113,7 @@ impl Queues {
         let wish = plan.setup.wish;
         let mut given = Vec::new();
         for queue in 0..plan.setup.queues {
-            let (sender, mail) = mailbox(UNREAD_MAX)?;
+            let (sender, mail) = crate::queue::mail()?;
             let stats = Arc::new(QueueStats::default());
             let handle = QueueHandle::without_thread(sender, Arc::clone(&stats));
             self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
@@ -175,13 +172,19 @@ impl Queues {
     }
 
     /// Gives each queue its path. A path of a queue that the driver did not make ends here.
-    pub(super) fn connect(&mut self, paths: Vec<Path>) {
-        let lanes = paths.iter().map(|path| path.connections.len()).min();
-        self.lanes = lanes.unwrap_or(self.lanes);
-        self.digest = paths.iter().all(|path| path.accept.features.has(Features::DIGEST));
-        for (thread, path) in self.threads.iter_mut().zip(paths) {
+    pub(super) fn connect(&mut self, paths: Vec<(u16, Path)>) {
+        if let Some(lanes) = paths.iter().map(|(_, path)| path.lanes()).min() {
+            self.lanes = lanes;
+            let has_digests = |path: &Path| path.accept.features.has(Features::DIGEST);
+            self.digest = paths.iter().all(|(_, path)| has_digests(path));
+        }
+        for (queue, path) in paths {
+            let Some(thread) = self.threads.get_mut(usize::from(queue)) else {
+                path.retire();
+                continue;
+            };
             thread.paths += 1;
-            thread.send(ToQueue::Connect(Box::new(path)));
+            thread.post(ToQueue::Connect(Box::new(path)));
         }
     }
 
@@ -193,24 +196,24 @@ impl Queues {
     }
 
     /// The paths are lost: requests wait for the next ones.
-    pub(super) fn disconnect(&self) {
-        self.send_all(|| ToQueue::Disconnect);
+    pub(super) fn disconnect(&mut self) {
+        self.post_all(|| ToQueue::Disconnect);
     }
 
     /// Requests fail with that errno from now on, or wait again.
-    pub(super) fn fail(&self, errno: Option<i32>) {
-        self.send_all(|| ToQueue::Fail(errno));
+    pub(super) fn fail(&mut self, errno: Option<i32>) {
+        self.post_all(|| ToQueue::Fail(errno));
     }
 
     /// The queues send nothing new. Each says when it is [quiet](Self::quiet).
     pub(super) fn hold(&mut self) {
         self.threads.iter_mut().for_each(|thread| thread.quiet = thread.stopped);
-        self.send_all(|| ToQueue::Hold(true));
+        self.post_all(|| ToQueue::Hold(true));
     }
 
     /// The queues send again.
-    pub(super) fn release(&self) {
-        self.send_all(|| ToQueue::Hold(false));
+    pub(super) fn release(&mut self) {
+        self.post_all(|| ToQueue::Hold(false));
     }
 
     /// A queue that is held has no request unanswered. Returns whether all of them are so.
@@ -222,8 +225,8 @@ impl Queues {
     }
 
     /// The threads leave the device as it is, when what was sent is answered or after that time.
-    pub(super) fn leave(&self, within: std::time::Duration) {
-        self.send_all(|| ToQueue::Leave(within));
+    pub(super) fn leave(&mut self, within: std::time::Duration) {
+        self.post_all(|| ToQueue::Leave(within));
     }
 
     /// A thread left.
@@ -250,8 +253,8 @@ impl Queues {
         handles.for_each(QueueHandle::join);
     }
 
-    fn send_all(&self, message: impl Fn() -> ToQueue) {
-        self.threads.iter().for_each(|thread| thread.send(message()));
+    fn post_all(&mut self, message: impl Fn() -> ToQueue) {
+        self.threads.iter_mut().for_each(|thread| thread.post(message()));
     }
 
     /// Queues without threads, which have so many paths.
@@ -263,11 +266,16 @@ impl Queues {
 }
 
 impl Thread {
-    fn send(&self, message: ToQueue) {
+    fn post(&mut self, message: ToQueue) {
         let Some(handle) = &self.handle else { return };
-        if handle.mail.send(message).is_err() {
+        let Posted { is_taken, paths } = message.post(&handle.mail);
+        self.paths = self.paths.saturating_sub(paths);
+        if !is_taken {
             // The thread left, and says so by `FromQueue::Stopped`.
-            tracing::debug!("a queue thread takes no mail");
+            tracing::debug!("a queue takes no mail");
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

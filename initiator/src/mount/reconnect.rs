@@ -15,6 +15,7 @@ use super::course::{OtherTarget, Verdict};
 use super::settle::{Account, settle};
 use super::setup::KnownBy;
 use super::task::{self, Running};
+use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::session::{Claim, QueueWish, Session};
@@ -34,6 +35,11 @@ pub(super) struct VolumeChanged {
     how: &'static str,
 }
 
+/// A path did not pass its self-test.
+#[derive(Debug, thiserror::Error)]
+#[error("the target does not answer a self-test as it should: {0:?}")]
+pub(super) struct NotTested(pub(super) PathEnd);
+
 /// What a try needs to know.
 #[derive(Debug)]
 pub(super) struct Try {
@@ -46,16 +52,19 @@ pub(super) struct Try {
     pub(super) volume_name: Name,
     pub(super) claim: Claim,
     pub(super) wish: QueueWish,
-    pub(super) buffers: Vec<Arc<Region>>,
+    /// Of each queue that is to get a path.
+    pub(super) buffers: Vec<Option<Arc<Region>>>,
+    /// Whether the paths are tested before their queues have them.
+    pub(super) tests_paths: bool,
     /// Which acknowledged writes are durable.
     pub(super) account: Account,
 }
 
-/// A session with a path for every queue.
+/// A session with a path for every queue that has not left.
 #[derive(Debug)]
 pub(super) struct Reconnected {
     pub(super) session: Session,
-    pub(super) paths: Vec<Path>,
+    pub(super) paths: Vec<(u16, Path)>,
 }
 
 /// What a try has reached. It goes on when the mount has answered.
@@ -94,7 +103,7 @@ impl Try {
         &self,
         session: &mut Session,
         steps: &mpsc::Sender<Step>,
-    ) -> anyhow::Result<Vec<Path>> {
+    ) -> anyhow::Result<Vec<(u16, Path)>> {
         let login = session.login();
         ask(steps, |answer| Step::LoggedIn(login, answer)).await??;
         let volume = session.open(&self.volume_name, self.claim).await?;
@@ -107,6 +116,7 @@ impl Try {
         }
         let mut paths = Vec::new();
         for (queue, buffers) in (0u16..).zip(&self.buffers) {
+            let Some(buffers) = buffers else { continue };
             let path = session.connect_queue(queue, self.wish, volume.handle, buffers).await?;
             let (depth, io_max) = (path.accept.depth, path.accept.io_max_bytes);
             if depth != self.wish.depth || io_max < self.wish.io_max_bytes {
@@ -117,7 +127,11 @@ impl Try {
                     self.wish.io_max_bytes
                 );
             }
-            paths.push(path);
+            let path = match self.tests_paths {
+                true => path.test().await.map_err(NotTested)?,
+                false => path,
+            };
+            paths.push((queue, path));
         }
         Ok(paths)
     }

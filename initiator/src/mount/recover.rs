@@ -140,10 +140,14 @@ fn mount_of(name: &str, note: &Note, config: &MountConfig) -> anyhow::Result<Mou
     for _ in 0..setup.queues {
         let memory = begin::queue_memory(&setup.wish, 0)?;
         touch(&memory);
-        setup.buffers.push(memory);
+        setup.buffers.push(Some(memory));
     }
     let volatile = facts.volume.flags.has(VolumeFlags::VOLATILE_CACHE);
-    let config = MountConfig { on_loss: on_loss(note, config), ..config.clone() };
+    let config = {
+        let mut config = config.clone();
+        config.on_loss = on_loss(note, &config);
+        config
+    };
     let doubt = volatile && note.maybe_unflushed;
     let durability = match note.loss_untold {
         true => Durability::inheriting_loss(config.on_loss, doubt),
@@ -223,7 +227,8 @@ mod tests {
             let mut note = Note::sample();
             note.config.on_loss = noted;
             note.loss_untold = loss;
-            let config = MountConfig { on_loss: asked, ..note.config.clone() };
+            let mut config = note.config.clone();
+            config.on_loss = asked;
             assert_eq!(on_loss(&note, &config), expected, "{noted} {loss} {asked}");
         }
     }

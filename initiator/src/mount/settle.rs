@@ -188,7 +188,7 @@ async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Ret
             continue;
         }
         let (reply, answer) = oneshot::channel();
-        if queue.send(ToQueue::TakeStock(reply)).is_err() {
+        if !ToQueue::TakeStock(reply).post(queue).is_taken {
             anyhow::bail!("a queue thread takes no mail");
         }
         answers.push(answer);

@@ -28,8 +28,10 @@ pub(super) struct Setup {
     /// Hardware queues.
     pub(super) queues: u16,
     /// Memory of each queue: `wish.depth` buffers of `wish.buffer_stride()` bytes. At least
-    /// `queues` of them.
-    pub(super) buffers: Vec<Arc<Region>>,
+    /// `queues` of them. `None` for a queue that has left.
+    pub(super) buffers: Vec<Option<Arc<Region>>>,
+    /// Control tests the paths of the queues: the program that has them may not drive them in time.
+    pub(super) tests_paths: bool,
     /// The connection in use, or last in use; for people.
     pub(super) endpoint: Endpoint,
 }
@@ -82,15 +84,16 @@ pub(super) struct Endpoint {
 
 impl Endpoint {
     /// The connection of a session with these paths.
-    pub(super) fn of(session: &Session, paths: &[Path]) -> Self {
+    pub(super) fn of<'p>(session: &Session, paths: impl IntoIterator<Item = &'p Path>) -> Self {
         let caps = session.device().caps();
+        let mut paths = paths.into_iter().peekable();
         Self {
             address: session.address.to_string(),
             rdma_device: caps.name.clone(),
             transport: caps.transport.to_string(),
             // The lanes of a path have what its first has.
-            is_encrypted: !paths.is_empty()
-                && paths.iter().all(|path| path.accept.features.has(Features::ENCRYPT)),
+            is_encrypted: paths.peek().is_some()
+                && paths.all(|path| path.accept.features.has(Features::ENCRYPT)),
         }
     }
 }

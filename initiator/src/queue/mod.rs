@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rblk_fabric::data_thread;
-use rblk_fabric::mailbox::{Sender, mailbox};
+use rblk_fabric::mailbox::{Receiver, Refused, Sender, mailbox};
 use rblk_fabric::spin::SpinMode;
 use rblk_protocol::BlockSize;
 use tokio::sync::{mpsc, oneshot};
@@ -56,6 +56,62 @@ pub enum ToQueue {
     /// the device as it is, with the requests it gave us: its next server gets them. Ends the
     /// thread.
     Leave(Duration),
+}
+
+/// More than a queue can have unread: one of each kind, and the questions of one try to connect.
+const MAIL_MAX: usize = 16;
+
+/// The mailbox of a queue. Mail is put in by [`ToQueue::post`].
+///
+/// # Errors
+/// The system has no descriptor.
+pub(crate) fn mail() -> io::Result<(Sender<ToQueue>, Receiver<ToQueue>)> {
+    mailbox(MAIL_MAX)
+}
+
+/// What became of mail to a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Posted {
+    /// Whether the queue gets it. It does not, when it has left.
+    pub(crate) is_taken: bool,
+    /// Paths that came back unread, and are being destroyed.
+    pub(crate) paths: u32,
+}
+
+impl ToQueue {
+    /// Puts mail into the box of a queue. Earlier mail that was not read, and that this makes
+    /// pointless, comes back: a queue that its program does not drive has one path in its box, and
+    /// no more, however often the target comes and goes.
+    pub(crate) fn post(self, mail: &Sender<Self>) -> Posted {
+        let (is_taken, back) = match mail.send_over(self, Self::supersedes) {
+            Ok(back) => (true, back),
+            Err(Refused(refused)) => (false, vec![refused]),
+        };
+        let mut paths = 0;
+        for back in back {
+            if let Self::Connect(path) = back {
+                path.retire();
+                paths += 1;
+            }
+        }
+        Posted { is_taken, paths }
+    }
+
+    /// Whether earlier mail changes nothing where this follows it.
+    fn supersedes(&self, earlier: &Self) -> bool {
+        match earlier {
+            // `Connect` ends the present path, too.
+            Self::Connect(_) | Self::Disconnect => {
+                matches!(self, Self::Connect(_) | Self::Disconnect)
+            }
+            // That `Fail` ends the present path counts while there is one: where it has failed and
+            // is to wait again, a `Connect` or a `Disconnect` is in the box, too.
+            Self::Fail(_) => matches!(self, Self::Fail(_)),
+            Self::Hold(_) => matches!(self, Self::Hold(_)),
+            Self::TakeStock(reply) => reply.is_closed(),
+            Self::Leave(_) => false,
+        }
+    }
 }
 
 /// Queue thread to control.
@@ -145,7 +201,7 @@ pub(crate) struct QueueParts {
 /// # Errors
 /// The ublk queue could not be made.
 pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
-    let (mail, receiver) = mailbox(64)?;
+    let (mail, receiver) = mail()?;
     let stats = Arc::new(QueueStats::default());
     let engine_stats = Arc::clone(&stats);
     let (ready, is_ready) = sync_mpsc::sync_channel(1);

@@ -2,8 +2,9 @@
 //! next path, and what control hears of the dead ones.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use tokio::sync::mpsc;
 
 use super::FromQueue;
@@ -16,6 +17,8 @@ use crate::ublk::WatchToken;
 /// The token of the mailbox. Each path has two tokens of its own, from [`FIRST_PATH`] on.
 pub(crate) const MAIL: WatchToken = WatchToken(0);
 const FIRST_PATH: u32 = 2;
+/// After how long a queue tries again to watch a path.
+const WATCH_AGAIN: Duration = Duration::from_millis(100);
 
 /// The paths of one queue.
 pub(super) struct Paths {
@@ -23,12 +26,14 @@ pub(super) struct Paths {
     change: PathChange,
     // Of the present path's first descriptor; the second has the next number.
     token: u32,
+    // When to watch the present path, for which the system had no descriptors.
+    watch_at: Option<Instant>,
     outbox: mpsc::UnboundedSender<FromQueue>,
 }
 
 impl Paths {
     pub(super) fn new(queue: u16, outbox: mpsc::UnboundedSender<FromQueue>) -> Self {
-        Self { queue, change: PathChange::new(queue), token: FIRST_PATH, outbox }
+        Self { queue, change: PathChange::new(queue), token: FIRST_PATH, watch_at: None, outbox }
     }
 
     /// The path to use as soon as the earlier paths are destroyed.
@@ -66,6 +71,9 @@ impl Paths {
         now: Instant,
     ) -> io::Result<bool> {
         if !self.change.is_pending() {
+            if self.watch_at.is_some_and(|at| now >= at) {
+                self.watch(engine, sleeper, now)?;
+            }
             return Ok(false);
         }
         // A path that ended just now counts, too, and its watches end before the next path takes
@@ -75,14 +83,53 @@ impl Paths {
             return Ok(false);
         }
         // A path whose QPs cannot be attached ends at once: it has no CQ to watch.
-        if let Some(poller) = engine.poller_mut() {
+        if engine.poller_mut().is_some() {
             self.token += 2;
-            for (token, fd) in (self.token..).zip(poller.event_fds()) {
-                let Some(fd) = fd else { continue };
-                sleeper.watch(fd, WatchToken(token))?;
-            }
+            self.watch(engine, sleeper, now)?;
         }
         Ok(true)
+    }
+
+    /// Whether nothing wakes the queue for its present path.
+    pub(super) fn is_unwatched(&self) -> bool {
+        self.watch_at.is_some()
+    }
+
+    /// Adds the present path to what the queue sleeps in. Without descriptors for that, the queue
+    /// goes on, looks often, and tries again later.
+    #[cold]
+    fn watch(
+        &mut self,
+        engine: &mut Engine,
+        sleeper: &mut impl Watch,
+        now: Instant,
+    ) -> io::Result<()> {
+        let was_unwatched = self.watch_at.take().is_some();
+        let Some(poller) = engine.poller_mut() else { return Ok(()) };
+        for (token, fd) in (self.token..).zip(poller.event_fds()) {
+            let Some(fd) = fd else { continue };
+            let Err(error) = sleeper.watch(fd, WatchToken(token)) else { continue };
+            if !is_scarce(&error) {
+                return Err(error);
+            }
+            for token in self.token..token {
+                sleeper.unwatch(WatchToken(token));
+            }
+            self.watch_at = Some(now + WATCH_AGAIN);
+            if !was_unwatched {
+                tracing::warn!(
+                    queue = self.queue,
+                    %error,
+                    "no descriptor for the events of a connection: it is looked at every millisecond meanwhile. Raise \
+                     the limit (`ulimit -n`, LimitNOFILE=)"
+                );
+            }
+            return Ok(());
+        }
+        if was_unwatched {
+            tracing::info!(queue = self.queue, "the events of the connection wake its queue again");
+        }
+        Ok(())
     }
 
     /// Takes paths that ended off what the queue sleeps in, and sends them to control. Returns
@@ -95,6 +142,7 @@ impl Paths {
         let mut any = false;
         while let Some((end, dead)) = engine.take_ended() {
             any = true;
+            self.watch_at = None;
             for token in self.token..=self.token + 1 {
                 sleeper.unwatch(WatchToken(token));
             }
@@ -135,9 +183,15 @@ impl Paths {
     /// Control gets back a path that was never used.
     fn give_back(&self, path: Option<Box<Path>>) {
         let Some(path) = path else { return };
-        let Path { poller, connections, memory, .. } = *path;
-        let dead = Box::new(DeadPath { connections, poller, memory });
-        let (queue, end) = (self.queue, PathEnd::Dropped);
-        self.tell(FromQueue::PathEnded { queue, end, dead, undestroyed: None });
+        self.tell_end(PathEnd::Dropped, path.into_dead());
     }
 }
+
+/// Whether the system may have later what it has not now.
+fn is_scarce(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOSPC))
+}
+
+#[cfg(test)]
+mod tests;

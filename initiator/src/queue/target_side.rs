@@ -28,8 +28,9 @@ use crate::ublk::WatchToken;
 
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
-/// How often a queue that waits for dead paths to be destroyed asks whether they are.
-const DESTROY_SLEEP: Duration = Duration::from_millis(1);
+/// How often a queue looks at what wakes nobody: whether dead paths are destroyed, and a path for
+/// whose watches the system has no descriptors.
+const LOOK_SLEEP: Duration = Duration::from_millis(1);
 /// Control hears of data that did not come through at most once in this time.
 const DIGEST_REPORTS: Duration = Duration::from_secs(1);
 
@@ -152,6 +153,10 @@ impl TargetSide {
         let now = moment.instant();
         self.engine.begin_turn(moment);
         let busy = self.take_mail(now);
+        if self.paths.is_unwatched() {
+            // Nothing says that there is something to look at.
+            self.clear_path_event();
+        }
         if self.paths.change(&mut self.engine, watch, now)? {
             self.publisher.new_path();
         }
@@ -250,6 +255,11 @@ impl TargetSide {
 
     /// The queue ends: sends every path to control. What it slept in goes at once.
     pub(crate) fn send_all_off(&mut self) {
+        while let Some(message) = self.mail.receive() {
+            if let ToQueue::Connect(path) = message {
+                self.paths.set_next(path);
+            }
+        }
         self.paths.end(&mut self.engine);
     }
 
@@ -279,7 +289,7 @@ impl TargetSide {
         // With answers outstanding, a short sleep also helps where a device loses an event.
         let short = short || self.engine.has_deadline() || self.engine.outstanding() > 0;
         let longest = match short {
-            _ if self.paths.is_changing() => DESTROY_SLEEP,
+            _ if self.paths.is_changing() || self.paths.is_unwatched() => LOOK_SLEEP,
             true => self.short_sleep,
             false => LONG_SLEEP,
         };

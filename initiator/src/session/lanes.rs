@@ -111,6 +111,7 @@ impl Lanes<'_> {
             poller,
             connections,
             proofs,
+            tested: None,
             memory,
             accept,
             epoch: self.epoch,

@@ -151,6 +151,7 @@ impl Target {
             poller: near_poller,
             connections: vec![Connection::Soft(a)],
             proofs: Vec::new(),
+            tested: None,
             memory,
             accept,
             epoch: Epoch(1),

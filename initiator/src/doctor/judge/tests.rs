@@ -85,7 +85,8 @@ fn a_missing_key_is_a_fault_only_where_the_target_wants_one() {
     let config = MountConfig::default();
     assert_eq!(key_file(&facts(), &config).verdict, Verdict::Skip);
     let key = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
-    let config = MountConfig { target_keys: vec![key.parse().unwrap()], ..config };
+    let mut config = config;
+    config.target_keys = vec![key.parse().unwrap()];
     let finding = key_file(&facts(), &config);
     assert_eq!(finding.verdict, Verdict::Fail);
     assert_eq!(finding.fix.as_deref(), Some("rblk-initiator key new --file /nonexistent/host.key"));
@@ -190,7 +191,8 @@ fn a_volume_that_is_not_shown_is_a_fault() {
         volumes: vec!["a".to_owned(), "b".to_owned()],
     };
     let of = |volume: &str| {
-        let config = MountConfig { volume: volume.to_owned(), ..MountConfig::default() };
+        let mut config = MountConfig::default();
+        volume.clone_into(&mut config.volume);
         connection(&works, &peer("tcp://t"), &facts(), &config, None)
     };
     assert!(of("").iter().all(|finding| finding.subject != "volume"));

@@ -1,6 +1,7 @@
 //! A mount without a device, at targets that say what a test wants.
 
 mod impostors;
+mod left;
 mod losses;
 mod news;
 mod proofs;
@@ -369,17 +370,16 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
 
 fn config(toys: &[&Toy]) -> MountConfig {
     let ms = rblk_config::Duration::from_millis;
-    MountConfig {
-        target: toys.iter().map(|toy| toy.address.to_string()).collect(),
-        queues: Some(1),
-        queue_depth: 2,
-        max_io: rblk_config::ByteSize(4096),
-        reconnect_delay: ms(10),
-        // Both share a thread, which may not be run for long.
-        detect: ms(4000),
-        failback: ms(0),
-        ..MountConfig::new("", "v")
-    }
+    let mut config = MountConfig::new("", "v");
+    config.target = toys.iter().map(|toy| toy.address.to_string()).collect();
+    config.queues = Some(1);
+    config.queue_depth = 2;
+    config.max_io = rblk_config::ByteSize(4096);
+    config.reconnect_delay = ms(10);
+    // Both share a thread, which may not be run for long.
+    config.detect = ms(4000);
+    config.failback = ms(0);
+    config
 }
 
 fn host() -> HostIdentity {
@@ -625,7 +625,7 @@ fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Draining))), &mount.queues);
+        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Draining))), &mut mount.queues);
         mount.carry_out();
         assert!(mount.link.course().is_holding());
         let begun = Instant::now();

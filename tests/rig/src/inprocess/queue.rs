@@ -278,8 +278,9 @@ impl<S: Store> Rig<S> {
         }
         let epoch = first.epoch;
         let lane_bytes = 1;
-        let proofs = Vec::new();
-        let path = Path { poller, connections, proofs, memory, accept, epoch, volume, lane_bytes };
+        let (proofs, tested) = (Vec::new(), None);
+        let path =
+            Path { poller, connections, proofs, tested, memory, accept, epoch, volume, lane_bytes };
         Ok((path, wires))
     }
 

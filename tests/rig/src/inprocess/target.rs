@@ -364,7 +364,10 @@ impl<S: Store> Rig<S> {
     }
 
     /// Where a connection of the session's present epoch belongs, if it may be made now.
-    pub(super) fn join_by_hand(&self, session: SessionIndex, kind: ConnectionKind) -> Result<Join> {
+    ///
+    /// # Errors
+    /// Connections of an older epoch are not gone.
+    pub fn join_by_hand(&self, session: SessionIndex, kind: ConnectionKind) -> Result<Join> {
         let epoch = self.epoch(session);
         let older = |state: &SessionState| state.connections.iter().any(|of| *of != epoch);
         let has_older = self.sessions.get(usize::from(session.index)).is_some_and(older);

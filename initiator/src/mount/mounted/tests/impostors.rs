@@ -25,7 +25,9 @@ pub(super) fn config_with_keys(
 ) -> MountConfig {
     let key_file = directory.join("host.key");
     let _ = key_file::create(&key_file);
-    MountConfig { target_keys: keys, key_file, ..config(&[toy]) }
+    let mut config = config(&[toy]);
+    (config.target_keys, config.key_file) = (keys, key_file);
+    config
 }
 
 /// Attends until a try failed for that reason, and it was tried again.
@@ -165,7 +167,7 @@ fn what_a_target_proves_counts() {
         let mut mount = mounted(&config).await;
         toy.is(|manners| manners.open = (Status::Fenced, "held by b (10.0.0.2)"));
         // A hint, which anybody could give. The answer to the next OPEN is none.
-        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mount.queues);
+        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mut mount.queues);
         assert_eq!(mount.status().state, "reconnecting");
         until_status(&mut mount, |status| status.state == "fenced").await;
         assert_eq!(mount.link.facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
@@ -179,7 +181,7 @@ fn a_hint_alone_fences_nobody() {
         toy.is(|manners| manners.proofs = Some(honest(&target)));
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
-        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mount.queues);
+        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mut mount.queues);
         until_status(&mut mount, |status| status.state == "connected" && status.epoch == 2).await;
         assert_eq!(mount.link.facts().fenced, None);
     });

@@ -1,0 +1,108 @@
+//! The self-test of a path before a queue has the path: [`Path::test`].
+//!
+//! A target that asks for keys gives a connection 30 s to prove itself, or 5 s if it comes from
+//! another address than its session. The proof is in the self-test, which the engine of a queue
+//! sends. The queue of a program may be driven much later than that. Then its connection is dead,
+//! and with it the session of all queues. So control tests the paths of programs itself, and a path
+//! that was tested waits for its queue as long as the session lives.
+
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{Completion, WcStatus};
+
+use super::active_path::{ActivePath, Arrival, broken};
+use super::answer::Answer;
+use super::stats::QueueStats;
+use super::{EIO, PathEnd, SELF_TEST_DEADLINE};
+use crate::path::{DeadPath, Path};
+
+/// How often control looks for the answers of its self-tests.
+const LOOK: Duration = Duration::from_millis(1);
+/// Completions taken at once.
+const REAP: usize = 16;
+
+/// A path under test. If the test is given up, nothing is left of the path.
+struct Testing(Option<ActivePath>);
+
+impl Testing {
+    fn end(&mut self) -> Option<DeadPath> {
+        self.0.take().map(ActivePath::end)
+    }
+}
+
+impl Drop for Testing {
+    fn drop(&mut self) {
+        if let Some(dead) = self.end() {
+            dead.retire(());
+        }
+    }
+}
+
+impl Path {
+    /// The same path, tested. What is left of one that fails is destroyed.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub async fn test(self) -> Result<Self, PathEnd> {
+        if self.tested.is_some() {
+            return Ok(self);
+        }
+        let begun = Instant::now();
+        let path = ActivePath::begin(self, true, begun).map_err(|dead| {
+            dead.retire(());
+            PathEnd::Unusable
+        })?;
+        let stats = QueueStats::default();
+        let mut testing = Testing(Some(path));
+        loop {
+            // It is there until the loop ends.
+            let Some(path) = testing.0.as_mut() else { return Err(PathEnd::Unusable) };
+            if path.test_turn(&stats)? {
+                break;
+            }
+            if begun.elapsed() > SELF_TEST_DEADLINE {
+                return Err(PathEnd::SelfTest);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        testing.0.take().map(ActivePath::into_path).ok_or(PathEnd::Unusable)
+    }
+}
+
+impl ActivePath {
+    /// Posts, and takes what came. Returns whether every lane has passed its test.
+    fn test_turn(&mut self, stats: &QueueStats) -> Result<bool, PathEnd> {
+        let not_posted = |_| PathEnd::Lost(WcStatus::Other(EIO.unsigned_abs()));
+        self.post(stats).map_err(not_posted)?;
+        // Nothing was armed, so the poller has to be told to look.
+        self.poller_mut().clear_event();
+        let mut completions = [Completion::default(); REAP];
+        loop {
+            let polled = self.poller_mut().poll(&mut completions);
+            let polled = polled.map_err(|_| PathEnd::Lost(WcStatus::Other(0)))?;
+            for completion in &completions[..polled] {
+                match self.take(completion)? {
+                    Arrival::None => {}
+                    Arrival::Immediate(answer) => self.test_answer(&answer)?,
+                    Arrival::Responses { by, mut list, at } => {
+                        while let Some(answer) = self.next_answer(by, &mut list, at) {
+                            self.test_answer(&answer?)?;
+                        }
+                    }
+                }
+            }
+            if polled < completions.len() {
+                break;
+            }
+        }
+        self.post(stats).map_err(not_posted)?;
+        Ok(self.is_ready())
+    }
+
+    fn test_answer(&mut self, answer: &Answer) -> Result<(), PathEnd> {
+        if answer.tag != self.terms().connection_tag() {
+            return Err(broken("an answer to a command that was not sent"));
+        }
+        self.own_answer(answer).map(drop)
+    }
+}

@@ -1,0 +1,28 @@
+//! Queues that have left while their mount goes on, as those of a program do.
+
+use super::*;
+use crate::queue::FromQueue;
+
+#[test]
+fn a_queue_that_left_has_no_memory_and_no_path_any_more() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut config = config(&[&toy]);
+        config.queues = Some(2);
+        let mut mount = mounted(&config).await;
+        mount.queues = Queues::without_threads(&[1, 1]);
+        let memory = |mount: &Mount, queue: usize| {
+            mount.link.setup().buffers[queue].as_ref().map(Arc::downgrade)
+        };
+        let (kept, left) = (memory(&mount, 0).unwrap(), memory(&mount, 1).unwrap());
+        mount.on_queue(FromQueue::Stopped { queue: 1, error: None }).unwrap();
+        assert!(left.upgrade().is_none(), "nobody can use it any more");
+        assert!(kept.upgrade().is_some());
+        // The other queue is connected again, and it alone.
+        mount.on_path_end(0, PathEnd::Silent);
+        until_status(&mut mount, |status| status.state == "connected").await;
+        assert_eq!(mount.status().epoch, 2);
+        assert!(memory(&mount, 0).is_some() && memory(&mount, 1).is_none());
+        assert!(kept.upgrade().is_some());
+    });
+}

@@ -1,0 +1,102 @@
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rblk_fabric::soft::network::Network;
+use rblk_fabric::{PageKind, Region};
+use rblk_protocol::QueueDepth;
+
+use super::*;
+use crate::engine::QueueStats;
+use crate::path::sample;
+
+/// What a queue sleeps in, where the system refuses so many watches.
+#[derive(Default)]
+struct Scarce {
+    refusals: u32,
+    errno: i32,
+    watched: Vec<WatchToken>,
+}
+
+impl Watch for Scarce {
+    fn watch(&mut self, _: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+        if self.refusals > 0 {
+            self.refusals -= 1;
+            return Err(io::Error::from_raw_os_error(self.errno));
+        }
+        self.watched.push(token);
+        Ok(())
+    }
+
+    fn unwatch(&mut self, token: WatchToken) {
+        self.watched.retain(|watched| *watched != token);
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Bed {
+    engine: Engine,
+    paths: Paths,
+    _ends: Vec<Box<dyn std::any::Any>>,
+    now: Instant,
+}
+
+/// A queue with a path to be used next.
+fn bed() -> Bed {
+    let (network, now) = (Network::new(1), Instant::now());
+    let depth = QueueDepth::new(sample::DEPTH).unwrap();
+    let bytes = usize::from(sample::DEPTH) * sample::DATA_MAX;
+    let buffers = Region::allocate(bytes, PageKind::Normal).unwrap();
+    let engine = Engine::new(depth, sample::DATA_MAX, Arc::new(QueueStats::default()));
+    let (outbox, news) = mpsc::unbounded_channel();
+    let mut paths = Paths::new(0, outbox);
+    let (path, wire) = sample::path(&network, &buffers, true);
+    paths.set_next(Box::new(path));
+    Bed { engine, paths, _ends: vec![Box::new((network, wire, news))], now }
+}
+
+#[test]
+fn a_path_is_used_though_the_system_has_no_descriptor_to_watch_it() {
+    let mut bed = bed();
+    let mut watch = Scarce { refusals: 3, errno: libc::EMFILE, ..Scarce::default() };
+    assert!(bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap());
+    assert!(bed.engine.has_deadline(), "its self-test is under way");
+    assert!(bed.paths.is_unwatched() && watch.watched.is_empty());
+    // It is tried again now and then, not with every turn.
+    for _ in 0..100 {
+        assert!(!bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap());
+    }
+    assert_eq!(watch.refusals, 2);
+    for later in 1..=3 {
+        let now = bed.now + later * WATCH_AGAIN;
+        assert!(bed.paths.is_unwatched(), "{later}");
+        bed.paths.change(&mut bed.engine, &mut watch, now).unwrap();
+    }
+    assert!(!bed.paths.is_unwatched() && !watch.watched.is_empty());
+    assert!(watch.watched.iter().all(|token| bed.paths.is_of_path(*token)));
+    // With the path ends what is watched.
+    bed.engine.disconnect();
+    assert!(bed.paths.send_off(&mut bed.engine, &mut watch).unwrap());
+    assert!(watch.watched.is_empty());
+}
+
+#[test]
+fn a_path_that_ends_unwatched_is_not_watched_any_more() {
+    let mut bed = bed();
+    let mut watch = Scarce { refusals: 1, errno: libc::ENFILE, ..Scarce::default() };
+    bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap();
+    bed.engine.disconnect();
+    bed.paths.send_off(&mut bed.engine, &mut watch).unwrap();
+    assert!(!bed.paths.is_unwatched());
+    bed.paths.change(&mut bed.engine, &mut watch, bed.now + WATCH_AGAIN).unwrap();
+    assert!(watch.watched.is_empty());
+}
+
+#[test]
+fn what_waiting_does_not_mend_is_an_error() {
+    let mut bed = bed();
+    let mut watch = Scarce { refusals: 1, errno: libc::EBADF, ..Scarce::default() };
+    assert!(bed.paths.change(&mut bed.engine, &mut watch, bed.now).is_err());
+}
