@@ -31,6 +31,7 @@ use crate::demand::{self, Demand, Host};
 use crate::exports::{OpenedVolume, open_volumes};
 use crate::hand_over::{Checked, HandOver, Inherited, Successor};
 use crate::http::Http;
+use crate::outages::Outages;
 use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Handle, Tuning};
@@ -168,8 +169,16 @@ async fn run(
     let lineage = Arc::new(lineage_of(config, &name, &opened)?);
 
     let took_over = inherited.as_ref().map(|inherited| inherited.note().clone());
-    let plan =
-        Plan { config, name, auth, listening: listening.clone(), demand: &demand, took_over };
+    let outages = Outages::default();
+    let plan = Plan {
+        config,
+        name,
+        auth,
+        listening: listening.clone(),
+        outages: outages.clone(),
+        demand: &demand,
+        took_over,
+    };
     let (control, outbox) = match plan.build(&lineage, opened, devices) {
         Ok(built) => built,
         Err(error) => {
@@ -179,7 +188,7 @@ async fn run(
         }
     };
     let (request_sender, requests) = mpsc::channel(64);
-    let (incoming, accepting) = accept(listeners);
+    let (incoming, accepting) = accept(listeners, &outages);
     tokio::spawn(hang_ups.reload(request_sender.clone(), Arc::clone(&reread)));
     tokio::spawn(socket.serve(request_sender.clone(), reread));
     if let Some(http) = http {
@@ -209,6 +218,7 @@ struct Plan<'c> {
     name: Name,
     auth: Option<AuthConfig>,
     listening: Vec<String>,
+    outages: Outages,
     demand: &'c Demand,
     took_over: Option<HandOver>,
 }
@@ -221,7 +231,7 @@ impl Plan<'_> {
         opened: Vec<OpenedVolume>,
         devices: Vec<Device>,
     ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
-        let Self { config, name, auth, listening, demand, took_over } = self;
+        let Self { config, name, auth, listening, outages, demand, took_over } = self;
         let arena = demand.allocate(&Host::read())?;
         let (from_groups, outbox) = mpsc::unbounded_channel();
         let share = usize::try_from(demand.share())?;
@@ -230,6 +240,7 @@ impl Plan<'_> {
         drop(from_groups);
         let mut control = Control::new(Parts {
             listening,
+            outages,
             auth,
             took_over,
             ..parts(config, name, Arc::clone(lineage), handles, arena, opened)?
@@ -483,6 +494,7 @@ fn parts(
         volume_notes: opened.iter().map(notes_of).collect(),
         volumes: opened.into_iter().map(|opened| opened.volume).collect(),
         listening: Vec::new(),
+        outages: Outages::default(),
         drain_timeout: config.drain_timeout.into(),
         auth: None,
         insecure: exposed_to_all(config).is_some(),

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -38,6 +38,7 @@ pub(super) fn open_id(role: Role, requests: Option<Requests>) -> Result<CmId> {
     };
     let readiness = readiness.map_err(|e| FabricError::Call { call: "epoll", source: e.into() })?;
     let id = CmId::create(&channel, role)?;
+    let requests = Mutex::new(requests);
     tokio::spawn(serve(readiness, EventTask { channel, requests }));
     Ok(id)
 }
@@ -88,8 +89,8 @@ async fn serve(readiness: AsyncFd<Readable>, task: EventTask) {
 /// What the task knows.
 struct EventTask {
     channel: Arc<EventChannel>,
-    // Of the channel of a listener.
-    requests: Option<Requests>,
+    // Of the channel of a listener that works.
+    requests: Mutex<Option<Requests>>,
 }
 
 /// What is left to do once the lock is released: opening devices and dropping ids.
@@ -97,6 +98,7 @@ enum Unlocked {
     Nothing,
     Request { id: CmId, reply: Reply, wanted: bool },
     DeviceGone { context: *mut ffi::ibv_context, was_listening: bool },
+    AddressMoved,
 }
 
 impl EventTask {
@@ -144,6 +146,9 @@ impl EventTask {
             let context = unsafe { (*event.id).verbs };
             return Unlocked::DeviceGone { context, was_listening };
         }
+        if event.event == event::ADDR_CHANGE && was_listening {
+            return Unlocked::AddressMoved;
+        }
         Unlocked::Nothing
     }
 
@@ -170,13 +175,19 @@ impl EventTask {
                 Device::mark_gone(context);
                 if was_listening {
                     let source = io::Error::from_raw_os_error(libc::ENODEV);
-                    self.tell_listener(FabricError::Call { call: "rdma_listen", source });
+                    self.end_listener(FabricError::Call { call: "rdma_listen", source });
                 }
+            }
+            Unlocked::AddressMoved => {
+                // A bond failed over, and the id hears nothing by the other card.
+                let source = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
+                self.end_listener(FabricError::Call { call: "rdma_listen", source });
             }
             Unlocked::Request { id, reply, wanted } => {
                 let peer = id.peer();
                 // Reserved first, so that a flood of requests costs no device call.
-                let place = self.requests.as_ref().filter(|_| wanted);
+                let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+                let place = requests.as_ref().filter(|_| wanted);
                 let Some(Ok(place)) = place.map(mpsc::Sender::try_reserve) else {
                     id.reject(&[]);
                     if self.channel.may_log() {
@@ -198,9 +209,11 @@ impl EventTask {
         }
     }
 
-    fn tell_listener(&self, error: FabricError) {
-        if let Some(requests) = &self.requests {
-            // It fails when the listener has an unread error or too many requests, or is gone.
+    /// Tells the listener why it ends. Where its queue has no room for that, it reads the end of
+    /// the queue, behind the peers that wait.
+    fn end_listener(&self, error: FabricError) {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(requests) = requests {
             let _ = requests.try_send(Err(error));
         }
     }
@@ -208,7 +221,7 @@ impl EventTask {
     /// Tells everything that waits that no more events will come.
     fn abandon(&self, source: io::Error) {
         self.channel.lock().abandon();
-        self.tell_listener(FabricError::Call { call: "rdma_get_cm_event", source });
+        self.end_listener(FabricError::Call { call: "rdma_get_cm_event", source });
     }
 }
 

@@ -73,7 +73,7 @@ impl Listener {
     /// The device is gone or the event channel broke.
     pub(crate) async fn accept(&mut self) -> Result<Incoming> {
         self.requests.recv().await.unwrap_or_else(|| {
-            // The task of the channel ended: the channel broke.
+            // The task of the channel ended, or had no room for the reason.
             Err(FabricError::Call {
                 call: "rdma_listen",
                 source: io::ErrorKind::NotConnected.into(),

@@ -40,6 +40,7 @@ use crate::events::{Events, EventsReport};
 use crate::hand_over::{Checked, HandOver};
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
+use crate::outages::Outages;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
 use crate::verifier::LineageFile;
@@ -140,6 +141,7 @@ struct Description {
     limits: Limits,
     volume_notes: HashMap<String, status::VolumeNotes>,
     listening: Vec<String>,
+    outages: Outages,
     insecure: bool,
 }
 
@@ -188,6 +190,8 @@ pub(crate) struct Parts {
     pub volume_notes: HashMap<String, status::VolumeNotes>,
     /// Addresses listened on.
     pub listening: Vec<String>,
+    /// Those of them that broke.
+    pub outages: Outages,
     /// How long a drain may take.
     pub drain_timeout: Duration,
     /// How hosts prove who they are; `None`: nobody has to prove anything.
@@ -250,6 +254,7 @@ impl Control {
                 limits,
                 volume_notes: parts.volume_notes,
                 listening: parts.listening,
+                outages: parts.outages,
                 insecure: parts.insecure,
             },
         })
