@@ -42,6 +42,7 @@ pub(crate) const SET_UP: &str = "`rblk-target key new`, `rblk-initiator key new`
 static TARGET_KEYS: Schema = Schema {
     keys: &[
         Key::optional("listen", Rule::List { item: &ADDRESS, max: 64 }),
+        Key::optional("devices", Rule::List { item: &NAME, max: 64 }),
         Key::optional("name", NAME),
         Key::optional("control_socket", SOCKET),
         Key::optional("state_dir", DIRECTORY),
@@ -105,6 +106,9 @@ pub struct TargetConfig {
     /// address of this host, over TCP, and over RDMA if there is a device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<String>,
+    /// The RDMA devices that connections may come by, such as `mlx5_0`. If absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Vec<String>>,
     /// The name of the target, as initiators show it. If absent: the name of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -207,6 +211,7 @@ impl Default for TargetConfig {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            devices: None,
             name: None,
             control_socket: PathBuf::from("/run/rblk/target/control.sock"),
             state_dir: PathBuf::from("/var/lib/rblk"),

@@ -238,6 +238,7 @@ prop_compose! {
         key_file_next in prop::option::of("(/[a-z]{1,20}|credential:[a-z]{1,20})".prop_map(PathBuf::from)),
         http in any::<bool>(),
         slow_io in prop::option::of(micros(1..=3_600_000_000)),
+        devices in prop::option::of(Just(vec!["mlx5_0".to_owned(), "rxe0".to_owned()])),
     ) -> TargetConfig {
         let mut volumes = volumes;
         while volumes.len() < named {
@@ -251,6 +252,7 @@ prop_compose! {
         let dirty_max = dirty.map(|permille| least + (arena / 2 - least) * permille / 1000);
         TargetConfig {
             listen: vec!["rdma://[::]:1".to_owned(), "tcp://x".to_owned()],
+            devices,
             name,
             control_socket: PathBuf::from("/s"),
             state_dir: PathBuf::from("/d"),

@@ -63,11 +63,23 @@ impl Listener {
         }
     }
 
+    /// Whether it listens on every device, also on those that are plugged in later.
+    #[must_use]
+    pub fn is_everywhere(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(l) => l.is_everywhere(),
+        }
+    }
+
     /// The devices that peers can connect through, so that memory can be registered before a peer
-    /// comes. If the address is unspecified, other devices may be plugged in later.
+    /// comes. Where it listens [everywhere](Self::is_everywhere), devices that no peer can use now
+    /// (without an active port, an address or reliable connections) are passed over, with a
+    /// warning.
     ///
     /// # Errors
-    /// The query of a device failed.
+    /// The query of the device of the address failed.
     pub fn devices(&self) -> Result<Vec<Device>> {
         match self {
             Self::Soft(_) => Ok(vec![Device::Soft(soft::Device::tcp())]),

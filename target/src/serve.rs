@@ -23,6 +23,7 @@ use crate::accept::accept;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
+use crate::control::devices::may_serve;
 use crate::control::reread::Reread;
 use crate::control::socket::ControlSocket;
 use crate::control::upgrade::Departure;
@@ -164,7 +165,7 @@ async fn run(
     let http = http_of(config).await?;
     let listeners = bind_all(&addresses, inherited.as_ref()).await?;
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
-    let devices = devices_of(&listeners, &demand)?;
+    let devices = devices_of(&listeners, &demand, config.devices.as_deref())?;
     let opened = open_volumes(config, &name)?;
     let lineage = Arc::new(lineage_of(config, &name, &opened)?);
 
@@ -358,14 +359,34 @@ async fn bind(address: &Address) -> anyhow::Result<Listener> {
     }
 }
 
-/// The devices behind the listeners, which must be able to register the memory.
-fn devices_of(listeners: &[Listener], demand: &Demand) -> anyhow::Result<Vec<Device>> {
+/// The devices that the memory is registered with at the start, which must be able to: those of
+/// addresses that have one, and the only one of a listener on every address. Where peers may come
+/// by several, each is given the memory when the first connection comes by it.
+fn devices_of(
+    listeners: &[Listener],
+    demand: &Demand,
+    allowed: Option<&[String]>,
+) -> anyhow::Result<Vec<Device>> {
     let mut devices = Vec::new();
     for listener in listeners {
-        devices.extend(listener.devices()?);
-    }
-    for device in &devices {
-        demand.registers_with(device.caps())?;
+        let (mut found, address) = (listener.devices()?, listener.address());
+        if listener.is_everywhere() {
+            found.retain(|device| may_serve(allowed, device));
+            if found.len() != 1 {
+                let names = found.iter().map(|device| device.caps().name.clone());
+                let names = names.collect::<Vec<_>>().join(", ");
+                tracing::info!(%address, names, "devices are prepared at their first connection");
+                continue;
+            }
+        }
+        if let Some(device) = found.iter().find(|device| !may_serve(allowed, device)) {
+            let name = &device.caps().name;
+            anyhow::bail!("{address} is an address of {name}, which `devices` does not name");
+        }
+        for device in &found {
+            demand.registers_with(device.caps())?;
+        }
+        devices.extend(found);
     }
     Ok(devices)
 }

@@ -14,7 +14,7 @@ use rblk_protocol::width::{narrow, wide};
 
 use super::async_events::AsyncEvents;
 use super::cq_health::CqHealth;
-use super::device_caps::{probe_inline, query};
+use super::device_caps::{name_of, probe_inline, query, reachable_port};
 use super::ffi;
 use crate::caps::DeviceCaps;
 use crate::error::{FabricError, Result};
@@ -53,7 +53,7 @@ impl Device {
         // SAFETY: `context` is pinned, so it is open.
         let (mut caps, max_read_sges) = unsafe { query(context.raw, port) }?;
         // SAFETY: as above.
-        caps.inline_bytes = unsafe { probe_inline(context.raw) };
+        caps.inline_bytes = unsafe { probe_inline(context.raw) }?;
         if wide(caps.max_sges) < MAX_SGE {
             tracing::warn!(
                 device = caps.name,
@@ -76,21 +76,29 @@ impl Device {
         Ok(Self(inner))
     }
 
-    /// Every device of the host, by its first port.
-    ///
-    /// # Errors
-    /// [`FabricError::NoDevice`], or the query of a device fails.
-    pub(super) fn all() -> Result<Vec<Self>> {
+    /// The devices of the host that peers can connect through now. Says in the log which of the
+    /// others there are, and why they are passed over.
+    pub(super) fn all() -> Vec<Self> {
         // The list keeps the contexts open during the look-up. After that, each device pins its
         // own.
-        let list = DeviceList::get().ok_or(FabricError::NoDevice)?;
-        let devices = list
-            .contexts()
-            .iter()
-            .filter_map(|context| NonNull::new(*context))
-            .map(|context| Self::of_context(context, 1))
-            .collect::<Result<Vec<_>>>();
-        devices.and_then(|d| if d.is_empty() { Err(FabricError::NoDevice) } else { Ok(d) })
+        let Some(list) = DeviceList::get() else {
+            let error = io::Error::last_os_error();
+            // librdmacm lists all devices or none.
+            tracing::warn!(%error, "the RDMA devices cannot be listed: one of them does not open");
+            return Vec::new();
+        };
+        let usable = |context| {
+            // SAFETY: the list keeps the context open.
+            let found = unsafe { reachable_port(context) }
+                .and_then(|port| Self::of_context(context, port).map_err(|e| e.to_string()));
+            if let Err(reason) = &found {
+                // SAFETY: as above.
+                let device = unsafe { name_of(context) };
+                tracing::warn!(device, reason, "an RDMA device is passed over");
+            }
+            found.ok()
+        };
+        list.contexts().iter().filter_map(|c| NonNull::new(*c)).filter_map(usable).collect()
     }
 
     /// What the device can do.

@@ -56,14 +56,21 @@ impl Listener {
         &self.address
     }
 
-    /// The device of the address, or every device if the address is unspecified.
+    /// Whether the address is unspecified: peers come by any device.
+    #[must_use]
+    pub(crate) fn is_everywhere(&self) -> bool {
+        self.id.verbs().is_null()
+    }
+
+    /// The device of the address, or every device that peers can reach if the address is
+    /// unspecified.
     ///
     /// # Errors
-    /// The query of a device failed.
+    /// The query of the device failed.
     pub(crate) fn devices(&self) -> Result<Vec<Device>> {
         match NonNull::new(self.id.verbs()) {
             Some(context) => Device::of_context(context, self.id.port()).map(|device| vec![device]),
-            None => Device::all(),
+            None => Ok(Device::all()),
         }
     }
 

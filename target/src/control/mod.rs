@@ -6,13 +6,14 @@ mod admission;
 mod ask;
 pub mod core;
 mod destroy;
-mod devices;
+pub(crate) mod devices;
 mod groups;
 mod happened;
 mod losses;
 mod orders;
 mod persist;
 mod rates;
+pub(crate) mod registering;
 pub(crate) mod reload;
 pub(crate) mod reread;
 mod shares;
@@ -56,6 +57,7 @@ use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
 use rates::VolumeRates;
+use registering::Registering;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
 use trace::Traces;
@@ -152,6 +154,8 @@ pub(crate) struct Control {
     core: Core,
     groups: Groups,
     devices: Devices,
+    registering: Registering,
+    registered: mpsc::UnboundedReceiver<registering::Done>,
     shares: CqShares,
     tally: Tally,
     rates: VolumeRates,
@@ -219,7 +223,8 @@ impl Control {
         let (destroyer, destroyed) = Destroyer::new();
         let lineage = parts.lineage.lineage();
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
-        let devices = Devices::new(arena, zeros, &volumes);
+        let devices = Devices::new(arena, zeros, &volumes, parts.running.devices.clone());
+        let (registering, registered) = Registering::new();
         let core = CoreParts {
             name,
             instance,
@@ -236,6 +241,8 @@ impl Control {
             core: Core::new(core, started),
             groups: Groups::new(parts.groups),
             devices,
+            registering,
+            registered,
             shares: CqShares::default(),
             tally: Tally::default(),
             rates: VolumeRates::default(),
@@ -295,6 +302,7 @@ impl Control {
                 Some((ticket, result)) = self.persister.next() => {
                     self.core.persisted(ticket, result);
                 }
+                Some(done) = self.registered.recv() => self.on_registered(done),
                 Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
                 Some(noted) = self.losses.next() => self.losses.ended(noted),
                 Some(done) = self.volumes.store_done() => self.on_store_done(done),
@@ -431,6 +439,9 @@ impl Control {
                 return incoming.reject(&refusal(RejectReason::Malformed, &error.to_string()));
             }
         };
+        if self.devices.find(&incoming.device()).is_none() {
+            return self.come_by_new_device(incoming);
+        }
         match self.grant(&incoming, &asked, &peer) {
             Ok(granted) => self.connect(incoming, &asked, granted),
             Err(refused) => {
