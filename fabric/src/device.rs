@@ -85,7 +85,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`MemlockTooSmall`](crate::FabricError::MemlockTooSmall) with limit and fix if that is the
-    /// cause; else the errno.
+    /// cause; [`NoRoomToRegister`](crate::FabricError::NoRoomToRegister), which may pass; else the
+    /// errno.
     pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
         let own = region.address();
         let is_reached = access.remote_read || access.remote_write;
