@@ -38,6 +38,14 @@ impl Default for ConnectOptions {
     }
 }
 
+/// How to listen.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ListenOptions {
+    /// What a peer is told for which the queue of the listener has no room. Empty: it learns that
+    /// the listener is [busy](crate::FabricError::Busy).
+    pub busy: ConnectionHello,
+}
+
 /// Bytes that travel with connect, accept and reject. CMs pad them, so the bytes themselves must
 /// say how long they are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

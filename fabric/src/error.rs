@@ -41,6 +41,13 @@ pub enum FabricError {
         /// The private data of the peer. The CM may have padded it.
         hello: Vec<u8>,
     },
+    /// The peer refused the connection and said nothing: too many connect at once, or what would
+    /// have answered ends.
+    #[error("{address} is busy and took no connection at this moment: try again")]
+    Busy {
+        /// The address as given.
+        address: String,
+    },
     /// The peer does not use the framing of rblk.
     #[error("{peer} does not speak rblk: {reason}")]
     NotRblk {

@@ -60,7 +60,7 @@ mod work;
 
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
-pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, QpLimits};
+pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits};
 pub use connection::{Connection, Established};
 pub use counter::Counter;
 pub use credit::SendCredits;

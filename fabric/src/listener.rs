@@ -1,7 +1,7 @@
 //! [`Listener`] and [`Incoming`]: the side that is connected to.
 
 use crate::address::{Address, Scheme};
-use crate::connect::{ConnectionHello, QpLimits};
+use crate::connect::{ConnectionHello, ListenOptions, QpLimits};
 use crate::connection::Connection;
 use crate::device::{Device, PollerHandle, ProtectionDomain};
 use crate::error::{FabricError, Result};
@@ -25,10 +25,19 @@ impl Listener {
     /// # Errors
     /// [`FabricError::Listen`], [`FabricError::NoDevice`], [`FabricError::NoVerbs`].
     pub async fn bind(address: &Address) -> Result<Self> {
+        Self::bind_with(address, &ListenOptions::default()).await
+    }
+
+    /// As [`Self::bind`], with options.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg_attr(not(feature = "verbs"), expect(unused_variables, reason = "options of verbs"))]
+    pub async fn bind_with(address: &Address, options: &ListenOptions) -> Result<Self> {
         match address.scheme {
             Scheme::Tcp => soft::Listener::bind(address).await.map(Self::Soft),
             #[cfg(feature = "verbs")]
-            Scheme::Rdma => verbs::Listener::bind(address).await.map(Self::Verbs),
+            Scheme::Rdma => verbs::Listener::bind(address, options).await.map(Self::Verbs),
             #[cfg(not(feature = "verbs"))]
             Scheme::Rdma => Err(FabricError::NoVerbs(address.to_string())),
         }

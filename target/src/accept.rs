@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rblk_fabric::{Address, FabricError, Incoming, Listener};
+use rblk_fabric::{Address, FabricError, Incoming, ListenOptions, Listener};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -35,12 +35,13 @@ impl Accepting {
 /// listener is not there.
 pub(crate) fn accept(
     listeners: Vec<Listener>,
+    options: &ListenOptions,
     outages: &Outages,
 ) -> (mpsc::Receiver<Incoming>, Accepting) {
     let (sender, incoming) = mpsc::channel(WAITING_MAX);
     let mut accepting = Accepting::default();
     for listener in listeners {
-        accepting.0.spawn(accept_by(listener, sender.clone(), outages.clone()));
+        accepting.0.spawn(accept_by(listener, sender.clone(), options.clone(), outages.clone()));
     }
     (incoming, accepting)
 }
@@ -49,6 +50,7 @@ pub(crate) fn accept(
 async fn accept_by(
     mut listener: Listener,
     sender: mpsc::Sender<Incoming>,
+    options: ListenOptions,
     outages: Outages,
 ) -> Option<(String, OwnedFd)> {
     loop {
@@ -68,7 +70,7 @@ async fn accept_by(
                 // It holds the address.
                 drop(listener);
                 tokio::select! {
-                    new = anew(&address, &error, &outages) => listener = new,
+                    new = anew(&address, &error, &options, &outages) => listener = new,
                     () = sender.closed() => return None,
                 }
             }
@@ -81,13 +83,18 @@ fn left_of(listener: Listener) -> Option<(String, OwnedFd)> {
     Some((address, listener.into_socket()?.into()))
 }
 
-async fn anew(address: &Address, broke: &FabricError, outages: &Outages) -> Listener {
+async fn anew(
+    address: &Address,
+    broke: &FabricError,
+    options: &ListenOptions,
+    outages: &Outages,
+) -> Listener {
     let name = address.to_string();
     outages.begin(&name, broke.to_string());
     let mut tries = 0;
     loop {
         sleep(pause(tries)).await;
-        match Listener::bind(address).await {
+        match Listener::bind_with(address, options).await {
             Ok(listener) => {
                 tracing::info!(%address, "listening again");
                 outages.end(&name);
@@ -135,7 +142,7 @@ mod tests {
             .unwrap();
             let (port, name) = (listener.address().port, listener.address().to_string());
             let outages = Outages::default();
-            let (incoming, _accepting) = accept(vec![listener], &outages);
+            let (incoming, _accepting) = accept(vec![listener], &ListenOptions::default(), &outages);
             tokio::task::yield_now().await;
             assert_eq!(outages.of(&name), None);
             // From now on the kernel refuses to accept by it, and another program takes the port.
@@ -167,7 +174,7 @@ mod tests {
             let address: Address = "tcp://127.0.0.1:1".parse().unwrap();
             let listener = Listener::bind(&Address { port: 0, ..address }).await.unwrap();
             let address = listener.address().clone();
-            let (incoming, accepting) = accept(vec![listener], &Outages::default());
+            let (incoming, accepting) = accept(vec![listener], &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             drop(incoming);
             let mut sockets = accepting.sockets().await;
@@ -175,7 +182,7 @@ mod tests {
             assert_eq!((left, sockets.len()), (address.to_string(), 0));
             let peer = TcpStream::connect(("127.0.0.1", address.port)).expect("it is let wait");
             let listener = Listener::go_on(socket.into(), &address).unwrap();
-            let (_incoming, accepting) = accept(vec![listener], &Outages::default());
+            let (_incoming, accepting) = accept(vec![listener], &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             // Accepted: what it says is read, and the listener drops who says garbage.
             std::io::Write::write_all(&mut &peer, &[0xff; 64]).unwrap();

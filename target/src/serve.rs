@@ -13,7 +13,9 @@ use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::spin::SpinMode;
-use rblk_fabric::{Address, Device, FabricError, Listener, PageKind, Region, Scheme};
+use rblk_fabric::{
+    Address, Device, FabricError, ListenOptions, Listener, PageKind, Region, Scheme,
+};
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,6 +26,7 @@ use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
 use crate::control::devices::may_serve;
+use crate::control::registering::busy;
 use crate::control::reread::Reread;
 use crate::control::socket::ControlSocket;
 use crate::control::upgrade::Departure;
@@ -189,7 +192,7 @@ async fn run(
         }
     };
     let (request_sender, requests) = mpsc::channel(64);
-    let (incoming, accepting) = accept(listeners, &outages);
+    let (incoming, accepting) = accept(listeners, &listen_options(), &outages);
     tokio::spawn(hang_ups.reload(request_sender.clone(), Arc::clone(&reread)));
     tokio::spawn(socket.serve(request_sender.clone(), reread));
     if let Some(http) = http {
@@ -338,11 +341,16 @@ async fn bind_all(
     Ok(listeners)
 }
 
+/// How every address is listened on.
+pub(crate) fn listen_options() -> ListenOptions {
+    ListenOptions { busy: busy() }
+}
+
 async fn bind(address: &Address) -> anyhow::Result<Listener> {
     let begun = Instant::now();
     let mut said = false;
     loop {
-        match Listener::bind(address).await {
+        match Listener::bind_with(address, &listen_options()).await {
             // At boot the interface may not have its address yet.
             Err(FabricError::Listen { error, .. })
                 if error.kind() == std::io::ErrorKind::AddrNotAvailable

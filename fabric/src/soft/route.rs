@@ -81,6 +81,9 @@ impl Route {
         })
         .await
         .map_err(|_| self.timed_out())??;
+        if reply.verdict == Verdict::Rejected && reply.hello.0.is_empty() {
+            return Err(FabricError::Busy { address: self.address.to_string() });
+        }
         if reply.verdict == Verdict::Rejected {
             return Err(FabricError::Rejected {
                 address: self.address.to_string(),

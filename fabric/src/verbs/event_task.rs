@@ -25,12 +25,18 @@ use crate::error::{FabricError, Result};
 /// Events that are handled before other tasks may run.
 const EVENTS_PER_TURN: usize = 64;
 
-/// Where a listener gets its peers from, or the error that ends it.
-pub(super) type Requests = mpsc::Sender<Result<Incoming>>;
+/// Where peers of a listener go.
+#[derive(Debug)]
+pub(super) struct Door {
+    /// Where the listener gets them from, or the error that ends it.
+    pub(super) requests: mpsc::Sender<Result<Incoming>>,
+    /// What those are told for whom there is no room.
+    pub(super) busy: ConnectionHello,
+}
 
 /// An id of the role, on a channel of its own whose task is started. Must run on a tokio runtime.
-/// A listening id needs `requests`.
-pub(super) fn open_id(role: Role, requests: Option<Requests>) -> Result<CmId> {
+/// A listening id needs a `door`.
+pub(super) fn open_id(role: Role, door: Option<Door>) -> Result<CmId> {
     let channel = EventChannel::open()?;
     // SAFETY: the descriptor is the channel's, which `Readable` keeps open, and never another.
     let readiness = unsafe {
@@ -38,8 +44,8 @@ pub(super) fn open_id(role: Role, requests: Option<Requests>) -> Result<CmId> {
     };
     let readiness = readiness.map_err(|e| FabricError::Call { call: "epoll", source: e.into() })?;
     let id = CmId::create(&channel, role)?;
-    let requests = Mutex::new(requests);
-    tokio::spawn(serve(readiness, EventTask { channel, requests }));
+    let door = Mutex::new(door);
+    tokio::spawn(serve(readiness, EventTask { channel, door }));
     Ok(id)
 }
 
@@ -90,7 +96,7 @@ async fn serve(readiness: AsyncFd<Readable>, task: EventTask) {
 struct EventTask {
     channel: Arc<EventChannel>,
     // Of the channel of a listener that works.
-    requests: Mutex<Option<Requests>>,
+    door: Mutex<Option<Door>>,
 }
 
 /// What is left to do once the lock is released: opening devices and dropping ids.
@@ -186,10 +192,10 @@ impl EventTask {
             Unlocked::Request { id, reply, wanted } => {
                 let peer = id.peer();
                 // Reserved first, so that a flood of requests costs no device call.
-                let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-                let place = requests.as_ref().filter(|_| wanted);
-                let Some(Ok(place)) = place.map(mpsc::Sender::try_reserve) else {
-                    id.reject(&[]);
+                let door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+                let door = door.as_ref().filter(|_| wanted);
+                let Some(Ok(place)) = door.map(|door| door.requests.try_reserve()) else {
+                    id.reject(door.map_or(&[], |door| &door.busy.0));
                     if self.channel.may_log() {
                         tracing::warn!(peer, "connection refused: too many peers wait already");
                     }
@@ -212,9 +218,9 @@ impl EventTask {
     /// Tells the listener why it ends. Where its queue has no room for that, it reads the end of
     /// the queue, behind the peers that wait.
     fn end_listener(&self, error: FabricError) {
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(requests) = requests {
-            let _ = requests.try_send(Err(error));
+        let door = self.door.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(door) = door {
+            let _ = door.requests.try_send(Err(error));
         }
     }
 

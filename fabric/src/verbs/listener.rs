@@ -9,9 +9,10 @@ use tokio::sync::mpsc;
 use super::cm_id::CmId;
 use super::device::Device;
 use super::event_channel::Role;
-use super::event_task;
+use super::event_task::{self, Door};
 use super::incoming::Incoming;
 use crate::address::Address;
+use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
 
 /// Peers that may wait to be accepted. More are rejected at once; they may try again.
@@ -33,11 +34,12 @@ impl Listener {
     /// # Errors
     /// [`FabricError::NoDevice`], [`FabricError::Listen`] or, for an unknown name,
     /// [`FabricError::Unreachable`].
-    pub(crate) async fn bind(address: &Address) -> Result<Self> {
+    pub(crate) async fn bind(address: &Address, options: &ListenOptions) -> Result<Self> {
         let mut last = None;
         for to in address.look_up().await? {
             let (sender, requests) = mpsc::channel(usize::from(BACKLOG));
-            let mut id = event_task::open_id(Role::Listening, Some(sender))?;
+            let door = Door { requests: sender, busy: options.busy.clone() };
+            let mut id = event_task::open_id(Role::Listening, Some(door))?;
             match id.bind(to).and_then(|()| id.listen(i32::from(BACKLOG))) {
                 Ok(()) => {
                     let address = Address { port: id.local_port(), ..address.clone() };

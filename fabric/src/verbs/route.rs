@@ -186,14 +186,23 @@ mod reject_reason {
 fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
-        // Of the kernel itself, padded: the port has a listener, but not at that address.
+        // Of the kernel itself, padded: the port has a listener, but not at that address; or the
+        // listener has too many peers waiting.
         (event::REJECTED, reject_reason::CONSUMER_DEFINED)
             if reply.private_data.iter().all(|byte| *byte == 0) =>
         {
-            NOT_AT_THAT_ADDRESS.to_owned()
+            NOT_AT_THAT_ADDRESS_OR_BUSY.to_owned()
         }
         (event::REJECTED, reject_reason::CONSUMER_DEFINED) => {
             return FabricError::Rejected { address, hello: reply.private_data };
+        }
+        // Of a listener of rblk that had no words: see `cm_id`.
+        (event::REJECTED, status)
+            if status < 0
+                && !reply.private_data.is_empty()
+                && reply.private_data.iter().all(|byte| *byte == 0) =>
+        {
+            return FabricError::Busy { address };
         }
         (event::REJECTED, status) if status < 0 && !reply.private_data.is_empty() => {
             return FabricError::Rejected { address, hello: reply.private_data };
@@ -215,8 +224,8 @@ fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     FabricError::Unreachable { address, reason }
 }
 
-const NOT_AT_THAT_ADDRESS: &str = "nothing listens at that address on that port: does rblk-target listen on another \
-     address there, such as 0.0.0.0, which takes no IPv6?";
+const NOT_AT_THAT_ADDRESS_OR_BUSY: &str = "nothing listens at that address on that port, or too many hosts connect \
+     at once there: try again; does rblk-target listen on another address, such as 0.0.0.0, which takes no IPv6?";
 const NOTHING_LISTENS: &str = "nothing listens on that port: is rblk-target running there?";
 
 /// The error of a failed `rdma_connect`. Soft iWARP connects its socket in that call.
@@ -399,6 +408,11 @@ mod tests {
         assert!(is_rejected(meaning(event::REJECTED, 28, b"why")));
         assert!(is_rejected(meaning(event::REJECTED, -libc::ECONNRESET, b"why")));
         assert!(is_rejected(meaning(event::REJECTED, -libc::ECONNREFUSED, b"why")));
+        // A byte that stands for no words, as the connection manager of iWARP hands it on.
+        let wordless = meaning(event::REJECTED, -libc::ECONNRESET, &[0]);
+        assert!(matches!(wordless, FabricError::Busy { .. }), "{wordless}");
+        let padded = meaning(event::REJECTED, 28, &[0; 148]).to_string();
+        assert!(padded.contains("try again"), "{padded}");
         for nobody in [
             meaning(event::REJECTED, 8, &[0; 148]),
             meaning(event::REJECTED, -libc::ECONNREFUSED, b""),
