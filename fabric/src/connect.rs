@@ -1,5 +1,6 @@
 //! What a connection is made with: sizes, options, and the bytes that travel with the handshake.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Sizes of one QP, as asked of the provider.
@@ -25,11 +26,27 @@ pub struct QpLimits {
 pub struct ConnectOptions {
     /// Deadline of each step: resolve, connect.
     pub timeout: Duration,
-    /// Local address to bind to. For a host with several.
-    pub bind: Option<std::net::IpAddr>,
+    /// Local address to bind to, with port 0. For a host with several. A link-local one of IPv6
+    /// names its interface; without that it has the interface of the peer's address.
+    pub bind: Option<SocketAddr>,
     /// After how long a silent path should count as dead. Timeouts and retry counts of the QP
     /// follow from it.
     pub detect: Duration,
+}
+
+impl ConnectOptions {
+    /// The address to bind to, to reach `to`.
+    pub(crate) fn bind_for(&self, to: SocketAddr) -> Option<SocketAddr> {
+        match (self.bind?, to) {
+            (SocketAddr::V6(mut from), SocketAddr::V6(to)) => {
+                if from.scope_id() == 0 && from.ip().is_unicast_link_local() {
+                    from.set_scope_id(to.scope_id());
+                }
+                Some(from.into())
+            }
+            (from, _) => Some(from),
+        }
+    }
 }
 
 impl Default for ConnectOptions {
@@ -67,4 +84,23 @@ pub struct AcceptParams {
     pub reads_out: u8,
     /// READs of the peer that this side serves at once.
     pub reads_in: u8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_local_address_has_an_interface() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let from = |bind: &str, to: &str| {
+            let options = ConnectOptions { bind: Some(at(bind)), ..ConnectOptions::default() };
+            options.bind_for(at(to)).unwrap()
+        };
+        assert_eq!(from("[fe80::1]:0", "[fe80::2%3]:7720"), at("[fe80::1%3]:0"));
+        assert_eq!(from("[fe80::1%2]:0", "[fe80::2%3]:7720"), at("[fe80::1%2]:0"), "named");
+        assert_eq!(from("[fd00::1]:0", "[fe80::2%3]:7720"), at("[fd00::1]:0"), "not link-local");
+        assert_eq!(from("192.0.2.1:0", "192.0.2.2:7720"), at("192.0.2.1:0"));
+        assert_eq!(ConnectOptions::default().bind_for(at("192.0.2.2:7720")), None);
+    }
 }

@@ -35,7 +35,7 @@ impl Route {
             candidates.retain(|c| c.is_ipv4() == bind.is_ipv4());
             if candidates.is_empty() {
                 let reason =
-                    format!("it has no address of the same family as the local address {bind}");
+                    format!("it has no address of the same family as the local address {}", bind.ip());
                 return Err(FabricError::Unreachable { address: address.to_string(), reason });
             }
         }
@@ -119,8 +119,8 @@ impl Route {
 
     async fn open_one(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        if let Some(bind) = self.options.bind {
-            socket.bind(SocketAddr::new(bind, 0))?;
+        if let Some(bind) = self.options.bind_for(to) {
+            socket.bind(bind)?;
         }
         let stream = socket.connect(to).await?;
         handshake::tune(&stream, self.options.detect)?;

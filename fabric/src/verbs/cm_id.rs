@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -130,12 +130,12 @@ impl CmId {
 
     pub(super) fn resolve_addr(
         &self,
-        bind: Option<IpAddr>,
+        bind: Option<SocketAddr>,
         to: SocketAddr,
         timeout_ms: c_int,
     ) -> io::Result<()> {
         let to = SockaddrStorage::from(to);
-        let from = bind.map(|ip| SockaddrStorage::from(SocketAddr::new(ip, 0)));
+        let from = bind.map(SockaddrStorage::from);
         let from = from.as_ref().map_or(ptr::null_mut(), |a| a.as_ptr().cast_mut());
         // librdmacm writes the address into the id after the system call. The event may have come
         // by then.

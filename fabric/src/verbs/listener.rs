@@ -94,7 +94,12 @@ impl Listener {
 /// The CM says EADDRNOTAVAIL of an address that is not there, and of a port that is taken. Where
 /// the host has the address, the port is taken.
 fn in_use_if_local(error: io::Error, to: SocketAddr) -> io::Error {
-    let is_here = || UdpSocket::bind((to.ip(), 0)).is_ok();
+    let is_here = || {
+        // With its interface, if it is a link-local one.
+        let mut any_port = to;
+        any_port.set_port(0);
+        UdpSocket::bind(any_port).is_ok()
+    };
     match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) if is_here() => io::Error::from_raw_os_error(libc::EADDRINUSE),
         _ => error,
@@ -113,6 +118,8 @@ mod tests {
         assert_eq!(kind(libc::EADDRNOTAVAIL, "127.0.0.1:7720"), io::ErrorKind::AddrInUse);
         assert_eq!(kind(libc::EADDRNOTAVAIL, "0.0.0.0:7720"), io::ErrorKind::AddrInUse);
         assert_eq!(kind(libc::EADDRNOTAVAIL, "192.0.2.77:7720"), io::ErrorKind::AddrNotAvailable);
+        // The loopback has such an address nowhere, but an interface is asked.
+        assert_eq!(kind(libc::EADDRNOTAVAIL, "[fe80::77%1]:7720"), io::ErrorKind::AddrNotAvailable);
         assert_eq!(kind(libc::EACCES, "127.0.0.1:7720"), io::ErrorKind::PermissionDenied);
     }
 }

@@ -244,7 +244,8 @@ fn no_address(error: &io::Error, to: SocketAddr, options: &ConnectOptions) -> St
     let ip = to.ip();
     match (error.raw_os_error(), options.bind) {
         (Some(libc::EADDRNOTAVAIL | libc::ENODEV), Some(bind)) => format!(
-            "{bind} is not an address of an RDMA device of this host, or has no route to {ip}: see `rdma link`"
+            "{} is not an address of an RDMA device of this host, or has no route to {ip}: see `rdma link`",
+            bind.ip()
         ),
         (Some(libc::ENODEV | libc::EADDRNOTAVAIL | libc::EINVAL), None) => no_device(ip),
         (Some(libc::ENETUNREACH | libc::EHOSTUNREACH), _) => {
@@ -313,7 +314,7 @@ async fn resolve_address(
         id.set_ack_timeout(ack_timeout(options.detect));
         let reply = id.expect();
         let left = deadline.saturating_duration_since(Instant::now());
-        id.resolve_addr(options.bind, to, milliseconds(address_window(left)))
+        id.resolve_addr(options.bind_for(to), to, milliseconds(address_window(left)))
             .map_err(|e| unreachable(no_address(&e, to, options)))?;
         let reply = reply.await.map_err(|_| unreachable(CHANNEL_BROKE.to_owned()))?;
         if reply.event == event::ADDR_RESOLVED {
