@@ -93,6 +93,7 @@ static TARGET_KEYS: Schema = Schema {
             "slow_io",
             Rule::Span { min: Duration::from_micros(1), max: Duration::from_secs(3600) },
         ),
+        Key::optional("tos", Rule::Count { min: 0, max: 255 }),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
         Key::optional("host", Rule::Tables(&HOST_KEYS)),
     ],
@@ -168,6 +169,10 @@ pub struct TargetConfig {
     /// Commands that take at least so long become events. If absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slow_io: Option<Duration>,
+    /// The type of service of the packets of connections: DSCP and, in the two lowest bits, ECN. If
+    /// absent: the default of the system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tos: Option<u8>,
     /// The volumes that are served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
@@ -235,6 +240,7 @@ impl Default for TargetConfig {
             encrypt: Encrypt::default(),
             http: None,
             slow_io: None,
+            tos: None,
             volumes: Vec::new(),
             hosts: Vec::new(),
         }

@@ -32,6 +32,9 @@ pub struct ConnectOptions {
     /// After how long a silent path should count as dead. Timeouts and retry counts of the QP
     /// follow from it.
     pub detect: Duration,
+    /// The type of service (IPv4) or traffic class (IPv6) of its packets: DSCP and, in the two
+    /// lowest bits, ECN. `None`: the default of the system.
+    pub tos: Option<u8>,
 }
 
 impl ConnectOptions {
@@ -51,13 +54,20 @@ impl ConnectOptions {
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(5), bind: None, detect: Duration::from_secs(5) }
+        Self {
+            timeout: Duration::from_secs(5),
+            bind: None,
+            detect: Duration::from_secs(5),
+            tos: None,
+        }
     }
 }
 
 /// How to listen.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ListenOptions {
+    /// As [`ConnectOptions::tos`], for the connections that are accepted.
+    pub tos: Option<u8>,
     /// What a peer is told for which the queue of the listener has no room. Empty: it learns that
     /// the listener is [busy](crate::FabricError::Busy).
     pub busy: ConnectionHello,

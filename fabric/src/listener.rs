@@ -32,10 +32,9 @@ impl Listener {
     ///
     /// # Errors
     /// As there.
-    #[cfg_attr(not(feature = "verbs"), expect(unused_variables, reason = "options of verbs"))]
     pub async fn bind_with(address: &Address, options: &ListenOptions) -> Result<Self> {
         match address.scheme {
-            Scheme::Tcp => soft::Listener::bind(address).await.map(Self::Soft),
+            Scheme::Tcp => soft::Listener::bind(address, options).await.map(Self::Soft),
             #[cfg(feature = "verbs")]
             Scheme::Rdma => verbs::Listener::bind(address, options).await.map(Self::Verbs),
             #[cfg(not(feature = "verbs"))]
@@ -47,8 +46,12 @@ impl Listener {
     ///
     /// # Errors
     /// [`FabricError::Listen`].
-    pub fn go_on(socket: std::net::TcpListener, address: &Address) -> Result<Self> {
-        soft::Listener::go_on(socket, address).map(Self::Soft)
+    pub fn go_on(
+        socket: std::net::TcpListener,
+        address: &Address,
+        options: &ListenOptions,
+    ) -> Result<Self> {
+        soft::Listener::go_on(socket, address, options).map(Self::Soft)
     }
 
     /// The socket of a listener by TCP, with the peers that wait to be accepted. A listener of

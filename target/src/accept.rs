@@ -181,7 +181,7 @@ mod tests {
             let (left, socket) = sockets.pop().expect("a socket");
             assert_eq!((left, sockets.len()), (address.to_string(), 0));
             let peer = TcpStream::connect(("127.0.0.1", address.port)).expect("it is let wait");
-            let listener = Listener::go_on(socket.into(), &address).unwrap();
+            let listener = Listener::go_on(socket.into(), &address, &ListenOptions::default()).unwrap();
             let (_incoming, accepting) = accept(vec![listener], &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             // Accepted: what it says is read, and the listener drops who says garbage.

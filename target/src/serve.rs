@@ -166,7 +166,8 @@ async fn run(
     check_room(&demand, inherited.is_some()).await?;
     let socket = control_socket(config).await?;
     let http = http_of(config).await?;
-    let listeners = bind_all(&addresses, inherited.as_ref()).await?;
+    let listen = listen_options(config);
+    let listeners = bind_all(&addresses, &listen, inherited.as_ref()).await?;
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
     let devices = devices_of(&listeners, &demand, config.devices.as_deref())?;
     let opened = open_volumes(config, &name)?;
@@ -192,7 +193,7 @@ async fn run(
         }
     };
     let (request_sender, requests) = mpsc::channel(64);
-    let (incoming, accepting) = accept(listeners, &listen_options(), &outages);
+    let (incoming, accepting) = accept(listeners, &listen, &outages);
     tokio::spawn(hang_ups.reload(request_sender.clone(), Arc::clone(&reread)));
     tokio::spawn(socket.serve(request_sender.clone(), reread));
     if let Some(http) = http {
@@ -328,29 +329,30 @@ async fn http_of(config: &TargetConfig) -> anyhow::Result<Option<Http>> {
 /// Listens at every address, by the sockets of the program before where it left some.
 async fn bind_all(
     addresses: &[Address],
+    options: &ListenOptions,
     inherited: Option<&Inherited>,
 ) -> anyhow::Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for address in addresses {
         let socket = inherited.and_then(|inherited| inherited.listener(&address.to_string()));
         listeners.push(match socket {
-            Some(socket) => Listener::go_on(socket, address)?,
-            None => bind(address).await?,
+            Some(socket) => Listener::go_on(socket, address, options)?,
+            None => bind(address, options).await?,
         });
     }
     Ok(listeners)
 }
 
 /// How every address is listened on.
-pub(crate) fn listen_options() -> ListenOptions {
-    ListenOptions { busy: busy() }
+fn listen_options(config: &TargetConfig) -> ListenOptions {
+    ListenOptions { tos: config.tos, busy: busy() }
 }
 
-async fn bind(address: &Address) -> anyhow::Result<Listener> {
+async fn bind(address: &Address, options: &ListenOptions) -> anyhow::Result<Listener> {
     let begun = Instant::now();
     let mut said = false;
     loop {
-        match Listener::bind_with(address, &listen_options()).await {
+        match Listener::bind_with(address, options).await {
             // At boot the interface may not have its address yet.
             Err(FabricError::Listen { error, .. })
                 if error.kind() == std::io::ErrorKind::AddrNotAvailable

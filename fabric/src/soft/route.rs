@@ -119,6 +119,7 @@ impl Route {
 
     async fn open_one(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        handshake::set_tos(&socket, self.options.tos);
         if let Some(bind) = self.options.bind_for(to) {
             socket.bind(bind)?;
         }

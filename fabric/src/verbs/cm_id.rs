@@ -112,20 +112,31 @@ impl CmId {
     /// Sets the ACK timeout that the QP will have: 4.096 us times 2 to the power of `exponent`.
     /// Call it before the route is resolved. iWARP and old kernels have no such option and ignore
     /// it.
-    pub(super) fn set_ack_timeout(&self, mut exponent: u8) {
+    pub(super) fn set_ack_timeout(&self, exponent: u8) {
+        if let Err(error) = self.set_byte(ffi::OPTION_ID_ACK_TIMEOUT, exponent) {
+            tracing::debug!(%error, "no ACK timeout on this device");
+        }
+    }
+
+    /// Sets the type of service of the packets. Call it before the address is resolved or bound to.
+    /// Connections that a listening id accepts have it, too.
+    pub(super) fn set_tos(&self, tos: u8) {
+        if let Err(error) = self.set_byte(ffi::OPTION_ID_TOS, tos) {
+            tracing::warn!(tos, %error, "the type of service cannot be set");
+        }
+    }
+
+    fn set_byte(&self, option: c_int, mut value: u8) -> io::Result<()> {
         // SAFETY: the option takes one byte, which lives during the call.
-        let rc = unsafe {
+        cvt(unsafe {
             ffi::rdma_set_option(
                 self.as_ptr(),
                 ffi::OPTION_ID,
-                ffi::OPTION_ID_ACK_TIMEOUT,
-                (&raw mut exponent).cast::<c_void>(),
+                option,
+                (&raw mut value).cast::<c_void>(),
                 1,
             )
-        };
-        if rc != 0 {
-            tracing::debug!(error = %io::Error::last_os_error(), "no ACK timeout on this device");
-        }
+        })
     }
 
     pub(super) fn resolve_addr(

@@ -100,6 +100,8 @@ const _: () = {
 pub(super) const PS_TCP: c_int = 0x0106;
 /// `RDMA_OPTION_ID`.
 pub(super) const OPTION_ID: c_int = 0;
+/// `RDMA_OPTION_ID_TOS`: one byte.
+pub(super) const OPTION_ID_TOS: c_int = 0;
 /// `RDMA_OPTION_ID_ACK_TIMEOUT`: 4.096 us times 2 to the value.
 pub(super) const OPTION_ID_ACK_TIMEOUT: c_int = 3;
 

@@ -40,6 +40,9 @@ impl Listener {
             let (sender, requests) = mpsc::channel(usize::from(BACKLOG));
             let door = Door { requests: sender, busy: options.busy.clone() };
             let mut id = event_task::open_id(Role::Listening, Some(door))?;
+            if let Some(tos) = options.tos {
+                id.set_tos(tos);
+            }
             match id.bind(to).and_then(|()| id.listen(i32::from(BACKLOG))) {
                 Ok(()) => {
                     let address = Address { port: id.local_port(), ..address.clone() };

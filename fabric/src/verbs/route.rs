@@ -312,6 +312,9 @@ async fn resolve_address(
     loop {
         let id = event_task::open_id(Role::Active(None), None)?;
         id.set_ack_timeout(ack_timeout(options.detect));
+        if let Some(tos) = options.tos {
+            id.set_tos(tos);
+        }
         let reply = id.expect();
         let left = deadline.saturating_duration_since(Instant::now());
         id.resolve_addr(options.bind_for(to), to, milliseconds(address_window(left)))

@@ -79,6 +79,7 @@ pub(super) fn options(config: &MountConfig) -> ConnectOptions {
         timeout: config.connect_timeout.get(),
         bind: None,
         detect: config.detect.get(),
+        tos: config.tos,
     }
 }
 
