@@ -93,6 +93,7 @@ static TARGET_KEYS: Schema = Schema {
             "slow_io",
             Rule::Span { min: Duration::from_micros(1), max: Duration::from_secs(3600) },
         ),
+        Key::optional("relaxed_ordering", Rule::Flag),
         Key::optional("tos", Rule::Count { min: 0, max: 255 }),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
         Key::optional("host", Rule::Tables(&HOST_KEYS)),
@@ -169,6 +170,9 @@ pub struct TargetConfig {
     /// Commands that take at least so long become events. If absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slow_io: Option<Duration>,
+    /// Whether devices may write to memory in any order before they tell of it. Faster on many
+    /// hosts.
+    pub relaxed_ordering: bool,
     /// The type of service of the packets of connections: DSCP and, in the two lowest bits, ECN. If
     /// absent: the default of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -240,6 +244,7 @@ impl Default for TargetConfig {
             encrypt: Encrypt::default(),
             http: None,
             slow_io: None,
+            relaxed_ordering: true,
             tos: None,
             volumes: Vec::new(),
             hosts: Vec::new(),

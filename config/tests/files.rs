@@ -238,7 +238,7 @@ prop_compose! {
         key_file_next in prop::option::of("(/[a-z]{1,20}|credential:[a-z]{1,20})".prop_map(PathBuf::from)),
         http in any::<bool>(),
         slow_io in prop::option::of(micros(1..=3_600_000_000)),
-        tos in prop::option::of(any::<u8>()),
+        (relaxed_ordering, tos) in (any::<bool>(), prop::option::of(any::<u8>())),
         devices in prop::option::of(Just(vec!["mlx5_0".to_owned(), "rxe0".to_owned()])),
     ) -> TargetConfig {
         let mut volumes = volumes;
@@ -277,6 +277,7 @@ prop_compose! {
             encrypt,
             http: http.then(|| std::net::SocketAddr::from(([127, 0, 0, 1], 9720))),
             slow_io,
+            relaxed_ordering,
             tos,
             volumes,
             hosts,
@@ -304,7 +305,7 @@ prop_compose! {
             (0, Encrypt::Auto), (0, Encrypt::Off), (1, Encrypt::Auto), (2, Encrypt::Required),
         ]),
         digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
-        tos in prop::option::of(any::<u8>()),
+        (relaxed_ordering, tos) in (any::<bool>(), prop::option::of(any::<u8>())),
     ) -> MountConfig {
         let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         MountConfig {
@@ -312,7 +313,7 @@ prop_compose! {
             volume: "v".to_owned(),
             retain: ByteSize(if shared { 0 } else { retain * 4096 }),
             queues, lanes, queue_depth, max_io, read_only, shared, on_loss, device_id, reconnect_delay,
-            fail_after, detect, connect_timeout, failback, wait, spin, host_name, encrypt, digest, tos,
+            fail_after, detect, connect_timeout, failback, wait, spin, host_name, encrypt, digest, relaxed_ordering, tos,
             target_keys: keys(7, keys_known),
             key_file: PathBuf::from(if keys_known == 0 { "/etc/rblk/host.key" } else { "/k" }),
         }

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::work::MemoryOrder;
+
 /// Sizes of one QP, as asked of the provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpLimits {
@@ -32,6 +34,8 @@ pub struct ConnectOptions {
     /// After how long a silent path should count as dead. Timeouts and retry counts of the QP
     /// follow from it.
     pub detect: Duration,
+    /// In which order devices may write to the memory that is registered for the connection.
+    pub order: MemoryOrder,
     /// The type of service (IPv4) or traffic class (IPv6) of its packets: DSCP and, in the two
     /// lowest bits, ECN. `None`: the default of the system.
     pub tos: Option<u8>,
@@ -58,6 +62,7 @@ impl Default for ConnectOptions {
             timeout: Duration::from_secs(5),
             bind: None,
             detect: Duration::from_secs(5),
+            order: MemoryOrder::default(),
             tos: None,
         }
     }

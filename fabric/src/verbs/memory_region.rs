@@ -16,7 +16,7 @@ use super::ffi;
 use super::protection_domain::ProtectionDomain;
 use crate::error::{FabricError, Result};
 use crate::region::Region;
-use crate::work::{Access, Lkey, Rkey};
+use crate::work::{Access, Lkey, MemoryOrder, Rkey};
 
 // Bytes that all MRs of this process have pinned. The memlock limit is a limit of this sum.
 static PINNED: AtomicU64 = AtomicU64::new(0);
@@ -61,10 +61,11 @@ impl MemoryRegion {
             });
         }
         let pointer = region.pointer(0, region.len()).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        let flags = flags(access, pd.order());
         // SAFETY: the range is a live mapping. The Arc stored below keeps it mapped until after
         // deregistration. `Region` allows the device and a peer to change its bytes.
         let raw = unsafe {
-            ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), base, flags(access))
+            ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), base, flags)
         };
         let Some(raw) = NonNull::new(raw) else {
             let error = io::Error::last_os_error();
@@ -115,8 +116,13 @@ impl Drop for MemoryRegion {
     }
 }
 
-fn flags(access: Access) -> u32 {
-    let mut flags = 0;
+/// Relaxed ordering is an optional flag: rdma-core drops it where the kernel does not know optional
+/// flags, and drivers that cannot do it ignore it.
+fn flags(access: Access, order: MemoryOrder) -> u32 {
+    let mut flags = match order {
+        MemoryOrder::Relaxed => ffi::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0,
+        MemoryOrder::Strict => 0,
+    };
     if access.local_write {
         flags |= ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
     }
@@ -186,9 +192,11 @@ mod tests {
 
     #[test]
     fn access_is_what_verbs_h_says() {
-        assert_eq!(flags(Access::LOCAL_READ), 0);
-        assert_eq!(flags(Access::LOCAL_WRITE), 1);
-        assert_eq!(flags(Access::REMOTE), 7);
+        let strict = |access| flags(access, MemoryOrder::Strict);
+        assert_eq!(strict(Access::LOCAL_READ), 0);
+        assert_eq!(strict(Access::LOCAL_WRITE), 1);
+        assert_eq!(strict(Access::REMOTE), 7);
+        assert_eq!(flags(Access::REMOTE, MemoryOrder::Relaxed), 7 | 1 << 20);
     }
 
     fn error_of(errno: i32, memlock: Memlock) -> FabricError {

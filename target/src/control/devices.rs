@@ -11,8 +11,9 @@
 
 use std::sync::Arc;
 
+use rblk_config::TargetConfig;
 use rblk_fabric::{
-    Access, Device, FabricError, MemoryRegion, Poller, PollerHandle, ProtectionDomain, Region,
+    Access, Device, FabricError, MemoryOrder, MemoryRegion, Poller, PollerHandle, ProtectionDomain, Region,
     Result, Transport,
 };
 use rblk_protocol::width::wide64;
@@ -78,6 +79,7 @@ pub(super) struct Shared {
     zeros: Arc<Region>,
     // Volumes in memory, which devices reach directly.
     volumes: Vec<(VolumeIndex, Arc<Region>)>,
+    order: MemoryOrder,
 }
 
 /// Whether connections by a device are taken, where only the named RDMA devices are used.
@@ -102,7 +104,7 @@ impl Shared {
     /// # Errors
     /// Memory cannot be registered.
     pub(super) fn register(&self, device: &Device) -> Result<Registered> {
-        let pd = device.alloc_pd()?;
+        let pd = device.alloc_pd_with(self.order)?;
         let apart = device.caps().read_sink_needs_remote_write;
         let memory = if apart { None } else { Some(self.register_in(device, &pd)?) };
         Ok(Registered { device: device.clone(), pd, memory })
@@ -153,19 +155,23 @@ pub(super) struct Devices {
 
 impl Devices {
     /// No device yet. Each will register the arena, the zeros and the volumes in memory. RDMA
-    /// devices that `allowed` does not name are not used.
+    /// devices that `running` does not name are not used.
     pub(super) fn new(
         arena: Arc<Region>,
         zeros: Arc<Region>,
         volumes: &[Arc<Volume>],
-        allowed: Option<Vec<String>>,
+        running: &TargetConfig,
     ) -> Self {
         let volumes = volumes.iter().filter_map(|volume| match &volume.placement {
             Placement::Memory(region) => Some((volume.index, Arc::clone(region))),
             Placement::Store | Placement::Null => None,
         });
-        let shared = Shared { arena, zeros, volumes: volumes.collect() };
-        Self { entries: Vec::new(), shared, allowed }
+        let order = match running.relaxed_ordering {
+            true => MemoryOrder::Relaxed,
+            false => MemoryOrder::Strict,
+        };
+        let shared = Shared { arena, zeros, volumes: volumes.collect(), order };
+        Self { entries: Vec::new(), shared, allowed: running.devices.clone() }
     }
 
     /// What devices are given.

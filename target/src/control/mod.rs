@@ -223,7 +223,7 @@ impl Control {
         let (destroyer, destroyed) = Destroyer::new();
         let lineage = parts.lineage.lineage();
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
-        let devices = Devices::new(arena, zeros, &volumes, parts.running.devices.clone());
+        let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
         let core = CoreParts {
             name,
