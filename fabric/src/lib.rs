@@ -58,6 +58,12 @@ mod verbs;
 mod wake_cost;
 mod work;
 
+/// A variable of the environment that a program with RDMA should have when it starts, with its
+/// value. With it, librdmacm and libibverbs free what was made on a device that is gone. Without
+/// it, each object of a device that was removed or reset stays in memory. libibverbs reads it once,
+/// so it cannot be set later.
+pub const ENVIRONMENT: (&str, &str) = ("RDMAV_ALLOW_DISASSOC_DESTROY", "1");
+
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
 pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits};

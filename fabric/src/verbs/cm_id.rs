@@ -64,6 +64,33 @@ impl CmId {
         Ok(Self { raw, channel: Arc::clone(channel) })
     }
 
+    /// Another id, bound to the same local address, so to the same device. It keeps the context of
+    /// that device open, and no other. Nobody reads its events; they go with its channel. When the
+    /// device is removed, the kernel takes its side of the id back by itself.
+    pub(super) fn another(&self) -> Result<Self> {
+        let no_address = || FabricError::Call {
+            call: "rdma_bind_addr",
+            source: io::ErrorKind::AddrNotAvailable.into(),
+        };
+        let from = self.local().ok_or_else(no_address)?;
+        let mut id = Self::create(&EventChannel::open()?, Role::Passive)?;
+        id.bind(from).map_err(|source| FabricError::Call { call: "rdma_bind_addr", source })?;
+        if id.verbs() == self.verbs() { Ok(id) } else { Err(no_address()) }
+    }
+
+    /// The local IP address, with port 0.
+    fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: the id lives as long as `self`; the field is a sockaddr_storage, of any family.
+        let address = unsafe {
+            SockaddrStorage::from_raw((&raw const (*self.as_ptr()).src_addr).cast(), None)
+        }?;
+        let v4 = address.as_sockaddr_in().map(|a| SocketAddr::V4((*a).into()));
+        let mut address =
+            v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::V6((*a).into())))?;
+        address.set_port(0);
+        Some(address)
+    }
+
     /// Takes over the id of a CONNECT_REQUEST.
     ///
     /// # Safety

@@ -1,9 +1,11 @@
 //! [`Device`]: a verbs context that librdmacm opened.
 //!
 //! librdmacm opens one context per device and process. It closes the context only when the device
-//! is gone and no id is left on it. Memory and queues outlive ids, so a `Device` holds a reference
-//! of its own: the list that `rdma_get_devices` returned. That list keeps every context in it open
-//! until `rdma_free_devices`.
+//! is gone and nothing refers to it. Memory and queues outlive ids, so a `Device` holds a reference
+//! of its own: an id that is bound to the device. So the context of a device that was removed is
+//! closed when its `Device` goes, whatever other devices there are. Where no such id can be had,
+//! the list that `rdma_get_devices` returns does, which keeps the contexts of all devices open, and
+//! which librdmacm makes only if all devices open.
 
 use std::io;
 use std::ptr::NonNull;
@@ -13,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use rblk_protocol::width::{narrow, wide};
 
 use super::async_events::AsyncEvents;
+use super::cm_id::CmId;
 use super::cq_health::CqHealth;
 use super::device_caps::{name_of, probe_inline, query, reachable_port};
 use super::ffi;
@@ -40,16 +43,29 @@ struct Inner {
 static OPEN: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 impl Device {
-    /// The device of a context that librdmacm handed out with an id bound to `port`. The id must
-    /// live during the call, which keeps the context open.
-    pub(super) fn of_context(context: NonNull<ffi::ibv_context>, port: u8) -> Result<Self> {
+    /// The device that an id is bound to.
+    ///
+    /// # Errors
+    /// [`FabricError::NoDevice`] for an id that is bound to none, or a query of the device fails.
+    pub(super) fn of_id(id: &CmId) -> Result<Self> {
+        // The id keeps the context open during the call.
+        let context = NonNull::new(id.verbs()).ok_or(FabricError::NoDevice)?;
+        Self::open(context, id.port(), || Pinned::by_id(context, id))
+    }
+
+    /// The device of a context that is open, as peers come by `port`.
+    fn open(
+        context: NonNull<ffi::ibv_context>,
+        port: u8,
+        pin: impl FnOnce() -> Result<Pinned>,
+    ) -> Result<Self> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, device)| device.strong_count() > 0);
         let key = context.as_ptr() as usize;
         if let Some(device) = open.iter().find(|(k, _)| *k == key).and_then(|(_, d)| d.upgrade()) {
             return Ok(Self(device));
         }
-        let context = Pinned::find(context)?;
+        let context = pin()?;
         // SAFETY: `context` is pinned, so it is open.
         let (mut caps, max_read_sges) = unsafe { query(context.raw, port) }?;
         // SAFETY: as above.
@@ -90,7 +106,10 @@ impl Device {
         let usable = |context| {
             // SAFETY: the list keeps the context open.
             let found = unsafe { reachable_port(context) }
-                .and_then(|port| Self::of_context(context, port).map_err(|e| e.to_string()));
+                .and_then(|port| {
+                    let device = Self::open(context, port, || Pinned::by_list(context));
+                    device.map_err(|error| error.to_string())
+                });
             if let Err(reason) = &found {
                 // SAFETY: as above.
                 let device = unsafe { name_of(context) };
@@ -189,11 +208,12 @@ impl Drop for DeviceList {
     }
 }
 
-/// A context, and the list that keeps it open.
+/// A context, and what keeps it open.
 #[derive(Debug)]
 struct Pinned {
     raw: NonNull<ffi::ibv_context>,
-    _list: DeviceList,
+    _id: Option<CmId>,
+    _list: Option<DeviceList>,
 }
 
 // SAFETY: a context may be used from any thread; the list is only handed back to rdma_free_devices.
@@ -202,10 +222,21 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    fn find(context: NonNull<ffi::ibv_context>) -> Result<Self> {
+    /// By another id on the same device, or by the list of all devices.
+    fn by_id(context: NonNull<ffi::ibv_context>, id: &CmId) -> Result<Self> {
+        match id.another() {
+            Ok(id) => Ok(Self { raw: context, _id: Some(id), _list: None }),
+            Err(error) => {
+                tracing::debug!(%error, "no second id on the device");
+                Self::by_list(context)
+            }
+        }
+    }
+
+    fn by_list(context: NonNull<ffi::ibv_context>) -> Result<Self> {
         let list = DeviceList::get().ok_or_else(|| FabricError::last_os("rdma_get_devices"))?;
         if list.contexts().contains(&context.as_ptr()) {
-            return Ok(Self { raw: context, _list: list });
+            return Ok(Self { raw: context, _id: None, _list: Some(list) });
         }
         // The device was unplugged between the event of the id and now.
         Err(FabricError::Call {

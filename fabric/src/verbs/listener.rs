@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::ptr::NonNull;
 
 use tokio::sync::mpsc;
 
@@ -73,10 +72,10 @@ impl Listener {
     /// # Errors
     /// The query of the device failed.
     pub(crate) fn devices(&self) -> Result<Vec<Device>> {
-        match NonNull::new(self.id.verbs()) {
-            Some(context) => Device::of_context(context, self.id.port()).map(|device| vec![device]),
-            None => Ok(Device::all()),
+        if self.is_everywhere() {
+            return Ok(Device::all());
         }
+        Device::of_id(&self.id).map(|device| vec![device])
     }
 
     /// The next peer. Cancel safe.

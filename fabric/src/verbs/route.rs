@@ -7,7 +7,6 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::ptr::NonNull;
 use std::thread;
 use std::time::Duration;
 
@@ -100,9 +99,10 @@ impl Route {
             return Err(unreachable(no_route(&reply.error(), to)));
         }
 
-        let context = NonNull::new(id.verbs())
-            .ok_or_else(|| unreachable("the route does not use an RDMA device".to_owned()))?;
-        let device = Device::of_context(context, id.port())?;
+        if id.verbs().is_null() {
+            return Err(unreachable("the route does not use an RDMA device".to_owned()));
+        }
+        let device = Device::of_id(&id)?;
         Ok(Self { id, device, address: address.clone(), timeout: options.timeout })
     }
 
