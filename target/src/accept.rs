@@ -142,7 +142,8 @@ mod tests {
             .unwrap();
             let (port, name) = (listener.address().port, listener.address().to_string());
             let outages = Outages::default();
-            let (incoming, _accepting) = accept(vec![listener], &ListenOptions::default(), &outages);
+            let (incoming, _accepting) =
+                accept(vec![listener], &ListenOptions::default(), &outages);
             tokio::task::yield_now().await;
             assert_eq!(outages.of(&name), None);
             // From now on the kernel refuses to accept by it, and another program takes the port.
@@ -158,7 +159,8 @@ mod tests {
             let broken = || outages.of(&name).is_some();
             until("the outage to be told", &broken).await;
             let thief = TcpListener::bind(("127.0.0.1", port)).unwrap();
-            let tried = || outages.of(&name).is_some_and(|o| o.tries > 0 && o.why.contains("in use"));
+            let tried =
+                || outages.of(&name).is_some_and(|o| o.tries > 0 && o.why.contains("in use"));
             until("why it stays away to be told", &tried).await;
             drop(thief);
             until("it to listen again", &|| outages.of(&name).is_none()).await;
@@ -174,15 +176,18 @@ mod tests {
             let address: Address = "tcp://127.0.0.1:1".parse().unwrap();
             let listener = Listener::bind(&Address { port: 0, ..address }).await.unwrap();
             let address = listener.address().clone();
-            let (incoming, accepting) = accept(vec![listener], &ListenOptions::default(), &Outages::default());
+            let (incoming, accepting) =
+                accept(vec![listener], &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             drop(incoming);
             let mut sockets = accepting.sockets().await;
             let (left, socket) = sockets.pop().expect("a socket");
             assert_eq!((left, sockets.len()), (address.to_string(), 0));
             let peer = TcpStream::connect(("127.0.0.1", address.port)).expect("it is let wait");
-            let listener = Listener::go_on(socket.into(), &address, &ListenOptions::default()).unwrap();
-            let (_incoming, accepting) = accept(vec![listener], &ListenOptions::default(), &Outages::default());
+            let listener =
+                Listener::go_on(socket.into(), &address, &ListenOptions::default()).unwrap();
+            let (_incoming, accepting) =
+                accept(vec![listener], &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             // Accepted: what it says is read, and the listener drops who says garbage.
             std::io::Write::write_all(&mut &peer, &[0xff; 64]).unwrap();

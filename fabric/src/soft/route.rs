@@ -34,8 +34,10 @@ impl Route {
         if let Some(bind) = options.bind {
             candidates.retain(|c| c.is_ipv4() == bind.is_ipv4());
             if candidates.is_empty() {
-                let reason =
-                    format!("it has no address of the same family as the local address {}", bind.ip());
+                let reason = format!(
+                    "it has no address of the same family as the local address {}",
+                    bind.ip()
+                );
                 return Err(FabricError::Unreachable { address: address.to_string(), reason });
             }
         }

@@ -105,11 +105,10 @@ impl Device {
         };
         let usable = |context| {
             // SAFETY: the list keeps the context open.
-            let found = unsafe { reachable_port(context) }
-                .and_then(|port| {
-                    let device = Self::open(context, port, || Pinned::by_list(context));
-                    device.map_err(|error| error.to_string())
-                });
+            let found = unsafe { reachable_port(context) }.and_then(|port| {
+                let device = Self::open(context, port, || Pinned::by_list(context));
+                device.map_err(|error| error.to_string())
+            });
             if let Err(reason) = &found {
                 // SAFETY: as above.
                 let device = unsafe { name_of(context) };

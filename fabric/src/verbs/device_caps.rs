@@ -107,8 +107,8 @@ pub(super) unsafe fn reachable_port(
         errno => return Err(failed("ibv_query_device", errno)),
     }
     // SAFETY: an open context has a device.
-    let is_iwarp = unsafe { (*(*context.as_ptr()).device).transport_type }
-        == ffi::IBV_TRANSPORT_IWARP;
+    let is_iwarp =
+        unsafe { (*(*context.as_ptr()).device).transport_type } == ffi::IBV_TRANSPORT_IWARP;
     let mut reason = "it has no port that is active".to_owned();
     for port in 1..=attr.phys_port_cnt {
         // SAFETY: as in `query`.

@@ -64,9 +64,8 @@ impl MemoryRegion {
         let flags = flags(access, pd.order());
         // SAFETY: the range is a live mapping. The Arc stored below keeps it mapped until after
         // deregistration. `Region` allows the device and a peer to change its bytes.
-        let raw = unsafe {
-            ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), base, flags)
-        };
+        let raw =
+            unsafe { ffi::ibv_reg_mr_iova2(pd.raw(), pointer.cast(), region.len(), base, flags) };
         let Some(raw) = NonNull::new(raw) else {
             let error = io::Error::last_os_error();
             let memlock = Memlock::of_this_process();
@@ -138,7 +137,12 @@ fn flags(access: Access, order: MemoryOrder) -> u32 {
 /// The error of a failed registration. The kernel says ENOMEM or EPERM when the memlock limit is
 /// reached, which holds only for those without CAP_IPC_LOCK. Devices say ENOMEM, too, when their
 /// table of regions or of pages is full.
-fn registration_error(device: &str, source: io::Error, bytes: u64, memlock: Memlock) -> FabricError {
+fn registration_error(
+    device: &str,
+    source: io::Error,
+    bytes: u64,
+    memlock: Memlock,
+) -> FabricError {
     let errno = source.raw_os_error();
     if let (Some(libc::ENOMEM | libc::EPERM), Memlock::Limit(limit)) = (errno, memlock)
         && limit < bytes.saturating_add(PINNED.load(Ordering::Relaxed))

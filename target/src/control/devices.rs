@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use rblk_config::TargetConfig;
 use rblk_fabric::{
-    Access, Device, FabricError, MemoryOrder, MemoryRegion, Poller, PollerHandle, ProtectionDomain, Region,
-    Result, Transport,
+    Access, Device, FabricError, MemoryOrder, MemoryRegion, Poller, PollerHandle, ProtectionDomain,
+    Region, Result, Transport,
 };
 use rblk_protocol::width::wide64;
 
