@@ -97,12 +97,19 @@ impl Device {
     pub(super) fn all() -> Vec<Self> {
         // The list keeps the contexts open during the look-up. After that, each device pins its
         // own.
-        let Some(list) = DeviceList::get() else {
+        let list = DeviceList::get();
+        if list.is_none() {
+            // Some versions of librdmacm list all devices or none.
             let error = io::Error::last_os_error();
-            // librdmacm lists all devices or none.
             tracing::warn!(%error, "the RDMA devices cannot be listed: one of them does not open");
-            return Vec::new();
-        };
+        }
+        let contexts = list.as_ref().map_or(&[][..], DeviceList::contexts);
+        let contexts = || contexts.iter().filter_map(|context| NonNull::new(*context));
+        // SAFETY: the list keeps its contexts open.
+        let opened: Vec<String> = contexts().map(|context| unsafe { name_of(context) }).collect();
+        for device in names_of_all().into_iter().filter(|name| !opened.contains(name)) {
+            tracing::warn!(device, reason = "it does not open", "an RDMA device is passed over");
+        }
         let usable = |context| {
             // SAFETY: the list keeps the context open.
             let found = unsafe { reachable_port(context) }.and_then(|port| {
@@ -116,7 +123,7 @@ impl Device {
             }
             found.ok()
         };
-        list.contexts().iter().filter_map(|c| NonNull::new(*c)).filter_map(usable).collect()
+        contexts().filter_map(usable).collect()
     }
 
     /// What the device can do.
@@ -176,6 +183,13 @@ fn first_vector(process: u32) -> usize {
     let spread = process.wrapping_mul(0x9e37_79b9);
     // The upper bits are the good ones, and the sum with the turn must not overflow soon.
     wide(spread >> 8)
+}
+
+/// The names of all devices of this host, also of those that do not open.
+fn names_of_all() -> Vec<String> {
+    let Ok(devices) = ibverbs::devices() else { return Vec::new() };
+    let name = |device: ibverbs::Device<'_>| Some(device.name()?.to_string_lossy().into_owned());
+    devices.iter().filter_map(name).collect()
 }
 
 /// The contexts of all devices, as librdmacm has them. They stay open while the list lives.

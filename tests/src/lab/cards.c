@@ -14,6 +14,9 @@
  *   full=N        the first N registrations fail: ENOMEM
  *   slow-accept=MS, slow-modify=MS, slow-create=MS, slow-register=MS   calls that take long
  *   gone=FILE     while that file is there, destroy calls fail: EIO
+ *   pulled=FILE   the next time that rdma_cm has an event for a listener on the device while the file
+ *                 is there, the listener is told first that the device was removed; and as long as
+ *                 the file is there, nobody can bind to an address of the device: ENODEV
  *   late=N        a CQ says N times that it is empty before it gives a completion that is flushed
  *
  * RBLK_CARDS_LOG is a file that gets one line for each call that tests look at.
@@ -23,13 +26,14 @@
  *   irdma   inline=101 slow-accept=12000
  *   bnxt    late=1000 slow-modify=1
  *   cxgb4   max-sges=4 read-sges=1 max-cqe=32767
- *   fatal   dead gone=FILE
+ *   fatal   dead gone=FILE pulled=FILE
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdatomic.h>
@@ -92,11 +96,17 @@ __attribute__((format(printf, 1, 2))) static void tell(const char *form, ...)
 		stop("the log");
 }
 
+/* Not by ibv_get_device_name, of which a library without versions gets the oldest. */
+static const char *name_of(const struct ibv_context *context)
+{
+	return context->device->name;
+}
+
 /* The value of a behaviour of a device; NULL if it has not got it. Without a value: "". */
 static const char *value(const struct ibv_context *context, const char *name)
 {
 	static __thread char word[256];
-	const char *at = plan, *device = context ? ibv_get_device_name(context->device) : "";
+	const char *at = plan, *device = context ? name_of(context) : "";
 
 	while (at && *at) {
 		size_t len = strcspn(at, " "), own = strlen(name);
@@ -222,7 +232,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint6
 		errno = ENOMEM;
 		return NULL;
 	}
-	tell("register %s %zu %#x\n", ibv_get_device_name(pd->context->device), len, access);
+	tell("register %s %zu 0x%x\n", name_of(pd->context), len, access);
 	return real(pd, addr, len, iova, access);
 }
 
@@ -245,6 +255,90 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint6
 DESTROY(ibv_dereg_mr, struct ibv_mr, object->context)
 DESTROY(ibv_destroy_cq, struct ibv_cq, object->context)
 DESTROY(ibv_dealloc_pd, struct ibv_pd, object->context)
+
+static int is_pulled(const struct ibv_context *context)
+{
+	const char *file = context ? value(context, "pulled") : NULL;
+
+	return file && !access(file, F_OK);
+}
+
+/* The listeners, by channel. */
+static struct rdma_cm_id *listeners[64];
+static struct rdma_cm_event removal;
+
+int rdma_listen(struct rdma_cm_id *id, int backlog)
+{
+	int (*real)(struct rdma_cm_id *, int) = next("rdma_listen");
+	int i = 0;
+
+	pthread_mutex_lock(&lock);
+	while (i < 63 && listeners[i])
+		i++;
+	listeners[i] = id;
+	pthread_mutex_unlock(&lock);
+	return real(id, backlog);
+}
+
+int rdma_destroy_id(struct rdma_cm_id *id)
+{
+	int (*real)(struct rdma_cm_id *) = next("rdma_destroy_id");
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 64; i++)
+		if (listeners[i] == id)
+			listeners[i] = NULL;
+	pthread_mutex_unlock(&lock);
+	return real(id);
+}
+
+int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *addr)
+{
+	int (*real)(struct rdma_cm_id *, struct sockaddr *) = next("rdma_bind_addr");
+	int failed = real(id, addr);
+
+	if (failed || !is_pulled(id->verbs))
+		return failed;
+	errno = ENODEV;
+	return -1;
+}
+
+int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event)
+{
+	int (*real)(struct rdma_event_channel *, struct rdma_cm_event **) =
+		next("rdma_get_cm_event");
+	struct rdma_cm_id *told = NULL;
+	struct pollfd ready = { .fd = channel->fd, .events = POLLIN };
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 64 && !removal.id; i++) {
+		struct rdma_cm_id *id = listeners[i];
+
+		if (!id || id->channel != channel || !is_pulled(id->verbs) || poll(&ready, 1, 0) < 1)
+			continue;
+		removal = (struct rdma_cm_event){ .id = told = id,
+						  .event = RDMA_CM_EVENT_DEVICE_REMOVAL };
+		/* Once. */
+		listeners[i] = NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	if (!told)
+		return real(channel, event);
+	*event = &removal;
+	return 0;
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *event)
+{
+	int (*real)(struct rdma_cm_event *) = next("rdma_ack_cm_event");
+
+	if (event != &removal)
+		return real(event);
+	pthread_mutex_lock(&lock);
+	removal.id = NULL;
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
 
 /* --- completions */
 

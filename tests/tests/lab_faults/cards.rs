@@ -36,11 +36,16 @@ fn plugged() -> String {
 fn a_listener_comes_back_with_its_device() {
     run("a_listener_comes_back_with_its_device", |lab| {
         let plug = Plug::new(lab, true);
-        let target = Target::start(lab, &serve_file(lab, 16 * MIB).flag("--listen", &plugged()));
-        let before = contexts(target.pid());
+        let pulled = lab.path("pulled");
+        let cards = Cards::new(lab, &format!("pulled@rxeplug={}", pulled.display()));
+        let flags = serve_file(lab, 16 * MIB).flag("--listen", &plugged());
+        let target = Target::start(lab, &flags.environment(cards.environment()));
         for round in 0..lab.times(2, 20) {
             assert_eq!(target.status().listen_down, [], "round {round}");
-            plug.pull();
+            std::fs::write(&pulled, "").expect("a file");
+            // The kernel tells of it at once; here the next event does.
+            let knock = MountFlags::new(plugged(), "v0").flag("--connect-timeout", "1s");
+            assert_ne!(knock.try_mount(lab).code(), 0, "nobody listens");
             let down = || target.status().listen_down.into_iter().find(|down| down.tries > 0);
             let down = until("the outage to be told", DEADLINE, down);
             assert!(down.address.starts_with(&plugged()), "{down:?}");
@@ -51,16 +56,15 @@ fn a_listener_comes_back_with_its_device() {
             let other = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
             use_it(&other);
             other.umount();
-            plug.push();
+            std::fs::remove_file(&pulled).expect("the file");
             let is_up = || target.status().listen_down.is_empty().then_some(());
             until("the address to be listened on again", PATIENCE, is_up);
             let mounted = Mounted::new(lab, &MountFlags::new(plugged(), "v0"));
             use_it(&mounted);
             mounted.umount();
-            let flat = || (contexts(target.pid()) <= before).then_some(());
-            until("the context of the device that was pulled to be closed", DEADLINE, flat);
         }
-        drop(target);
+        // The device does not go before those who have it open.
+        drop((target, plug));
     });
 }
 
@@ -76,6 +80,20 @@ fn served(target: &Target<'_>) -> Vec<String> {
     target.status().devices.into_iter().map(|device| device.name).filter(|n| n != "soft").collect()
 }
 
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn a_device_that_is_not_used_is_not_opened() {
+    run("a_device_that_is_not_used_is_not_opened", |lab| {
+        let plug = Plug::new(lab, true);
+        let target = Target::start(lab, &serve_file(lab, 16 * MIB));
+        let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
+        use_it(&mounted);
+        assert_eq!((contexts(target.pid()), contexts(mounted.pid())), (1, 1));
+        mounted.umount();
+        drop((target, plug));
+    });
+}
+
 const EVERYWHERE: &str = "rdma://0.0.0.0:7730";
 
 #[test]
@@ -83,7 +101,7 @@ const EVERYWHERE: &str = "rdma://0.0.0.0:7730";
 fn an_odd_device_is_passed_over() {
     run("an_odd_device_is_passed_over", |lab| {
         for (behaviour, has_address, reason) in [
-            ("dead@rxeplug", true, "cannot be listed"),
+            ("dead@rxeplug", true, "does not open"),
             ("no-rc@rxeplug", true, "reliable connections"),
             ("", false, "no IP address"),
         ] {
@@ -95,7 +113,7 @@ fn an_odd_device_is_passed_over() {
             let warned = |line: &&str| line.contains(reason) && line.contains("WARN");
             let line = log.lines().find(warned);
             let line = line.unwrap_or_else(|| panic!("{behaviour}: no warning in:\n{log}"));
-            assert!(reason.contains("listed") || line.contains(Plug::NAME), "{line}");
+            assert!(line.contains(Plug::NAME), "{line}");
             assert_eq!(served(&target).len(), 1, "{behaviour}: {:?}", served(&target));
             let mounted = Mounted::new(lab, &MountFlags::new(format!("{}:7730", lab.rdma()), "v0"));
             use_it(&mounted);
@@ -113,15 +131,19 @@ fn memory_is_registered_where_somebody_comes() {
         let plug = Plug::new(lab, true);
         let cards = Cards::new(lab, "slow-register@rxeplug=300");
         let flags = serve_file(lab, 16 * MIB).flag("--listen", EVERYWHERE);
+        let flags = flags.flag("--memory", "m0=16MiB");
         let target = Target::start(lab, &flags.environment(cards.environment()));
         assert!(!served(&target).contains(&Plug::NAME.to_owned()), "before anybody came");
         let near = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
         // Who comes while memory is registered waits for that, and nobody else does.
-        let far = MountFlags::new(format!("{}:7730", plugged()), "v0").switch("--ro");
-        let refused = far.name("far").host("far").try_mount(lab).fails_with(5, &["in use"]);
-        println!("{}", refused.trim());
+        let far = Mounted::new(lab, &MountFlags::new(format!("{}:7730", plugged()), "m0"));
         assert!(served(&target).contains(&Plug::NAME.to_owned()));
+        let registered = cards.asked(TARGET, "register");
+        let there = registered.iter().filter(|line| line.starts_with(Plug::NAME)).count();
+        assert!(there >= 3, "arena, zeros and m0: {registered:?}");
         use_it(&near);
+        use_it(&far);
+        far.umount();
         near.umount();
         drop((target, plug));
     });
@@ -154,7 +176,7 @@ fn a_full_card_is_waited_for() {
         println!("{}", refused.trim());
         let mounted = Mounted::new(lab, &flags.switch("--wait=60s"));
         use_it(&mounted);
-        assert_eq!(cards.asked(MOUNT, "full").len(), 4, "two in each process");
+        assert_eq!(cards.asked(MOUNT, "full").len(), 3, "the first process did not wait");
         mounted.umount();
     });
 }
