@@ -76,6 +76,8 @@ static MOUNT_KEYS: Schema = Schema {
         Key::optional("target_keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
         Key::optional("key_file", KEY_FILE),
         Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
+        Key::optional("relaxed_ordering", Rule::Flag),
+        Key::optional("tos", Rule::Count { min: 0, max: 255 }),
     ],
 };
 
@@ -148,6 +150,13 @@ pub struct MountConfig {
     pub key_file: PathBuf,
     /// Whether `tcp://` connections are encrypted.
     pub encrypt: Encrypt,
+    /// Whether devices may write to memory in any order before they tell of it. Faster on many
+    /// hosts.
+    pub relaxed_ordering: bool,
+    /// The type of service of the packets of connections: DSCP and, in the two lowest bits, ECN. If
+    /// absent: the default of the system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tos: Option<u8>,
 }
 
 impl Default for MountConfig {
@@ -177,6 +186,8 @@ impl Default for MountConfig {
             target_keys: Vec::new(),
             key_file: PathBuf::from(HOST_KEY_FILE),
             encrypt: Encrypt::default(),
+            relaxed_ordering: true,
+            tos: None,
         }
     }
 }

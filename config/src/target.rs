@@ -42,6 +42,7 @@ pub(crate) const SET_UP: &str = "`rblk-target key new`, `rblk-initiator key new`
 static TARGET_KEYS: Schema = Schema {
     keys: &[
         Key::optional("listen", Rule::List { item: &ADDRESS, max: 64 }),
+        Key::optional("devices", Rule::List { item: &NAME, max: 64 }),
         Key::optional("name", NAME),
         Key::optional("control_socket", SOCKET),
         Key::optional("state_dir", DIRECTORY),
@@ -92,6 +93,8 @@ static TARGET_KEYS: Schema = Schema {
             "slow_io",
             Rule::Span { min: Duration::from_micros(1), max: Duration::from_secs(3600) },
         ),
+        Key::optional("relaxed_ordering", Rule::Flag),
+        Key::optional("tos", Rule::Count { min: 0, max: 255 }),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
         Key::optional("host", Rule::Tables(&HOST_KEYS)),
     ],
@@ -105,6 +108,9 @@ pub struct TargetConfig {
     /// address of this host, over TCP, and over RDMA if there is a device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<String>,
+    /// The RDMA devices that connections may come by, such as `mlx5_0`. If absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Vec<String>>,
     /// The name of the target, as initiators show it. If absent: the name of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -164,6 +170,13 @@ pub struct TargetConfig {
     /// Commands that take at least so long become events. If absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slow_io: Option<Duration>,
+    /// Whether devices may write to memory in any order before they tell of it. Faster on many
+    /// hosts.
+    pub relaxed_ordering: bool,
+    /// The type of service of the packets of connections: DSCP and, in the two lowest bits, ECN. If
+    /// absent: the default of the system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tos: Option<u8>,
     /// The volumes that are served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
@@ -207,6 +220,7 @@ impl Default for TargetConfig {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            devices: None,
             name: None,
             control_socket: PathBuf::from("/run/rblk/target/control.sock"),
             state_dir: PathBuf::from("/var/lib/rblk"),
@@ -230,6 +244,8 @@ impl Default for TargetConfig {
             encrypt: Encrypt::default(),
             http: None,
             slow_io: None,
+            relaxed_ordering: true,
+            tos: None,
             volumes: Vec::new(),
             hosts: Vec::new(),
         }

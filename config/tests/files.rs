@@ -240,6 +240,8 @@ prop_compose! {
         key_file_next in prop::option::of("(/[a-z]{1,20}|credential:[a-z]{1,20})".prop_map(PathBuf::from)),
         http in any::<bool>(),
         slow_io in prop::option::of(micros(1..=3_600_000_000)),
+        (relaxed_ordering, tos) in (any::<bool>(), prop::option::of(any::<u8>())),
+        devices in prop::option::of(Just(vec!["mlx5_0".to_owned(), "rxe0".to_owned()])),
     ) -> TargetConfig {
         let mut volumes = volumes;
         while volumes.len() < named {
@@ -253,6 +255,7 @@ prop_compose! {
         let dirty_max = dirty.map(|permille| least + (arena / 2 - least) * permille / 1000);
         TargetConfig {
             listen: vec!["rdma://[::]:1".to_owned(), "tcp://x".to_owned()],
+            devices,
             name,
             control_socket: PathBuf::from("/s"),
             state_dir: PathBuf::from("/d"),
@@ -276,6 +279,8 @@ prop_compose! {
             encrypt,
             http: http.then(|| std::net::SocketAddr::from(([127, 0, 0, 1], 9720))),
             slow_io,
+            relaxed_ordering,
+            tos,
             volumes,
             hosts,
         }
@@ -302,6 +307,7 @@ prop_compose! {
             (0, Encrypt::Auto), (0, Encrypt::Off), (1, Encrypt::Auto), (2, Encrypt::Required),
         ]),
         digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
+        (relaxed_ordering, tos) in (any::<bool>(), prop::option::of(any::<u8>())),
     ) -> MountConfig {
         let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         let mut config = MountConfig::new("rdma://[::1]:1", "v");
@@ -326,6 +332,8 @@ prop_compose! {
         config.host_name = host_name;
         config.encrypt = encrypt;
         config.digest = digest;
+        config.relaxed_ordering = relaxed_ordering;
+        config.tos = tos;
         config
     }
 }

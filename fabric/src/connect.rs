@@ -1,6 +1,9 @@
 //! What a connection is made with: sizes, options, and the bytes that travel with the handshake.
 
+use std::net::SocketAddr;
 use std::time::Duration;
+
+use crate::work::MemoryOrder;
 
 /// Sizes of one QP, as asked of the provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,17 +28,54 @@ pub struct QpLimits {
 pub struct ConnectOptions {
     /// Deadline of each step: resolve, connect.
     pub timeout: Duration,
-    /// Local address to bind to. For a host with several.
-    pub bind: Option<std::net::IpAddr>,
+    /// Local address to bind to, with port 0. For a host with several. A link-local one of IPv6
+    /// names its interface; without that it has the interface of the peer's address.
+    pub bind: Option<SocketAddr>,
     /// After how long a silent path should count as dead. Timeouts and retry counts of the QP
     /// follow from it.
     pub detect: Duration,
+    /// In which order devices may write to the memory that is registered for the connection.
+    pub order: MemoryOrder,
+    /// The type of service (IPv4) or traffic class (IPv6) of its packets: DSCP and, in the two
+    /// lowest bits, ECN. `None`: the default of the system.
+    pub tos: Option<u8>,
+}
+
+impl ConnectOptions {
+    /// The address to bind to, to reach `to`.
+    pub(crate) fn bind_for(&self, to: SocketAddr) -> Option<SocketAddr> {
+        match (self.bind?, to) {
+            (SocketAddr::V6(mut from), SocketAddr::V6(to)) => {
+                if from.scope_id() == 0 && from.ip().is_unicast_link_local() {
+                    from.set_scope_id(to.scope_id());
+                }
+                Some(from.into())
+            }
+            (from, _) => Some(from),
+        }
+    }
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(5), bind: None, detect: Duration::from_secs(5) }
+        Self {
+            timeout: Duration::from_secs(5),
+            bind: None,
+            detect: Duration::from_secs(5),
+            order: MemoryOrder::default(),
+            tos: None,
+        }
     }
+}
+
+/// How to listen.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ListenOptions {
+    /// As [`ConnectOptions::tos`], for the connections that are accepted.
+    pub tos: Option<u8>,
+    /// What a peer is told for which the queue of the listener has no room. Empty: it learns that
+    /// the listener is [busy](crate::FabricError::Busy).
+    pub busy: ConnectionHello,
 }
 
 /// Bytes that travel with connect, accept and reject. CMs pad them, so the bytes themselves must
@@ -59,4 +99,23 @@ pub struct AcceptParams {
     pub reads_out: u8,
     /// READs of the peer that this side serves at once.
     pub reads_in: u8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_local_address_has_an_interface() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let from = |bind: &str, to: &str| {
+            let options = ConnectOptions { bind: Some(at(bind)), ..ConnectOptions::default() };
+            options.bind_for(at(to)).unwrap()
+        };
+        assert_eq!(from("[fe80::1]:0", "[fe80::2%3]:7720"), at("[fe80::1%3]:0"));
+        assert_eq!(from("[fe80::1%2]:0", "[fe80::2%3]:7720"), at("[fe80::1%2]:0"), "named");
+        assert_eq!(from("[fd00::1]:0", "[fe80::2%3]:7720"), at("[fd00::1]:0"), "not link-local");
+        assert_eq!(from("192.0.2.1:0", "192.0.2.2:7720"), at("192.0.2.1:0"));
+        assert_eq!(ConnectOptions::default().bind_for(at("192.0.2.2:7720")), None);
+    }
 }

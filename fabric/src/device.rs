@@ -17,7 +17,7 @@ use crate::region::Region;
 use crate::soft;
 #[cfg(feature = "verbs")]
 use crate::verbs;
-use crate::work::{Access, Lkey, RemoteBuffer, Rkey, Sge};
+use crate::work::{Access, Lkey, MemoryOrder, RemoteBuffer, Rkey, Sge};
 
 /// An opened device.
 #[derive(Clone, Debug)]
@@ -45,10 +45,20 @@ impl Device {
     /// # Errors
     /// The verbs call's errno.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
+        self.alloc_pd_with(MemoryOrder::default())
+    }
+
+    /// As [`Self::alloc_pd`]. All memory that is registered in the domain is written in that order.
+    /// The software provider writes in the order of arrival in any case.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg_attr(not(feature = "verbs"), expect(unused_variables, reason = "of verbs"))]
+    pub fn alloc_pd_with(&self, order: MemoryOrder) -> Result<ProtectionDomain> {
         match self {
             Self::Soft(d) => Ok(ProtectionDomain::Soft(soft::ProtectionDomain::new(d))),
             #[cfg(feature = "verbs")]
-            Self::Verbs(d) => verbs::ProtectionDomain::alloc(d).map(ProtectionDomain::Verbs),
+            Self::Verbs(d) => verbs::ProtectionDomain::alloc(d, order).map(ProtectionDomain::Verbs),
         }
     }
 
@@ -76,6 +86,20 @@ pub enum ProtectionDomain {
 }
 
 impl ProtectionDomain {
+    /// A further domain of the same device, where memory is written in the same order.
+    ///
+    /// # Errors
+    /// The verbs call's errno.
+    pub fn another(&self) -> Result<Self> {
+        match self {
+            Self::Soft(pd) => Ok(Self::Soft(soft::ProtectionDomain::new(pd.device()))),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(pd) => {
+                verbs::ProtectionDomain::alloc(pd.device(), pd.order()).map(Self::Verbs)
+            }
+        }
+    }
+
     /// Registers the whole region. The MR keeps the region alive and is deregistered on drop.
     ///
     /// What a peer may reach has another address for peers than in this process: a random one for
@@ -85,7 +109,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`MemlockTooSmall`](crate::FabricError::MemlockTooSmall) with limit and fix if that is the
-    /// cause; else the errno.
+    /// cause; [`NoRoomToRegister`](crate::FabricError::NoRoomToRegister), which may pass; else the
+    /// errno.
     pub fn register(&self, region: &Arc<Region>, access: Access) -> Result<MemoryRegion> {
         let own = region.address();
         let is_reached = access.remote_read || access.remote_write;

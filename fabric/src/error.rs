@@ -41,6 +41,13 @@ pub enum FabricError {
         /// The private data of the peer. The CM may have padded it.
         hello: Vec<u8>,
     },
+    /// The peer refused the connection and said nothing: too many connect at once, or what would
+    /// have answered ends.
+    #[error("{address} is busy and took no connection at this moment: try again")]
+    Busy {
+        /// The address as given.
+        address: String,
+    },
     /// The peer does not use the framing of rblk.
     #[error("{peer} does not speak rblk: {reason}")]
     NotRblk {
@@ -66,6 +73,18 @@ pub enum FabricError {
         bytes: u64,
         /// RLIMIT_MEMLOCK, soft, in bytes.
         limit: u64,
+    },
+    /// A device, or the kernel for it, has no room for one more registration at this moment.
+    #[error(
+        "cannot register {bytes} bytes with {device}: {source}, and the memlock limit is not the reason. The device or the kernel has no room left: end other RDMA programs, register less (smaller `arena`, fewer or shallower queues), or give the memory more huge pages"
+    )]
+    NoRoomToRegister {
+        /// Device name.
+        device: String,
+        /// Size of the region.
+        bytes: u64,
+        /// ENOMEM, ENOSPC or EAGAIN.
+        source: io::Error,
     },
     /// A limit of the device or of the provider is below what was asked for.
     #[error("{device}: the limit of {what} is {limit}, asked for {asked}")]

@@ -58,9 +58,15 @@ mod verbs;
 mod wake_cost;
 mod work;
 
+/// A variable of the environment that a program with RDMA should have when it starts, with its
+/// value. With it, librdmacm and libibverbs free what was made on a device that is gone. Without
+/// it, each object of a device that was removed or reset stays in memory. libibverbs reads it once,
+/// so it cannot be set later.
+pub const ENVIRONMENT: (&str, &str) = ("RDMAV_ALLOW_DISASSOC_DESTROY", "1");
+
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
-pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, QpLimits};
+pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits};
 pub use connection::{Connection, Established};
 pub use counter::Counter;
 pub use credit::SendCredits;
@@ -76,6 +82,6 @@ pub use region::{PageKind, Region, RegionError};
 pub use route::Route;
 pub use stream_keys::{CipherKey, StreamKeys};
 pub use work::{
-    Access, Completion, Lkey, MAX_SGE, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, Sge,
-    SgeList, WcOpcode, WcStatus, WrId,
+    Access, Completion, Lkey, MAX_SGE, MemoryOrder, QpIndex, RecvWr, RemoteBuffer, Rkey, SendOp,
+    SendWr, Sge, SgeList, WcOpcode, WcStatus, WrId,
 };

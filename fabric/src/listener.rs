@@ -1,7 +1,7 @@
 //! [`Listener`] and [`Incoming`]: the side that is connected to.
 
 use crate::address::{Address, Scheme};
-use crate::connect::{ConnectionHello, QpLimits};
+use crate::connect::{ConnectionHello, ListenOptions, QpLimits};
 use crate::connection::Connection;
 use crate::device::{Device, PollerHandle, ProtectionDomain};
 use crate::error::{FabricError, Result};
@@ -25,10 +25,18 @@ impl Listener {
     /// # Errors
     /// [`FabricError::Listen`], [`FabricError::NoDevice`], [`FabricError::NoVerbs`].
     pub async fn bind(address: &Address) -> Result<Self> {
+        Self::bind_with(address, &ListenOptions::default()).await
+    }
+
+    /// As [`Self::bind`], with options.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn bind_with(address: &Address, options: &ListenOptions) -> Result<Self> {
         match address.scheme {
-            Scheme::Tcp => soft::Listener::bind(address).await.map(Self::Soft),
+            Scheme::Tcp => soft::Listener::bind(address, options).await.map(Self::Soft),
             #[cfg(feature = "verbs")]
-            Scheme::Rdma => verbs::Listener::bind(address).await.map(Self::Verbs),
+            Scheme::Rdma => verbs::Listener::bind(address, options).await.map(Self::Verbs),
             #[cfg(not(feature = "verbs"))]
             Scheme::Rdma => Err(FabricError::NoVerbs(address.to_string())),
         }
@@ -38,8 +46,12 @@ impl Listener {
     ///
     /// # Errors
     /// [`FabricError::Listen`].
-    pub fn go_on(socket: std::net::TcpListener, address: &Address) -> Result<Self> {
-        soft::Listener::go_on(socket, address).map(Self::Soft)
+    pub fn go_on(
+        socket: std::net::TcpListener,
+        address: &Address,
+        options: &ListenOptions,
+    ) -> Result<Self> {
+        soft::Listener::go_on(socket, address, options).map(Self::Soft)
     }
 
     /// The socket of a listener by TCP, with the peers that wait to be accepted. A listener of
@@ -63,11 +75,23 @@ impl Listener {
         }
     }
 
+    /// Whether it listens on every device, also on those that are plugged in later.
+    #[must_use]
+    pub fn is_everywhere(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(l) => l.is_everywhere(),
+        }
+    }
+
     /// The devices that peers can connect through, so that memory can be registered before a peer
-    /// comes. If the address is unspecified, other devices may be plugged in later.
+    /// comes. Where it listens [everywhere](Self::is_everywhere), devices that no peer can use now
+    /// (without an active port, an address or reliable connections) are passed over, with a
+    /// warning.
     ///
     /// # Errors
-    /// The query of a device failed.
+    /// The query of the device of the address failed.
     pub fn devices(&self) -> Result<Vec<Device>> {
         match self {
             Self::Soft(_) => Ok(vec![Device::Soft(soft::Device::tcp())]),

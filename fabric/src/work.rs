@@ -45,6 +45,17 @@ impl Access {
     pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
 }
 
+/// In which order a device may write to memory what it received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MemoryOrder {
+    /// In any order, as far as PCIe allows; a completion comes after all that it tells of. For
+    /// those who look at memory only after a completion, as all of rblk does.
+    #[default]
+    Relaxed,
+    /// In the order of arrival.
+    Strict,
+}
+
 /// The number that the caller gives a WR, returned in its [`Completion`]. Only the low 40 bits are
 /// the caller's. The provider uses the others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

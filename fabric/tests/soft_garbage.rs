@@ -105,7 +105,7 @@ fn rejections_carry_their_words() {
         // Dropped unanswered, as Incoming and as prepared QP: rejected too.
         let drop_it = async { drop(listener.accept().await.unwrap()) };
         let (error, ()) = tokio::join!(connect(&address, b"hi"), drop_it);
-        assert!(matches!(error.unwrap_err(), FabricError::Rejected { .. }));
+        assert!(matches!(error.unwrap_err(), FabricError::Busy { .. }));
         let prepare_only = async {
             let pd = Device::Soft(soft::Device::tcp()).alloc_pd().unwrap();
             let (mut own, handle) = poller(&pd);
@@ -115,7 +115,7 @@ fn rejections_carry_their_words() {
             drop(own.detach(qp));
         };
         let (error, ()) = tokio::join!(connect(&address, b"hi"), prepare_only);
-        assert!(matches!(error.unwrap_err(), FabricError::Rejected { .. }));
+        assert!(matches!(error.unwrap_err(), FabricError::Busy { .. }));
         // With the words that were left for that case, cut to what a reply may have.
         for prepares in [false, true] {
             let leave = async {
@@ -145,7 +145,7 @@ fn rejections_carry_their_words() {
             assert!(matches!(error, FabricError::Limit { .. }));
         };
         let (error, ()) = tokio::join!(connect(&address, b"hi"), refuse);
-        assert!(matches!(error.unwrap_err(), FabricError::Rejected { .. }));
+        assert!(matches!(error.unwrap_err(), FabricError::Busy { .. }));
         let mix = async {
             let incoming = listener.accept().await.unwrap();
             assert!(matches!(
@@ -154,7 +154,7 @@ fn rejections_carry_their_words() {
             ));
         };
         let (error, ()) = tokio::join!(connect(&address, b"hi"), mix);
-        assert!(matches!(error.unwrap_err(), FabricError::Rejected { .. }));
+        assert!(matches!(error.unwrap_err(), FabricError::Busy { .. }));
         // A CQ of 8 has no room for 8 + 8.
         let no_room = async {
             let prepared =
@@ -162,7 +162,7 @@ fn rejections_carry_their_words() {
             assert!(matches!(small.attach(prepared), Err(FabricError::Limit { asked: 16, .. })));
         };
         let (error, ()) = tokio::join!(connect(&address, b"hi"), no_room);
-        assert!(matches!(error.unwrap_err(), FabricError::Rejected { .. }));
+        assert!(matches!(error.unwrap_err(), FabricError::Busy { .. }));
     });
 }
 

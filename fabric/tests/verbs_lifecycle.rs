@@ -7,6 +7,7 @@ mod conformance;
 mod verbs_pair;
 
 use std::fs;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 use conformance::{Pair, limits};
 use rblk_fabric::{
     AcceptParams, Access, Address, Completion, ConnectOptions, ConnectionHello, FabricError,
-    Listener, PageKind, Poller, QpLimits, RecvWr, Region, Route, Scheme, WcStatus, WrId,
+    ListenOptions, Listener, PageKind, Poller, QpLimits, RecvWr, Region, Route, Scheme, WcStatus,
+    WrId,
 };
 use verbs_pair::{address, control, pair, pair_async};
 
@@ -231,6 +233,86 @@ fn many_wait_and_none_is_lost() {
     assert!(control().block_on(ask).unwrap().is_err());
     let again = Address { port: to.port, ..address };
     drop(control().block_on(Listener::bind(&again)).unwrap());
+}
+
+/// Nobody accepts, and more ask than may wait: those are told what the listener was given for that,
+/// and not that nothing listens there.
+#[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
+fn a_full_backlog_says_what_it_was_given() {
+    const BACKLOG: usize = 128;
+    const MORE: usize = 12;
+    let (address, _turn) = turn();
+    let options =
+        ListenOptions { busy: ConnectionHello(b"busy".to_vec()), ..ListenOptions::default() };
+    let listener = control().block_on(Listener::bind_with(&address, &options)).unwrap();
+    let to = listener.address().clone();
+    let options = ConnectOptions { timeout: Duration::from_secs(60), ..ConnectOptions::default() };
+    let ended = std::sync::Arc::new(Mutex::new(Vec::new()));
+    let asking: Vec<_> = (0..BACKLOG + MORE)
+        .map(|_| {
+            let (to, options, ended) = (to.clone(), options.clone(), ended.clone());
+            control().spawn(async move {
+                let route = Route::resolve(&to, &options).await.unwrap();
+                let pd = route.device().alloc_pd().unwrap();
+                let (_poller, handle) = pd.poller(16).unwrap();
+                let asked = route.connect(&pd, &handle, limits(), &ConnectionHello(vec![1])).await;
+                ended.lock().unwrap().push(asked.map(drop));
+            })
+        })
+        .collect();
+    eventually("nobody is refused", || ended.lock().unwrap().len() >= MORE);
+    for asked in ended.lock().unwrap().iter() {
+        match asked {
+            Err(FabricError::Rejected { hello, .. }) => assert!(hello.starts_with(b"busy")),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(ended.lock().unwrap().len(), MORE, "the others wait");
+    drop(listener);
+    for ask in asking {
+        control().block_on(ask).unwrap();
+    }
+}
+
+/// The interface of an address, and its link-local address.
+fn link_local(address: &Address) -> (String, Ipv6Addr) {
+    let ip = |words: &[&str]| {
+        let said = Command::new("ip").args(words).output().unwrap().stdout;
+        String::from_utf8(said).unwrap()
+    };
+    let of_host = ip(&["-o", "addr", "show", "to", &address.host]);
+    let interface = of_host.split_whitespace().nth(1).expect("an interface").to_owned();
+    let all = ip(&["-o", "-6", "addr", "show", "dev", &interface, "scope", "link"]);
+    let found = all.split_whitespace().nth(3).and_then(|a| a.split('/').next()?.parse().ok());
+    (interface, found.expect("a link-local address"))
+}
+
+#[test]
+#[ignore = "needs an RDMA device: `cargo xtask test` runs it in the lab"]
+fn link_local_addresses_keep_their_interface() {
+    let (address, _turn) = turn();
+    let (interface, ip) = link_local(&address);
+    let address = Address { host: format!("{ip}%{interface}"), ..address };
+    let mut listener = control().block_on(Listener::bind(&address)).unwrap();
+    let taken = listener.address().clone();
+    let error = control().block_on(Listener::bind(&taken)).unwrap_err();
+    assert!(error.to_string().contains("in use"), "{error}");
+    // The local address is named without its interface.
+    let bind = Some(SocketAddr::from((ip, 0)));
+    let options = ConnectOptions { bind, ..ConnectOptions::default() };
+    let route = control().block_on(Route::resolve(&taken, &options)).unwrap();
+    let pd = route.device().alloc_pd().unwrap();
+    let (_poller, handle) = pd.poller(64).unwrap();
+    let hello = ConnectionHello(vec![1]);
+    let asking = route.connect(&pd, &handle, limits(), &hello);
+    let refusing = async {
+        listener.accept().await.unwrap().reject(&ConnectionHello(vec![7]));
+    };
+    let asked = control().block_on(async { tokio::join!(asking, refusing).0 });
+    let is_heard =
+        matches!(&asked, Err(FabricError::Rejected { hello, .. }) if hello.starts_with(&[7]));
+    assert!(is_heard, "{asked:?}");
 }
 
 #[test]

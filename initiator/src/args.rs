@@ -378,6 +378,9 @@ pub struct MountArgs {
     /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
     #[arg(long, value_name = "WORD")]
     pub encrypt: Option<Encrypt>,
+    /// Type of service of the packets, 0 to 255: DSCP times 4, plus ECN.
+    #[arg(long, value_name = "NUMBER")]
+    pub tos: Option<u8>,
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f')]
     pub foreground: bool,
@@ -434,6 +437,7 @@ impl MountArgs {
         config.host_name = self.host_name.clone().or(config.host_name);
         self.identity.add_to(&mut config);
         config.encrypt = self.encrypt.unwrap_or(config.encrypt);
+        config.tos = self.tos.or(config.tos);
         config.validate()?;
         Ok(config)
     }

@@ -266,6 +266,7 @@ impl SessionError {
             Self::Fabric(
                 FabricError::Unreachable { .. }
                 | FabricError::TimedOut { .. }
+                | FabricError::Busy { .. }
                 | FabricError::NotRblk { .. },
             )
             | Self::Unreachable { .. }

@@ -78,7 +78,9 @@ fn daemon() -> anyhow::Result<PathBuf> {
 fn become_daemon() -> anyhow::Error {
     match daemon() {
         Ok(path) => {
-            let error = Process::new(&path).args(std::env::args_os().skip(1)).exec();
+            let (variable, value) = rblk_fabric::ENVIRONMENT;
+            let error =
+                Process::new(&path).args(std::env::args_os().skip(1)).env(variable, value).exec();
             anyhow::Error::from(error)
                 .context(format!("cannot run {}: is rblk installed whole?", path.display()))
         }
@@ -157,9 +159,11 @@ fn start_daemon(
         log_file::open(&log).with_context(|| format!("opening the log {}", log.display()))?;
     // In a session of its own, so that a hang-up of this terminal does not reach it. It is started
     // by exec, not only by fork: RDMA objects do not survive a fork.
+    let (variable, value) = rblk_fabric::ENVIRONMENT;
     let mut child = Process::new("setsid")
         .arg(&path)
         .args(args)
+        .env(variable, value)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log_file)

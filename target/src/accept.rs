@@ -5,15 +5,14 @@
 //! ([`Accepting::sockets`]): peers that come later wait in them for the next program.
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
-use rblk_fabric::{Address, Incoming, Listener};
+use rblk_fabric::{Address, FabricError, Incoming, ListenOptions, Listener};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-/// Pause between two tries to make a listener anew.
-const PAUSE: Duration = Duration::from_secs(1);
+use crate::outages::{Outages, pause};
+
 /// Requests that wait for control, at most.
 const WAITING_MAX: usize = 64;
 
@@ -32,12 +31,17 @@ impl Accepting {
     }
 }
 
-/// Takes connect requests from every listener, each in a task of its own.
-pub(crate) fn accept(listeners: Vec<Listener>) -> (mpsc::Receiver<Incoming>, Accepting) {
+/// Takes connect requests from every listener, each in a task of its own. Writes down which
+/// listener is not there.
+pub(crate) fn accept(
+    listeners: Vec<Listener>,
+    options: &ListenOptions,
+    outages: &Outages,
+) -> (mpsc::Receiver<Incoming>, Accepting) {
     let (sender, incoming) = mpsc::channel(WAITING_MAX);
     let mut accepting = Accepting::default();
     for listener in listeners {
-        accepting.0.spawn(accept_by(listener, sender.clone()));
+        accepting.0.spawn(accept_by(listener, sender.clone(), options.clone(), outages.clone()));
     }
     (incoming, accepting)
 }
@@ -46,6 +50,8 @@ pub(crate) fn accept(listeners: Vec<Listener>) -> (mpsc::Receiver<Incoming>, Acc
 async fn accept_by(
     mut listener: Listener,
     sender: mpsc::Sender<Incoming>,
+    options: ListenOptions,
+    outages: Outages,
 ) -> Option<(String, OwnedFd)> {
     loop {
         let accepted = tokio::select! {
@@ -64,7 +70,7 @@ async fn accept_by(
                 // It holds the address.
                 drop(listener);
                 tokio::select! {
-                    new = anew(&address) => listener = new,
+                    new = anew(&address, &error, &options, &outages) => listener = new,
                     () = sender.closed() => return None,
                 }
             }
@@ -77,22 +83,30 @@ fn left_of(listener: Listener) -> Option<(String, OwnedFd)> {
     Some((address, listener.into_socket()?.into()))
 }
 
-async fn anew(address: &Address) -> Listener {
-    let mut last = String::new();
+async fn anew(
+    address: &Address,
+    broke: &FabricError,
+    options: &ListenOptions,
+    outages: &Outages,
+) -> Listener {
+    let name = address.to_string();
+    outages.begin(&name, broke.to_string());
+    let mut tries = 0;
     loop {
-        sleep(PAUSE).await;
-        match Listener::bind(address).await {
+        sleep(pause(tries)).await;
+        match Listener::bind_with(address, options).await {
             Ok(listener) => {
                 tracing::info!(%address, "listening again");
+                outages.end(&name);
                 return listener;
             }
             Err(error) => {
                 // Each reason once: a device may be away for long.
-                let text = error.to_string();
-                if text != last {
-                    tracing::warn!(%address, error = text, "cannot listen again yet");
+                let error = error.to_string();
+                if outages.failed(&name, error.clone()) {
+                    tracing::warn!(%address, error, "cannot listen again yet");
                 }
-                last = text;
+                tries = tries.saturating_add(1);
             }
         }
     }
@@ -100,8 +114,9 @@ async fn anew(address: &Address) -> Listener {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpStream;
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::RawFd;
+    use std::time::Duration;
 
     use nix::sys::socket::{Shutdown, SockaddrIn, getsockname, shutdown};
 
@@ -125,18 +140,31 @@ mod tests {
             )
             .await
             .unwrap();
-            let port = listener.address().port;
-            let (incoming, _accepting) = accept(vec![listener]);
+            let (port, name) = (listener.address().port, listener.address().to_string());
+            let outages = Outages::default();
+            let (incoming, _accepting) =
+                accept(vec![listener], &ListenOptions::default(), &outages);
             tokio::task::yield_now().await;
-            // From now on the kernel refuses to accept by it.
+            assert_eq!(outages.of(&name), None);
+            // From now on the kernel refuses to accept by it, and another program takes the port.
             shutdown(descriptor(port), Shutdown::Both).unwrap();
-            let connect = || TcpStream::connect(("127.0.0.1", port)).is_ok();
-            let again = async {
-                while !connect() {
-                    sleep(Duration::from_millis(20)).await;
-                }
+            let until = async |what: &str, is_so: &dyn Fn() -> bool| {
+                let wait = async {
+                    while !is_so() {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                };
+                tokio::time::timeout(Duration::from_secs(20), wait).await.expect(what);
             };
-            tokio::time::timeout(Duration::from_secs(20), again).await.expect("it listens again");
+            let broken = || outages.of(&name).is_some();
+            until("the outage to be told", &broken).await;
+            let thief = TcpListener::bind(("127.0.0.1", port)).unwrap();
+            let tried =
+                || outages.of(&name).is_some_and(|o| o.tries > 0 && o.why.contains("in use"));
+            until("why it stays away to be told", &tried).await;
+            drop(thief);
+            until("it to listen again", &|| outages.of(&name).is_none()).await;
+            assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
             drop(incoming);
         });
     }
@@ -148,15 +176,18 @@ mod tests {
             let address: Address = "tcp://127.0.0.1:1".parse().unwrap();
             let listener = Listener::bind(&Address { port: 0, ..address }).await.unwrap();
             let address = listener.address().clone();
-            let (incoming, accepting) = accept(vec![listener]);
+            let (incoming, accepting) =
+                accept(vec![listener], &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             drop(incoming);
             let mut sockets = accepting.sockets().await;
             let (left, socket) = sockets.pop().expect("a socket");
             assert_eq!((left, sockets.len()), (address.to_string(), 0));
             let peer = TcpStream::connect(("127.0.0.1", address.port)).expect("it is let wait");
-            let listener = Listener::go_on(socket.into(), &address).unwrap();
-            let (_incoming, accepting) = accept(vec![listener]);
+            let listener =
+                Listener::go_on(socket.into(), &address, &ListenOptions::default()).unwrap();
+            let (_incoming, accepting) =
+                accept(vec![listener], &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             // Accepted: what it says is read, and the listener drops who says garbage.
             std::io::Write::write_all(&mut &peer, &[0xff; 64]).unwrap();

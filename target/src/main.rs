@@ -90,7 +90,11 @@ fn die_of_closed_pipes() {
 /// Replaces this process by `rblk-targetd`, in the same directory, with the same arguments.
 fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
-    let error = std::process::Command::new(&daemon).args(std::env::args_os().skip(1)).exec();
+    let (variable, value) = rblk_fabric::ENVIRONMENT;
+    let error = std::process::Command::new(&daemon)
+        .args(std::env::args_os().skip(1))
+        .env(variable, value)
+        .exec();
     Err(error).with_context(|| format!("cannot run {}: is rblk installed whole?", daemon.display()))
 }
 

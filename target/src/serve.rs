@@ -13,7 +13,9 @@ use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::spin::SpinMode;
-use rblk_fabric::{Address, Device, FabricError, Listener, PageKind, Region, Scheme};
+use rblk_fabric::{
+    Address, Device, FabricError, ListenOptions, Listener, PageKind, Region, Scheme,
+};
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
 use tokio::sync::mpsc;
@@ -22,6 +24,8 @@ use crate::accept::accept;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
+use crate::control::devices::may_serve;
+use crate::control::registering::busy;
 use crate::control::reread::Reread;
 use crate::control::socket::ControlSocket;
 use crate::control::upgrade::Departure;
@@ -31,6 +35,7 @@ use crate::exports::{OpenedVolume, open_volumes};
 use crate::hand_over::{Checked, HandOver, Inherited, Successor};
 use crate::hang_up::reload;
 use crate::http::Http;
+use crate::outages::Outages;
 use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Handle, Tuning};
@@ -173,9 +178,10 @@ async fn run(
     check_room(&demand, inherited.is_some()).await?;
     let socket = control_socket(config).await?;
     let http = http_of(config).await?;
-    let listeners = bind_all(&addresses, inherited.as_ref()).await?;
+    let listen = listen_options(config);
+    let listeners = bind_all(&addresses, &listen, inherited.as_ref()).await?;
     let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
-    let devices = devices_of(&listeners, &demand)?;
+    let devices = devices_of(&listeners, &demand, config.devices.as_deref())?;
     // Nothing is open yet, and the memory of a large arena takes time.
     if stops.has_come() {
         tracing::info!("a stop was ordered before the target was ready");
@@ -185,8 +191,16 @@ async fn run(
     let lineage = Arc::new(lineage_of(config, &name, &opened)?);
 
     let took_over = inherited.as_ref().map(|inherited| inherited.note().clone());
-    let plan =
-        Plan { config, name, auth, listening: listening.clone(), demand: &demand, took_over };
+    let outages = Outages::default();
+    let plan = Plan {
+        config,
+        name,
+        auth,
+        listening: listening.clone(),
+        outages: outages.clone(),
+        demand: &demand,
+        took_over,
+    };
     let (control, outbox) = match plan.build(&lineage, opened, devices) {
         Ok(built) => built,
         Err(error) => {
@@ -196,7 +210,7 @@ async fn run(
         }
     };
     let (request_sender, requests) = mpsc::channel(64);
-    let (incoming, accepting) = accept(listeners);
+    let (incoming, accepting) = accept(listeners, &listen, &outages);
     tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
     tokio::spawn(socket.serve(request_sender.clone(), reread));
     if let Some(http) = http {
@@ -226,6 +240,7 @@ struct Plan<'c> {
     name: Name,
     auth: Option<AuthConfig>,
     listening: Vec<String>,
+    outages: Outages,
     demand: &'c Demand,
     took_over: Option<HandOver>,
 }
@@ -238,7 +253,7 @@ impl Plan<'_> {
         opened: Vec<OpenedVolume>,
         devices: Vec<Device>,
     ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
-        let Self { config, name, auth, listening, demand, took_over } = self;
+        let Self { config, name, auth, listening, outages, demand, took_over } = self;
         let arena = demand.allocate(&Host::read())?;
         let (from_groups, outbox) = mpsc::unbounded_channel();
         let share = usize::try_from(demand.share())?;
@@ -247,6 +262,7 @@ impl Plan<'_> {
         drop(from_groups);
         let mut control = Control::new(Parts {
             listening,
+            outages,
             auth,
             took_over,
             ..parts(config, name, Arc::clone(lineage), handles, arena, opened)?
@@ -330,24 +346,30 @@ async fn http_of(config: &TargetConfig) -> anyhow::Result<Option<Http>> {
 /// Listens at every address, by the sockets of the program before where it left some.
 async fn bind_all(
     addresses: &[Address],
+    options: &ListenOptions,
     inherited: Option<&Inherited>,
 ) -> anyhow::Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for address in addresses {
         let socket = inherited.and_then(|inherited| inherited.listener(&address.to_string()));
         listeners.push(match socket {
-            Some(socket) => Listener::go_on(socket, address)?,
-            None => bind(address).await?,
+            Some(socket) => Listener::go_on(socket, address, options)?,
+            None => bind(address, options).await?,
         });
     }
     Ok(listeners)
 }
 
-async fn bind(address: &Address) -> anyhow::Result<Listener> {
+/// How every address is listened on.
+fn listen_options(config: &TargetConfig) -> ListenOptions {
+    ListenOptions { tos: config.tos, busy: busy() }
+}
+
+async fn bind(address: &Address, options: &ListenOptions) -> anyhow::Result<Listener> {
     let begun = Instant::now();
     let mut said = false;
     loop {
-        match Listener::bind(address).await {
+        match Listener::bind_with(address, options).await {
             // At boot the interface may not have its address yet.
             Err(FabricError::Listen { error, .. })
                 if error.kind() == std::io::ErrorKind::AddrNotAvailable
@@ -364,14 +386,34 @@ async fn bind(address: &Address) -> anyhow::Result<Listener> {
     }
 }
 
-/// The devices behind the listeners, which must be able to register the memory.
-fn devices_of(listeners: &[Listener], demand: &Demand) -> anyhow::Result<Vec<Device>> {
+/// The devices that the memory is registered with at the start, which must be able to: those of
+/// addresses that have one, and the only one of a listener on every address. Where peers may come
+/// by several, each is given the memory when the first connection comes by it.
+fn devices_of(
+    listeners: &[Listener],
+    demand: &Demand,
+    allowed: Option<&[String]>,
+) -> anyhow::Result<Vec<Device>> {
     let mut devices = Vec::new();
     for listener in listeners {
-        devices.extend(listener.devices()?);
-    }
-    for device in &devices {
-        demand.registers_with(device.caps())?;
+        let (mut found, address) = (listener.devices()?, listener.address());
+        if listener.is_everywhere() {
+            found.retain(|device| may_serve(allowed, device));
+            if found.len() != 1 {
+                let names = found.iter().map(|device| device.caps().name.clone());
+                let names = names.collect::<Vec<_>>().join(", ");
+                tracing::info!(%address, names, "devices are prepared at their first connection");
+                continue;
+            }
+        }
+        if let Some(device) = found.iter().find(|device| !may_serve(allowed, device)) {
+            let name = &device.caps().name;
+            anyhow::bail!("{address} is an address of {name}, which `devices` does not name");
+        }
+        for device in &found {
+            demand.registers_with(device.caps())?;
+        }
+        devices.extend(found);
     }
     Ok(devices)
 }
@@ -500,6 +542,7 @@ fn parts(
         volume_notes: opened.iter().map(notes_of).collect(),
         volumes: opened.into_iter().map(|opened| opened.volume).collect(),
         listening: Vec::new(),
+        outages: Outages::default(),
         drain_timeout: config.drain_timeout.into(),
         auth: None,
         insecure: exposed_to_all(config).is_some(),

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use rblk_config::table::{Column, Table, wrapped};
 use rblk_config::{CacheMode, HostConfig, figures};
 use rblk_target::control::status::{
-    DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
+    DrainStatus, HolderStatus, ListenerStatus, SessionStatus, TargetStatus, VolumeStatus,
 };
 
 /// The state of a target; with `details`, every counter.
@@ -65,6 +65,11 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
         warnings.push(
             "insecure: everybody who reaches an address can read, write and take over".to_owned(),
         );
+    }
+    for listener in &status.listen_down {
+        let ListenerStatus { address, down_s, why, .. } = listener;
+        let since = figures::duration(Duration::from_secs(*down_s));
+        warnings.push(format!("nobody can connect by {address}, for {since}: {why}"));
     }
     for volume in &status.volumes {
         let (name, counts) = (&volume.name, &volume.counts);
@@ -337,6 +342,7 @@ mod tests {
             unproven: 0,
             take_overs: 0,
             listen: vec!["rdma://192.0.2.1:7720".to_owned()],
+            listen_down: Vec::new(),
             arena_bytes: 256 << 20,
             arena_page_bytes: 4096,
             devices: vec![DeviceStatus {
@@ -409,9 +415,17 @@ db1      192.0.2.2:55039      5  -     no           7       0  vol0
     fn a_fenced_session_and_an_insecure_target_are_warned_of() {
         let mut busy = busy();
         busy.insecure = true;
+        busy.listen_down = vec![ListenerStatus {
+            address: "rdma://192.0.2.1:7720".to_owned(),
+            down_s: 12,
+            tries: 4,
+            why: "rdma_listen failed: No such device".to_owned(),
+        }];
         busy.sessions[0].fenced = true;
         let text = status(&busy, false);
         assert!(text.contains("WARN  insecure: everybody"), "{text}");
+        let down = "WARN  nobody can connect by rdma://192.0.2.1:7720, for 12s: rdma_listen failed";
+        assert!(text.contains(down), "{text}");
         assert!(text.contains("WARN  the session of db1 is fenced"), "{text}");
     }
 }

@@ -113,7 +113,8 @@ impl Client {
         id[4..8].copy_from_slice(&std::process::id().to_le_bytes());
         let name = Name::new(&format!("bench-{number}")).context("a name")?;
         let host = HostIdentity { id: HostId(id), name };
-        let options = ConnectOptions { timeout: CONNECT_LIMIT, bind: None, detect: DETECT };
+        let options =
+            ConnectOptions { timeout: CONNECT_LIMIT, detect: DETECT, ..ConnectOptions::default() };
         let depth = QueueDepth::new(wish.depth).context("a depth")?;
         let volume = Name::new(volume).context("a volume's name")?;
         let mut session = Session::connect(address, &options, &host, credentials, None).await?;

@@ -69,7 +69,7 @@ impl ProtectionDomain {
         Self(Arc::new(Domain { device, salt, keys }))
     }
 
-    pub(super) fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.0.device
     }
 

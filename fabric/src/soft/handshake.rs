@@ -220,6 +220,17 @@ pub(super) fn tune(stream: &TcpStream, detect: Duration) -> io::Result<()> {
     Ok(())
 }
 
+/// Sets the type of service of what a socket sends, and of what it accepts. A socket of IPv6 may
+/// speak to peers of IPv4, and has both.
+pub(super) fn set_tos(socket: &impl AsFd, tos: Option<u8>) {
+    let Some(tos) = tos else { return };
+    let v6 = setsockopt(socket, sockopt::Ipv6TClass, &i32::from(tos));
+    let v4 = setsockopt(socket, sockopt::Ipv4Tos, &i32::from(tos));
+    if let (Err(_), Err(error)) = (v6, v4) {
+        tracing::warn!(tos, %error, "the type of service cannot be set");
+    }
+}
+
 /// The name of a peer in messages.
 pub(super) fn peer_name(peer: SocketAddr) -> String {
     format!("tcp://{peer}")

@@ -13,8 +13,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
+use super::handshake::set_tos;
 use super::incoming::{self, Incoming, Outcome};
 use crate::address::Address;
+use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
 
 /// Handshakes at once, at most.
@@ -43,11 +45,12 @@ impl Listener {
     ///
     /// # Errors
     /// [`FabricError::Listen`], [`FabricError::Unreachable`] when the name cannot be resolved.
-    pub(crate) async fn bind(address: &Address) -> Result<Self> {
+    pub(crate) async fn bind(address: &Address, options: &ListenOptions) -> Result<Self> {
         let fail = |error| FabricError::Listen { address: address.to_string(), error };
         let candidates = address.look_up_within(DEADLINE).await?;
         let socket = TcpListener::bind(candidates.as_slice()).await.map_err(fail)?;
         let port = socket.local_addr().map_err(fail)?.port();
+        set_tos(&socket, options.tos);
         Ok(Self::over(socket, Address { port, ..address.clone() }))
     }
 
@@ -66,9 +69,14 @@ impl Listener {
     ///
     /// # Errors
     /// [`FabricError::Listen`].
-    pub(crate) fn go_on(socket: std::net::TcpListener, address: &Address) -> Result<Self> {
+    pub(crate) fn go_on(
+        socket: std::net::TcpListener,
+        address: &Address,
+        options: &ListenOptions,
+    ) -> Result<Self> {
         let fail = |error| FabricError::Listen { address: address.to_string(), error };
         socket.set_nonblocking(true).map_err(fail)?;
+        set_tos(&socket, options.tos);
         Ok(Self::over(TcpListener::from_std(socket).map_err(fail)?, address.clone()))
     }
 

@@ -34,8 +34,10 @@ impl Route {
         if let Some(bind) = options.bind {
             candidates.retain(|c| c.is_ipv4() == bind.is_ipv4());
             if candidates.is_empty() {
-                let reason =
-                    format!("it has no address of the same family as the local address {bind}");
+                let reason = format!(
+                    "it has no address of the same family as the local address {}",
+                    bind.ip()
+                );
                 return Err(FabricError::Unreachable { address: address.to_string(), reason });
             }
         }
@@ -81,6 +83,9 @@ impl Route {
         })
         .await
         .map_err(|_| self.timed_out())??;
+        if reply.verdict == Verdict::Rejected && reply.hello.0.is_empty() {
+            return Err(FabricError::Busy { address: self.address.to_string() });
+        }
         if reply.verdict == Verdict::Rejected {
             return Err(FabricError::Rejected {
                 address: self.address.to_string(),
@@ -116,8 +121,9 @@ impl Route {
 
     async fn open_one(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        if let Some(bind) = self.options.bind {
-            socket.bind(SocketAddr::new(bind, 0))?;
+        handshake::set_tos(&socket, self.options.tos);
+        if let Some(bind) = self.options.bind_for(to) {
+            socket.bind(bind)?;
         }
         let stream = socket.connect(to).await?;
         handshake::tune(&stream, self.options.detect)?;

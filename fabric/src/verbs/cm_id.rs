@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -64,6 +64,33 @@ impl CmId {
         Ok(Self { raw, channel: Arc::clone(channel) })
     }
 
+    /// Another id, bound to the same local address, so to the same device. It keeps the context of
+    /// that device open, and no other. Nobody reads its events; they go with its channel. When the
+    /// device is removed, the kernel takes its side of the id back by itself.
+    pub(super) fn another(&self) -> Result<Self> {
+        let no_address = || FabricError::Call {
+            call: "rdma_bind_addr",
+            source: io::ErrorKind::AddrNotAvailable.into(),
+        };
+        let from = self.local().ok_or_else(no_address)?;
+        let mut id = Self::create(&EventChannel::open()?, Role::Passive)?;
+        id.bind(from).map_err(|source| FabricError::Call { call: "rdma_bind_addr", source })?;
+        if id.verbs() == self.verbs() { Ok(id) } else { Err(no_address()) }
+    }
+
+    /// The local IP address, with port 0.
+    fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: the id lives as long as `self`; the field is a sockaddr_storage, of any family.
+        let address = unsafe {
+            SockaddrStorage::from_raw((&raw const (*self.as_ptr()).src_addr).cast(), None)
+        }?;
+        let v4 = address.as_sockaddr_in().map(|a| SocketAddr::V4((*a).into()));
+        let mut address =
+            v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::V6((*a).into())))?;
+        address.set_port(0);
+        Some(address)
+    }
+
     /// Takes over the id of a CONNECT_REQUEST.
     ///
     /// # Safety
@@ -112,30 +139,41 @@ impl CmId {
     /// Sets the ACK timeout that the QP will have: 4.096 us times 2 to the power of `exponent`.
     /// Call it before the route is resolved. iWARP and old kernels have no such option and ignore
     /// it.
-    pub(super) fn set_ack_timeout(&self, mut exponent: u8) {
+    pub(super) fn set_ack_timeout(&self, exponent: u8) {
+        if let Err(error) = self.set_byte(ffi::OPTION_ID_ACK_TIMEOUT, exponent) {
+            tracing::debug!(%error, "no ACK timeout on this device");
+        }
+    }
+
+    /// Sets the type of service of the packets. Call it before the address is resolved or bound to.
+    /// Connections that a listening id accepts have it, too.
+    pub(super) fn set_tos(&self, tos: u8) {
+        if let Err(error) = self.set_byte(ffi::OPTION_ID_TOS, tos) {
+            tracing::warn!(tos, %error, "the type of service cannot be set");
+        }
+    }
+
+    fn set_byte(&self, option: c_int, mut value: u8) -> io::Result<()> {
         // SAFETY: the option takes one byte, which lives during the call.
-        let rc = unsafe {
+        cvt(unsafe {
             ffi::rdma_set_option(
                 self.as_ptr(),
                 ffi::OPTION_ID,
-                ffi::OPTION_ID_ACK_TIMEOUT,
-                (&raw mut exponent).cast::<c_void>(),
+                option,
+                (&raw mut value).cast::<c_void>(),
                 1,
             )
-        };
-        if rc != 0 {
-            tracing::debug!(error = %io::Error::last_os_error(), "no ACK timeout on this device");
-        }
+        })
     }
 
     pub(super) fn resolve_addr(
         &self,
-        bind: Option<IpAddr>,
+        bind: Option<SocketAddr>,
         to: SocketAddr,
         timeout_ms: c_int,
     ) -> io::Result<()> {
         let to = SockaddrStorage::from(to);
-        let from = bind.map(|ip| SockaddrStorage::from(SocketAddr::new(ip, 0)));
+        let from = bind.map(SockaddrStorage::from);
         let from = from.as_ref().map_or(ptr::null_mut(), |a| a.as_ptr().cast_mut());
         // librdmacm writes the address into the id after the system call. The event may have come
         // by then.

@@ -47,13 +47,9 @@ pub(super) unsafe fn query(
     if errno != 0 {
         return Err(call("ibv_query_port", errno));
     }
-    // SAFETY: an open context has a device.
-    let device = unsafe { (*context.as_ptr()).device };
-    // SAFETY: the device is live with its context; its name is a C string inside it.
-    let (raw_transport, name) = unsafe {
-        let name = CStr::from_ptr(ffi::ibv_get_device_name(device));
-        ((*device).transport_type, name.to_string_lossy().into_owned())
-    };
+    // SAFETY: an open context has a device, which lives as long.
+    let (raw_transport, name) =
+        unsafe { ((*(*context.as_ptr()).device).transport_type, name_of(context)) };
     let transport = transport(raw_transport, port_attr.link_layer);
     let iwarp = transport == Transport::Iwarp;
     let positive = |value: i32| u32::try_from(value).unwrap_or(0);
@@ -82,6 +78,79 @@ pub(super) unsafe fn query(
     Ok((caps, max_read_sges))
 }
 
+/// The name of a device.
+///
+/// # Safety
+/// The context is open.
+pub(super) unsafe fn name_of(context: NonNull<ffi::ibv_context>) -> String {
+    // SAFETY: an open context has a device, whose name is a C string inside it.
+    let name = unsafe { CStr::from_ptr(ffi::ibv_get_device_name((*context.as_ptr()).device)) };
+    name.to_string_lossy().into_owned()
+}
+
+/// The first port that peers can reach now: it is active, and on Ethernet it has an IP address.
+///
+/// # Errors
+/// Why there is none.
+///
+/// # Safety
+/// The context is open.
+pub(super) unsafe fn reachable_port(
+    context: NonNull<ffi::ibv_context>,
+) -> std::result::Result<u8, String> {
+    let failed = |call, errno| format!("{call} failed: {}", io::Error::from_raw_os_error(errno));
+    // SAFETY: as in `query`.
+    let mut attr: ffi::ibv_device_attr = unsafe { mem::zeroed() };
+    // SAFETY: the context is open, by the caller's promise.
+    match unsafe { ffi::ibv_query_device(context.as_ptr(), &raw mut attr) } {
+        0 => {}
+        errno => return Err(failed("ibv_query_device", errno)),
+    }
+    // SAFETY: an open context has a device.
+    let is_iwarp =
+        unsafe { (*(*context.as_ptr()).device).transport_type } == ffi::IBV_TRANSPORT_IWARP;
+    let mut reason = "it has no port that is active".to_owned();
+    for port in 1..=attr.phys_port_cnt {
+        // SAFETY: as in `query`.
+        let mut found: ffi::ibv_port_attr = unsafe { mem::zeroed() };
+        // SAFETY: the context is open; the call writes a prefix of the struct.
+        let errno = unsafe { ffi::ibv_query_port(context.as_ptr(), port, (&raw mut found).cast()) };
+        if errno != 0 {
+            reason = failed("ibv_query_port", errno);
+            continue;
+        }
+        if found.state != ffi::ibv_port_state::IBV_PORT_ACTIVE {
+            continue;
+        }
+        let is_roce = u32::from(found.link_layer) == ffi::IBV_LINK_LAYER_ETHERNET && !is_iwarp;
+        // SAFETY: the context is open.
+        if !is_roce || unsafe { has_address(context, port, found.gid_tbl_len) } {
+            return Ok(port);
+        }
+        reason = "its network interface has no IP address".to_owned();
+    }
+    Err(reason)
+}
+
+/// Whether a GID of the port stands for an IP address.
+///
+/// # Safety
+/// The context is open.
+unsafe fn has_address(context: NonNull<ffi::ibv_context>, port: u8, gids: i32) -> bool {
+    (0..gids).any(|index| {
+        let mut gid = ffi::ibv_gid { raw: [0; 16] };
+        // SAFETY: the context is open, by the caller's promise; the call writes 16 bytes.
+        let rc = unsafe { ffi::ibv_query_gid(context.as_ptr(), port, index, &raw mut gid) };
+        // SAFETY: every member of the union is 16 plain bytes.
+        rc == 0 && is_address(unsafe { gid.raw })
+    })
+}
+
+/// Whether a GID of RoCE is an IP address that somebody gave. Each port has a link-local one.
+fn is_address(gid: [u8; 16]) -> bool {
+    gid != [0; 16] && (gid[0], gid[1] & 0xc0) != (0xfe, 0x80)
+}
+
 fn transport(transport_type: i32, link_layer: u8) -> Transport {
     match (transport_type, u32::from(link_layer)) {
         (ffi::IBV_TRANSPORT_IWARP, _) => Transport::Iwarp,
@@ -95,15 +164,18 @@ fn transport(transport_type: i32, link_layer: u8) -> Transport {
 /// The most inline bytes of a small QP. No query tells the limit of `max_inline_data`, so it is
 /// tried.
 ///
+/// # Errors
+/// The device makes no reliable connections, as EFA and usNIC do not.
+///
 /// # Safety
 /// The context is open.
-pub(super) unsafe fn probe_inline(context: NonNull<ffi::ibv_context>) -> u32 {
+pub(super) unsafe fn probe_inline(context: NonNull<ffi::ibv_context>) -> Result<u32> {
     // SAFETY: the context is open, by the caller's promise; each object is destroyed below, in the
     // opposite order.
     unsafe {
         let pd = ffi::ibv_alloc_pd(context.as_ptr());
         let cq = ffi::ibv_create_cq(context.as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0);
-        let mut granted = 0;
+        let mut granted = Err(FabricError::last_os("making a queue pair for reliable connections"));
         if !pd.is_null() && !cq.is_null() {
             for wanted in INLINE_LADDER {
                 let mut attr: ffi::ibv_qp_init_attr = mem::zeroed();
@@ -114,9 +186,10 @@ pub(super) unsafe fn probe_inline(context: NonNull<ffi::ibv_context>) -> u32 {
                 let qp = ffi::ibv_create_qp(pd, &raw mut attr);
                 if !qp.is_null() {
                     ffi::ibv_destroy_qp(qp);
-                    granted = wanted;
+                    granted = Ok(wanted);
                     break;
                 }
+                granted = Err(FabricError::last_os("making a queue pair for reliable connections"));
             }
         }
         if !cq.is_null() {
@@ -132,6 +205,17 @@ pub(super) unsafe fn probe_inline(context: NonNull<ffi::ibv_context>) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gids_that_are_addresses() {
+        let gid = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets();
+        for address in ["::ffff:10.9.0.1", "2001:db8::7", "fd00::1"] {
+            assert!(is_address(gid(address)), "{address}");
+        }
+        for none in ["::", "fe80::7c62:6cff:fe6b:1", "febf::1"] {
+            assert!(!is_address(gid(none)), "{none}");
+        }
+    }
 
     #[test]
     fn transports() {

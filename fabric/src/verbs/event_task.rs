@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -25,12 +25,18 @@ use crate::error::{FabricError, Result};
 /// Events that are handled before other tasks may run.
 const EVENTS_PER_TURN: usize = 64;
 
-/// Where a listener gets its peers from, or the error that ends it.
-pub(super) type Requests = mpsc::Sender<Result<Incoming>>;
+/// Where peers of a listener go.
+#[derive(Debug)]
+pub(super) struct Door {
+    /// Where the listener gets them from, or the error that ends it.
+    pub(super) requests: mpsc::Sender<Result<Incoming>>,
+    /// What those are told for whom there is no room.
+    pub(super) busy: ConnectionHello,
+}
 
 /// An id of the role, on a channel of its own whose task is started. Must run on a tokio runtime.
-/// A listening id needs `requests`.
-pub(super) fn open_id(role: Role, requests: Option<Requests>) -> Result<CmId> {
+/// A listening id needs a `door`.
+pub(super) fn open_id(role: Role, door: Option<Door>) -> Result<CmId> {
     let channel = EventChannel::open()?;
     // SAFETY: the descriptor is the channel's, which `Readable` keeps open, and never another.
     let readiness = unsafe {
@@ -38,7 +44,8 @@ pub(super) fn open_id(role: Role, requests: Option<Requests>) -> Result<CmId> {
     };
     let readiness = readiness.map_err(|e| FabricError::Call { call: "epoll", source: e.into() })?;
     let id = CmId::create(&channel, role)?;
-    tokio::spawn(serve(readiness, EventTask { channel, requests }));
+    let door = Mutex::new(door);
+    tokio::spawn(serve(readiness, EventTask { channel, door }));
     Ok(id)
 }
 
@@ -88,8 +95,8 @@ async fn serve(readiness: AsyncFd<Readable>, task: EventTask) {
 /// What the task knows.
 struct EventTask {
     channel: Arc<EventChannel>,
-    // Of the channel of a listener.
-    requests: Option<Requests>,
+    // Of the channel of a listener that works.
+    door: Mutex<Option<Door>>,
 }
 
 /// What is left to do once the lock is released: opening devices and dropping ids.
@@ -97,6 +104,7 @@ enum Unlocked {
     Nothing,
     Request { id: CmId, reply: Reply, wanted: bool },
     DeviceGone { context: *mut ffi::ibv_context, was_listening: bool },
+    AddressMoved,
 }
 
 impl EventTask {
@@ -144,6 +152,9 @@ impl EventTask {
             let context = unsafe { (*event.id).verbs };
             return Unlocked::DeviceGone { context, was_listening };
         }
+        if event.event == event::ADDR_CHANGE && was_listening {
+            return Unlocked::AddressMoved;
+        }
         Unlocked::Nothing
     }
 
@@ -170,15 +181,21 @@ impl EventTask {
                 Device::mark_gone(context);
                 if was_listening {
                     let source = io::Error::from_raw_os_error(libc::ENODEV);
-                    self.tell_listener(FabricError::Call { call: "rdma_listen", source });
+                    self.end_listener(FabricError::Call { call: "rdma_listen", source });
                 }
+            }
+            Unlocked::AddressMoved => {
+                // A bond failed over, and the id hears nothing by the other card.
+                let source = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
+                self.end_listener(FabricError::Call { call: "rdma_listen", source });
             }
             Unlocked::Request { id, reply, wanted } => {
                 let peer = id.peer();
                 // Reserved first, so that a flood of requests costs no device call.
-                let place = self.requests.as_ref().filter(|_| wanted);
-                let Some(Ok(place)) = place.map(mpsc::Sender::try_reserve) else {
-                    id.reject(&[]);
+                let door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+                let door = door.as_ref().filter(|_| wanted);
+                let Some(Ok(place)) = door.map(|door| door.requests.try_reserve()) else {
+                    id.reject(door.map_or(&[], |door| &door.busy.0));
                     if self.channel.may_log() {
                         tracing::warn!(peer, "connection refused: too many peers wait already");
                     }
@@ -198,17 +215,19 @@ impl EventTask {
         }
     }
 
-    fn tell_listener(&self, error: FabricError) {
-        if let Some(requests) = &self.requests {
-            // It fails when the listener has an unread error or too many requests, or is gone.
-            let _ = requests.try_send(Err(error));
+    /// Tells the listener why it ends. Where its queue has no room for that, it reads the end of
+    /// the queue, behind the peers that wait.
+    fn end_listener(&self, error: FabricError) {
+        let door = self.door.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(door) = door {
+            let _ = door.requests.try_send(Err(error));
         }
     }
 
     /// Tells everything that waits that no more events will come.
     fn abandon(&self, source: io::Error) {
         self.channel.lock().abandon();
-        self.tell_listener(FabricError::Call { call: "rdma_get_cm_event", source });
+        self.end_listener(FabricError::Call { call: "rdma_get_cm_event", source });
     }
 }
 

@@ -1,7 +1,5 @@
 //! [`Incoming`]: a peer that asks to connect.
 
-use std::ptr::NonNull;
-
 use super::cm_id::CmId;
 use super::completion_queue::PollerHandle;
 use super::device::Device;
@@ -31,11 +29,7 @@ impl Incoming {
         peer: String,
         reads: (u8, u8),
     ) -> Result<Self> {
-        let device = match NonNull::new(id.verbs()) {
-            Some(context) => Device::of_context(context, id.port()),
-            None => Err(FabricError::NoDevice),
-        };
-        match device {
+        match Device::of_id(&id) {
             Ok(device) => {
                 let refusal = ConnectionHello::default();
                 Ok(Self { id: Some(id), device, hello, peer, reads, refusal })

@@ -2,16 +2,16 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::ptr::NonNull;
 
 use tokio::sync::mpsc;
 
 use super::cm_id::CmId;
 use super::device::Device;
 use super::event_channel::Role;
-use super::event_task;
+use super::event_task::{self, Door};
 use super::incoming::Incoming;
 use crate::address::Address;
+use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
 
 /// Peers that may wait to be accepted. More are rejected at once; they may try again.
@@ -33,11 +33,15 @@ impl Listener {
     /// # Errors
     /// [`FabricError::NoDevice`], [`FabricError::Listen`] or, for an unknown name,
     /// [`FabricError::Unreachable`].
-    pub(crate) async fn bind(address: &Address) -> Result<Self> {
+    pub(crate) async fn bind(address: &Address, options: &ListenOptions) -> Result<Self> {
         let mut last = None;
         for to in address.look_up().await? {
             let (sender, requests) = mpsc::channel(usize::from(BACKLOG));
-            let mut id = event_task::open_id(Role::Listening, Some(sender))?;
+            let door = Door { requests: sender, busy: options.busy.clone() };
+            let mut id = event_task::open_id(Role::Listening, Some(door))?;
+            if let Some(tos) = options.tos {
+                id.set_tos(tos);
+            }
             match id.bind(to).and_then(|()| id.listen(i32::from(BACKLOG))) {
                 Ok(()) => {
                     let address = Address { port: id.local_port(), ..address.clone() };
@@ -56,15 +60,22 @@ impl Listener {
         &self.address
     }
 
-    /// The device of the address, or every device if the address is unspecified.
+    /// Whether the address is unspecified: peers come by any device.
+    #[must_use]
+    pub(crate) fn is_everywhere(&self) -> bool {
+        self.id.verbs().is_null()
+    }
+
+    /// The device of the address, or every device that peers can reach if the address is
+    /// unspecified.
     ///
     /// # Errors
-    /// The query of a device failed.
+    /// The query of the device failed.
     pub(crate) fn devices(&self) -> Result<Vec<Device>> {
-        match NonNull::new(self.id.verbs()) {
-            Some(context) => Device::of_context(context, self.id.port()).map(|device| vec![device]),
-            None => Device::all(),
+        if self.is_everywhere() {
+            return Ok(Device::all());
         }
+        Device::of_id(&self.id).map(|device| vec![device])
     }
 
     /// The next peer. Cancel safe.
@@ -73,7 +84,7 @@ impl Listener {
     /// The device is gone or the event channel broke.
     pub(crate) async fn accept(&mut self) -> Result<Incoming> {
         self.requests.recv().await.unwrap_or_else(|| {
-            // The task of the channel ended: the channel broke.
+            // The task of the channel ended, or had no room for the reason.
             Err(FabricError::Call {
                 call: "rdma_listen",
                 source: io::ErrorKind::NotConnected.into(),
@@ -85,7 +96,12 @@ impl Listener {
 /// The CM says EADDRNOTAVAIL of an address that is not there, and of a port that is taken. Where
 /// the host has the address, the port is taken.
 fn in_use_if_local(error: io::Error, to: SocketAddr) -> io::Error {
-    let is_here = || UdpSocket::bind((to.ip(), 0)).is_ok();
+    let is_here = || {
+        // With its interface, if it is a link-local one.
+        let mut any_port = to;
+        any_port.set_port(0);
+        UdpSocket::bind(any_port).is_ok()
+    };
     match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) if is_here() => io::Error::from_raw_os_error(libc::EADDRINUSE),
         _ => error,
@@ -104,6 +120,8 @@ mod tests {
         assert_eq!(kind(libc::EADDRNOTAVAIL, "127.0.0.1:7720"), io::ErrorKind::AddrInUse);
         assert_eq!(kind(libc::EADDRNOTAVAIL, "0.0.0.0:7720"), io::ErrorKind::AddrInUse);
         assert_eq!(kind(libc::EADDRNOTAVAIL, "192.0.2.77:7720"), io::ErrorKind::AddrNotAvailable);
+        // The loopback has such an address nowhere, but an interface is asked.
+        assert_eq!(kind(libc::EADDRNOTAVAIL, "[fe80::77%1]:7720"), io::ErrorKind::AddrNotAvailable);
         assert_eq!(kind(libc::EACCES, "127.0.0.1:7720"), io::ErrorKind::PermissionDenied);
     }
 }

@@ -6,8 +6,8 @@
 //! # Contracts
 //!
 //! - **Contexts** belong to librdmacm: one `ibv_context` per device and process, which all CM ids
-//!   share. A [`Device`] pins its context with `rdma_get_devices`. So the context stays open while
-//!   anything made on it lives, also when the device is unplugged.
+//!   share. A [`Device`] pins its context with an id of its own. So the context stays open while
+//!   anything made on it lives, also when the device is unplugged, and no longer.
 //! - **Drop order**: `Arc`s point from an object to the object it was made on, and fields are in
 //!   order: QP and CM id, then CQ, completion channel, MR, PD, context. A destroy call that fails
 //!   is logged, and the object is leaked together with everything it may still reach. Nothing
@@ -29,8 +29,8 @@
 //! | `ffi` | librdmacm and the names of `ibverbs-sys` |
 //! | `nonblocking`, `qp_state`, `device_caps` | single calls |
 //! | `async_events`, `cq_health` | the thread that reads device events, and what it sets |
-//! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
 //! | `event_channel`, `cm_id` | rdma_cm ids, and the lock under which events are handled |
+//! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
 //! | `completion_queue`, `cq_room`, `queue_pair` | CQ, QP, and how much of a CQ a QP may fill |
 //! | `incoming`, `event_task`, `listener`, `route` | how connections are made |
 //! | `provider_calls`, `wr_lists`, `inline_source` | what the data path hands to a provider |

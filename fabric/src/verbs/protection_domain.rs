@@ -9,7 +9,7 @@ use super::device::Device;
 use super::ffi;
 use crate::error::{FabricError, Result};
 use crate::region::Region;
-use crate::work::Lkey;
+use crate::work::{Lkey, MemoryOrder};
 
 /// A protection domain of a verbs device. Clones name the same one. It is freed with the last MR,
 /// poller and QP that were made in it.
@@ -21,6 +21,7 @@ struct Inner {
     raw: NonNull<ffi::ibv_pd>,
     // The registered regions, by lkey. Needed where no device checks keys: for inline payloads.
     regions: Mutex<HashMap<u32, Weak<Region>>>,
+    order: MemoryOrder,
     // After `raw`: the context outlives the PD.
     device: Device,
 }
@@ -36,16 +37,22 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// The errno of `ibv_alloc_pd`.
-    pub(crate) fn alloc(device: &Device) -> Result<Self> {
+    pub(crate) fn alloc(device: &Device, order: MemoryOrder) -> Result<Self> {
         // SAFETY: the context is open while `device` lives.
         let raw = unsafe { ffi::ibv_alloc_pd(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| FabricError::last_os("ibv_alloc_pd"))?;
-        Ok(Self(Arc::new(Inner { raw, regions: Mutex::default(), device: device.clone() })))
+        let regions = Mutex::default();
+        Ok(Self(Arc::new(Inner { raw, regions, order, device: device.clone() })))
     }
 
     /// The PD, valid while `self` lives.
     pub(super) fn raw(&self) -> *mut ffi::ibv_pd {
         self.0.raw.as_ptr()
+    }
+
+    /// In which order the device may write to the memory of the domain.
+    pub(crate) fn order(&self) -> MemoryOrder {
+        self.0.order
     }
 
     pub(crate) fn device(&self) -> &Device {

@@ -7,7 +7,6 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::ptr::NonNull;
 use std::thread;
 use std::time::Duration;
 
@@ -100,9 +99,10 @@ impl Route {
             return Err(unreachable(no_route(&reply.error(), to)));
         }
 
-        let context = NonNull::new(id.verbs())
-            .ok_or_else(|| unreachable("the route does not use an RDMA device".to_owned()))?;
-        let device = Device::of_context(context, id.port())?;
+        if id.verbs().is_null() {
+            return Err(unreachable("the route does not use an RDMA device".to_owned()));
+        }
+        let device = Device::of_id(&id)?;
         Ok(Self { id, device, address: address.clone(), timeout: options.timeout })
     }
 
@@ -186,14 +186,23 @@ mod reject_reason {
 fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
-        // Of the kernel itself, padded: the port has a listener, but not at that address.
+        // Of the kernel itself, padded: the port has a listener, but not at that address; or the
+        // listener has too many peers waiting.
         (event::REJECTED, reject_reason::CONSUMER_DEFINED)
             if reply.private_data.iter().all(|byte| *byte == 0) =>
         {
-            NOT_AT_THAT_ADDRESS.to_owned()
+            NOT_AT_THAT_ADDRESS_OR_BUSY.to_owned()
         }
         (event::REJECTED, reject_reason::CONSUMER_DEFINED) => {
             return FabricError::Rejected { address, hello: reply.private_data };
+        }
+        // Of a listener of rblk that had no words: see `cm_id`.
+        (event::REJECTED, status)
+            if status < 0
+                && !reply.private_data.is_empty()
+                && reply.private_data.iter().all(|byte| *byte == 0) =>
+        {
+            return FabricError::Busy { address };
         }
         (event::REJECTED, status) if status < 0 && !reply.private_data.is_empty() => {
             return FabricError::Rejected { address, hello: reply.private_data };
@@ -215,8 +224,8 @@ fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
     FabricError::Unreachable { address, reason }
 }
 
-const NOT_AT_THAT_ADDRESS: &str = "nothing listens at that address on that port: does rblk-target listen on another \
-     address there, such as 0.0.0.0, which takes no IPv6?";
+const NOT_AT_THAT_ADDRESS_OR_BUSY: &str = "nothing listens at that address on that port, or too many hosts connect \
+     at once there: try again; does rblk-target listen on another address, such as 0.0.0.0, which takes no IPv6?";
 const NOTHING_LISTENS: &str = "nothing listens on that port: is rblk-target running there?";
 
 /// The error of a failed `rdma_connect`. Soft iWARP connects its socket in that call.
@@ -235,7 +244,8 @@ fn no_address(error: &io::Error, to: SocketAddr, options: &ConnectOptions) -> St
     let ip = to.ip();
     match (error.raw_os_error(), options.bind) {
         (Some(libc::EADDRNOTAVAIL | libc::ENODEV), Some(bind)) => format!(
-            "{bind} is not an address of an RDMA device of this host, or has no route to {ip}: see `rdma link`"
+            "{} is not an address of an RDMA device of this host, or has no route to {ip}: see `rdma link`",
+            bind.ip()
         ),
         (Some(libc::ENODEV | libc::EADDRNOTAVAIL | libc::EINVAL), None) => no_device(ip),
         (Some(libc::ENETUNREACH | libc::EHOSTUNREACH), _) => {
@@ -302,9 +312,12 @@ async fn resolve_address(
     loop {
         let id = event_task::open_id(Role::Active(None), None)?;
         id.set_ack_timeout(ack_timeout(options.detect));
+        if let Some(tos) = options.tos {
+            id.set_tos(tos);
+        }
         let reply = id.expect();
         let left = deadline.saturating_duration_since(Instant::now());
-        id.resolve_addr(options.bind, to, milliseconds(address_window(left)))
+        id.resolve_addr(options.bind_for(to), to, milliseconds(address_window(left)))
             .map_err(|e| unreachable(no_address(&e, to, options)))?;
         let reply = reply.await.map_err(|_| unreachable(CHANNEL_BROKE.to_owned()))?;
         if reply.event == event::ADDR_RESOLVED {
@@ -399,6 +412,11 @@ mod tests {
         assert!(is_rejected(meaning(event::REJECTED, 28, b"why")));
         assert!(is_rejected(meaning(event::REJECTED, -libc::ECONNRESET, b"why")));
         assert!(is_rejected(meaning(event::REJECTED, -libc::ECONNREFUSED, b"why")));
+        // A byte that stands for no words, as the connection manager of iWARP hands it on.
+        let wordless = meaning(event::REJECTED, -libc::ECONNRESET, &[0]);
+        assert!(matches!(wordless, FabricError::Busy { .. }), "{wordless}");
+        let padded = meaning(event::REJECTED, 28, &[0; 148]).to_string();
+        assert!(padded.contains("try again"), "{padded}");
         for nobody in [
             meaning(event::REJECTED, 8, &[0; 148]),
             meaning(event::REJECTED, -libc::ECONNREFUSED, b""),

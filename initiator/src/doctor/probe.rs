@@ -208,6 +208,7 @@ fn kind_of_fabric(error: &FabricError) -> ProbeError {
         FabricError::NoVerbs(_) => ProbeError::NoVerbs,
         FabricError::TimedOut { .. } => ProbeError::TimedOut,
         FabricError::NotRblk { .. } => ProbeError::NotRblk,
+        FabricError::Busy { .. } => ProbeError::Busy,
         FabricError::MemlockTooSmall { .. } => ProbeError::Memlock,
         // Both providers say it in these words.
         FabricError::Unreachable { reason, .. } if reason.contains("nothing listens") => {

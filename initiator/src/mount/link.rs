@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, said_once};
-use rblk_fabric::ConnectOptions;
+use rblk_fabric::{ConnectOptions, MemoryOrder};
 use rblk_protocol::{AccessMode, AsyncEvent, Features, Status, VolumeEntry, VolumeHandle};
 
 use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State};
@@ -79,6 +79,11 @@ pub(super) fn options(config: &MountConfig) -> ConnectOptions {
         timeout: config.connect_timeout.get(),
         bind: None,
         detect: config.detect.get(),
+        order: match config.relaxed_ordering {
+            true => MemoryOrder::Relaxed,
+            false => MemoryOrder::Strict,
+        },
+        tos: config.tos,
     }
 }
 

@@ -137,7 +137,7 @@ impl Login<'_> {
         let Self { address, options, resume, .. } = *self;
         let route = Route::resolve(address, options).await?;
         let device = route.device();
-        let pd = device.alloc_pd()?;
+        let pd = device.alloc_pd_with(self.options.order)?;
         let (session, epoch) = resume.unwrap_or((SessionId::default(), Epoch(0)));
         let asked = HelloRequest {
             kind: ConnectionKind::Admin,

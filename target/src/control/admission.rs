@@ -239,7 +239,7 @@ pub(super) fn prepare(
     // no room.
     incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
     let is_queue = admitted.queue.is_some();
-    let own = own_domain(&incoming.device(), is_queue, accept.io_max_bytes)?;
+    let own = own_domain(&incoming.device(), &pd, is_queue, accept.io_max_bytes)?;
     let (pd, bounce) = own.map_or((pd, None), |(pd, bounce)| (pd, Some(bounce)));
     let terms = Terms::new(&pd, accept, !is_queue).map_err(|e| e.to_string())?;
     // Of what is granted in the end.
@@ -290,13 +290,14 @@ pub(super) fn prepare(
 /// The device makes no more domains, or there is no memory.
 fn own_domain(
     device: &Device,
+    shared: &ProtectionDomain,
     is_queue: bool,
     io_max_bytes: u32,
 ) -> Result<Option<(ProtectionDomain, BounceMemory)>, String> {
     if !is_queue || !data_passes_through(device) {
         return Ok(None);
     }
-    let pd = device.alloc_pd().map_err(|error| error.to_string())?;
+    let pd = shared.another().map_err(|error| error.to_string())?;
     let bounce = BounceMemory::register(&pd, io_max_bytes).map_err(|error| error.to_string())?;
     Ok(Some((pd, bounce)))
 }

@@ -7,13 +7,14 @@
 //! A CQ that broke is made anew when the next connection for it comes, but only after its poll
 //! group gave the old CQ back: until then the old QPs are being destroyed. A device whose CQs are
 //! all gone leaves the table. When a connection comes by it again, it is registered as a new
-//! device, as after a reset or when it is plugged in again.
+//! device, as after a reset or when it is plugged in again (`registering`).
 
 use std::sync::Arc;
 
+use rblk_config::TargetConfig;
 use rblk_fabric::{
-    Access, Device, FabricError, MemoryRegion, Poller, PollerHandle, ProtectionDomain, Region,
-    Result, Transport,
+    Access, Device, FabricError, MemoryOrder, MemoryRegion, Poller, PollerHandle, ProtectionDomain,
+    Region, Result, Transport,
 };
 use rblk_protocol::width::wide64;
 
@@ -70,87 +71,46 @@ impl DeviceEntry {
     }
 }
 
-/// Every device of a target, with what is registered there.
-#[derive(Debug)]
-pub(super) struct Devices {
-    // By place.
-    entries: Vec<Option<DeviceEntry>>,
+/// The memory that each device is given.
+#[derive(Clone, Debug)]
+pub(super) struct Shared {
     // One region, cut among the poll groups.
     arena: Arc<Region>,
     zeros: Arc<Region>,
     // Volumes in memory, which devices reach directly.
     volumes: Vec<(VolumeIndex, Arc<Region>)>,
+    order: MemoryOrder,
 }
 
-impl Devices {
-    /// No device yet. Each will register the arena, the zeros and the volumes in memory.
-    pub(super) fn new(arena: Arc<Region>, zeros: Arc<Region>, volumes: &[Arc<Volume>]) -> Self {
-        let volumes = volumes.iter().filter_map(|volume| match &volume.placement {
-            Placement::Memory(region) => Some((volume.index, Arc::clone(region))),
-            Placement::Store | Placement::Null => None,
-        });
-        Self { entries: Vec::new(), arena, zeros, volumes: volumes.collect() }
-    }
+/// Whether connections by a device are taken, where only the named RDMA devices are used.
+pub(crate) fn may_serve(allowed: Option<&[String]>, device: &Device) -> bool {
+    let caps = device.caps();
+    let is_rdma = !matches!(caps.transport, Transport::SoftTcp | Transport::SoftMemory);
+    !is_rdma || allowed.is_none_or(|names| names.contains(&caps.name))
+}
 
-    /// The arena.
-    pub(super) fn arena(&self) -> &Region {
-        &self.arena
-    }
+/// A device with what is registered there.
+#[derive(Debug)]
+pub(super) struct Registered {
+    device: Device,
+    pd: ProtectionDomain,
+    // `None` where no connection uses what others use.
+    memory: Option<PollerMemory>,
+}
 
-    /// All devices.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Device> {
-        self.entries.iter().flatten().map(|entry| &entry.device)
-    }
-
-    /// The device at a place.
-    pub(super) fn at(&self, place: usize) -> Option<&Device> {
-        self.entries.get(place)?.as_ref().map(|entry| &entry.device)
-    }
-
-    /// The place of a device. A new device gets its domain, registrations and CQs now.
+impl Shared {
+    /// Registers the memory that all connections share, if they do. Takes long where that is much.
     ///
     /// # Errors
-    /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
-    pub(super) fn place(&mut self, device: &Device, groups: &mut Groups) -> Result<usize> {
-        let is_it = |entry: &DeviceEntry| entry.device.same_as(device);
-        if let Some(at) = self.entries.iter().position(|e| e.as_ref().is_some_and(is_it)) {
-            return Ok(at);
-        }
-        let place = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
-        if place >= POLLERS_MAX {
-            return Err(FabricError::Limit {
-                device: device.caps().name.clone(),
-                what: "devices of one target",
-                limit: wide64(POLLERS_MAX),
-                asked: wide64(place) + 1,
-            });
-        }
-        let mut entry = self.register(device, groups.len())?;
-        let made = (0..groups.len()).map(|_| entry.make_poller());
-        for (group, (poller, handle, memory)) in
-            made.collect::<Result<Vec<_>>>()?.into_iter().enumerate()
-        {
-            entry.cqs.push(Cq::Works(handle));
-            groups.send(group, ToGroup::AddPoller { place, poller, memory });
-        }
-        let caps = device.caps();
-        tracing::info!(device = caps.name, transport = %caps.transport, "serving by a device");
-        if place == self.entries.len() {
-            self.entries.push(None);
-        }
-        self.entries[place] = Some(entry);
-        Ok(place)
-    }
-
-    /// Registers with a device the memory that all connections share, if they do.
-    fn register(&self, device: &Device, groups: usize) -> Result<DeviceEntry> {
-        let pd = device.alloc_pd()?;
+    /// Memory cannot be registered.
+    pub(super) fn register(&self, device: &Device) -> Result<Registered> {
+        let pd = device.alloc_pd_with(self.order)?;
         let apart = device.caps().read_sink_needs_remote_write;
-        let memory = if apart { None } else { Some(self.shared_memory(device, &pd)?) };
-        Ok(DeviceEntry { device: device.clone(), pd, memory, cqs: Vec::with_capacity(groups) })
+        let memory = if apart { None } else { Some(self.register_in(device, &pd)?) };
+        Ok(Registered { device: device.clone(), pd, memory })
     }
 
-    fn shared_memory(&self, device: &Device, pd: &ProtectionDomain) -> Result<PollerMemory> {
+    fn register_in(&self, device: &Device, pd: &ProtectionDomain) -> Result<PollerMemory> {
         let begin = std::time::Instant::now();
         let register = |region: &Arc<Region>, access| pd.register(region, access).map(Arc::new);
         // Never remote: no peer reaches the arena, whatever key it guesses.
@@ -165,6 +125,132 @@ impl Devices {
         let name = &device.caps().name;
         tracing::info!("registered {} with {name} in {:.1?}", Human(bytes), begin.elapsed());
         Ok(PollerMemory { arena, zeros, volumes })
+    }
+}
+
+impl Registered {
+    /// Catches up with the volumes that came and went since it was begun.
+    fn follow(&mut self, shared: &Shared) -> Result<()> {
+        let Some(memory) = self.memory.as_mut() else { return Ok(()) };
+        memory.volumes.retain(|(index, _)| shared.volumes.iter().any(|(i, _)| i == index));
+        for (index, region) in &shared.volumes {
+            if !memory.volumes.iter().any(|(i, _)| i == index) {
+                let mr = Arc::new(self.pd.register(region, Access::LOCAL_WRITE)?);
+                memory.volumes.push((*index, mr));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every device of a target, with what is registered there.
+#[derive(Debug)]
+pub(super) struct Devices {
+    // By place.
+    entries: Vec<Option<DeviceEntry>>,
+    shared: Shared,
+    // The RDMA devices that may be used, by name; `None`: all.
+    allowed: Option<Vec<String>>,
+}
+
+impl Devices {
+    /// No device yet. Each will register the arena, the zeros and the volumes in memory. RDMA
+    /// devices that `running` does not name are not used.
+    pub(super) fn new(
+        arena: Arc<Region>,
+        zeros: Arc<Region>,
+        volumes: &[Arc<Volume>],
+        running: &TargetConfig,
+    ) -> Self {
+        let volumes = volumes.iter().filter_map(|volume| match &volume.placement {
+            Placement::Memory(region) => Some((volume.index, Arc::clone(region))),
+            Placement::Store | Placement::Null => None,
+        });
+        let order = match running.relaxed_ordering {
+            true => MemoryOrder::Relaxed,
+            false => MemoryOrder::Strict,
+        };
+        let shared = Shared { arena, zeros, volumes: volumes.collect(), order };
+        Self { entries: Vec::new(), shared, allowed: running.devices.clone() }
+    }
+
+    /// What devices are given.
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Whether connections by a device are taken.
+    pub(super) fn may_serve(&self, device: &Device) -> bool {
+        may_serve(self.allowed.as_deref(), device)
+    }
+
+    /// The arena.
+    pub(super) fn arena(&self) -> &Region {
+        &self.shared.arena
+    }
+
+    /// All devices.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Device> {
+        self.entries.iter().flatten().map(|entry| &entry.device)
+    }
+
+    /// The device at a place.
+    pub(super) fn at(&self, place: usize) -> Option<&Device> {
+        self.entries.get(place)?.as_ref().map(|entry| &entry.device)
+    }
+
+    /// The place of a device that the target serves by.
+    pub(super) fn find(&self, device: &Device) -> Option<usize> {
+        let is_it = |entry: &DeviceEntry| entry.device.same_as(device);
+        self.entries.iter().position(|e| e.as_ref().is_some_and(is_it))
+    }
+
+    /// The place of a device. A new device gets its domain, registrations and CQs now.
+    ///
+    /// # Errors
+    /// Memory cannot be registered, a CQ cannot be made, or the target has too many devices.
+    pub(super) fn place(&mut self, device: &Device, groups: &mut Groups) -> Result<usize> {
+        match self.find(device) {
+            Some(at) => Ok(at),
+            None => self.take(self.shared.register(device)?, groups),
+        }
+    }
+
+    /// The place of a device that the memory was registered with. It gets its CQs.
+    ///
+    /// # Errors
+    /// A CQ cannot be made, a volume that came since cannot be registered, or the target has too
+    /// many devices.
+    pub(super) fn take(&mut self, mut new: Registered, groups: &mut Groups) -> Result<usize> {
+        if let Some(at) = self.find(&new.device) {
+            return Ok(at);
+        }
+        let place = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
+        if place >= POLLERS_MAX {
+            return Err(FabricError::Limit {
+                device: new.device.caps().name.clone(),
+                what: "devices of one target",
+                limit: wide64(POLLERS_MAX),
+                asked: wide64(place) + 1,
+            });
+        }
+        new.follow(&self.shared)?;
+        let Registered { device, pd, memory } = new;
+        let mut entry = DeviceEntry { device, pd, memory, cqs: Vec::with_capacity(groups.len()) };
+        let made = (0..groups.len()).map(|_| entry.make_poller());
+        for (group, (poller, handle, memory)) in
+            made.collect::<Result<Vec<_>>>()?.into_iter().enumerate()
+        {
+            entry.cqs.push(Cq::Works(handle));
+            groups.send(group, ToGroup::AddPoller { place, poller, memory });
+        }
+        let caps = entry.device.caps();
+        tracing::info!(device = caps.name, transport = %caps.transport, "serving by a device");
+        if place == self.entries.len() {
+            self.entries.push(None);
+        }
+        self.entries[place] = Some(entry);
+        Ok(place)
     }
 
     /// Registers a volume in memory with every device that has shared memory. Returns the
@@ -190,7 +276,7 @@ impl Devices {
                 shared.volumes.push((volume, Arc::clone(memory)));
             }
         }
-        self.volumes.push((volume, Arc::clone(region)));
+        self.shared.volumes.push((volume, Arc::clone(region)));
         Ok(registered)
     }
 
@@ -199,7 +285,7 @@ impl Devices {
         for memory in self.entries.iter_mut().flatten().filter_map(|entry| entry.memory.as_mut()) {
             memory.volumes.retain(|(index, _)| *index != volume);
         }
-        self.volumes.retain(|(index, _)| *index != volume);
+        self.shared.volumes.retain(|(index, _)| *index != volume);
     }
 
     /// The domain of the device at a place, and its CQ in a poll group, made anew where that broke.

@@ -6,13 +6,14 @@ mod admission;
 mod ask;
 pub mod core;
 mod destroy;
-mod devices;
+pub(crate) mod devices;
 mod groups;
 mod happened;
 mod losses;
 mod orders;
 mod persist;
 mod rates;
+pub(crate) mod registering;
 pub(crate) mod reload;
 pub(crate) mod reread;
 mod shares;
@@ -40,6 +41,7 @@ use crate::events::{Events, EventsReport};
 use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
+use crate::outages::Outages;
 use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
 use crate::verifier::LineageFile;
@@ -56,6 +58,7 @@ use groups::Groups;
 use losses::LossNotes;
 use persist::Persister;
 use rates::VolumeRates;
+use registering::Registering;
 use reread::Reading;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
@@ -146,6 +149,7 @@ struct Description {
     limits: Limits,
     volume_notes: HashMap<String, status::VolumeNotes>,
     listening: Vec<String>,
+    outages: Outages,
     insecure: bool,
 }
 
@@ -156,6 +160,8 @@ pub(crate) struct Control {
     core: Core,
     groups: Groups,
     devices: Devices,
+    registering: Registering,
+    registered: mpsc::UnboundedReceiver<registering::Done>,
     shares: CqShares,
     tally: Tally,
     rates: VolumeRates,
@@ -196,6 +202,8 @@ pub(crate) struct Parts {
     pub volume_notes: HashMap<String, status::VolumeNotes>,
     /// Addresses listened on.
     pub listening: Vec<String>,
+    /// Those of them that broke.
+    pub outages: Outages,
     /// How long a drain may take.
     pub drain_timeout: Duration,
     /// How hosts prove who they are; `None`: nobody has to prove anything.
@@ -223,7 +231,8 @@ impl Control {
         let (destroyer, destroyed) = Destroyer::new();
         let lineage = parts.lineage.lineage();
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
-        let devices = Devices::new(arena, zeros, &volumes);
+        let devices = Devices::new(arena, zeros, &volumes, &parts.running);
+        let (registering, registered) = Registering::new();
         let core = CoreParts {
             name,
             instance,
@@ -240,6 +249,8 @@ impl Control {
             core: Core::new(core, started),
             groups: Groups::new(parts.groups),
             devices,
+            registering,
+            registered,
             shares: CqShares::default(),
             tally: Tally::default(),
             rates: VolumeRates::default(),
@@ -259,6 +270,7 @@ impl Control {
                 limits,
                 volume_notes: parts.volume_notes,
                 listening: parts.listening,
+                outages: parts.outages,
                 insecure: parts.insecure,
             },
         })
@@ -299,6 +311,7 @@ impl Control {
                 Some((ticket, result)) = self.persister.next() => {
                     self.core.persisted(ticket, result);
                 }
+                Some(done) = self.registered.recv() => self.on_registered(done),
                 Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
                 Some(noted) = self.losses.next() => self.losses.ended(noted),
                 Some(done) = self.volumes.store_done() => self.on_store_done(done),
@@ -459,6 +472,9 @@ impl Control {
                 return incoming.reject(&refusal(RejectReason::Malformed, &error.to_string()));
             }
         };
+        if self.devices.find(&incoming.device()).is_none() {
+            return self.come_by_new_device(incoming);
+        }
         match self.grant(&incoming, &asked, &peer) {
             Ok(granted) => self.connect(incoming, &asked, granted),
             Err(refused) => {

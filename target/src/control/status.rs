@@ -13,6 +13,7 @@ use super::Control;
 use super::core::Core;
 use crate::events::EventCount;
 use crate::limits::DelayCounts;
+pub use crate::outages::ListenerStatus;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
 use crate::traffic::{IoCounts, VolumeTimes};
@@ -61,6 +62,10 @@ pub struct TargetStatus {
     pub take_overs: u64,
     /// Addresses listened on.
     pub listen: Vec<String>,
+    /// Those of them at which nobody can connect now: their listener broke, and is not made anew
+    /// yet.
+    #[serde(default)]
+    pub listen_down: Vec<ListenerStatus>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
     /// Bytes of each page of the arena: 4096, or 2097152 for reserved huge pages.
@@ -300,6 +305,10 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         unproven: decisions.unproven,
         take_overs: decisions.take_overs,
         listen: description.listening.clone(),
+        listen_down: {
+            let outages = &description.outages;
+            description.listening.iter().filter_map(|address| outages.of(address)).collect()
+        },
         arena_bytes: wide64(devices.arena().len()),
         arena_page_bytes: match devices.arena().kind() {
             PageKind::Normal => 4096,

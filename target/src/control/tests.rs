@@ -82,6 +82,7 @@ fn control_of(
         stores,
         volume_notes: HashMap::new(),
         listening: Vec::new(),
+        outages: Outages::default(),
         drain_timeout: Duration::from_secs(1),
         auth: None,
         insecure: false,

@@ -112,6 +112,7 @@ impl End {
         let established = match established {
             Ok(established) => established,
             Err(FabricError::Rejected { hello, .. }) => return Knock::Refused(hello),
+            Err(FabricError::Busy { .. }) => return Knock::Refused(Vec::new()),
             Err(error) => return Knock::Failed(error.to_string()),
         };
         let region = |bytes| Region::allocate(bytes, PageKind::Normal).expect("memory");

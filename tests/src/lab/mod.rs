@@ -9,6 +9,7 @@
 
 mod bench;
 mod blocks;
+mod cards;
 mod counts;
 mod diary;
 mod disk;
@@ -22,6 +23,7 @@ mod keys;
 mod leftovers;
 mod mounted;
 mod place;
+mod plug;
 mod process;
 mod run;
 mod stall;
@@ -34,6 +36,7 @@ mod write_log;
 
 pub use bench::Bench;
 pub use blocks::{Aligned, Node, Sysfs, file_syncs, pattern};
+pub use cards::Cards;
 pub use counts::{Counts, fabric_packets};
 pub use diary::{BLOCK, Diary, Lie, Stamp};
 pub use disk::{LoopDisk, Mapped};
@@ -45,6 +48,7 @@ pub use flip::{DELIVERIES, FlipRates, Flips};
 pub use kernel_log::KernelLog;
 pub use mounted::{MountFlags, Mounted};
 pub use place::Lab;
+pub use plug::Plug;
 pub use process::{Finished, Frozen, Running, start};
 pub use run::run;
 pub use stall::StallMeter;

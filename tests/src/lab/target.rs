@@ -98,6 +98,21 @@ impl<'l> Target<'l> {
     /// It ends, or is not ready in time; with its log.
     #[must_use]
     pub fn start(lab: &'l Lab, flags: &TargetFlags) -> Self {
+        let mut target = Self::begin(lab, flags);
+        until("the target to serve", DEADLINE, || {
+            let ended = target.child.try_wait().expect("wait");
+            assert!(ended.is_none(), "the target ended ({ended:?}); its log:\n{}", target.log());
+            target.ask().filter(|(status, _)| status.pid == target.child.id())
+        });
+        target
+    }
+
+    /// Starts a target that may not get as far as to serve.
+    ///
+    /// # Panics
+    /// There is no such program.
+    #[must_use]
+    pub fn begin(lab: &'l Lab, flags: &TargetFlags) -> Self {
         let log = lab.path("target.log");
         let to_log = || -> std::io::Result<(File, File)> {
             let file = OpenOptions::new().create(true).append(true).open(&log)?;
@@ -124,13 +139,7 @@ impl<'l> Target<'l> {
         command.envs(flags.environment.iter().cloned());
         command.args(&flags.flags).stdin(Stdio::null()).stdout(out).stderr(err);
         let child = command.spawn().unwrap_or_else(|e| panic!("starting rblk-target: {e}"));
-        let mut target = Self { lab: PhantomData, child, log };
-        until("the target to serve", DEADLINE, || {
-            let ended = target.child.try_wait().expect("wait");
-            assert!(ended.is_none(), "the target ended ({ended:?}); its log:\n{}", target.log());
-            target.ask().filter(|(status, _)| status.pid == target.child.id())
-        });
-        target
+        Self { lab: PhantomData, child, log }
     }
 
     /// Its process.

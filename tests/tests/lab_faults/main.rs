@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cards;
 mod detect;
 mod doctor;
 mod drain;

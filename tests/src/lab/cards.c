@@ -1,0 +1,383 @@
+/*
+ * Makes a Soft-RoCE device behave like cards that nobody here has, as rblk-targetd and
+ * rblk-initiatord see them. Preloaded (ld.so(8)), so the programs are the ones that users have.
+ * cards.rs compiles and configures it.
+ *
+ * RBLK_CARDS is a list of behaviours, separated by spaces. NAME@DEVICE=VALUE is of one device only,
+ * NAME=VALUE of all.
+ *
+ *   dead          every query of the device fails: EIO
+ *   no-rc         it makes no queue pairs for reliable connections: EOPNOTSUPP
+ *   max-wrs=N, max-sges=N, max-cqe=N   what a query of the device says
+ *   read-sges=N   the same, of RDMA READs
+ *   inline=N      a queue pair that asks for more bytes inline is refused: EINVAL
+ *   full=N        the first N registrations fail: ENOMEM
+ *   slow-accept=MS, slow-modify=MS, slow-create=MS, slow-register=MS   calls that take long
+ *   gone=FILE     while that file is there, destroy calls fail: EIO
+ *   pulled=FILE   the next time that rdma_cm has an event for a listener on the device while the file
+ *                 is there, the listener is told first that the device was removed; and as long as
+ *                 the file is there, nobody can bind to an address of the device: ENODEV
+ *   late=N        a CQ says N times that it is empty before it gives a completion that is flushed
+ *
+ * RBLK_CARDS_LOG is a file that gets one line for each call that tests look at.
+ *
+ * Profiles of providers (rdma-core/providers, as far as one call can have them):
+ *   mlx5    late=1000
+ *   irdma   inline=101 slow-accept=12000
+ *   bnxt    late=1000 slow-modify=1
+ *   cxgb4   max-sges=4 read-sges=1 max-cqe=32767
+ *   fatal   dead gone=FILE pulled=FILE
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <stdatomic.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *plan;
+static int log_fd = -1;
+static _Atomic long registrations;
+static int (*real_poll)(struct ibv_cq *, int, struct ibv_wc *);
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void stop(const char *why)
+{
+	fprintf(stderr, "cards: %s: %s\n", why, strerror(errno));
+	abort();
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+	const char *name = program_invocation_short_name, *file = getenv("RBLK_CARDS_LOG");
+
+	if (strcmp(name, "rblk-targetd") && strcmp(name, "rblk-initiatord"))
+		return;
+	plan = getenv("RBLK_CARDS");
+	if (file && (log_fd = open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) < 0)
+		stop(file);
+	if (plan)
+		fprintf(stderr, "cards: the devices of %s are like: %s\n", name, plan);
+}
+
+static void *next(const char *name)
+{
+	void *found = dlsym(RTLD_NEXT, name);
+
+	if (!found)
+		stop(name);
+	return found;
+}
+
+/* One line, in one write: several programs write to the file. */
+__attribute__((format(printf, 1, 2))) static void tell(const char *form, ...)
+{
+	char line[256];
+	va_list args;
+	int len;
+
+	if (log_fd < 0)
+		return;
+	len = snprintf(line, sizeof line, "%s ", program_invocation_short_name);
+	va_start(args, form);
+	len += vsnprintf(line + len, sizeof line - len, form, args);
+	va_end(args);
+	if (write(log_fd, line, len) != len)
+		stop("the log");
+}
+
+/* Not by ibv_get_device_name, of which a library without versions gets the oldest. */
+static const char *name_of(const struct ibv_context *context)
+{
+	return context->device->name;
+}
+
+/* The value of a behaviour of a device; NULL if it has not got it. Without a value: "". */
+static const char *value(const struct ibv_context *context, const char *name)
+{
+	static __thread char word[256];
+	const char *at = plan, *device = context ? name_of(context) : "";
+
+	while (at && *at) {
+		size_t len = strcspn(at, " "), own = strlen(name);
+		const char *rest = word + own;
+
+		if (len >= sizeof word)
+			stop("a word that is too long");
+		memcpy(word, at, len);
+		word[len] = 0;
+		at += len + strspn(at + len, " ");
+		if (strncmp(word, name, own) || (*rest && *rest != '@' && *rest != '='))
+			continue;
+		if (*rest == '@') {
+			size_t is = strcspn(++rest, "=");
+
+			if (strlen(device) != is || strncmp(rest, device, is))
+				continue;
+			rest += is;
+		}
+		return *rest == '=' ? rest + 1 : rest;
+	}
+	return NULL;
+}
+
+static long number(const struct ibv_context *context, const char *name, long without)
+{
+	const char *text = value(context, name);
+
+	return text ? strtol(text, NULL, 10) : without;
+}
+
+static void wait_for(const struct ibv_context *context, const char *name)
+{
+	long ms = number(context, name, 0);
+	struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
+
+	while (ms && nanosleep(&time, &time) && errno == EINTR)
+		;
+}
+
+static int is_gone(const struct ibv_context *context)
+{
+	const char *file = value(context, "gone");
+
+	return file && !access(file, F_OK);
+}
+
+/* --- what a device says of itself */
+
+static void at_most(int *what, long most)
+{
+	if (most >= 0 && *what > most)
+		*what = most;
+}
+
+int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
+{
+	int (*real)(struct ibv_context *, struct ibv_device_attr *) = next("ibv_query_device");
+	int error = value(context, "dead") ? EIO : real(context, attr);
+
+	if (error)
+		return error;
+	at_most(&attr->max_qp_wr, number(context, "max-wrs", -1));
+	at_most(&attr->max_sge, number(context, "max-sges", -1));
+	at_most(&attr->max_sge_rd, number(context, "read-sges", -1));
+	at_most(&attr->max_cqe, number(context, "max-cqe", -1));
+	return 0;
+}
+
+/* --- queue pairs */
+
+static int refuses(struct ibv_context *context, const struct ibv_qp_init_attr *attr)
+{
+	long most = number(context, "inline", -1);
+
+	if (value(context, "no-rc") && attr->qp_type == IBV_QPT_RC)
+		return EOPNOTSUPP;
+	return most >= 0 && attr->cap.max_inline_data > most ? EINVAL : 0;
+}
+
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp *(*real)(struct ibv_pd *, struct ibv_qp_init_attr *) = next("ibv_create_qp");
+	int error = refuses(pd->context, attr);
+
+	if (error) {
+		errno = error;
+		return NULL;
+	}
+	wait_for(pd->context, "slow-create");
+	return real(pd, attr);
+}
+
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	int (*real)(struct ibv_qp *, struct ibv_qp_attr *, int) = next("ibv_modify_qp");
+
+	wait_for(qp->context, "slow-modify");
+	if (mask & IBV_QP_AV)
+		tell("tos %u\n", attr->ah_attr.grh.traffic_class);
+	return real(qp, attr, mask);
+}
+
+int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *param)
+{
+	int (*real)(struct rdma_cm_id *, struct rdma_conn_param *) = next("rdma_accept");
+
+	wait_for(id->verbs, "slow-accept");
+	return real(id, param);
+}
+
+/* --- memory */
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint64_t iova,
+				unsigned int access)
+{
+	struct ibv_mr *(*real)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int) =
+		next("ibv_reg_mr_iova2");
+
+	wait_for(pd->context, "slow-register");
+	if (atomic_fetch_add(&registrations, 1) < number(pd->context, "full", 0)) {
+		tell("full %zu\n", len);
+		errno = ENOMEM;
+		return NULL;
+	}
+	tell("register %s %zu 0x%x\n", name_of(pd->context), len, access);
+	return real(pd, addr, len, iova, access);
+}
+
+/* --- the end of a device */
+
+#define DESTROY(call, type, context) \
+	int call(type *object) \
+	{ \
+		int (*real)(type *) = next(#call); \
+		const char *allowed = getenv("RDMAV_ALLOW_DISASSOC_DESTROY"); \
+		int gone = is_gone(context), error = real(object); \
+\
+		/* What libibverbs itself makes of EIO. */ \
+		if (!gone || error) \
+			return error; \
+		tell(#call " %s\n", allowed ? "freed" : "EIO"); \
+		return allowed ? 0 : EIO; \
+	}
+
+DESTROY(ibv_dereg_mr, struct ibv_mr, object->context)
+DESTROY(ibv_destroy_cq, struct ibv_cq, object->context)
+DESTROY(ibv_dealloc_pd, struct ibv_pd, object->context)
+
+static int is_pulled(const struct ibv_context *context)
+{
+	const char *file = context ? value(context, "pulled") : NULL;
+
+	return file && !access(file, F_OK);
+}
+
+/* The listeners, by channel. */
+static struct rdma_cm_id *listeners[64];
+static struct rdma_cm_event removal;
+
+int rdma_listen(struct rdma_cm_id *id, int backlog)
+{
+	int (*real)(struct rdma_cm_id *, int) = next("rdma_listen");
+	int i = 0;
+
+	pthread_mutex_lock(&lock);
+	while (i < 63 && listeners[i])
+		i++;
+	listeners[i] = id;
+	pthread_mutex_unlock(&lock);
+	return real(id, backlog);
+}
+
+int rdma_destroy_id(struct rdma_cm_id *id)
+{
+	int (*real)(struct rdma_cm_id *) = next("rdma_destroy_id");
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 64; i++)
+		if (listeners[i] == id)
+			listeners[i] = NULL;
+	pthread_mutex_unlock(&lock);
+	return real(id);
+}
+
+int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *addr)
+{
+	int (*real)(struct rdma_cm_id *, struct sockaddr *) = next("rdma_bind_addr");
+	int failed = real(id, addr);
+
+	if (failed || !is_pulled(id->verbs))
+		return failed;
+	errno = ENODEV;
+	return -1;
+}
+
+int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event)
+{
+	int (*real)(struct rdma_event_channel *, struct rdma_cm_event **) =
+		next("rdma_get_cm_event");
+	struct rdma_cm_id *told = NULL;
+	struct pollfd ready = { .fd = channel->fd, .events = POLLIN };
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 64 && !removal.id; i++) {
+		struct rdma_cm_id *id = listeners[i];
+
+		if (!id || id->channel != channel || !is_pulled(id->verbs) || poll(&ready, 1, 0) < 1)
+			continue;
+		removal = (struct rdma_cm_event){ .id = told = id,
+						  .event = RDMA_CM_EVENT_DEVICE_REMOVAL };
+		/* Once. */
+		listeners[i] = NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	if (!told)
+		return real(channel, event);
+	*event = &removal;
+	return 0;
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *event)
+{
+	int (*real)(struct rdma_cm_event *) = next("rdma_ack_cm_event");
+
+	if (event != &removal)
+		return real(event);
+	pthread_mutex_lock(&lock);
+	removal.id = NULL;
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+/* --- completions */
+
+static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wcs)
+{
+	static __thread struct { struct ibv_cq *cq; struct ibv_wc wc; long left; } kept;
+	int found;
+
+	/* One that is flushed waits, and so do those behind it. */
+	if (kept.cq == cq) {
+		if (kept.left-- > 0)
+			return 0;
+		wcs[0] = kept.wc;
+		kept.cq = NULL;
+		return 1;
+	}
+	found = real_poll(cq, kept.cq ? most : most > 1 ? 1 : most, wcs);
+	if (found == 1 && !kept.cq && wcs[0].status == IBV_WC_WR_FLUSH_ERR) {
+		kept.cq = cq;
+		kept.wc = wcs[0];
+		kept.left = number(cq->context, "late", 0);
+		return 0;
+	}
+	return found;
+}
+
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *own,
+			     struct ibv_comp_channel *channel, int vector)
+{
+	struct ibv_cq *(*real)(struct ibv_context *, int, void *, struct ibv_comp_channel *, int) =
+		next("ibv_create_cq");
+
+	tell("vector %d of %d\n", vector, context->num_comp_vectors);
+	pthread_mutex_lock(&lock);
+	/* All contexts of these tests are of one provider. */
+	if (value(context, "late") && context->ops.poll_cq != poll_cq) {
+		real_poll = context->ops.poll_cq;
+		context->ops.poll_cq = poll_cq;
+	}
+	pthread_mutex_unlock(&lock);
+	return real(context, entries, own, channel, vector);
+}

@@ -1,0 +1,55 @@
+//! [`Plug`]: a second Soft-RoCE device of this host.
+//!
+//! It cannot be pulled out while a program has it open: the kernel (7.2) waits for the program
+//! before it tells anybody, since Soft-RoCE cannot take its objects back. `cards.c` plays that.
+
+use super::Lab;
+use super::process::start;
+use super::wait::DEADLINE;
+
+const LINK: &str = "rblkplug";
+
+/// The device, on an interface of its own. Dropped, both are gone.
+#[derive(Debug)]
+pub struct Plug(());
+
+impl Plug {
+    /// Name of the device.
+    pub const NAME: &str = "rxeplug";
+    /// Address of its interface.
+    pub const HOST: &str = "10.92.0.1";
+
+    /// Makes the interface, with or without the address, and the device. `lab` is proof that this
+    /// machine may be changed.
+    ///
+    /// # Panics
+    /// That cannot be done.
+    #[must_use]
+    pub fn new(_lab: &Lab, has_address: bool) -> Self {
+        take_down();
+        run(&format!("ip link add {LINK} mtu 4500 type dummy"));
+        if has_address {
+            run(&format!("ip addr add {}/24 dev {LINK}", Self::HOST));
+        }
+        run(&format!("ip link set {LINK} up"));
+        run(&format!("rdma link add {} type rxe netdev {LINK}", Self::NAME));
+        Self(())
+    }
+}
+
+fn run(words: &str) {
+    let words: Vec<&str> = words.split(' ').collect();
+    let _ = start(&words).finish(DEADLINE).ok();
+}
+
+fn take_down() {
+    for words in [&["rdma", "link", "del", Plug::NAME][..], &["ip", "link", "del", LINK]] {
+        let _ = start(words).finish(DEADLINE);
+    }
+}
+
+impl Drop for Plug {
+    fn drop(&mut self) {
+        take_down();
+    }
+}
