@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rblk_config::ByteSize;
 
 use crate::cost::CostArgs;
+use crate::hw_check::args::HwCheckArgs;
 
 /// Measures rblk beside its peers, and says where the time goes.
 ///
@@ -44,6 +45,13 @@ pub enum Command {
     /// Both ends run in this process unless one host says --serve and the other names it. perftest
     /// is run beside, where it is installed, as the measure of what the device can do.
     Fabric(FabricArgs),
+    /// Check a network card that nobody has tried with rblk: limits, registration, connects, data,
+    /// the end of QPs, wake-ups, bandwidth.
+    ///
+    /// Both ends are in this process. Each line has a verdict, a value, and for what is wrong the
+    /// mend; the exit code is 1 if something fails. No disk is used and no target is needed. Other
+    /// programs on the card lose bandwidth while it runs.
+    HwCheck(HwCheckArgs),
     /// Count what one I/O costs: messages, completions, doorbells, copies, allocations and
     /// instructions at each end.
     ///

@@ -5,6 +5,7 @@
 //! | [`compare`] | fio on rblk and on its peers, round by round |
 //! | [`peer`] | each of those systems set up and taken down |
 //! | [`fabric`] | what the transports cost by themselves |
+//! | [`hw_check`] | what a card that nobody has tried does with what rblk asks of it |
 //! | [`cost`] | what one I/O costs: messages, completions, doorbells, copies, instructions |
 //! | [`scale`] | how cost grows with the work |
 //! | [`report`] | all of it drawn: one HTML file, plots, tables |
@@ -25,6 +26,7 @@ pub mod cost;
 pub mod fabric;
 pub mod folder;
 pub mod histogram;
+pub mod hw_check;
 pub mod interrupt;
 pub mod keys;
 pub mod peer;

@@ -6,12 +6,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use rblk_bench::args::{self, Cli, Command, Output, OutputArgs, ReportArgs};
 use rblk_bench::folder::{self, RunFolder};
 use rblk_bench::result::{Place, Run};
-use rblk_bench::{compare, cost, fabric, peer, place, report, scale, trend};
+use rblk_bench::{compare, cost, fabric, hw_check, peer, place, report, scale, trend};
 use rblk_config::Exit;
 use rblk_rig::allocations::CountingAllocator;
 
@@ -31,6 +31,10 @@ fn main() -> ExitCode {
 
 fn work(command: Command) -> Result<()> {
     match command {
+        Command::HwCheck(args) => {
+            ensure!(hw_check::run(&args)?, "something failed, as told");
+            Ok(())
+        }
         Command::Compare(args) => {
             into_run("compare", &args.output, |folder, run| compare::run(&args, folder, run))
         }

@@ -95,6 +95,51 @@ fn several_commands_make_one_report() {
     assert!(dir.path().join("again/report.html").is_file());
 }
 
+/// The whole check, on the software provider: everything but what only a device has.
+#[test]
+fn a_device_is_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let words =
+        ["hw-check", "tcp://127.0.0.1", "--quick", "--output", "json", "--report", "report"];
+    let (code, json, err) = bench(dir.path(), &words);
+    assert_eq!(code, Some(0), "{err}{json}");
+    let all: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(all["failures"], 0, "{json}");
+    let sections = all["sections"].as_array().unwrap();
+    let parts: Vec<&str> = sections.iter().map(|one| one["part"].as_str().unwrap()).collect();
+    let want = "device queues registration connects verbs drain wakes streams random hands";
+    assert_eq!(parts.join(" "), want);
+    let figure = |part: &str, name: &str| {
+        let section = sections.iter().find(|one| one["part"] == part).unwrap();
+        let value = section["figures"][name].as_f64();
+        value.unwrap_or_else(|| panic!("{part} has no {name}: {section}"))
+    };
+    // 3 rounds of 16 RECVs, 16 WRITEs and at least one READ.
+    assert!(figure("drain", "outstanding") >= 99.0, "{json}");
+    assert_eq!(figure("drain", "rounds_data_after_destroy"), 0.0, "{json}");
+    assert_eq!(figure("wakes", "round_trips"), 2000.0, "{json}");
+    assert_eq!(figure("wakes", "lost"), 0.0, "{json}");
+    for name in ["write_4096_p50_ns", "read_131072_bytes_per_s_2_qps"] {
+        assert!(figure("streams", name) > 0.0, "{json}");
+    }
+    assert!(figure("connects", "destroy_median_us_of_24") > 0.0, "{json}");
+    assert!(figure("random", "normal_reads_per_s") > 0.0, "{json}");
+    // What was said is what was kept.
+    let kept = fs::read_to_string(dir.path().join("report")).unwrap();
+    assert_eq!(kept, json);
+
+    let (code, table, err) =
+        bench(dir.path(), &["hw-check", "tcp://127.0.0.1", "--only", "device,hands"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(table.contains("\nhands ") && !table.contains("\ndrain "), "{table}");
+    assert!(table.contains("not run"), "{table}");
+    // An address that leads nowhere is a failure with a mend.
+    let (code, table, err) = bench(dir.path(), &["hw-check", "tcp://no.such.host.invalid"]);
+    assert_eq!(code, Some(1), "{table}");
+    assert!(table.contains("FAIL  address"), "{table}");
+    assert!(err.contains("something failed"), "{err}");
+}
+
 #[test]
 fn what_is_no_run_is_told() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@ use crate::connect::ConnectionHello;
 #[cfg(feature = "verbs")]
 use crate::error::FabricError;
 use crate::error::Result;
+use crate::facts::QpFacts;
 use crate::soft;
 use crate::stream_keys::StreamKeys;
 #[cfg(feature = "verbs")]
@@ -43,6 +44,18 @@ impl Connection {
                 let reason = "only tcp:// connections can be encrypted".to_owned();
                 Err(FabricError::Encrypt { peer: "an RDMA peer".to_owned(), reason })
             }
+        }
+    }
+
+    /// What the provider says of the QP. `None` of the software provider.
+    ///
+    /// # Errors
+    /// The errno of the verbs call.
+    pub fn facts(&self) -> Result<Option<QpFacts>> {
+        match self {
+            Self::Soft(_) => Ok(None),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(connection) => verbs::facts_of_qp(connection).map(Some),
         }
     }
 

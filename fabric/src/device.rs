@@ -12,6 +12,7 @@ use crate::caps::DeviceCaps;
 #[cfg(feature = "verbs")]
 use crate::caps::Transport;
 use crate::error::Result;
+use crate::facts::DeviceFacts;
 use crate::poller::Poller;
 use crate::region::Region;
 use crate::soft;
@@ -37,6 +38,22 @@ impl Device {
             Self::Soft(d) => d.caps(),
             #[cfg(feature = "verbs")]
             Self::Verbs(d) => d.caps(),
+        }
+    }
+
+    /// What the device and its port say of themselves. `None` of the software provider.
+    ///
+    /// # Errors
+    /// The verbs call's errno.
+    pub fn facts(&self, port: u8) -> Result<Option<DeviceFacts>> {
+        match self {
+            Self::Soft(_) => {
+                // It has no ports.
+                let _ = port;
+                Ok(None)
+            }
+            #[cfg(feature = "verbs")]
+            Self::Verbs(d) => verbs::facts_of_device(d, port).map(Some),
         }
     }
 
@@ -240,6 +257,19 @@ pub enum PollerHandle {
     /// Verbs.
     #[cfg(feature = "verbs")]
     Verbs(verbs::PollerHandle),
+}
+
+impl PollerHandle {
+    /// Entries that the CQ has: what was asked for, or more. `None` of the software provider, whose
+    /// queues are not of a device.
+    #[must_use]
+    pub fn entries(&self) -> Option<u32> {
+        match self {
+            Self::Soft(_) => None,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(handle) => Some(verbs::entries_of_cq(handle)),
+        }
+    }
 }
 
 #[cfg(test)]

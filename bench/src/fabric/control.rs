@@ -20,7 +20,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(15);
 
 /// A runtime on a thread of its own, ended on drop.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(crate) struct Control {
     handle: Handle,
     // Dropped, it ends the thread.
     stop: Option<oneshot::Sender<()>>,
@@ -29,7 +29,7 @@ pub(super) struct Control {
 
 impl Control {
     /// Starts the thread.
-    pub(super) fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build().context("a runtime")?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
@@ -44,12 +44,12 @@ impl Control {
     }
 
     /// Waits for something, with the thread serving it.
-    pub(super) fn wait<T>(&self, what: impl Future<Output = T>) -> T {
+    pub(crate) fn wait<T>(&self, what: impl Future<Output = T>) -> T {
         self.handle.block_on(what)
     }
 
     /// Options for connecting.
-    pub(super) fn options() -> ConnectOptions {
+    pub(crate) fn options() -> ConnectOptions {
         ConnectOptions { timeout: CONNECT_LIMIT, ..ConnectOptions::default() }
     }
 

@@ -18,14 +18,14 @@
 //! Bounds: each end has at most [`job::WINDOW_MAX`] bytes for what comes and as many for what goes;
 //! each measurement ends some seconds after its time, whatever the other end does.
 
-mod control;
+pub(crate) mod control;
 mod echo;
 mod end;
 pub mod job;
 pub mod perftest;
 mod ping;
 pub mod registration;
-mod server;
+pub(crate) mod server;
 mod stream;
 pub mod sysfs;
 

@@ -70,7 +70,11 @@ pub(super) fn measure(
     Ok(all)
 }
 
-fn one(pd: &ProtectionDomain, bytes: u64, pages: Pages) -> Result<Registration> {
+/// Measures one size on one kind of pages.
+///
+/// # Errors
+/// There is no such memory, it cannot be registered, or this process was asked to end.
+pub(crate) fn one(pd: &ProtectionDomain, bytes: u64, pages: Pages) -> Result<Registration> {
     let begin = Instant::now();
     let mut fresh = Vec::new();
     for _ in 0..FRESH_TRIES {
@@ -121,10 +125,11 @@ fn timed(pd: &ProtectionDomain, region: &Arc<Region>, pages: Pages) -> Result<(f
 }
 
 /// While it lives, memory that this process touches for the first time gets pages of 4 KiB.
-struct SmallPages(bool);
+pub(crate) struct SmallPages(bool);
 
 impl SmallPages {
-    fn only(pages: Pages) -> Result<Self> {
+    /// Small pages if these are wanted, else all as it is.
+    pub(crate) fn only(pages: Pages) -> Result<Self> {
         let small = pages == Pages::Normal;
         if small {
             prctl::set_thp_disable(true).context("PR_SET_THP_DISABLE")?;

@@ -179,7 +179,7 @@ impl Serving {
 }
 
 /// The IP address of an address's host.
-pub(super) fn ip_of(address: &Address) -> Result<IpAddr> {
+pub(crate) fn ip_of(address: &Address) -> Result<IpAddr> {
     let all = (address.host.as_str(), address.port).to_socket_addrs();
     let first = all.with_context(|| format!("cannot resolve {}", address.host))?.next();
     Ok(first.with_context(|| format!("{} has no address", address.host))?.ip())

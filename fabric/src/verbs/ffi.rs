@@ -15,10 +15,11 @@ pub(super) use ibverbs_sys::{
     ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_create_comp_channel, ibv_create_cq,
     ibv_create_qp, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_comp_channel, ibv_destroy_cq,
     ibv_destroy_qp, ibv_device_attr, ibv_event_type_str, ibv_get_async_event, ibv_get_cq_event,
-    ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr, ibv_pd, ibv_port_attr, ibv_port_state,
-    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
-    ibv_query_device, ibv_query_gid, ibv_query_port, ibv_query_qp, ibv_recv_wr, ibv_reg_mr_iova2,
-    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
+    ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr, ibv_mtu, ibv_pd, ibv_port_attr,
+    ibv_port_state, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_gid, ibv_query_port, ibv_query_qp,
+    ibv_recv_wr, ibv_reg_mr_iova2, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_opcode,
+    ibv_wc_status, ibv_wr_opcode,
 };
 
 /// `struct rdma_event_channel`.

@@ -33,6 +33,7 @@
 //! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
 //! | `completion_queue`, `cq_room`, `queue_pair` | CQ, QP, and how much of a CQ a QP may fill |
 //! | `incoming`, `event_task`, `listener`, `route` | how connections are made |
+//! | `facts` | what device and QP say of themselves, for diagnosis |
 //! | `provider_calls`, `wr_lists`, `inline_source` | what the data path hands to a provider |
 //! | `work_completion`, `work_queue`, `late_flushes` | what it gets back, and what it counts |
 //! | `cq_events`, `qp_table`, [`Poller`] | the data path |
@@ -47,6 +48,7 @@ mod device;
 mod device_caps;
 mod event_channel;
 mod event_task;
+mod facts;
 mod ffi;
 mod incoming;
 mod inline_source;
@@ -67,6 +69,7 @@ mod wr_lists;
 
 pub(crate) use completion_queue::PollerHandle;
 pub(crate) use device::Device;
+pub(crate) use facts::{entries_of_cq, facts_of_device, facts_of_qp};
 pub(crate) use incoming::Incoming;
 pub(crate) use listener::Listener;
 pub(crate) use memory_region::MemoryRegion;

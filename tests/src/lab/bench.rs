@@ -18,6 +18,8 @@ use super::wait::{DEADLINE, until};
 const COMPARE: Duration = Duration::from_secs(600);
 /// Time for all measurements of two providers, a tenth of a second each.
 const FABRIC: Duration = Duration::from_secs(240);
+/// For all parts of a quick check.
+const HW_CHECK: Duration = Duration::from_secs(400);
 /// For taking down what a killed run left: every step has a deadline of its own.
 const CLEAN_UP: Duration = Duration::from_secs(120);
 
@@ -76,6 +78,21 @@ impl<'l> Bench<'l> {
         let _ = finished.ok();
         let run = folder::read(&self.folder(name).join("run.json"));
         run.unwrap_or_else(|e| panic!("{e:#}")).expect("a run.json")
+    }
+
+    /// Checks the device of the lab, quickly, and gives what was said as JSON.
+    ///
+    /// # Panics
+    /// It takes too long, or says no JSON.
+    #[must_use]
+    pub fn hw_check(&self, words: &[&str]) -> (Finished, serde_json::Value) {
+        let mut command = self.lab.program("rblk-bench");
+        command.args(["hw-check", self.lab.host(), "--quick", "--output", "json"]).args(words);
+        let finished = Running::start(command).finish(HW_CHECK);
+        println!("{finished}");
+        let said = serde_json::from_str(&finished.stdout);
+        let said = said.unwrap_or_else(|e| panic!("no JSON: {e}"));
+        (finished, said)
     }
 
     /// [`start`](Self::start)s it, and kills it, and it alone, when it measures.

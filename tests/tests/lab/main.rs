@@ -13,6 +13,7 @@ mod content;
 mod encrypted;
 mod ends;
 mod hostile;
+mod hw_check;
 mod messages;
 mod refusals;
 mod session;

@@ -1,0 +1,224 @@
+//! [`Ends`]: two ends in one process, each with a poller, over the loopback of a device.
+//!
+//! Side `a` connects, side `b` is connected to. One thread takes the turns of both. Every wait has
+//! a deadline.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rblk_fabric::{
+    AcceptParams, Access, Address, Completion, ConnectionHello, DeviceCaps, Listener, MAX_SGE,
+    MemoryRegion, PageKind, Poller, PollerHandle, ProtectionDomain, QpFacts, QpIndex, QpLimits,
+    RecvWr, Region, Route, SendOp, SendWr, Sge, SgeList, Transport, WcStatus, WrId,
+};
+
+use super::Site;
+use crate::fabric::control::Control;
+use crate::interrupt;
+
+/// Longest wait for one connection. A card may take 12 s for one step.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// Longest wait for completions that are due.
+pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(20);
+/// Completions taken at once.
+const BATCH: usize = 64;
+/// Looks without a completion before a thread gives the processor away for longer. Kernel threads
+/// may need it to play the device.
+const LOOKS: u32 = 256;
+const NAP: Duration = Duration::from_micros(50);
+
+/// One of the two ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum At {
+    /// The one that connects.
+    A,
+    /// The one that is connected to.
+    B,
+}
+
+/// A poller, and what it was made with.
+#[derive(Debug)]
+pub(super) struct Side {
+    // Before its PD.
+    pub(super) poller: Box<dyn Poller>,
+    pub(super) handle: PollerHandle,
+    pub(super) pd: ProtectionDomain,
+}
+
+impl Side {
+    pub(super) fn new(site: &Site, entries: u32) -> Result<Self> {
+        let pd = site.device.alloc_pd().context("a protection domain")?;
+        let (poller, handle) = pd.poller(entries).context("a completion queue")?;
+        Ok(Self { poller, handle, pd })
+    }
+
+    /// Registered memory, which is there.
+    pub(super) fn memory(&self, bytes: usize, access: Access) -> Result<MemoryRegion> {
+        let region = Region::allocate(bytes, PageKind::Normal)?;
+        region.zero(0, region.len());
+        Ok(self.pd.register(&region, access)?)
+    }
+}
+
+/// Both ends.
+#[derive(Debug)]
+pub(super) struct Ends {
+    pub(super) a: Side,
+    pub(super) b: Side,
+    listener: Listener,
+    // The software provider works only in its turns.
+    polls_both: bool,
+    idle: u32,
+}
+
+/// A connection between the two.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) a: QpIndex,
+    pub(super) b: QpIndex,
+    /// What the provider says of the QP of `a`.
+    pub(super) facts: Option<QpFacts>,
+    /// READs that `a` may have outstanding.
+    pub(super) reads_out: u8,
+}
+
+/// Sizes of a QP with so many WRs in each queue.
+pub(super) fn limits(caps: &DeviceCaps, depth: u32) -> QpLimits {
+    QpLimits {
+        send_wrs: depth.min(caps.max_wrs),
+        recv_wrs: depth.min(caps.max_wrs),
+        send_sges: u32::try_from(MAX_SGE).unwrap_or(1).min(caps.max_sges).max(1),
+        inline_bytes: caps.inline_bytes,
+        reads_out: caps.max_reads_out.clamp(1, 16),
+        reads_in: caps.max_reads_in.clamp(1, 16),
+    }
+}
+
+/// A listener on the address of the check, at a free port.
+pub(super) fn listener(site: &Site) -> Result<Listener> {
+    let address = Address { port: 0, ..site.address.clone() };
+    site.control.wait(Listener::bind(&address)).context("a listener")
+}
+
+impl Ends {
+    /// Two ends whose CQs have room for so many completions.
+    pub(super) fn new(site: &Site, entries: u32) -> Result<Self> {
+        let (a, b) = (Side::new(site, entries)?, Side::new(site, entries)?);
+        let transport = site.device.caps().transport;
+        let polls_both = matches!(transport, Transport::SoftTcp | Transport::SoftMemory);
+        Ok(Self { a, b, listener: listener(site)?, polls_both, idle: 0 })
+    }
+
+    /// Connects `a` to `b`, which has `recvs` posted before it accepts.
+    pub(super) fn connect(
+        &mut self,
+        site: &Site,
+        sizes: QpLimits,
+        recvs: &[RecvWr],
+    ) -> Result<Link> {
+        interrupt::check()?;
+        let Self { a, b, listener, .. } = self;
+        let address = listener.address().clone();
+        let hello = ConnectionHello(b"hw-check".to_vec());
+        let both = async {
+            let connecting = async {
+                let route = Route::resolve(&address, &Control::options()).await?;
+                Ok::<_, anyhow::Error>(route.connect(&a.pd, &a.handle, sizes, &hello).await?)
+            };
+            let accepting = async {
+                let incoming = listener.accept().await?;
+                let connection = incoming.prepare(&b.pd, &b.handle, sizes)?;
+                let qp = b.poller.attach(connection)?;
+                b.poller.post_recv(qp, recvs)?;
+                let (reads_out, reads_in) = (sizes.reads_out, sizes.reads_in);
+                let hello = ConnectionHello(b"hw-check".to_vec());
+                b.poller.accept(qp, &AcceptParams { hello, reads_out, reads_in })?;
+                Ok::<_, anyhow::Error>(qp)
+            };
+            tokio::try_join!(connecting, accepting)
+        };
+        let limited = async { tokio::time::timeout(CONNECT_LIMIT, both).await };
+        let Ok(connected) = site.control.wait(limited) else {
+            bail!("no connection within {CONNECT_LIMIT:?}");
+        };
+        let (established, qp_b) = connected?;
+        let facts = established.connection.facts()?;
+        let reads_out = established.reads_out;
+        let qp_a = self.a.poller.attach(established.connection)?;
+        Ok(Link { a: qp_a, b: qp_b, facts, reads_out })
+    }
+
+    /// Takes what completed at both ends; how many there were.
+    pub(super) fn turn(&mut self, mut each: impl FnMut(At, &Completion)) -> Result<usize> {
+        let mut out = [Completion::default(); BATCH];
+        let mut found = 0;
+        for at in [At::A, At::B] {
+            let side = if at == At::A { &mut self.a } else { &mut self.b };
+            let count = side.poller.poll(&mut out)?;
+            out[..count].iter().for_each(|completion| each(at, completion));
+            found += count;
+        }
+        self.rest(found);
+        Ok(found)
+    }
+
+    /// As [`Self::turn`], of `a` alone where the device answers for `b`.
+    pub(super) fn turn_a(&mut self, mut each: impl FnMut(&Completion)) -> Result<usize> {
+        let mut out = [Completion::default(); BATCH];
+        if self.polls_both {
+            self.b.poller.poll(&mut out)?;
+        }
+        let count = self.a.poller.poll(&mut out)?;
+        out[..count].iter().for_each(&mut each);
+        self.rest(count);
+        Ok(count)
+    }
+
+    fn rest(&mut self, found: usize) {
+        self.idle = if found > 0 { 0 } else { self.idle.saturating_add(1) };
+        if self.idle > LOOKS {
+            std::thread::sleep(NAP);
+        } else if self.idle > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Takes turns until `done` says so of a completion. A completion with an error ends it.
+    pub(super) fn until(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(At, &Completion) -> bool,
+    ) -> Result<()> {
+        let deadline = Instant::now() + WAIT_LIMIT;
+        loop {
+            let (mut is_done, mut bad) = (false, None);
+            self.turn(|at, completion| {
+                if completion.status != WcStatus::Success {
+                    bad = Some((at, completion.status));
+                }
+                is_done |= done(at, completion);
+            })?;
+            if let Some((at, status)) = bad {
+                bail!("{what}: a completion at end {at:?} says {status:?}");
+            }
+            if is_done {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{what}: nothing came within {WAIT_LIMIT:?}");
+            interrupt::check()?;
+        }
+    }
+
+    /// Ends a connection and destroys both QPs.
+    pub(super) fn close(&mut self, link: Link) {
+        for (side, qp) in [(&mut self.a, link.a), (&mut self.b, link.b)] {
+            side.poller.fail(qp);
+            drop(side.poller.detach(qp));
+        }
+    }
+}
+
+/// A signaled work request.
+pub(super) fn wr(id: u64, op: SendOp, sge: Sge) -> SendWr {
+    SendWr { id: WrId(id), op, sges: SgeList::one(sge), signaled: true, inline: false }
+}
