@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 mod artifacts;
 mod bench;
 mod demo;
+mod fio_engine;
 mod lab;
 mod library;
 mod packages;
@@ -43,6 +44,7 @@ enum Command {
     Test(test::TestArgs),
     Bench(bench::BenchArgs),
     Library(library::LibraryArgs),
+    FioEngine(fio_engine::FioEngineArgs),
 }
 
 /// Run a command as root inside a stock Debian kernel that has RDMA and ublk

@@ -28,5 +28,6 @@ pub(crate) const TEST: &[Package] = &[
         name: "g++",
         why: "compiles libFuzzer, for `cargo xtask test --long`, and the header of librblk",
     },
+    Package { name: "fio", why: "verifies a volume through the engine of fio" },
     Package { name: "binutils", why: "nm and readelf show what librblk exports" },
 ];
