@@ -70,19 +70,53 @@ fn files(directory: PathBuf) -> Vec<PathBuf> {
 /// Builds the programs into the directory in which cargo put this test. Cargo waits where another
 /// build is at work there.
 fn build(directory: &Path) {
-    let profile = match directory.file_name().and_then(|name| name.to_str()) {
-        Some("debug") => "dev",
-        Some(profile) => profile,
-        None => panic!("{}: no build directory of cargo", directory.display()),
-    };
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--bins"]);
+    let profile = profile(directory);
+    let mut command = cargo();
+    command.args(["build", "--bins"]);
     command.args(["-p", "rblk-target", "-p", "rblk-initiator", "--profile", profile]);
     command.arg("--target-dir").arg(directory.parent().expect("a target directory"));
     if cfg!(feature = "verbs") {
         command.args(["--features", "verbs"]);
     }
+    let status = command.status();
+    assert!(
+        status.as_ref().is_ok_and(std::process::ExitStatus::success),
+        "{command:?}: {status:?}; RBLK_BIN_DIR names a directory of programs that are built"
+    );
+}
+
+/// `cargo xtask NAME`, for what is built by other means than cargo: with the profile of this test,
+/// and with RDMA if this test has it.
+///
+/// # Panics
+/// The path of this test is none of cargo's.
+#[must_use]
+pub fn xtask(name: &str) -> Command {
+    let test = std::env::current_exe().expect("the path of this test");
+    let directory = test.ancestors().nth(2).expect("a build directory");
+    let mut command = cargo();
+    command.args(["run", "--quiet", "--package", "xtask", "--", name]);
+    command.args(["--profile", profile(directory)]);
+    if !cfg!(feature = "verbs") {
+        command.arg("--no-verbs");
+    }
+    command
+}
+
+/// The name of the profile whose programs are in a directory.
+fn profile(directory: &Path) -> &str {
+    match directory.file_name().and_then(|name| name.to_str()) {
+        Some("debug") => "dev",
+        Some(profile) => profile,
+        None => panic!("{}: no build directory of cargo", directory.display()),
+    }
+}
+
+/// Cargo, for packages that are not this test's own.
+fn cargo() -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
     // What `cargo test` says of the tests' own package is not for the packages that are built now.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -90,11 +124,7 @@ fn build(directory: &Path) {
             command.env_remove(&name);
         }
     }
-    let status = command.status();
-    assert!(
-        status.as_ref().is_ok_and(std::process::ExitStatus::success),
-        "{command:?}: {status:?}; RBLK_BIN_DIR names a directory of programs that are built"
-    );
+    command
 }
 
 #[cfg(test)]

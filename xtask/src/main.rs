@@ -13,7 +13,9 @@ use clap::{Args, Parser, Subcommand};
 mod artifacts;
 mod bench;
 mod demo;
+mod fio_engine;
 mod lab;
+mod library;
 mod packages;
 mod process;
 mod test;
@@ -41,6 +43,8 @@ enum Command {
     Check(test::CheckArgs),
     Test(test::TestArgs),
     Bench(bench::BenchArgs),
+    Library(library::LibraryArgs),
+    FioEngine(fio_engine::FioEngineArgs),
 }
 
 /// Run a command as root inside a stock Debian kernel that has RDMA and ublk
@@ -120,6 +124,8 @@ fn main() -> ExitCode {
         Command::Check(args) => (args.run(), 1),
         Command::Test(args) => (args.run(), 1),
         Command::Bench(args) => (args.run(), 1),
+        Command::Library(args) => (args.run(), 1),
+        Command::FioEngine(args) => (args.run(), 1),
     };
     match outcome {
         // A status is one byte; anything else would be a bug in the guest's script.

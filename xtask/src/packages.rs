@@ -24,5 +24,10 @@ pub(crate) const TEST: &[Package] = &[
     Package { name: "systemd", why: "systemd-analyze judges the sandbox of the units" },
     Package { name: "prometheus", why: "promtool judges metrics and alerts" },
     Package { name: "chromium-headless-shell", why: "shows the live page" },
-    Package { name: "g++", why: "compiles libFuzzer, for `cargo xtask test --long`" },
+    Package {
+        name: "g++",
+        why: "compiles libFuzzer, for `cargo xtask test --long`, and the header of librblk",
+    },
+    Package { name: "fio", why: "verifies a volume through the engine of fio" },
+    Package { name: "binutils", why: "nm and readelf show what librblk exports" },
 ];

@@ -111,6 +111,25 @@ pub(crate) fn debian_archive(sources: &[Source]) -> Option<&Source> {
     sources.iter().filter(has_updates).find(is_debian).or_else(|| sources.iter().find(is_debian))
 }
 
+/// The Debian archive that this machine's apt is configured for.
+fn own_archive() -> Result<Source> {
+    let sources = read_sources(Path::new("/etc/apt"))?;
+    debian_archive(&sources).cloned().context(
+        "no Debian archive is configured in /etc/apt/sources.list or /etc/apt/sources.list.d; \
+         the lab takes packages from that archive's mirror: add it",
+    )
+}
+
+/// The archive of upstream's source among the files of a source package.
+fn upstream_archive(dir: &Path) -> Result<PathBuf> {
+    let is_archive = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.contains(".orig.tar.") && !name.ends_with(".asc")
+    };
+    let mut files = fs::read_dir(dir)?.flatten().map(|entry| entry.path());
+    files.find(is_archive).context("the source package has no .orig.tar archive")
+}
+
 /// Reads the sources that this machine's apt is configured for.
 fn read_sources(etc: &Path) -> Result<Vec<Source>> {
     let mut files = vec![etc.join("sources.list")];
@@ -148,30 +167,51 @@ pub(crate) struct Apt {
 impl Apt {
     /// Sets the root up in the cache and fetches the suites' indexes. The cache's lock is held.
     pub(crate) fn update(cache: &Cache, suites: &[&str]) -> Result<Self> {
-        let sources = read_sources(Path::new("/etc/apt"))?;
-        let source = debian_archive(&sources).context(
-            "no Debian archive is configured in /etc/apt/sources.list or /etc/apt/sources.list.d; \
-             the lab takes its kernels from that archive's mirror: add it",
-        )?;
+        let source = own_archive()?;
+        Self::set_up(cache, "apt", "deb", &source, &suites.join(" "))
+    }
+
+    /// The same for the sources of the suites that this machine's own packages come from.
+    pub(crate) fn update_sources(cache: &Cache) -> Result<Self> {
+        let source = own_archive()?;
+        Self::set_up(cache, "apt-src", "deb-src", &source, &source.suites.join(" "))
+    }
+
+    fn set_up(
+        cache: &Cache,
+        name: &str,
+        kind: &str,
+        source: &Source,
+        suites: &str,
+    ) -> Result<Self> {
         let keyring = source.signed_by.as_deref().unwrap_or(DEFAULT_KEYRING);
         if !Path::new(keyring).is_file() {
             bail!("the keyring {keyring} is missing; install debian-archive-keyring");
         }
-        let root = cache.path("apt");
+        let root = cache.path(name);
         for dir in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(root.join(dir))?;
         }
         let stanza = format!(
-            "Types: deb\nURIs: {}\nSuites: {}\nComponents: main\nArchitectures: amd64\nSigned-By: {keyring}\n",
-            source.uri,
-            suites.join(" ")
+            "Types: {kind}\nURIs: {}\nSuites: {suites}\nComponents: main\nArchitectures: amd64\nSigned-By: {keyring}\n",
+            source.uri
         );
         cache.write(&root.join("lab.sources"), stanza.as_bytes())?;
         let apt = Apt { root };
-        step(&format!("reading the package lists of {}", suites.join(" and ")), || {
+        step(&format!("reading the package lists of {suites}"), || {
             apt.output("apt-get", &["update", "-q", "--error-on=any"]).map(drop)
         })?;
         Ok(apt)
+    }
+
+    /// Downloads and verifies a source package into `dir`; gives the archive of upstream's source.
+    pub(crate) fn source(&self, package: &str, version: &str, dir: &Path) -> Result<PathBuf> {
+        step(&format!("fetching the source of {package} {version}"), || {
+            let mut command = self.command("apt-get");
+            command.args(["source", "-q", "--download-only"]).arg(format!("{package}={version}"));
+            run(command.current_dir(dir)).map(drop)
+        })?;
+        upstream_archive(dir)
     }
 
     /// The names of all packages that begin with `prefix`.
@@ -319,6 +359,18 @@ deb\thttp://mirror.example/debian\tbookworm-updates\tmain
         );
         assert_eq!(debian_archive(&plain).unwrap().uri, "http://b.example/debian/");
         assert!(debian_archive(&plain[..1]).is_none());
+    }
+
+    #[test]
+    fn the_archive_of_a_source_is_found_beside_its_signature() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["x_3.dsc", "x_3.orig.tar.gz.asc", "x_3-1.debian.tar.xz"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert!(upstream_archive(dir.path()).is_err());
+        let archive = dir.path().join("x_3.orig.tar.gz");
+        fs::write(&archive, "").unwrap();
+        assert_eq!(upstream_archive(dir.path()).unwrap(), archive);
     }
 
     #[test]

@@ -11,8 +11,8 @@
 //!   `/dev/shm` and the scratch disk is on this machine's disk.
 
 mod accel;
-mod apt;
-mod cache;
+pub(crate) mod apt;
+pub(crate) mod cache;
 mod engine;
 mod guest;
 pub(crate) mod host;

@@ -1,0 +1,95 @@
+//! [`call`]: what every function does around its work. Nothing unwinds into C.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::failure::Failure;
+
+/// Runs the work of a function. Returns its result, or a negative errno.
+///
+/// What a panic interrupts is behind the lock of its handle, which is poisoned then: nobody sees
+/// it again. So the work may be called unwind-safe.
+#[inline]
+pub(crate) fn call<T: From<i32>>(work: impl FnOnce() -> Result<T, Failure>) -> T {
+    let failure = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(result)) => return result,
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::new(libc::EIO, "the library failed inside; stderr has the reason"),
+    };
+    failure.tell().into()
+}
+
+/// Writes a handle or a structure to where a program wants it.
+///
+/// # Safety
+/// `place` is null, or valid for writing.
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Failure> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(Failure::misuse("a null pointer where the result goes"));
+    }
+    // SAFETY: not null, so valid for writing, as the caller says.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Fills a structure whose first word says how many bytes of it the program knows: a program that
+/// was built with an older header has a shorter one.
+///
+/// # Safety
+/// `place` is null, or begins with a `usize` and is valid for as many bytes as that says.
+pub(crate) unsafe fn fill<T>(
+    place: *mut T,
+    mut value: T,
+    own: impl FnOnce(&mut T, usize),
+) -> Result<(), Failure> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(Failure::misuse("a null pointer where the result goes"));
+    }
+    // SAFETY: it begins with a `usize`.
+    let size = unsafe { place.cast::<usize>().read() };
+    if size < size_of::<usize>() {
+        return Err(Failure::misuse("the field `size` of the structure is not set"));
+    }
+    own(&mut value, size);
+    let len = size.min(size_of::<T>());
+    // SAFETY: valid for `size` bytes, as the caller says, and `value` has as many.
+    unsafe { place.cast::<u8>().copy_from_nonoverlapping((&raw const value).cast(), len) };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let result: i32 = call(|| panic!("deliberate"));
+        assert_eq!(result, -libc::EIO);
+        let result: i64 = call(|| Ok(7));
+        assert_eq!(result, 7);
+    }
+
+    #[repr(C)]
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Three {
+        size: usize,
+        first: u64,
+        second: u64,
+    }
+
+    #[test]
+    fn a_shorter_structure_is_filled_as_far_as_it_goes() {
+        let given = |size| {
+            let mut place = Three { size, first: 1, second: 2 };
+            let value = Three { size: 0, first: 8, second: 9 };
+            // SAFETY: it is valid for more bytes than any `size` here says.
+            let filled = unsafe { fill(&raw mut place, value, |value, size| value.size = size) };
+            filled.map(|()| place).map_err(|failure| failure.tell())
+        };
+        assert_eq!(given(24), Ok(Three { size: 24, first: 8, second: 9 }));
+        assert_eq!(given(16), Ok(Three { size: 16, first: 8, second: 2 }));
+        assert_eq!(given(4096), Ok(Three { size: 4096, first: 8, second: 9 }));
+        assert_eq!(given(0), Err(-libc::EINVAL));
+        // SAFETY: null.
+        assert!(unsafe { fill(std::ptr::null_mut::<u64>(), 1, |_, _| ()) }.is_err());
+    }
+}

@@ -1,0 +1,161 @@
+//! [`Handle`]: what a program in C holds a volume or a queue by.
+//!
+//! A handle is memory that is never freed: [`Handle::open`] uses one that was closed again. So a
+//! handle that a program uses after it closed it, or closes twice, is an error, or the handle that
+//! was opened later, as with descriptors of files; it is never memory of something else.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::failure::Failure;
+
+/// A volume or a queue.
+pub(crate) struct Handle<T: 'static> {
+    value: Mutex<Option<T>>,
+}
+
+/// What handles are for.
+pub(crate) trait Held: Sized {
+    /// The handles that are closed.
+    fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>>;
+}
+
+/// The place behind a handle.
+pub(crate) type Open<T> = MutexGuard<'static, Option<T>>;
+
+const NULL: &str = "a null pointer where a handle is needed";
+const CLOSED: &str = "the handle is closed";
+const BROKEN: &str = "a call with this handle failed inside the library: close it";
+
+impl<T: Held> Handle<T> {
+    /// A handle for a value.
+    pub(crate) fn open(value: T) -> *mut Self {
+        let used = T::closed().lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let handle = used.unwrap_or_else(|| Box::leak(Box::new(Self { value: Mutex::new(None) })));
+        *handle.value.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        std::ptr::from_ref(handle).cast_mut()
+    }
+
+    /// The handle that a pointer is.
+    ///
+    /// # Safety
+    /// The pointer is null, or is from [`Self::open`].
+    unsafe fn at(pointer: *mut Self) -> Result<&'static Self, Failure> {
+        if pointer.is_null() || !pointer.is_aligned() {
+            return Err(Failure::misuse(NULL));
+        }
+        // SAFETY: it is from `open`, so it lives as long as the process, and is shared only.
+        Ok(unsafe { &*pointer })
+    }
+
+    /// What is behind a handle that any thread may use. It waits for others.
+    ///
+    /// # Safety
+    /// The pointer is null, or is from [`Self::open`].
+    pub(crate) unsafe fn wait(pointer: *mut Self) -> Result<Open<T>, Failure> {
+        // SAFETY: as the caller says.
+        let handle = unsafe { Self::at(pointer) }?;
+        handle.value.lock().map_err(|_| Failure::new(libc::EIO, BROKEN))
+    }
+
+    /// What is behind a handle that one thread may use at a time. It does not wait.
+    ///
+    /// # Safety
+    /// The pointer is null, or is from [`Self::open`].
+    #[inline]
+    pub(crate) unsafe fn enter(pointer: *mut Self) -> Result<Open<T>, Failure> {
+        // SAFETY: as the caller says.
+        let handle = unsafe { Self::at(pointer) }?;
+        handle.value.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => Failure::new(
+                libc::EBUSY,
+                "another thread is using the queue: each thread needs a queue of its own",
+            ),
+            TryLockError::Poisoned(_) => Failure::new(libc::EIO, BROKEN),
+        })
+    }
+
+    /// Takes what is behind a handle. From now on the handle is closed.
+    ///
+    /// # Safety
+    /// The pointer is null, or is from [`Self::open`].
+    pub(crate) unsafe fn close(pointer: *mut Self) -> Result<T, Failure> {
+        // SAFETY: as the caller says.
+        let handle = unsafe { Self::at(pointer) }?;
+        let value = match handle.value.try_lock() {
+            Ok(mut value) => value.take(),
+            Err(TryLockError::Poisoned(broken)) => broken.into_inner().take(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::new(libc::EBUSY, "another thread is using the handle"));
+            }
+        };
+        let value = value.ok_or_else(closed)?;
+        handle.value.clear_poison();
+        T::closed().lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+        Ok(value)
+    }
+}
+
+/// What is behind an open handle.
+#[inline]
+pub(crate) fn opened<T>(open: &mut Open<T>) -> Result<&mut T, Failure> {
+    open.as_mut().ok_or_else(closed)
+}
+
+fn closed() -> Failure {
+    Failure::new(libc::EBADF, CLOSED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Held for u32 {
+        fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
+            static CLOSED: Mutex<Vec<&Handle<u32>>> = Mutex::new(Vec::new());
+            &CLOSED
+        }
+    }
+
+    fn enter(handle: *mut Handle<u32>) -> Result<u32, i32> {
+        // SAFETY: it is from `open`, or null.
+        let open = unsafe { Handle::enter(handle) };
+        let result = open.and_then(|mut open| opened(&mut open).copied());
+        result.map_err(|failure| failure.tell())
+    }
+
+    fn close(handle: *mut Handle<u32>) -> Result<u32, i32> {
+        // SAFETY: it is from `open`, or null.
+        unsafe { Handle::close(handle) }.map_err(|failure| failure.tell())
+    }
+
+    // One test: the handles of a type are shared by all threads.
+    #[test]
+    fn whatever_is_done_with_a_handle_is_defined() {
+        assert_eq!(enter(std::ptr::null_mut()), Err(-libc::EINVAL));
+        assert_eq!(close(std::ptr::null_mut()), Err(-libc::EINVAL));
+        let (one, two) = (Handle::open(1), Handle::open(2));
+        assert_eq!((enter(one), enter(two)), (Ok(1), Ok(2)));
+
+        // SAFETY: it is from `open`.
+        let inside = unsafe { Handle::enter(one) }.unwrap();
+        assert_eq!((enter(one), close(one)), (Err(-libc::EBUSY), Err(-libc::EBUSY)));
+        drop(inside);
+
+        assert_eq!(close(one), Ok(1));
+        assert_eq!((enter(one), close(one)), (Err(-libc::EBADF), Err(-libc::EBADF)));
+        assert!(std::ptr::eq(Handle::open(3), one), "its memory is used again");
+        assert_eq!((enter(one), enter(two)), (Ok(3), Ok(2)));
+
+        // What a panic left is not used again, but can be closed.
+        let address = one.addr();
+        let result = std::thread::spawn(move || {
+            // SAFETY: the address of a handle.
+            let _inside = unsafe { Handle::enter(address as *mut Handle<u32>) };
+            panic!("deliberate");
+        });
+        assert!(result.join().is_err());
+        assert_eq!(enter(one), Err(-libc::EIO));
+        assert_eq!(close(one), Ok(3));
+        assert_eq!(enter(Handle::open(4)), Ok(4));
+    }
+}

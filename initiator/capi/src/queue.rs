@@ -1,0 +1,415 @@
+//! Queues: their buffers, and `rblk_poll`, `rblk_wait` and `rblk_arm`.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rblk_client::{Buffer, Completion, Queue, Request};
+
+use crate::call::{call, fill};
+use crate::failure::Failure;
+use crate::handle::{Handle, Held, opened};
+
+/// A queue: `struct rblk_queue`.
+pub(crate) type QueueHandle = Handle<Driven>;
+
+impl Held for Driven {
+    fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>> {
+        static CLOSED: Mutex<Vec<&QueueHandle>> = Mutex::new(Vec::new());
+        &CLOSED
+    }
+}
+
+/// How a request ended: `struct rblk_completion`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct rblk_completion {
+    /// The number of the request.
+    pub(crate) user_data: u64,
+    /// Bytes moved, or a negative errno.
+    pub(crate) result: i64,
+    /// The buffer of a read or a write.
+    pub(crate) buffer: *mut c_void,
+}
+
+/// What a queue has counted: `struct rblk_counts`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct rblk_counts {
+    /// Bytes of the structure that the program knows.
+    pub(crate) size: usize,
+    /// Requests that were answered.
+    pub(crate) answered: u64,
+    /// Of those, the ones that failed.
+    pub(crate) errors: u64,
+    /// Bytes that were read.
+    pub(crate) read_bytes: u64,
+    /// Bytes that were written.
+    pub(crate) written_bytes: u64,
+    /// Bytes that the library copied.
+    pub(crate) copied_bytes: u64,
+    /// Requests that were sent again.
+    pub(crate) sent_again: u64,
+    /// Connections that ended.
+    pub(crate) paths_lost: u64,
+    /// Times that it slept.
+    pub(crate) sleeps: u64,
+}
+
+/// Where a buffer begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place(*mut u8);
+
+// SAFETY: a number and nothing more: nothing here reads or writes what is there.
+unsafe impl Send for Place {}
+
+/// A queue with its buffers, and the completions that the program was not told of yet.
+pub(crate) struct Driven {
+    queue: Queue,
+    /// By number. A buffer is in its request, or here.
+    buffers: Box<[Option<Buffer>]>,
+    /// Where they begin, in the order of the numbers. They do not move.
+    places: Box<[Place]>,
+    /// Bytes of each.
+    capacity: usize,
+    done: Vec<Completion>,
+    /// Of `done`, the ones that were told.
+    told: usize,
+}
+
+impl Driven {
+    /// A queue whose buffers are all free.
+    pub(crate) fn new(mut queue: Queue) -> Result<Self, Failure> {
+        let mut buffers: Vec<Buffer> = std::iter::from_fn(|| queue.buffer()).collect();
+        buffers.sort_by_key(|buffer| buffer.as_ptr().addr());
+        let Some(capacity) = buffers.first().map(Buffer::capacity) else {
+            return Err(Failure::new(libc::ENOMEM, "a queue without a buffer"));
+        };
+        let places = buffers.iter_mut().map(|buffer| Place(buffer.as_mut_ptr())).collect();
+        let buffers = buffers.into_iter().map(Some).collect();
+        let done = Vec::with_capacity(queue.depth());
+        Ok(Self { queue, buffers, places, capacity, done, told: 0 })
+    }
+
+    /// The number of the buffer that begins there.
+    #[inline]
+    fn number(&self, place: *const c_void) -> Result<usize, Failure> {
+        // They lie at equal distances.
+        let first = self.places[0].0.addr();
+        let distance = self.places.get(1).map_or(usize::MAX, |second| second.0.addr() - first);
+        let guess = place.addr().wrapping_sub(first) / distance;
+        match self.places.get(guess) {
+            Some(found) if found.0.addr() == place.addr() => Ok(guess),
+            _ => Err(Failure::misuse(
+                "the data does not begin where a buffer of this queue does: see rblk_queue_buffer",
+            )),
+        }
+    }
+
+    /// Whether there is room for one more request.
+    #[inline]
+    fn check_room(&self) -> Result<(), Failure> {
+        // What the program was not told of has its place, too: so what is kept is bounded.
+        let untold = self.done.len() - self.told;
+        if self.queue.under_way() + untold < self.queue.depth() {
+            return Ok(());
+        }
+        let words = "as many requests as the queue is deep are under way: take completions first";
+        Err(Failure::new(libc::EAGAIN, words))
+    }
+
+    /// Takes a request with data.
+    #[inline]
+    pub(crate) fn submit_data(
+        &mut self,
+        place: *const c_void,
+        request: impl FnOnce(Buffer) -> Request,
+    ) -> Result<(), Failure> {
+        self.check_room()?;
+        let number = self.number(place)?;
+        let buffer = self.buffers[number].take().ok_or_else(|| {
+            Failure::new(libc::EBUSY, "the buffer is in a request that is under way")
+        })?;
+        self.queue.submit(request(buffer)).map_err(|refused| {
+            self.buffers[number] = refused.request.into_buffer();
+            Failure::from(refused.reason)
+        })
+    }
+
+    /// Takes a request without data.
+    #[inline]
+    pub(crate) fn submit(&mut self, request: Request) -> Result<(), Failure> {
+        self.check_room()?;
+        self.queue.submit(request).map_err(|refused| Failure::from(refused.reason))
+    }
+
+    /// Runs a look for completions, and tells them.
+    #[inline]
+    fn look(
+        &mut self,
+        told: &mut Told,
+        look: impl FnOnce(&mut Queue, &mut Vec<Completion>) -> std::io::Result<usize>,
+    ) -> Result<c_int, Failure> {
+        self.done.drain(..self.told);
+        self.told = 0;
+        let looked = look(&mut self.queue, &mut self.done);
+        if let Err(error) = looked {
+            // What has come is told first.
+            if self.done.is_empty() {
+                return Err(Failure::of(libc::EIO, &error));
+            }
+        }
+        while self.told < self.done.len() && told.has_room() {
+            let Completion { token, result, buffer, .. } = &mut self.done[self.told];
+            let result = match result {
+                Ok(bytes) => i64::try_from(*bytes).unwrap_or(i64::MAX),
+                Err(error) => -i64::from(error.errno()),
+            };
+            let (user_data, mut place) = (*token, std::ptr::null_mut());
+            if let Some(mut buffer) = buffer.take() {
+                place = buffer.as_mut_ptr().cast();
+                if let Ok(number) = self.number(place) {
+                    self.buffers[number] = Some(buffer);
+                }
+            }
+            told.tell(rblk_completion { user_data, result, buffer: place });
+            self.told += 1;
+        }
+        Ok(told.count)
+    }
+}
+
+/// Where completions are told.
+struct Told {
+    place: *mut rblk_completion,
+    most: c_int,
+    count: c_int,
+}
+
+impl Told {
+    /// # Safety
+    /// `place` is valid for writing `most` completions, or `most` is not positive.
+    unsafe fn new(place: *mut rblk_completion, most: c_int) -> Result<Self, Failure> {
+        if most < 0 {
+            return Err(Failure::misuse("a negative number of completions"));
+        }
+        if most > 0 && (place.is_null() || !place.is_aligned()) {
+            return Err(Failure::misuse("a null pointer where completions go"));
+        }
+        Ok(Self { place, most, count: 0 })
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.count < self.most
+    }
+
+    #[inline]
+    fn tell(&mut self, completion: rblk_completion) {
+        if let Ok(at) = usize::try_from(self.count)
+            && self.has_room()
+        {
+            // SAFETY: the place is valid for `most` of them.
+            unsafe { self.place.add(at).write(completion) };
+            self.count += 1;
+        }
+    }
+}
+
+/// Runs something with a queue.
+///
+/// # Safety
+/// `queue` is null, or a handle of `rblk_queue_create`.
+#[inline]
+pub(crate) unsafe fn with<T: From<i32>>(
+    queue: *mut QueueHandle,
+    work: impl FnOnce(&mut Driven) -> Result<T, Failure>,
+) -> T {
+    call(|| {
+        // SAFETY: as the caller says.
+        let mut open = unsafe { Handle::enter(queue) }?;
+        work(opened(&mut open)?)
+    })
+}
+
+/// Destroys a queue.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_queue_destroy(queue: *mut QueueHandle) -> c_int {
+    call(|| {
+        // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+        drop(unsafe { Handle::close(queue) }?);
+        Ok(0)
+    })
+}
+
+/// Requests that the queue takes at once.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_queue_depth(queue: *mut QueueHandle) -> c_int {
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, |driven| Ok(count(driven.queue.depth()))) }
+}
+
+/// Buffers of the queue.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_queue_buffers(queue: *mut QueueHandle) -> c_int {
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, |driven| Ok(count(driven.places.len()))) }
+}
+
+fn count(count: usize) -> c_int {
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+/// Bytes of each buffer.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_queue_buffer_size(queue: *mut QueueHandle) -> i64 {
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, |driven| Ok(i64::try_from(driven.capacity).unwrap_or(i64::MAX))) }
+}
+
+/// A buffer of the queue; null if there is none of that number.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_queue_buffer(
+    queue: *mut QueueHandle,
+    number: c_int,
+) -> *mut c_void {
+    let mut place = std::ptr::null_mut();
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    let _: c_int = unsafe {
+        with(queue, |driven| {
+            let number = usize::try_from(number).ok();
+            let found = number.and_then(|number| driven.places.get(number));
+            let found = found.ok_or_else(|| {
+                Failure::misuse("a number of a buffer that the queue does not have")
+            })?;
+            place = found.0.cast();
+            Ok(0)
+        })
+    };
+    place
+}
+
+/// A descriptor to sleep in.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_event_fd(queue: *mut QueueHandle) -> c_int {
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, |driven| Ok(driven.queue.event_fd().as_raw_fd())) }
+}
+
+/// Asks for the descriptor to be readable when something comes. Returns for how many milliseconds
+/// the program may sleep; 0 when `rblk_poll` is due.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_arm(queue: *mut QueueHandle) -> c_int {
+    let arm = |driven: &mut Driven| {
+        if driven.told < driven.done.len() {
+            return Ok(0);
+        }
+        let longest = driven.queue.arm().map_err(|error| Failure::of(libc::EIO, &error))?;
+        Ok(longest.map_or(0, milliseconds))
+    };
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, arm) }
+}
+
+/// Whole milliseconds, rounded up: less would be a loop until the time is over.
+fn milliseconds(time: Duration) -> c_int {
+    c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+}
+
+/// Sends what was submitted and takes what has come.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_poll(
+    queue: *mut QueueHandle,
+    completions: *mut rblk_completion,
+    most: c_int,
+) -> c_int {
+    let poll = |driven: &mut Driven| {
+        // SAFETY: a place for `most` completions, as the caller says.
+        let mut told = unsafe { Told::new(completions, most) }?;
+        driven.look(&mut told, Queue::poll)
+    };
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, poll) }
+}
+
+/// The same, and sleeps until something comes, or for so many milliseconds.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_wait(
+    queue: *mut QueueHandle,
+    completions: *mut rblk_completion,
+    most: c_int,
+    longest_ms: c_int,
+) -> c_int {
+    let wait = |driven: &mut Driven| {
+        // SAFETY: a place for `most` completions, as the caller says.
+        let mut told = unsafe { Told::new(completions, most) }?;
+        let Ok(longest) = u64::try_from(longest_ms) else {
+            return Err(Failure::misuse("a negative time to wait: every wait has an end"));
+        };
+        let longest = Duration::from_millis(longest);
+        driven.look(&mut told, |queue, done| match done.is_empty() {
+            true => queue.wait(done, longest),
+            false => queue.poll(done),
+        })
+    };
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, wait) }
+}
+
+/// Tells what a queue has counted.
+///
+/// # Safety
+/// As `rblk.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rblk_queue_counts(
+    queue: *mut QueueHandle,
+    counts: *mut rblk_counts,
+) -> c_int {
+    let tell = |driven: &mut Driven| {
+        let now = driven.queue.counts();
+        let now = rblk_counts {
+            size: 0,
+            answered: now.answered,
+            errors: now.errors,
+            read_bytes: now.read_bytes,
+            written_bytes: now.written_bytes,
+            copied_bytes: now.copied_bytes,
+            sent_again: now.sent_again,
+            paths_lost: now.paths_lost,
+            sleeps: now.sleeps,
+        };
+        // SAFETY: null, or valid for the bytes that it says, as the caller says.
+        unsafe { fill(counts, now, |now, size| now.size = size) }?;
+        Ok(0)
+    };
+    // SAFETY: null, or a handle of `rblk_queue_create`, as the caller says.
+    unsafe { with(queue, tell) }
+}
