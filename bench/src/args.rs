@@ -11,6 +11,7 @@ use rblk_config::ByteSize;
 
 use crate::cost::CostArgs;
 use crate::hw_check::args::HwCheckArgs;
+pub use crate::output::Output;
 
 /// Measures rblk beside its peers, and says where the time goes.
 ///
@@ -88,15 +89,6 @@ pub struct OutputArgs {
     /// Form of the answer on stdout; progress is on stderr.
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,
-}
-
-/// Form of the answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Output {
-    /// For people.
-    Table,
-    /// For programs: one JSON document.
-    Json,
 }
 
 /// Arguments of `compare`.

@@ -29,6 +29,7 @@ pub mod histogram;
 pub mod hw_check;
 pub mod interrupt;
 pub mod keys;
+pub mod output;
 pub mod peer;
 pub mod place;
 pub mod report;

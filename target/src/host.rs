@@ -9,7 +9,7 @@ use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, Hos
 use rblk_target::control::socket::{Ask, HostsReport, Response, ask};
 use serde::Serialize;
 
-use crate::volumes::socket_of;
+use crate::running::socket_of;
 use crate::{asked, not_understood, table};
 
 /// A request that makes no sense.

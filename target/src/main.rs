@@ -20,6 +20,7 @@ mod event_lines;
 mod host;
 mod key;
 mod reload;
+mod running;
 mod sessions;
 mod table;
 mod top;

@@ -5,7 +5,7 @@ use rblk_target::args::{Output, SessionCommand};
 use rblk_target::control::socket::{Ask, Response};
 use rblk_target::control::status::SessionStatus;
 
-use crate::volumes::socket_of;
+use crate::running::socket_of;
 use crate::{asked, not_understood};
 
 /// Does what was asked.

@@ -2,7 +2,7 @@
 //! knows who uses them; the file of the configuration follows, if that is asked for. Before either,
 //! the configuration with the change is checked.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::Context;
@@ -10,13 +10,14 @@ use rblk_config::{
     ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
 };
 use rblk_target::args::{
-    CONTROL_SOCKET, ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand,
-    VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
+    ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs,
+    VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
 };
 use rblk_target::control::socket::{Ask, Response, VolumeReport};
 use rblk_target::control::status::VolumeStatus;
 
 use crate::host::Senseless;
+use crate::running::socket_of;
 use crate::{asked, not_understood};
 
 /// Does what was asked.
@@ -28,17 +29,6 @@ pub(crate) fn volume(command: &VolumeCommand) -> anyhow::Result<Exit> {
         VolumeCommand::Set(args) => set(args),
         VolumeCommand::Snapshot(args) => snapshot(args),
         VolumeCommand::List(running) => list(running),
-    }
-}
-
-/// The control socket of a target: named, or that of its configuration.
-pub(crate) fn socket_of(running: &RunningArgs) -> anyhow::Result<PathBuf> {
-    if let Some(socket) = &running.control_socket {
-        return Ok(socket.clone());
-    }
-    match running.config.exists() {
-        true => Ok(TargetConfig::load(&running.config)?.control_socket),
-        false => Ok(CONTROL_SOCKET.into()),
     }
 }
 

@@ -97,7 +97,8 @@ pub fn keys_for(engine: CompareEngine, keys: &[String]) -> Vec<String> {
 
 /// The systems that were asked for.
 ///
-/// `keys` are known ones; no key means all disks but those that spin all the time, `none` means none.
+/// `keys` are known ones; no key means all disks but those that spin all the time, `none` means
+/// none.
 /// `variants` are `NAME=WORDS` ([`Variant::parse`]); `rblk` are disks of ours as `PATH` or
 /// `NAME=PATH`, `peers` are others as `NAME=PATH`. With either of the last two nothing is set up
 /// but what `keys` and `variants` say.

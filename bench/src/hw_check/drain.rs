@@ -1,8 +1,8 @@
 //! What a device still does for a QP that is in the error state, and for one that is destroyed.
 //!
 //! A peer's memory is READ into a sink of zeros while the QP is moved to the error state. Then
-//! three things are looked at: completions that come after the CQ was found empty, bytes that land after
-//! that, and bytes that land after the QP was destroyed. rblk relies on the last only.
+//! three things are looked at: completions that come after the CQ was found empty, bytes that land
+//! after that, and bytes that land after the QP was destroyed. rblk relies on the last only.
 
 use std::time::{Duration, Instant};
 

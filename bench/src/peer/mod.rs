@@ -12,8 +12,8 @@
 //! | [`module`], [`loaded`] | kernel modules; those that a run loaded |
 //! | [`trigger`] | the trigger that counts system calls |
 //!
-//! A [`System`] is a disk, or a server for an engine of fio's, that is there; dropped, it is gone. Nothing is set up without a line in
-//! the journal.
+//! A [`System`] is a disk, or a server for an engine of fio's, that is there; dropped, it is gone.
+//! Nothing is set up without a line in the journal.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -7,10 +7,9 @@ use rblk_config::VolumeRight;
 use rblk_config::key_file::TARGET_KEY_FILE;
 use rblk_protocol::auth::PublicKey;
 
-use super::{LimitArgs, Output, RunningArgs};
-
-/// The configuration of a target, unless told otherwise.
-pub const CONFIG: &str = "/etc/rblk/target.toml";
+use super::Output;
+use super::limits::LimitArgs;
+use super::running::{CONFIG, RunningArgs};
 
 /// What `rblk-target key` can do.
 #[derive(Debug, Subcommand)]

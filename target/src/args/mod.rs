@@ -1,6 +1,8 @@
 //! The command line of `rblk-target` and `rblk-targetd`.
 
 mod hosts;
+mod limits;
+mod running;
 mod volumes;
 
 use std::net::SocketAddr;
@@ -14,11 +16,13 @@ use rblk_config::{
 use rblk_protocol::auth::PublicKey;
 
 pub use hosts::{
-    CONFIG, HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, KeyArgs, KeyCommand,
+    HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, KeyArgs, KeyCommand,
 };
+pub use limits::LimitArgs;
+pub use running::{CONFIG, RunningArgs};
 pub use volumes::{
-    ChangeArgs, LimitArgs, RunningArgs, SessionCommand, VolumeAddArgs, VolumeCommand,
-    VolumeRemoveArgs, VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
+    ChangeArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
+    VolumeSetArgs, VolumeSnapshotArgs,
 };
 
 /// Where a running target listens for `status` and `drain`, unless told otherwise.

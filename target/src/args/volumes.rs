@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use rblk_config::{ByteRate, ByteSize, CacheMode};
+use rblk_config::{ByteSize, CacheMode};
 
-use super::{CONFIG, Output};
-use crate::control::socket::{LimitsWish, Wish};
+use super::limits::LimitArgs;
+use super::running::RunningArgs;
+use crate::control::socket::Wish;
 
 /// What `rblk-target volume` can do.
 #[derive(Debug, Subcommand)]
@@ -53,20 +54,6 @@ pub enum SessionCommand {
     },
 }
 
-/// Names a running target, and the form of its answer.
-#[derive(Debug, Args)]
-pub struct RunningArgs {
-    /// Configuration file of the target, which names its control socket.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    pub config: PathBuf,
-    /// Control socket of the running target; that of the configuration by default.
-    #[arg(long, value_name = "PATH")]
-    pub control_socket: Option<PathBuf>,
-    /// Form of the answer.
-    #[arg(long, value_enum, default_value = "table")]
-    pub output: Output,
-}
-
 /// Which target, and whether the change stays.
 #[derive(Debug, Args)]
 pub struct ChangeArgs {
@@ -77,32 +64,6 @@ pub struct ChangeArgs {
     /// Which target.
     #[command(flatten)]
     pub running: RunningArgs,
-}
-
-/// How much a volume may have per second.
-#[derive(Debug, Args)]
-pub struct LimitArgs {
-    /// Most commands per second, or none.
-    #[arg(long, value_name = "N|none")]
-    pub iops: Option<Wish<u32>>,
-    /// Most bytes per second, such as 200MiB, or none.
-    #[arg(long, value_name = "SIZE|none")]
-    pub bandwidth: Option<Wish<ByteRate>>,
-    /// Most commands at once after a pause; none: those of a tenth of a second.
-    #[arg(long, value_name = "N|none")]
-    pub iops_burst: Option<Wish<u32>>,
-    /// Most bytes at once after a pause; none: those of a tenth of a second.
-    #[arg(long, value_name = "SIZE|none")]
-    pub bandwidth_burst: Option<Wish<ByteSize>>,
-}
-
-impl LimitArgs {
-    /// What is asked for.
-    #[must_use]
-    pub fn wish(&self) -> LimitsWish {
-        let Self { iops, bandwidth, iops_burst, bandwidth_burst } = *self;
-        LimitsWish { iops, bandwidth, iops_burst, bandwidth_burst }
-    }
 }
 
 /// A volume to serve.
