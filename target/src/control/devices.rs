@@ -129,12 +129,17 @@ impl Shared {
 }
 
 impl Registered {
-    /// Catches up with the volumes that came and went since it was begun.
+    /// Catches up with the volumes that came, went or got other memory since it was begun. A
+    /// volume in memory that is resized keeps its index and has another region.
     fn follow(&mut self, shared: &Shared) -> Result<()> {
         let Some(memory) = self.memory.as_mut() else { return Ok(()) };
-        memory.volumes.retain(|(index, _)| shared.volumes.iter().any(|(i, _)| i == index));
-        for (index, region) in &shared.volumes {
-            if !memory.volumes.iter().any(|(i, _)| i == index) {
+        let is_of = |index: VolumeIndex, mr: &MemoryRegion, of: &(VolumeIndex, Arc<Region>)| {
+            index == of.0 && Arc::ptr_eq(mr.region(), &of.1)
+        };
+        memory.volumes.retain(|(index, mr)| shared.volumes.iter().any(|of| is_of(*index, mr, of)));
+        for of in &shared.volumes {
+            if !memory.volumes.iter().any(|(index, mr)| is_of(*index, mr, of)) {
+                let (index, region) = of;
                 let mr = Arc::new(self.pd.register(region, Access::LOCAL_WRITE)?);
                 memory.volumes.push((*index, mr));
             }
@@ -368,5 +373,39 @@ impl Devices {
     #[cfg(test)]
     pub(super) fn has(&self, place: usize) -> bool {
         self.entries.get(place).is_some_and(Option::is_some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_fabric::PageKind;
+    use rblk_fabric::soft::network::Network;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_being_registered_follows_the_memory_of_a_volume() {
+        let region = || Region::allocate(4096, PageKind::Normal).unwrap();
+        let (index, other) = (VolumeIndex(3), VolumeIndex(4));
+        let before = Shared {
+            arena: region(),
+            zeros: region(),
+            volumes: vec![(index, region()), (other, region())],
+            order: MemoryOrder::Strict,
+        };
+        let mut new = before.register(&Device::Soft(Network::new(1).device())).unwrap();
+        // It is resized meanwhile: it has other memory, and its index.
+        let resized = region();
+        let after = Shared {
+            volumes: vec![(other, Arc::clone(&before.volumes[1].1)), (index, Arc::clone(&resized))],
+            ..before.clone()
+        };
+        new.follow(&after).unwrap();
+        let volumes = new.memory.unwrap().volumes;
+        assert_eq!(volumes.len(), 2);
+        for (index, region) in &after.volumes {
+            let (_, mr) = volumes.iter().find(|(known, _)| known == index).unwrap();
+            assert!(Arc::ptr_eq(mr.region(), region), "{index:?} is reached by other memory");
+        }
     }
 }
