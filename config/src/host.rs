@@ -193,7 +193,8 @@ impl HostConfig {
             };
             let names: Vec<&str> = volumes.iter().copied().take(NAMES_SHOWN).collect();
             let fix = match names.is_empty() {
-                true => "write the [[volume]] first, or name every volume by \"*\"".to_owned(),
+                true => "write its [[volume]], remove this right, or name every volume by \"*\""
+                    .to_owned(),
                 false => format!("the volumes are {}", names.join(", ")),
             };
             let problem = format!("there is no volume {volume:?}");

@@ -400,7 +400,7 @@ fn hosts() {
     assert_eq!(
         target(&format!("[[host]]\nname = 'a'\nkeys = ['{KEY}']\nvolumes = ['v:rw']")),
         "t.toml:5:12: host[0].volumes[0] = \"v:rw\": there is no volume \"v\"; \
-         write the [[volume]] first, or name every volume by \"*\""
+         write its [[volume]], remove this right, or name every volume by \"*\""
     );
     assert_eq!(
         with_key("volumes = ['vol0:rw', 'vol0:ro']"),

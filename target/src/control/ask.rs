@@ -200,7 +200,6 @@ impl Ask {
             | Self::Events { .. }
             | Self::Drain
             | Self::ReloadHosts
-            | Self::SetHost { .. }
             | Self::Dump
             | Self::Kick { .. } => SHORT,
             Self::RemoveVolume { drain: true, .. } => DRAIN_TIME,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_config::{ByteSize, CacheMode, StoreKind, TargetConfig, VolumeConfig, named_in_rights};
+use rblk_config::{ByteSize, CacheMode, TargetConfig, VolumeConfig, named_in_rights};
 use rblk_fabric::{PageKind, Region};
 use tokio::sync::{mpsc, oneshot};
 
@@ -695,12 +695,8 @@ pub(crate) fn set(
     let mut config = config.clone();
     config = config.clone().with_limits(limits.on(config.limits()));
     config.read_only = read_only.unwrap_or(config.read_only);
-    if cache.is_some() && config.store == StoreKind::File {
-        config.cache = cache;
-    } else if cache.is_some() {
-        // The rules of the configuration say what is wrong.
-        config.cache = cache;
-    }
+    // The rules of the configuration say whether its store may have one.
+    config.cache = cache.or(config.cache);
     config.read_ahead = read_ahead.unwrap_or(config.read_ahead);
     config.cache_min = Wish::on(cache_min, config.cache_min);
     config.cache_max = Wish::on(cache_max, config.cache_max);
