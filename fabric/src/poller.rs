@@ -61,6 +61,11 @@ pub trait Poller: Send + fmt::Debug {
     /// The CQ itself is broken.
     fn arm(&mut self) -> Result<()>;
 
+    /// Sends what this end still owes its peers: acknowledgements of the software provider, which
+    /// otherwise leave with the next data, or after some empty polls. Call it when nothing is under
+    /// way and the next poll may be long in coming. Devices owe nothing.
+    fn settle(&mut self) {}
+
     /// Descriptors to sleep on. When an armed CQ has something, one of them is readable until
     /// [`Self::clear_event`]. They may change with [`Self::attach`] and [`Self::detach`]: ask again
     /// after those.

@@ -35,6 +35,33 @@ fn drained(poller: &mut dyn Poller, out: &mut [Completion]) -> usize {
     }
 }
 
+/// One that goes off after its answer leaves its peer in no doubt.
+fn settles_what_it_owes(mut p: Pair) {
+    let from = p.a.memory(4096, Access::REMOTE);
+    let to = p.b.memory(4096, Access::REMOTE);
+    let mut out = [Completion::default(); 8];
+    for round in 0..50 {
+        p.b.recv(1, to.sge(0, 64).unwrap());
+        p.a.post(&[wr(2, SendOp::Send, from.sge(0, 64).unwrap(), true)]);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while p.b.poller.poll(&mut out).unwrap() == 0 {
+            assert!(Instant::now() < deadline, "round {round}: the message");
+        }
+        for _ in 0..20 {
+            assert_eq!(p.a.poller.poll(&mut out).unwrap(), 0, "round {round}: it is not told yet");
+        }
+        p.b.poller.settle();
+        while p.a.poller.poll(&mut out).unwrap() == 0 {
+            assert!(Instant::now() < deadline, "round {round}: the completion");
+        }
+    }
+}
+
+#[test]
+fn what_is_owed_leaves_before_a_pause() {
+    settles_what_it_owes(tcp_pair(limits(), limits()));
+}
+
 fn sleeps_and_wakes(mut p: Pair) {
     let from = p.a.memory(4096, Access::REMOTE);
     let to = p.b.memory(4096, Access::REMOTE);

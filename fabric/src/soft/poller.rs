@@ -309,6 +309,10 @@ impl crate::Poller for Poller {
         Ok(())
     }
 
+    fn settle(&mut self) {
+        self.acknowledge(0);
+    }
+
     fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.wake.fds(&self.qps)
     }

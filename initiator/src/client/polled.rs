@@ -93,6 +93,13 @@ impl Polled {
         busy |= self.side.end(&mut self.epoll, moment.instant())?;
         if busy {
             self.side.after_work();
+            // The program may go off now, for as long as it likes. A target that still waits for
+            // an acknowledgement then would give the connection up.
+            if self.pending.len() == 0
+                && let Some(poller) = self.side.engine_mut().poller_mut()
+            {
+                poller.settle();
+            }
         } else {
             // Of programs that never sleep, too.
             self.not_alone()?;

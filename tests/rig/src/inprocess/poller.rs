@@ -97,6 +97,10 @@ impl Poller for PairedPoller {
         self.inner.arm()
     }
 
+    fn settle(&mut self) {
+        self.inner.settle();
+    }
+
     fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.inner.event_fds()
     }
