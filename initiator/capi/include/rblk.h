@@ -79,7 +79,8 @@ enum rblk_state {
 	RBLK_CHANGED = 5       /* the target has another volume of that name: they fail, permanently */
 };
 
-/* How a volume is. Set size to sizeof(struct rblk_status). */
+/* How a volume is. Set size to sizeof(struct rblk_status). The library sets it to how much of the
+ * structure it filled: an older library fills less. */
 struct rblk_status {
 	size_t size;
 	uint64_t size_bytes;       /* the target can change it */
@@ -99,7 +100,7 @@ struct rblk_completion {
 	void *buffer;       /* of a read or a write. It is the program's again */
 };
 
-/* What a queue has counted. Set size to sizeof(struct rblk_counts). */
+/* What a queue has counted. Set size to sizeof(struct rblk_counts), as for struct rblk_status. */
 struct rblk_counts {
 	size_t size;
 	uint64_t answered;      /* requests that were answered, well or not */

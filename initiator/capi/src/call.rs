@@ -49,8 +49,9 @@ pub(crate) unsafe fn fill<T>(
     if size < size_of::<usize>() {
         return Err(Failure::misuse("the field `size` of the structure is not set"));
     }
-    own(&mut value, size);
     let len = size.min(size_of::<T>());
+    // So a program that is newer than the library learns what was filled.
+    own(&mut value, len);
     // SAFETY: valid for `size` bytes, as the caller says, and `value` has as many.
     unsafe { place.cast::<u8>().copy_from_nonoverlapping((&raw const value).cast(), len) };
     Ok(())

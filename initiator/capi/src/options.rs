@@ -9,6 +9,8 @@ use crate::failure::Failure;
 
 /// Fences the host that holds the volume: `RBLK_TAKE_OVER`.
 const TAKE_OVER: u32 = 1;
+/// More bytes than any version has: `size` was not set.
+const SIZE_MAX: usize = 4096;
 
 /// How a volume is to be opened: `struct rblk_options`.
 #[repr(C)]
@@ -88,6 +90,10 @@ unsafe fn copy(place: *const rblk_options) -> Result<rblk_options, Failure> {
     let size = unsafe { place.cast::<usize>().read() };
     if size < size_of::<usize>() {
         let words = "the field `size` of rblk_options is not set: begin with RBLK_OPTIONS_INIT";
+        return Err(Failure::misuse(words));
+    }
+    if size > SIZE_MAX {
+        let words = "the field `size` of rblk_options is no size: begin with RBLK_OPTIONS_INIT";
         return Err(Failure::misuse(words));
     }
     let mut given = NOTHING;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use rblk_config::said_once;
 
-use crate::error::SessionError;
+use crate::mount::may_pass;
 
 /// Why a volume could not be opened. It names what was wrong, and what helps.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ impl OpenError {
     /// Whether trying again later can help.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        self.0.downcast_ref::<SessionError>().is_some_and(SessionError::is_transient)
+        may_pass(&self.0)
     }
 }
 

@@ -48,11 +48,13 @@ impl Options {
     /// volume back at once. Never give one id to two programs that may run at the same time: the
     /// second one fences the first one while that one waits for its target.
     ///
+    /// Zeros are no id.
+    ///
     /// With keys it has no effect: the target knows a program by its key (`key_file`). Give each
     /// program a key of its own.
     #[must_use]
     pub fn host_id(mut self, id: [u8; 16]) -> Self {
-        self.host_id = Some(HostId(id));
+        self.host_id = (id != [0; 16]).then_some(HostId(id));
         self
     }
 

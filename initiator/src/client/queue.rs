@@ -138,8 +138,17 @@ impl Queue {
     /// such error.
     #[inline]
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<usize> {
-        self.polled.turn_once(self.turns.now())?;
-        Ok(self.polled.take(done))
+        let turned = self.polled.turn_once(self.turns.now());
+        self.taken(done, turned)
+    }
+
+    /// Takes what has come. An error is told when nothing has: it comes again.
+    #[inline]
+    fn taken<T>(&mut self, done: &mut Vec<Completion>, turned: io::Result<T>) -> io::Result<usize> {
+        match (self.polled.take(done), turned) {
+            (0, Err(error)) => Err(error),
+            (count, _) => Ok(count),
+        }
     }
 
     /// Sends what was submitted, and waits for completions, at most so long. It looks for them as
@@ -149,11 +158,16 @@ impl Queue {
     /// # Errors
     /// As of [`poll`](Self::poll).
     pub fn wait(&mut self, done: &mut Vec<Completion>, longest: Duration) -> io::Result<usize> {
+        let waited = self.wait_for_some(longest);
+        self.taken(done, waited)
+    }
+
+    fn wait_for_some(&mut self, longest: Duration) -> io::Result<()> {
         self.polled.turn_once(self.turns.now())?;
         let now = Instant::now();
         self.polled.wait_until(now.checked_add(longest).unwrap_or(now + FOREVER));
         while self.turns.next(&mut self.polled)?.is_none() {}
-        Ok(self.polled.take(done))
+        Ok(())
     }
 
     /// A descriptor to sleep in, among others of the program: it is readable when a

@@ -414,6 +414,7 @@ impl Engine {
 
     /// Asks a silent target for an answer, or gives its path up. Returns whether to take what came
     /// once more before that, now that the poller really looks, and to call this again.
+    #[inline(always)]
     fn keep_beat(&mut self, now: Instant) -> bool {
         let (Some(pulse), Some(path)) = (self.pulse, self.path.as_mut()) else { return false };
         match path.keep_beat(pulse, now) {
@@ -446,12 +447,12 @@ impl Engine {
     fn fail_waiting(&mut self, errno: i32, done: &mut impl FnMut(Tag, i32)) -> bool {
         let mut busy = false;
         for tag in self.inflight.tags() {
-            if self.inflight.cancel(tag).is_some() {
+            if let Some(io) = self.inflight.cancel(tag) {
                 if let Some(ledger) = &mut self.ledger {
                     ledger.cancelled(tag);
                 }
                 self.digests.cancelled(tag);
-                self.stats.errors.add(1);
+                self.stats.count_unsent(io.op);
                 done(tag, -errno);
                 busy = true;
             }
@@ -469,8 +470,7 @@ impl Engine {
             if self.ledger.as_mut().is_some_and(|ledger| ledger.must_fail(tag, &io)) {
                 let _ = self.inflight.cancel(tag);
                 self.digests.cancelled(tag);
-                self.stats.flushes.add(1);
-                self.stats.errors.add(1);
+                self.stats.count_unsent(io.op);
                 done(tag, -EIO);
                 busy = true;
             } else if self.send(tag) {

@@ -147,6 +147,17 @@ impl QueueStats {
         }
     }
 
+    /// Counts a request that ended with an error here and was never sent.
+    #[cold]
+    pub(super) fn count_unsent(&self, op: IoOp) {
+        match op {
+            IoOp::Read => self.reads.add(1),
+            IoOp::Write => self.writes.add(1),
+            other => self.count_other(other),
+        }
+        self.errors.add(1);
+    }
+
     #[cold]
     #[inline(never)]
     fn count_error(&self, io: &Io, status: Status) -> i32 {
@@ -155,17 +166,11 @@ impl QueueStats {
         -status.errno()
     }
 
-    /// Requests answered, well or not.
+    /// Requests answered, well or not. The errors are among them.
     #[must_use]
     pub(crate) fn answered(&self) -> u64 {
-        let of_kinds = [
-            &self.reads,
-            &self.writes,
-            &self.flushes,
-            &self.discards,
-            &self.write_zeroes,
-            &self.errors,
-        ];
+        let of_kinds =
+            [&self.reads, &self.writes, &self.flushes, &self.discards, &self.write_zeroes];
         of_kinds.iter().map(|counter| counter.get()).sum()
     }
 }

@@ -91,8 +91,7 @@ pub(super) async fn connect_patiently(
             Ok(connected) => return Ok(connected),
             Err(error) => error,
         };
-        let may_pass = error.downcast_ref::<SessionError>().is_some_and(SessionError::is_transient);
-        if !may_pass || begun.elapsed() >= config.wait.get() {
+        if !may_pass(&error) || begun.elapsed() >= config.wait.get() {
             return Err(error);
         }
         let text = said_once(error.as_ref());
@@ -101,6 +100,12 @@ pub(super) async fn connect_patiently(
         tokio::time::sleep(config.reconnect_delay.get().min(PAUSE_MAX)).await;
         round = round.saturating_add(1);
     }
+}
+
+/// Whether trying again later can help. A path that failed its test may have lost its target.
+pub(crate) fn may_pass(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<SessionError>().is_some_and(SessionError::is_transient)
+        || error.is::<NotTested>()
 }
 
 async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(Mount, Vec<Path>)> {

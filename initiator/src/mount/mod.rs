@@ -64,6 +64,7 @@ use tokio::sync::mpsc;
 use crate::queue::FromQueue;
 use crate::session::HostIdentity;
 use crate::ublk::{Control, Device};
+pub(crate) use begin::may_pass;
 pub use holder::device_user;
 use leftovers::{Claimed, Purpose};
 use lock::MountLock;
