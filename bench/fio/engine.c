@@ -114,8 +114,17 @@ struct needs {
 	uint64_t max_io;
 };
 
+/* Which volume a job has. fio frees the names of a job's files when the job ends, while others still
+ * begin, so the engine keeps its own note of each. */
+struct plan {
+	struct plan *next;
+	unsigned int thread_number;
+	struct shared *shared;
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct shared *volumes;
+static struct plan *plans;
 
 struct ioengine_ops ioengine;
 
@@ -124,9 +133,34 @@ static const char *name_of(struct thread_data *td)
 	return td->files[0]->file_name;
 }
 
+/* The lock is held. */
+static int make_plan(struct thread_data *td, struct shared *shared)
+{
+	struct plan *plan = calloc(1, sizeof(*plan));
+
+	if (!plan)
+		return ENOMEM;
+	plan->thread_number = td->thread_number;
+	plan->shared = shared;
+	plan->next = plans;
+	plans = plan;
+	return 0;
+}
+
+/* The lock is held. */
+static bool is_planned(struct thread_data *td, struct shared *shared)
+{
+	struct plan *plan;
+
+	for (plan = plans; plan; plan = plan->next)
+		if (plan->thread_number == td->thread_number && plan->shared == shared)
+			return true;
+	return false;
+}
+
 /* Adds up what the jobs of this volume need that run at the same time as this one. A job with
- * stonewall begins when all earlier ones have ended. */
-static struct needs needs_of(struct thread_data *own)
+ * stonewall begins when all earlier ones have ended. The lock is held. */
+static struct needs needs_of(struct thread_data *own, struct shared *shared)
 {
 	struct needs needs = { 0, 0, MAX_IO_LEAST };
 	struct thread_data *td;
@@ -141,8 +175,7 @@ static struct needs needs_of(struct thread_data *own)
 			last = i;
 	}
 	for_each_td(td, i) {
-		if (i < first || i >= last || td->io_ops != &ioengine || !td->files_index ||
-		    strcmp(name_of(td), name_of(own)))
+		if (i < first || i >= last || !is_planned(td, shared))
 			continue;
 		needs.queues++;
 		if (td->o.iodepth > needs.depth)
@@ -298,6 +331,8 @@ static int engine_setup(struct thread_data *td)
 		error = ENOMEM;
 	else if (!shared->bytes)
 		error = probe(td, shared);
+	if (!error)
+		error = make_plan(td, shared);
 	if (!error) {
 		file = td->files[0];
 		file->real_file_size = shared->bytes;
@@ -338,7 +373,7 @@ static int attach(struct thread_data *td, struct job *job)
 		return ENOMEM;
 	write_options(given, sizeof(given), td->eo);
 	if (!shared->volume) {
-		error = open_volume(td, needs_of(td), &shared->volume);
+		error = open_volume(td, needs_of(td, shared), &shared->volume);
 		if (error)
 			return error;
 		strcpy(shared->opened_with, given);
