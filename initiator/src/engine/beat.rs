@@ -70,15 +70,18 @@ impl Beat {
 
     /// What to do, after everything that came was taken. `waits` says whether requests are
     /// outstanding.
+    #[inline]
     pub(super) fn check(&mut self, pulse: Pulse, now: Instant, waits: bool) -> Due {
         if !waits {
             self.heard();
             return Due::Nothing;
         }
         let silent = now.saturating_duration_since(*self.silent_since.get_or_insert(now));
-        if silent <= pulse.period {
-            return Due::Nothing;
-        }
+        if silent <= pulse.period { Due::Nothing } else { self.overdue(pulse, now) }
+    }
+
+    #[cold]
+    fn overdue(&mut self, pulse: Pulse, now: Instant) -> Due {
         let noticed = *self.noticed.get_or_insert(now);
         let is_late = now.saturating_duration_since(noticed) > pulse.timeout;
         if is_late && self.asked.is_none() && !self.noticed_again {
