@@ -165,8 +165,8 @@ pub struct CompareArgs {
 pub enum CompareEngine {
     /// As block devices, by the kernel.
     Disk,
-    /// By an engine of fio's that speaks to the server itself. No RDMA, ublk or root is needed over
-    /// TCP.
+    /// By an engine of fio's that speaks to the server itself. Over TCP no RDMA and no ublk is
+    /// needed.
     Direct,
 }
 

@@ -71,7 +71,8 @@ impl Default for ConnectOptions {
 /// How to listen.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ListenOptions {
-    /// As [`ConnectOptions::tos`], for the connections that are accepted.
+    /// As [`ConnectOptions::tos`], for the connections that are accepted. On RoCE the kernel takes
+    /// that of the peer for both directions, and this counts for nothing.
     pub tos: Option<u8>,
     /// What a peer is told for which the queue of the listener has no room. Empty: it learns that
     /// the listener is [busy](crate::FabricError::Busy).

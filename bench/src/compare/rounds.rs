@@ -295,7 +295,11 @@ impl Rounds<'_> {
         for cell in cells {
             for contender in contenders {
                 let key = contender.candidate.info.key.as_str();
-                if let Some(system) = contender.system.as_ref().filter(|_| !has(key, cell)) {
+                if let Some(system) = contender
+                    .system
+                    .as_ref()
+                    .filter(|s| s.access().disk().is_some() && !has(key, cell))
+                {
                     wanted.push((key, system, cell));
                 }
             }

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rblk_fabric::{Address, ConnectOptions, Route};
+use rblk_fabric::{Address, ConnectOptions, MemoryOrder, Route};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -58,7 +58,8 @@ impl Control {
         let connected = self.wait(async {
             let route = Route::resolve(address, &Self::options()).await?;
             let device = route.device();
-            let pd = device.alloc_pd()?;
+            // The ping looks for the last byte, so the bytes have to land in order.
+            let pd = device.alloc_pd_with(MemoryOrder::Strict)?;
             let limits = end::limits(device.caps(), &job);
             let (poller, handle) = pd.poller(end::cq_entries(&limits))?;
             let memory = end::memory(&pd, &job)?;

@@ -10,7 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rblk_fabric::{AcceptParams, Address, ConnectionHello, Incoming, Listener, Transport};
+use rblk_fabric::{
+    AcceptParams, Address, ConnectionHello, Incoming, Listener, MemoryOrder, Transport,
+};
 
 use super::control::{Control, GRACE, passive_wait};
 use super::echo::Echo;
@@ -122,7 +124,8 @@ impl Serving {
 
     fn take(&mut self, incoming: Incoming, job: Job) -> Result<(), Broken> {
         let device = incoming.device();
-        let pd = device.alloc_pd()?;
+        // The ping looks for the last byte, so the bytes have to land in order.
+        let pd = device.alloc_pd_with(MemoryOrder::Strict)?;
         let limits = end::limits(device.caps(), &job);
         let (mut poller, handle) = pd.poller(end::cq_entries(&limits))?;
         let memory = end::memory(&pd, &job)?;

@@ -13,7 +13,7 @@ use super::ends::{Ends, Link, limits};
 use super::judge::{self, bytes_words, float};
 use super::load::{self, Load};
 use super::out::Out;
-use super::registration::huge_free;
+use super::registration::{huge_free, more_huge_pages};
 use super::site::Site;
 use crate::fabric::registration::SmallPages;
 use crate::result::Pages;
@@ -51,7 +51,7 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
         Some(huge) => out.figure("huge_reads_per_s", huge),
         None => out.add(
             Finding::skip("huge pages", format!("{} are free for it", bytes_words(huge_bytes)))
-                .fix(format!("sysctl vm.nr_hugepages={}", bytes >> 21)),
+                .fix(more_huge_pages(root, bytes)),
         ),
     }
     Ok(())

@@ -31,7 +31,7 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
                 _ => Host::read(Path::new("/"), &caps.name).available / SHARE,
             };
             if bytes > free {
-                out.add(short(&subject, bytes, free, pages));
+                out.add(short(Path::new("/"), &subject, bytes, free, pages));
                 continue;
             }
             if bytes > caps.max_region_bytes {
@@ -80,12 +80,17 @@ fn meminfo_count(root: &Path, field: &str) -> u64 {
     meminfo(root, field).map_or(0, |bytes| bytes >> 10)
 }
 
-fn short(subject: &str, bytes: u64, free: u64, pages: Pages) -> Finding {
+/// The command by which `bytes` of huge pages are free, beside those that others have.
+pub(super) fn more_huge_pages(root: &Path, bytes: u64) -> String {
+    let missing = bytes.saturating_sub(huge_free(root)).div_ceil(2 << 20);
+    let pages = meminfo_count(root, "HugePages_Total:").saturating_add(missing);
+    format!("sysctl vm.nr_hugepages={pages}")
+}
+
+fn short(root: &Path, subject: &str, bytes: u64, free: u64, pages: Pages) -> Finding {
     let words = format!("{} are free for it", bytes_words(free));
     match pages {
-        Pages::Huge => {
-            Finding::skip(subject, words).fix(format!("sysctl vm.nr_hugepages={}", bytes >> 21))
-        }
+        Pages::Huge => Finding::skip(subject, words).fix(more_huge_pages(root, bytes)),
         _ => Finding::skip(subject, words),
     }
 }

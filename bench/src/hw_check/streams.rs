@@ -71,7 +71,7 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
         true => out.add(Finding::skip("counters", "the device has none")),
         false => out.add(judge::counters(&changed)),
     }
-    let words = "memory is registered in one way only, so there is nothing to compare";
+    let words = "not compared here: mount with `relaxed_ordering` true and false, and compare";
     out.add(Finding::skip("relaxed ordering", words));
     if card.interface.is_empty() || !crate::child::is_installed("ethtool") {
         let words = "PFC and pause frames: no interface, or no ethtool";

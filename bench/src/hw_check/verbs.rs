@@ -183,16 +183,32 @@ fn reads(site: &Site) -> Result<String> {
     Ok(format!("data was right, {depth} at once"))
 }
 
+/// Posts a WRITE, and behind it the message that tells of it.
+fn post_with_word(bed: &mut Bed, write: SendWr) -> Result<()> {
+    let word = bed.small.sge(0, 64).context("a place")?;
+    bed.post(&[write, wr(2, SendOp::Send, word)])
+}
+
+/// Waits until the message is there: only then the data has to be there as well.
+fn until_told(bed: &mut Bed, what: &str) -> Result<()> {
+    let mut left = 3;
+    bed.ends.until(what, |_, _| {
+        left -= 1;
+        left == 0
+    })
+}
+
 fn inline(site: &Site) -> Result<String> {
     let mut bed = Bed::new(site)?;
     let most = site.device.caps().inline_bytes.min(2048);
     for size in [1, most / 2, most].into_iter().filter(|size| *size > 0) {
         fill(&bed.small, 0, size, size);
         let sge = bed.small.sge(0, size).context("a place")?;
-        bed.post(&[SendWr { inline: true, ..wr(1, SendOp::Write(bed.b.remote(0)), sge) }])?;
+        let write = SendWr { inline: true, ..wr(1, SendOp::Write(bed.b.remote(0)), sge) };
+        post_with_word(&mut bed, write)?;
         // The payload was taken when it was posted, so this does not change it.
         bed.small.region().zero(0, size as usize);
-        bed.ends.until("inline WRITE", |at, _| at == At::A)?;
+        until_told(&mut bed, "inline WRITE")?;
         compare(&bed.b, 0, size, size).with_context(|| format!("{size} B inline"))?;
     }
     Ok(format!("payloads of up to {most} B were taken when posted"))
@@ -216,8 +232,8 @@ fn gather(site: &Site) -> Result<String> {
     }
     let sge = bed.a.sge(0, len).context("a place")?;
     let one = wr(1, SendOp::Write(bed.b.remote(0)), sge);
-    bed.post(&[SendWr { sges: sges.unwrap_or(one.sges), ..one }])?;
-    bed.ends.until("a gathered WRITE", |at, _| at == At::A)?;
+    post_with_word(&mut bed, SendWr { sges: sges.unwrap_or(one.sges), ..one })?;
+    until_told(&mut bed, "a gathered WRITE")?;
     for part in 0..parts {
         compare(&bed.b, (part * len) as usize, len, part)
             .with_context(|| format!("part {part}"))?;

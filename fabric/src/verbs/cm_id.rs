@@ -146,7 +146,8 @@ impl CmId {
     }
 
     /// Sets the type of service of the packets. Call it before the address is resolved or bound to.
-    /// Connections that a listening id accepts have it, too.
+    /// Connections that a listening id accepts have it, too, on iWARP. On RoCE the kernel gives
+    /// them what the request of the peer says.
     pub(super) fn set_tos(&self, tos: u8) {
         if let Err(error) = self.set_byte(ffi::OPTION_ID_TOS, tos) {
             tracing::warn!(tos, %error, "the type of service cannot be set");

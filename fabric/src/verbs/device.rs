@@ -107,7 +107,8 @@ impl Device {
         let contexts = || contexts.iter().filter_map(|context| NonNull::new(*context));
         // SAFETY: the list keeps its contexts open.
         let opened: Vec<String> = contexts().map(|context| unsafe { name_of(context) }).collect();
-        for device in names_of_all().into_iter().filter(|name| !opened.contains(name)) {
+        let listed = if list.is_some() { names_of_all() } else { Vec::new() };
+        for device in listed.into_iter().filter(|name| !opened.contains(name)) {
             tracing::warn!(device, reason = "it does not open", "an RDMA device is passed over");
         }
         let usable = |context| {
