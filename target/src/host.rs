@@ -155,11 +155,19 @@ fn remove(args: &HostRemoveArgs) -> anyhow::Result<Exit> {
     let file = HostFile::lock(&args.place.config, name)?;
     let host = file.read()?;
     let mut host = host.ok_or_else(|| not_in(&file, &args.place.config, name, "remove"))?;
-    let (config, now) = match taken(&mut host, args)? {
-        Taken::Part => (file.write(&host)?, "changed"),
-        Taken::Whole => (file.remove()?, "gone"),
+    let path = file.path().display().to_string();
+    let config = match taken(&mut host, args)? {
+        Taken::Part => {
+            let config = file.write(&host)?;
+            println!("{name}: {path} is changed");
+            config
+        }
+        Taken::Whole => {
+            let config = file.remove()?;
+            println!("{name}: {path} is gone");
+            config
+        }
     };
-    println!("{name}: {} is {now}", file.path().display());
     drop(file);
     tell(&args.place, &config, name, args.key.is_some() || args.volume.is_some())
 }
