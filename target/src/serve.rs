@@ -168,12 +168,7 @@ async fn run(
     check_encryption(config, &addresses)?;
     warn_of_access(config);
     let auth = auth_of(config)?;
-    demand::raise_limits();
-    if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && let Some(warning) = demand::too_few_files(config, limit)
-    {
-        tracing::warn!("{warning}");
-    }
+    raise_limits(config);
     let demand = Demand::of(config, poll_groups(config));
     check_room(&demand, inherited.is_some()).await?;
     let socket = control_socket(config).await?;
@@ -223,15 +218,30 @@ async fn run(
     *inherited = None;
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
-    match result {
-        Ok((true, _)) => lineage.mark_clean(),
-        _ => lineage.try_again(),
-    }
+    note_end(&lineage, matches!(result, Ok((true, _))));
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
     let (clean, departure) = result?;
     let Some(Departure { program, note }) = departure else { return Ok(None) };
     let note = HandOver { clean, ..note };
     Ok(Some(Successor::new(program, note, accepting.sockets().await)))
+}
+
+/// Raises the limits of this process, and warns if too few files may be open.
+fn raise_limits(config: &TargetConfig) {
+    demand::raise_limits();
+    if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Some(warning) = demand::too_few_files(config, limit)
+    {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Writes down whether a run ended clean: then the next one loses nothing.
+fn note_end(lineage: &LineageFile, clean: bool) {
+    match clean {
+        true => lineage.mark_clean(),
+        false => lineage.try_again(),
+    }
 }
 
 /// What a run is built of when its stores are open.
