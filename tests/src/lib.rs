@@ -15,3 +15,4 @@ pub mod program;
 pub mod raw;
 pub mod sim;
 pub mod storm;
+pub mod two_volumes;

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use rblk_initiator::io::IoOp;
-use rblk_protocol::{AccessMode, Tag};
+use rblk_protocol::Tag;
 use rblk_rig::crash_store::CrashStore;
-use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
+use rblk_rig::inprocess::{QueueId, Rig, VolumeSpec};
 use rblk_target::poll_group::VolumeStep;
 use rblk_target::store::VolumeIndex;
 use rblk_target::volume::{CacheMode, Volume};
 use rblk_tests::bed::{PATIENCE, pattern};
+use rblk_tests::two_volumes::TwoVolumes;
 
 const SCANNED: VolumeIndex = VolumeIndex(0);
 const OTHER: VolumeIndex = VolumeIndex(1);
@@ -27,34 +28,8 @@ impl World {
     /// Two volumes over an arena of 8 MiB in two poll groups. The first one has at most so much.
     fn new(cache: CacheMode, cache_max_bytes: Option<u64>) -> Self {
         let images = [pattern(1, 32 * MIB), pattern(2, 4 * MIB)];
-        let spec = |image: &Vec<u8>| {
-            let spec = VolumeSpec::new(VolumeKind::Store, image.len() as u64);
-            VolumeSpec { cache, ..spec }
-        };
-        let scanned = VolumeSpec { cache_max_bytes, ..spec(&images[0]) };
-        let options = RigOptions {
-            groups: 2,
-            arena_bytes: 8 * MIB,
-            dirty_max_bytes: 2 * MIB,
-            io_max_bytes: 64 << 10,
-            volumes: vec![scanned, spec(&images[1])],
-            ..RigOptions::default()
-        };
-        let stores = CrashStore::shared(|region| {
-            let mut store = CrashStore::new(region, 7);
-            store.set_volume(SCANNED, images[0].clone());
-            store.set_volume(OTHER, images[1].clone());
-            store
-        });
-        let mut rig = Rig::new(&options, stores).expect("a rig");
-        let queues = [SCANNED, OTHER].map(|volume| {
-            let session = rig.begin_session();
-            rig.open(session, volume, AccessMode::Shared);
-            let options = QueueOptions { depth: 2, io_max_bytes: 64 << 10, ..Default::default() };
-            let queue = rig.add_queue(session, volume, options).expect("a queue");
-            rig.run(PATIENCE, |rig| rig.is_connected(queue)).expect("a path");
-            queue
-        });
+        let TwoVolumes { rig, queues, images } =
+            TwoVolumes::new(cache, images, |spec| VolumeSpec { cache_max_bytes, ..spec });
         Self { rig, queues, images }
     }
 

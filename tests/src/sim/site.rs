@@ -2,8 +2,10 @@
 //! state, and its deaths and restarts.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
+use rblk_fabric::Region;
 use rblk_protocol::{
     ConnectionKind, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId, Status, Tag,
 };
@@ -88,6 +90,20 @@ pub enum Left {
     Image(Vec<u8>),
 }
 
+/// A disk as the plan wants it, whose volume holds `image`. It draws what a crash keeps by `seed`.
+fn disk(plan: &Plan, image: &[u8], region: &Arc<Region>, seed: u64) -> CrashStore {
+    let mut store = CrashStore::new(region, seed);
+    store.set_volume(VOLUME, image.to_vec());
+    store.set_conditions(plan.store);
+    if plan.neighbour {
+        store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
+    }
+    if plan.cache != CacheMode::None {
+        store.set_exclusive();
+    }
+    store
+}
+
 /// The target.
 #[derive(Debug)]
 pub struct Site {
@@ -149,18 +165,7 @@ impl Site {
             volumes,
             ..RigOptions::default()
         };
-        let stores = CrashStore::shared(|region| {
-            let mut store = CrashStore::new(region, plan.seed);
-            store.set_volume(VOLUME, image.clone());
-            store.set_conditions(plan.store);
-            if plan.neighbour {
-                store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
-            }
-            if plan.cache != CacheMode::None {
-                store.set_exclusive();
-            }
-            store
-        });
+        let stores = CrashStore::shared(|region| disk(plan, &image, region, plan.seed));
         let rig = Rig::new(&options, stores).expect("a rig");
         let mut random = Random::new(plan.seed ^ 0x7461_7267);
         let lineage = Lineage { process: id(&mut random), machine: id(&mut random) };
@@ -488,18 +493,7 @@ impl Site {
         let stores = CrashStore::shared(|region| match (left, before) {
             (Left::Everything, Some(before)) => before.over(region),
             (Left::Everything, None) => panic!("no disk"),
-            (Left::Image(image), _) => {
-                let mut store = CrashStore::new(region, seed);
-                store.set_volume(VOLUME, image.clone());
-                store.set_conditions(plan.store);
-                if plan.neighbour {
-                    store.set_volume(neighbour::VOLUME, neighbour::image(plan.seed));
-                }
-                if plan.cache != CacheMode::None {
-                    store.set_exclusive();
-                }
-                store
-            }
+            (Left::Image(image), _) => disk(plan, image, region, seed),
         });
         self.rig.start_target(stores).expect("a target");
         self.begin();
