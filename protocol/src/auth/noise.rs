@@ -52,14 +52,57 @@ pub(super) fn public_of(secret: &[u8; KEY_BYTES]) -> [u8; KEY_BYTES] {
     public
 }
 
+/// The u-coordinates of small order on Curve25519 and its twist, without the top bit: 0, 1, the two
+/// of order 8, and p - 1, p and p + 1, where p is 2^255 - 19. RFC 7748, section 6.1, tells of the
+/// zero secret that they give; sections 5 and 7 of the numbers that have two forms.
+const SMALL_ORDER: [[u8; KEY_BYTES]; 7] = [
+    [
+        0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+        0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+        0x00, 0x00,
+    ],
+    [
+        0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+        0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+        0x00, 0x00,
+    ],
+    [
+        0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4,
+        0x6a, 0xda, 0x09, 0x8d, 0xeb, 0x9c, 0x32, 0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49,
+        0xb8, 0x00,
+    ],
+    [
+        0x5f, 0x9c, 0x95, 0xbc, 0xa3, 0x50, 0x8c, 0x24, 0xb1, 0xd0, 0xb1, 0x55, 0x9c, 0x83, 0xef,
+        0x5b, 0x04, 0x44, 0x5c, 0xc4, 0x58, 0x1c, 0x8e, 0x86, 0xd8, 0x22, 0x4e, 0xdd, 0xd0, 0x9f,
+        0x11, 0x57,
+    ],
+    [
+        0xec, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0x7f,
+    ],
+    [
+        0xed, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0x7f,
+    ],
+    [
+        0xee, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0x7f,
+    ],
+];
+
 /// Whether every secret that is shared with this public key is the same: the key is one of the few
 /// points of a small order, and proves nothing.
+///
+/// A comparison, not an exchange: a program that reads the notes of a hundred mounts reads the
+/// key of the target in each, and an exchange would take longer than all else that it reads.
 pub(super) fn is_weak(public: &[u8; KEY_BYTES]) -> bool {
-    let mut shared = [0; KEY_BYTES];
-    Primitives.resolve_dh(&DHChoice::Curve25519).is_none_or(|mut dh| {
-        dh.set(&[1; KEY_BYTES]);
-        dh.dh(public, &mut shared).is_err()
-    })
+    let mut masked = *public;
+    // X25519 does not look at it (RFC 7748, section 5).
+    masked[KEY_BYTES - 1] &= 0x7f;
+    SMALL_ORDER.contains(&masked)
 }
 
 /// A Diffie-Hellman whose secret key is cleared when it is dropped.
@@ -148,6 +191,8 @@ impl Cipher for ClearedCipher {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// RFC 7748, section 6.1.
@@ -167,9 +212,40 @@ mod tests {
         assert!(!is_weak(&public));
     }
 
+    /// Whether an exchange with this public key gives the zero secret, which [`ClearedDh`] refuses.
+    fn gives_zero(public: &[u8; KEY_BYTES]) -> bool {
+        let mut dh = Primitives.resolve_dh(&DHChoice::Curve25519).unwrap();
+        dh.set(&[1; KEY_BYTES]);
+        dh.dh(public, &mut [0; KEY_BYTES]).is_err()
+    }
+
     #[test]
     fn points_of_small_order_are_weak() {
-        let one = std::array::from_fn(|i| u8::from(i == 0));
-        assert!(is_weak(&[0; KEY_BYTES]) && is_weak(&one));
+        for point in SMALL_ORDER {
+            let mut with_top_bit = point;
+            with_top_bit[KEY_BYTES - 1] |= 0x80;
+            for public in [point, with_top_bit] {
+                assert!(is_weak(&public) && gives_zero(&public), "{public:02x?}");
+            }
+        }
+    }
+
+    proptest! {
+        /// Keys beside the points of small order, and anywhere else.
+        #[test]
+        fn what_is_weak_is_what_gives_a_zero_secret(
+            near in 0..SMALL_ORDER.len(),
+            changed in 0..2 * KEY_BYTES,
+            byte: u8,
+            random: [u8; KEY_BYTES],
+        ) {
+            let mut beside = SMALL_ORDER[near];
+            if let Some(place) = beside.get_mut(changed) {
+                *place = byte;
+            }
+            for public in [beside, random] {
+                prop_assert_eq!(is_weak(&public), gives_zero(&public));
+            }
+        }
     }
 }
