@@ -11,7 +11,7 @@ use crate::connect::AcceptParams;
 use crate::connection::Connection;
 use crate::error::{PostError, Result};
 use crate::poller_counters::PollerCounters;
-use crate::work::{Completion, QpIndex, RecvWr, SendWr};
+use crate::work::{Completion, Owner, QpIndex, RecvWr, SendWr};
 
 /// One data thread's CQ and the QPs on it.
 ///
@@ -34,6 +34,11 @@ pub trait Poller: Send + fmt::Debug {
     /// # Errors
     /// The errno of the CM call. The QP is then dead, and its WRs are flushed.
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> Result<()>;
+
+    /// Says whose QP it is. A software poller moves the bytes of all QPs itself, and shares its turns
+    /// fairly between owners, not between QPs. Until this is called all QPs have one owner. Devices
+    /// share their link by themselves, and ignore it.
+    fn set_owner(&mut self, _qp: QpIndex, _owner: Owner) {}
 
     /// Posts RECVs, in order.
     ///
@@ -65,6 +70,12 @@ pub trait Poller: Send + fmt::Debug {
     /// otherwise leave with the next data, or after some empty polls. Call it when nothing is under
     /// way and the next poll may be long in coming. Devices owe nothing.
     fn settle(&mut self) {}
+
+    /// Whether the next poll has something to move that the last one left for the sake of other
+    /// owners. It counts as work: a thread that slept now would be woken at once.
+    fn has_more(&self) -> bool {
+        false
+    }
 
     /// Descriptors to sleep on. When an armed CQ has something, one of them is readable until
     /// [`Self::clear_event`]. They may change with [`Self::attach`] and [`Self::detach`]: ask again

@@ -72,6 +72,11 @@ impl WrId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct QpIndex(pub u16);
 
+/// Whose QP it is: QPs of one owner share what they get of a poller
+/// ([`Poller::set_owner`](crate::Poller::set_owner)). The number is the caller's.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Owner(pub u64);
+
 /// One contiguous piece of local memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sge {

@@ -1,5 +1,7 @@
 //! Names that control, poll groups and shards share: of connections and of sessions.
 
+use rblk_fabric::Owner;
+
 /// Names a connection of one poll group for as long as anything may refer to it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnectionId {
@@ -28,4 +30,9 @@ pub struct SessionIndex {
 impl SessionIndex {
     /// Of a connection that belongs to no session, as before LOGIN. No session has this place.
     pub const NONE: Self = Self { index: u16::MAX, life: 0 };
+
+    /// Its QPs have one owner: a poller shares its turns fairly between sessions.
+    pub(crate) fn owner(self) -> Owner {
+        Owner(u64::from(self.life) << 16 | u64::from(self.index))
+    }
 }

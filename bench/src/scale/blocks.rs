@@ -111,7 +111,7 @@ impl Pair {
         let time = setting.time / TURNS;
         for turn in 0..setting.rounds * TURNS {
             for offset in (0..hot).step_by(IO_MAX as usize) {
-                client.read(offset, u64::from(IO_MAX))?;
+                client.queue().read(offset, u64::from(IO_MAX))?;
             }
             let mut number = 0_u64;
             let hit = Self::part(&target, &mut client, time, 1.0, || {
@@ -154,7 +154,7 @@ impl Pair {
         next: impl FnMut() -> Option<u64>,
     ) -> Result<f64> {
         let before = target.status()?.total;
-        let histogram = client.latency(time, next)?;
+        let histogram = client.queue().latency(time, next)?;
         let after = target.status()?.total;
         let hits = after.cache_hits.saturating_sub(before.cache_hits) as f64;
         let misses = after.cache_misses.saturating_sub(before.cache_misses) as f64;

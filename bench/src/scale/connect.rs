@@ -162,8 +162,8 @@ fn sessions_at_once(
         Ok::<_, anyhow::Error>(clients)
     }))?;
     for client in &mut clients {
-        client.until_ready()?;
-        client.read(0, client::BLOCK)?;
+        client.queue().until_ready()?;
+        client.queue().read(0, client::BLOCK)?;
     }
     let took = begin.elapsed();
     clients.into_iter().for_each(|client| client.leave(runtime));

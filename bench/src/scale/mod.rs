@@ -21,6 +21,7 @@ pub mod fit;
 mod mounts;
 mod neighbour;
 mod plot;
+mod queue;
 mod sessions;
 mod target;
 

@@ -120,7 +120,7 @@ fn watch(setting: &Setting, quiet: &mut Client, queues: u32, moved: &AtomicU64) 
     let mut meanwhile = Histogram::new();
     let mut before = None;
     let mut number = 0;
-    let latency = quiet.latency(setting.time, || {
+    let latency = quiet.queue().latency(setting.time, || {
         let now = moved.load(Ordering::Relaxed);
         if let Some(before) = before.replace(now) {
             meanwhile.record(now - before);
@@ -145,22 +145,23 @@ fn flood(
         return Ok(());
     }
     let runtime = runtime()?;
-    let mut clients = Vec::new();
-    for number in 1..=queues {
-        let buffers = client::buffers_of(NOISY.depth)?;
-        let noisy = ("noisy", NOISY);
-        let client = Client::connect_to(&runtime, target, noisy, number, &buffers)?;
-        clients.push((client, Vec::from_iter(0..NOISY.depth)));
+    let buffers = client::buffers_of(NOISY.depth)?;
+    let mut client = Client::connect_to(&runtime, target, ("noisy", NOISY), 1, &buffers)?;
+    let mut more = Vec::new();
+    for _ in 1..queues {
+        more.push(client.add_queue(&runtime, &client::buffers_of(NOISY.depth)?)?);
     }
+    let own = std::iter::once(client.queue()).chain(&mut more);
+    let mut own: Vec<_> = own.map(|queue| (queue, Vec::from_iter(0..NOISY.depth))).collect();
     let mut at = 0;
     while !stop.load(Ordering::Relaxed) {
         let mut busy = false;
-        for (client, free) in &mut clients {
+        for (queue, free) in &mut own {
             for tag in free.drain(..) {
-                client.submit(tag, op, at, IO_MAX.into())?;
+                queue.submit(tag, op, at, IO_MAX.into())?;
                 at = (at + u64::from(IO_MAX)) % NOISY_BYTES;
             }
-            busy |= client.look(|tag| {
+            busy |= queue.look(|tag| {
                 moved.fetch_add(IO_MAX.into(), Ordering::Relaxed);
                 free.push(tag);
             })?;
@@ -169,9 +170,8 @@ fn flood(
             std::thread::sleep(PAUSE);
         }
     }
-    for (client, _) in clients {
-        client.leave(&runtime);
-    }
+    drop(more);
+    client.leave(&runtime);
     Ok(())
 }
 

@@ -57,7 +57,7 @@ pub(super) fn measure(setting: &Setting, most: u32) -> Result<Vec<ScalePlot>> {
         let here = resident(std::process::id()).unwrap_or(0).saturating_sub(idle_here);
         let mut next = (0..).map(|n: u64| n * 7919 % 4096 * BLOCK);
         let busy = clients.first_mut().context("no session")?;
-        let latency = busy.latency(READ_TIME, || next.next())?.latency();
+        let latency = busy.queue().latency(READ_TIME, || next.next())?.latency();
         setting.tell(&format!(
             "{step} sessions: {} KiB each at the target, {} KiB here; a read takes {} us",
             (there / u64::from(step)) >> 10,

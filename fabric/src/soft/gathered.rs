@@ -23,21 +23,25 @@ pub(super) struct Gathered<'a> {
     used: usize,
     pieces: [libc::iovec; PIECES],
     count: usize,
+    // Bytes that may still be added.
+    share: usize,
     // The last piece ends where the next bytes of the buffer begin.
     open: bool,
     _lines: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> Gathered<'a> {
-    /// No pieces yet; `lines` is the buffer.
+    /// No pieces yet; `lines` is the buffer. `share` bounds the bytes; the last header and short
+    /// payload may exceed it.
     #[inline]
-    pub(super) fn new(lines: &'a mut [u8]) -> Self {
+    pub(super) fn new(lines: &'a mut [u8], share: usize) -> Self {
         Self {
             lines: lines.as_mut_ptr(),
             room: lines.len(),
             used: 0,
             pieces: [NO_PIECE; PIECES],
             count: 0,
+            share,
             open: false,
             _lines: PhantomData,
         }
@@ -51,7 +55,9 @@ impl<'a> Gathered<'a> {
     /// Whether a frame fits whose payload has `parts` parts of any length.
     #[inline]
     pub(super) fn has_room(&self, parts: usize) -> bool {
-        self.count + 1 + parts <= PIECES && self.room - self.used >= HEADER + SHORT
+        self.count + 1 + parts <= PIECES
+            && self.room - self.used >= HEADER + SHORT
+            && self.share > 0
     }
 
     /// Adds a header, or the rest of one.
@@ -75,7 +81,9 @@ impl<'a> Gathered<'a> {
                 // SAFETY: by the caller's promise.
                 unsafe { self.copy(part.iov_base.cast(), part.iov_len) };
             } else {
-                self.pieces[self.count] = *part;
+                let iov_len = part.iov_len.min(self.share);
+                self.share -= iov_len;
+                self.pieces[self.count] = libc::iovec { iov_len, ..*part };
                 self.count += 1;
                 self.open = false;
             }
@@ -102,5 +110,6 @@ impl<'a> Gathered<'a> {
             self.open = true;
         }
         self.used += len;
+        self.share = self.share.saturating_sub(len);
     }
 }

@@ -20,7 +20,8 @@
 //! | `pieces`, `gathered`, `outbound` | frames on their way out |
 //! | `inbound` | the frame on its way in |
 //! | `queue_pair` | the states of a QP; sending and receiving |
-//! | `qp_set`, `schedule`, `wake`, `poller` | [`Poller`]: which QPs a turn asks, what wakes it |
+//! | `qp_set`, `schedule`, `shares` | which QPs a turn asks, and how much each owner gets of it |
+//! | `visit`, `wake`, `poller` | [`Poller`]: the turns, and what wakes the thread |
 //! | `handshake` | request and reply, before the frames |
 //! | `incoming`, `listener`, `route` | how connections are made |
 //! | [`network`] | the in-memory network: delay, fragmentation, cuts |
@@ -74,7 +75,9 @@ mod recv_queue;
 mod route;
 mod schedule;
 mod send_queue;
+mod shares;
 pub mod tls;
+mod visit;
 mod wake;
 
 pub use device::Device;

@@ -13,22 +13,22 @@ use rblk_protocol::width::{narrow, wide, wide64};
 use super::completions::CompletionQueue;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::gathered::LINES;
-use super::keys::{KeyCopy, KeyTable};
+use super::keys::KeyCopy;
 use super::qp_set::{Attached, QpSet};
 use super::queue_pair::Connection;
 use super::schedule::{Ask, QUIET, Schedule};
+use super::shares::Shares;
+use super::visit::{Visits, pump, settle};
 use super::wake::Wake;
 use crate::caps::DeviceCaps;
 use crate::connect::AcceptParams;
 use crate::error::{FabricError, PostError, Result};
 use crate::poller_counters::PollerCounters;
-use crate::work::{Completion, QpIndex, RecvWr, SendWr};
+use crate::work::{Completion, Owner, QpIndex, RecvWr, SendWr};
 
 /// Size of the staging buffer: what the socket of a deep queue of small messages holds, so that one
 /// call receives it. Pages that were never filled take no memory.
 const STAGING: usize = 128 << 10;
-/// Receive calls per QP and turn, so that one busy peer cannot delay the others.
-const CALLS_PER_TURN: usize = 16;
 /// Empty polls before an acknowledgement goes out in a frame of its own. The first empty poll ends
 /// the turn in which the request came; what the caller posts then carries the acknowledgement.
 const ACK_POLLS: u8 = 2;
@@ -51,6 +51,7 @@ pub struct Poller {
     keys: Arc<KeyCopy>,
     wake: Wake,
     schedule: Schedule,
+    shares: Shares,
     qps: QpSet,
     // QPs whose peer may wait for an acknowledgement.
     owing: Vec<QpIndex>,
@@ -78,6 +79,7 @@ impl Poller {
             keys: pd.key_copy(),
             wake: Wake::new()?,
             schedule: Schedule::default(),
+            shares: Shares::default(),
             qps: QpSet::default(),
             owing: Vec::new(),
             buffers: Buffers {
@@ -94,35 +96,24 @@ impl Poller {
     /// One turn of the engine: receives until the links are drained or `room` completions are
     /// there, and sends what came of it.
     fn turn(&mut self, room: usize) -> Result<()> {
-        let Self { keys, wake, schedule, qps, owing, buffers, cq, counters, .. } = self;
+        let Self { keys, wake, schedule, shares, qps, owing, buffers, cq, counters, .. } = self;
         let ask = schedule.begin(qps);
-        let keys = keys.read();
-        let (mut drained, mut found, mut calls) = (true, false, 0);
-        let Buffers { staging, lines, events } = buffers;
-        let mut visit = |attached: &mut Attached, readable: bool, writable: bool| {
-            let own = attached.pair.own_keys().cloned();
-            let own = own.as_ref().map(|keys| keys.read());
-            let keys: &KeyTable = own.as_deref().unwrap_or(&keys);
-            let pair = &mut attached.pair;
-            if ask == Ask::Busy && pair.link().quiet() >= QUIET {
-                return;
-            }
-            if writable {
-                pair.unblock();
-            }
-            let mut more = readable;
-            for _ in 0..CALLS_PER_TURN {
-                if !more || cq.len() >= room {
-                    break;
-                }
-                more = pair.receive(keys, cq, staging);
-                found |= pair.link().quiet() == 0;
-            }
-            drained &= !more;
-            if pair.wants_to_send() {
-                pair.pump(keys, cq, lines);
-            }
-            calls += settle(wake, attached, owing);
+        let mut line = shares.begin_turn();
+        let (keys, events) = (keys.read(), &mut buffers.events);
+        let (staging, lines) = (&mut buffers.staging[..], &mut buffers.lines[..]);
+        let (found, drained, calls) = (false, true, 0);
+        let mut visits = Visits {
+            keys: &keys,
+            wake,
+            shares,
+            cq,
+            owing,
+            staging,
+            lines,
+            room,
+            found,
+            drained,
+            calls,
         };
         if ask == Ask::Epoll {
             counters.link_calls += 1;
@@ -135,20 +126,36 @@ impl Poller {
                 if let Some(attached) = attached {
                     let flags = event.events();
                     let writable = flags.contains(EpollFlags::EPOLLOUT);
-                    visit(attached, flags != EpollFlags::EPOLLOUT, writable);
+                    visits.visit(attached, flags != EpollFlags::EPOLLOUT, writable);
                 }
             }
         } else {
-            qps.for_each(|attached| visit(attached, true, true));
+            qps.for_each(|attached| {
+                if ask != Ask::Busy || attached.pair.link().quiet() < QUIET {
+                    visits.visit(attached, true, true);
+                }
+            });
         }
+        if !visits.shares.puts_off(&mut line, !visits.cq.is_empty()) {
+            for index in &line {
+                if let Some(attached) = qps.get_mut(*index) {
+                    attached.in_line = false;
+                    visits.visit(attached, true, false);
+                }
+            }
+        }
+        let Visits { found, drained, calls, .. } = visits;
+        // The line goes on in the next turn.
+        let drained = drained && !shares.has_line();
         counters.link_calls += calls;
+        shares.end_turn(line);
         schedule.end(found, drained);
         Ok(())
     }
 
     /// Sends the acknowledgements that have waited for `polls` empty polls.
     fn acknowledge(&mut self, polls: u8) {
-        let Self { keys, wake, qps, owing, buffers, cq, counters, .. } = self;
+        let Self { keys, wake, schedule, shares, qps, owing, buffers, cq, counters, .. } = self;
         let mut at = 0;
         while let Some(index) = owing.get(at).copied() {
             let Some(attached) = qps.get_mut(index) else {
@@ -158,7 +165,9 @@ impl Poller {
             };
             if attached.pair.acks().age(polls) {
                 let keys = keys_of(attached, keys);
-                attached.pair.pump(&keys.read(), cq, &mut buffers.lines);
+                if pump(shares, attached, &keys.read(), cq, &mut buffers.lines) {
+                    schedule.go_on();
+                }
                 counters.link_calls += attached.pair.take_calls() + wake.update(attached);
             }
             if attached.pair.acks().is_due() {
@@ -176,7 +185,13 @@ impl Poller {
         if let Some(attached) = self.qps.get_mut(qp) {
             self.counters.link_calls += settle(&self.wake, attached, &mut self.owing);
         }
-        if self.wake.is_armed() && !self.cq.is_empty() {
+        self.wake_for_more();
+    }
+
+    /// A thread that is about to sleep is woken, if the poller has something for it.
+    #[inline]
+    fn wake_for_more(&mut self) {
+        if self.wake.is_armed() && (!self.cq.is_empty() || self.shares.has_line()) {
             self.wake.kick();
         }
     }
@@ -185,16 +200,6 @@ impl Poller {
 /// The keys that a QP knows: those of its domain, which mostly is the domain of its poller.
 fn keys_of(attached: &Attached, poller: &Arc<KeyCopy>) -> Arc<KeyCopy> {
     Arc::clone(attached.pair.own_keys().unwrap_or(poller))
-}
-
-/// Books what a QP did: what epoll watches of it, whether its peer waits for an acknowledgement,
-/// and the calls it made. Returns the calls.
-fn settle(wake: &Wake, attached: &mut Attached, owing: &mut Vec<QpIndex>) -> u64 {
-    if attached.pair.acks().is_due() && !attached.owing {
-        attached.owing = true;
-        owing.push(attached.pair.index());
-    }
-    attached.pair.take_calls() + wake.update(attached)
 }
 
 impl crate::Poller for Poller {
@@ -218,12 +223,16 @@ impl crate::Poller for Poller {
         let index = QpIndex(narrow(at));
         let late = device.caps().touches_until_destroyed.then(|| Arc::clone(&self.keys));
         pair.attach(index, self.wake.kick_event(), late);
-        let attached = Attached::new(pair);
-        self.wake.add(&attached)?;
+        let attached = Attached::new(pair, self.shares.join(Owner::default()));
+        if let Err(error) = self.wake.add(&attached) {
+            self.shares.leave(attached.account);
+            return Err(error);
+        }
         self.wake.gather(&self.qps);
         self.cq.promise(asked);
         self.qps.insert(attached);
         self.owing.reserve(self.qps.len());
+        self.shares.reserve(self.qps.len());
         self.buffers.events.resize(self.qps.len() + 1, EpollEvent::empty());
         self.schedule.ask_next();
         Ok(index)
@@ -237,6 +246,17 @@ impl crate::Poller for Poller {
         let accepted = attached.pair.accept(params, &mut self.cq);
         self.after(qp);
         accepted
+    }
+
+    fn set_owner(&mut self, qp: QpIndex, owner: Owner) {
+        if let Some(attached) = self.qps.get_mut(qp) {
+            self.shares.leave(attached.account);
+            attached.account = self.shares.join(owner);
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        self.shares.has_line()
     }
 
     fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {
@@ -262,7 +282,10 @@ impl crate::Poller for Poller {
             attached.pair.flush(&mut self.cq);
         } else if !attached.pair.is_blocked() {
             let keys = keys_of(attached, &self.keys);
-            attached.pair.pump(&keys.read(), &mut self.cq, &mut self.buffers.lines);
+            let (shares, lines) = (&mut self.shares, &mut self.buffers.lines);
+            if pump(shares, attached, &keys.read(), &mut self.cq, lines) {
+                self.schedule.go_on();
+            }
         }
         self.after(qp);
         taken
@@ -290,6 +313,7 @@ impl crate::Poller for Poller {
         self.counters.completions += wide64(count);
         if count == 0 {
             self.acknowledge(ACK_POLLS);
+            self.wake_for_more();
         } else {
             self.wake.disarm();
             self.schedule.skip_next(self.cq.is_empty());
@@ -303,9 +327,7 @@ impl crate::Poller for Poller {
         // Sockets are level-triggered in epoll: what comes from now on keeps the event readable, so
         // the poll that follows need not ask the sockets. It returns waiting completions anyway.
         self.schedule.skip_next(true);
-        if !self.cq.is_empty() {
-            self.wake.kick();
-        }
+        self.wake_for_more();
         Ok(())
     }
 
@@ -336,6 +358,8 @@ impl crate::Poller for Poller {
         self.counters.link_calls += attached.pair.take_calls();
         self.wake.remove(&attached);
         self.owing.retain(|index| *index != qp);
+        self.shares.leave(attached.account);
+        self.shares.forget(qp);
         self.wake.gather(&self.qps);
         // What is outstanding never completes, also when the QP is attached again.
         if attached.pair.ends_at_detach() {

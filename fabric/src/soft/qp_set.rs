@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use super::queue_pair::QueuePair;
+use super::shares::AccountIndex;
 use crate::work::QpIndex;
 
 /// What epoll watches of the link of a QP.
@@ -24,13 +25,18 @@ pub(super) struct Attached {
     pub(super) pair: Box<QueuePair>,
     /// What epoll watches of it now.
     pub(super) interest: Cell<Interest>,
+    /// The account of its owner.
+    pub(super) account: AccountIndex,
+    /// It waits for the next share of its owner.
+    pub(super) in_line: bool,
     /// The poller remembers that it may owe its peer an acknowledgement.
     pub(super) owing: bool,
 }
 
 impl Attached {
-    pub(super) fn new(pair: Box<QueuePair>) -> Self {
-        Self { pair, interest: Cell::new(Interest::None), owing: false }
+    pub(super) fn new(pair: Box<QueuePair>, account: AccountIndex) -> Self {
+        let interest = Cell::new(Interest::None);
+        Self { pair, interest, account, in_line: false, owing: false }
     }
 }
 

@@ -123,6 +123,13 @@ impl Schedule {
         self.idle = 0;
     }
 
+    /// A QP was left with something to move: the next poll goes on with it.
+    #[cold]
+    pub(super) fn go_on(&mut self) {
+        self.stir();
+        self.drained = false;
+    }
+
     /// A QP came: the next poll asks the links.
     pub(super) fn ask_next(&mut self) {
         self.skip = false;

@@ -133,6 +133,11 @@ impl ActivePath {
     }
 
     /// The CQ of all lanes.
+    pub(super) fn poller(&self) -> &dyn Poller {
+        &*self.poller
+    }
+
+    /// The CQ of all lanes, to post to it and to poll it.
     #[inline]
     pub(super) fn poller_mut(&mut self) -> &mut (dyn Poller + 'static) {
         &mut *self.poller

@@ -31,6 +31,7 @@ mod stats;
 mod terms;
 mod tested;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -230,6 +231,20 @@ impl Engine {
         let Err(error) = path.poller_mut().arm() else { return true };
         self.cq_broke(&error);
         false
+    }
+
+    /// Descriptors to sleep on: one of them is readable when an armed CQ has something. They are of
+    /// the path that is connected now.
+    #[must_use]
+    pub fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.path.as_ref().map_or([None, None], |path| path.poller().event_fds())
+    }
+
+    /// Takes the event: after each sleep.
+    pub fn clear_event(&mut self) {
+        if let Some(path) = &mut self.path {
+            path.poller_mut().clear_event();
+        }
     }
 
     #[cold]

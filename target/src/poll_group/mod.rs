@@ -397,6 +397,9 @@ impl<S: Store> PollGroup<S> {
                     break;
                 }
             }
+            let more =
+                self.turn.pollers.working(place).is_some_and(|entry| entry.poller.has_more());
+            busy |= more;
         }
         busy
     }

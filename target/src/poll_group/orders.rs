@@ -47,8 +47,10 @@ impl<S: Store> PollGroup<S> {
                 if self.connections.has(id) =>
             {
                 self.turn.access.begin(session);
-                self.serve(wide(id.index), |connection, _| {
+                self.serve(wide(id.index), |connection, turn| {
                     connection.adopt(session, epoch, silence);
+                    let poller = &mut turn.pollers[connection.poller()].poller;
+                    poller.set_owner(connection.qp(), session.owner());
                     Ok(())
                 });
             }
@@ -125,7 +127,8 @@ impl<S: Store> PollGroup<S> {
         accept: &rblk_fabric::AcceptParams,
     ) {
         let turn = &mut self.turn;
-        turn.access.begin(params.session);
+        let session = params.session;
+        turn.access.begin(session);
         let gone = |params: ConnectionParams, connection, reason| FromGroup::ConnectionGone {
             admission: params.admission,
             session: params.session,
@@ -163,6 +166,7 @@ impl<S: Store> PollGroup<S> {
         let accepted = posted
             .map_err(|error| error.to_string())
             .and_then(|()| entry.poller.accept(qp, accept).map_err(|error| error.to_string()));
+        entry.poller.set_owner(qp, session.owner());
         turn.pollers.attached(poller, qp, id.index);
         self.connections.add(connection);
         if let Err(error) = accepted {

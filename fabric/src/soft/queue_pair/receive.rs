@@ -24,12 +24,14 @@ use crate::work::{MAX_SGE, Rkey, SgeList, WcStatus};
 const SMALL_STAGING: usize = 512;
 
 impl QueuePair {
-    /// One receive call, and all that follows from it. Returns whether another call may find more.
+    /// One receive call of at most about `share` bytes, which it takes off, and all that follows from
+    /// it. Returns whether another call may find more.
     pub(in crate::soft) fn receive(
         &mut self,
         keys: &KeyTable,
         cq: &mut CompletionQueue,
         staging: &mut [u8],
+        share: &mut usize,
     ) -> bool {
         if self.state == State::Dead {
             return false;
@@ -39,16 +41,17 @@ impl QueuePair {
         let mut direct = 0;
         if let Some(body) = self.inbound.body() {
             let mut sink = [NO_PIECE; MAX_SGE];
-            let Some(parts) = self.sink_pieces(keys, &body, body.left(), &mut sink) else {
+            let left = body.left().min(u32::try_from(*share).unwrap_or(u32::MAX));
+            let Some(parts) = self.sink_pieces(keys, &body, left, &mut sink) else {
                 self.sink_died(&body, cq);
                 return self.state != State::Dead;
             };
             pieces[..parts].copy_from_slice(&sink[..parts]);
             count = parts;
-            direct = wide(body.left());
+            direct = wide(left);
         }
         let room = if self.inbound.expects_large() { SMALL_STAGING } else { staging.len() };
-        let staging = &mut staging[..room];
+        let staging = &mut staging[..room.min(share.saturating_sub(direct))];
         pieces[count] =
             libc::iovec { iov_base: staging.as_mut_ptr().cast(), iov_len: staging.len() };
         // SAFETY: the pieces are ranges that `keys` just found inside live regions with the right
@@ -66,6 +69,7 @@ impl QueuePair {
                 false
             }
             Ok(moved) => {
+                *share = share.saturating_sub(moved.bytes);
                 let placed = moved.bytes.min(direct);
                 if let Some(body) = self.inbound.progress(placed) {
                     self.body_arrived(&body, cq);

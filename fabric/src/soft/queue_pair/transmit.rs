@@ -36,19 +36,21 @@ impl QueuePair {
         }
     }
 
-    /// Sends what can be sent. `lines` is the buffer for headers and short payloads.
+    /// Sends what can be sent, until the bytes of `share` are used up, which it takes off. `lines`
+    /// is the buffer for headers and short payloads.
     pub(in crate::soft) fn pump(
         &mut self,
         keys: &KeyTable,
         cq: &mut CompletionQueue,
         lines: &mut [u8],
+        share: &mut usize,
     ) {
-        while self.wants_to_send() && !self.outbound.is_blocked() {
+        while self.wants_to_send() && !self.outbound.is_blocked() && *share > 0 {
             self.build(keys);
             if !self.outbound.has_frames() {
                 break;
             }
-            let mut gathered = Gathered::new(lines);
+            let mut gathered = Gathered::new(lines, *share);
             let dead = self.outbound.gather(&self.sends, keys, &mut gathered);
             if gathered.pieces().is_empty() {
                 if dead {
@@ -61,6 +63,7 @@ impl QueuePair {
             // borrowed.
             match unsafe { self.link.send(gathered.pieces()) } {
                 Ok(moved) => {
+                    *share = share.saturating_sub(moved.bytes);
                     self.outbound.took(moved.bytes);
                     self.book_sent(cq);
                     if !moved.more && self.outbound.has_frames() {

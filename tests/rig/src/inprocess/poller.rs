@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::Result;
 use rblk_fabric::soft::{PollerHandle as SoftHandle, ProtectionDomain as SoftDomain};
 use rblk_fabric::{
-    AcceptParams, Completion, Connection, DeviceCaps, FabricError, Poller, PollerCounters,
+    AcceptParams, Completion, Connection, DeviceCaps, FabricError, Owner, Poller, PollerCounters,
     PollerHandle, PostError, ProtectionDomain, QpIndex, RecvWr, SendWr,
 };
 
@@ -77,6 +77,14 @@ impl Poller for PairedPoller {
 
     fn accept(&mut self, _qp: QpIndex, _params: &AcceptParams) -> rblk_fabric::Result<()> {
         Ok(())
+    }
+
+    fn set_owner(&mut self, qp: QpIndex, owner: Owner) {
+        self.inner.set_owner(qp, owner);
+    }
+
+    fn has_more(&self) -> bool {
+        self.inner.has_more()
     }
 
     fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {

@@ -1,0 +1,136 @@
+//! [`Queue`]: an I/O queue of a session, driven by the thread that measures.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
+use rblk_initiator::engine::{Engine, QueueStats};
+use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::path::Path;
+use rblk_protocol::{BlockSize, QueueDepth, Tag};
+
+use crate::histogram::Histogram;
+use crate::interrupt;
+
+/// Most bytes of one command.
+pub(super) const IO_MAX: u32 = 128 << 10;
+/// Bytes of the smallest I/O here.
+pub(super) const BLOCK: u64 = 4096;
+/// Deadline of each step of connecting.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// Deadline of one I/O.
+const IO_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a sleep takes at most: between two looks at the deadline.
+const NAP_MS: u8 = 100;
+
+/// An I/O queue.
+pub(super) struct Queue {
+    engine: Engine,
+    block_size: BlockSize,
+}
+
+impl Queue {
+    /// A queue on a connected path. It may not be ready.
+    pub(super) fn new(path: Path, depth: QueueDepth, block_size: BlockSize) -> Result<Self> {
+        let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));
+        engine.connect(path, Instant::now());
+        Ok(Self { engine, block_size })
+    }
+
+    /// Waits until the queue is ready.
+    pub(super) fn until_ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + CONNECT_LIMIT;
+        while !self.engine.is_connected() {
+            self.turn(deadline, |_| {})?;
+        }
+        Ok(())
+    }
+
+    /// One turn, and where it found nothing, a sleep until something is there. A client that gave
+    /// its processor away instead would get it back when its neighbours have had enough.
+    fn turn(&mut self, deadline: Instant, mut done: impl FnMut(i32)) -> Result<()> {
+        let now = Instant::now();
+        let mut found = self.engine.turn(now, |_, result| done(result));
+        if !found {
+            self.engine.arm();
+            found = self.engine.turn(now, |_, result| done(result));
+        }
+        if !found {
+            if let Some((end, _)) = self.engine.take_ended() {
+                bail!("the queue was lost: {end:?}");
+            }
+            ensure!(now < deadline, "the target does not answer");
+            interrupt::check()?;
+            let fds = self.engine.event_fds();
+            let mut fds: Vec<_> =
+                fds.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+            match poll(&mut fds, NAP_MS) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => bail!("poll: {errno}"),
+            }
+            self.engine.clear_event();
+        }
+        Ok(())
+    }
+
+    /// Begins an I/O.
+    pub(super) fn submit(&mut self, tag: u16, op: IoOp, offset: u64, len: u64) -> Result<()> {
+        let io = Io::new(op, offset, len, self.block_size)
+            .with_context(|| format!("{len} bytes at {offset} are no whole blocks"))?;
+        self.engine.submit(Tag(tag), io).ok().context("the tag is in use")
+    }
+
+    /// Gives the tags of I/Os that ended to `done`, and says whether anything happened.
+    pub(super) fn look(&mut self, mut done: impl FnMut(u16)) -> Result<bool> {
+        let mut failed = None;
+        let busy = self.engine.turn(Instant::now(), |tag, result| {
+            failed = failed.or((result < 0).then_some(result));
+            done(tag.0);
+        });
+        if let Some((end, _)) = self.engine.take_ended() {
+            bail!("the queue was lost: {end:?}");
+        }
+        ensure!(failed.is_none(), "an I/O gave {failed:?}");
+        Ok(busy)
+    }
+
+    /// Reads once, to nowhere in particular.
+    pub(super) fn read(&mut self, offset: u64, len: u64) -> Result<()> {
+        let io = Io::new(IoOp::Read, offset, len, self.block_size)
+            .with_context(|| format!("{len} bytes at {offset} are no whole blocks"))?;
+        self.engine.submit(Tag(0), io).ok().context("one request at a time")?;
+        let deadline = Instant::now() + IO_LIMIT;
+        let mut result = None;
+        while result.is_none() {
+            self.turn(deadline, |outcome| result = Some(outcome))?;
+        }
+        ensure!(
+            result == i32::try_from(len).ok(),
+            "a read of {len} bytes at {offset} gave {result:?}"
+        );
+        Ok(())
+    }
+
+    /// Reads a block after the other, where `next` says, until it says nothing or the time is over.
+    pub(super) fn latency(
+        &mut self,
+        time: Duration,
+        mut next: impl FnMut() -> Option<u64>,
+    ) -> Result<Histogram> {
+        let mut histogram = Histogram::new();
+        let end = Instant::now() + time;
+        while let Some(offset) = next() {
+            let begin = Instant::now();
+            if begin >= end {
+                break;
+            }
+            self.read(offset, BLOCK)?;
+            histogram.record(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        }
+        ensure!(histogram.count() > 0, "nothing was read");
+        Ok(histogram)
+    }
+}
