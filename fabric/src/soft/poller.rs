@@ -98,7 +98,7 @@ impl Poller {
     fn turn(&mut self, room: usize) -> Result<()> {
         let Self { keys, wake, schedule, shares, qps, owing, buffers, cq, counters, .. } = self;
         let ask = schedule.begin(qps);
-        let mut line = shares.begin_turn();
+        shares.begin_turn();
         let (keys, events) = (keys.read(), &mut buffers.events);
         let (staging, lines) = (&mut buffers.staging[..], &mut buffers.lines[..]);
         let (found, drained, calls) = (false, true, 0);
@@ -136,19 +136,14 @@ impl Poller {
                 }
             });
         }
-        if !visits.shares.puts_off(&mut line, !visits.cq.is_empty()) {
-            for index in &line {
-                if let Some(attached) = qps.get_mut(*index) {
-                    attached.in_line = false;
-                    visits.visit(attached, true, false);
-                }
-            }
+        let line = visits.shares.take_line(!visits.cq.is_empty());
+        if !line.is_empty() {
+            visits.serve(line, qps);
         }
         let Visits { found, drained, calls, .. } = visits;
         // The line goes on in the next turn.
         let drained = drained && !shares.has_line();
         counters.link_calls += calls;
-        shares.end_turn(line);
         schedule.end(found, drained);
         Ok(())
     }

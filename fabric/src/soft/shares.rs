@@ -110,41 +110,42 @@ impl Shares {
         self.served.retain(|waiting| *waiting != qp);
     }
 
-    /// A turn begins: every owner has its whole share again. Returns the line, which
-    /// [`Self::end_turn`] takes back.
+    /// A turn begins: every owner has its whole share again, and the line is that of this turn.
     #[inline]
-    pub(super) fn begin_turn(&mut self) -> Vec<QpIndex> {
+    pub(super) fn begin_turn(&mut self) {
         self.turn += 1;
-        if !self.has_line() {
-            return Vec::new();
+        if self.has_line() {
+            self.line_up();
         }
-        let mut line = std::mem::take(&mut self.line);
-        line.append(&mut self.unserved);
-        line.append(&mut self.served);
-        line
     }
 
-    /// Whether the turn puts its line off, because it has `completions`. Then it gives the line back.
+    #[cold]
+    fn line_up(&mut self) {
+        self.line.append(&mut self.unserved);
+        self.line.append(&mut self.served);
+    }
+
+    /// The line of this turn: those that are served behind all others. Empty, if the turn has
+    /// `completions` and puts the line off.
     #[inline]
-    pub(super) fn puts_off(&mut self, line: &mut Vec<QpIndex>, completions: bool) -> bool {
-        if line.is_empty() {
-            return false;
-        }
+    pub(super) fn take_line(&mut self, completions: bool) -> Vec<QpIndex> {
+        if self.line.is_empty() { Vec::new() } else { self.line_unless_put_off(completions) }
+    }
+
+    #[cold]
+    fn line_unless_put_off(&mut self, completions: bool) -> Vec<QpIndex> {
         self.put_off = completions && !self.put_off;
         if self.put_off {
-            line.append(&mut self.unserved);
-            std::mem::swap(line, &mut self.unserved);
+            self.line.append(&mut self.unserved);
+            std::mem::swap(&mut self.line, &mut self.unserved);
         }
-        self.put_off
+        std::mem::take(&mut self.line)
     }
 
-    /// The turn is over.
-    #[inline]
-    pub(super) fn end_turn(&mut self, mut line: Vec<QpIndex>) {
-        if line.capacity() > 0 {
-            line.clear();
-            self.line = line;
-        }
+    /// Gives the line back after the turn, so that its memory is used again.
+    pub(super) fn end_line(&mut self, mut line: Vec<QpIndex>) {
+        line.clear();
+        self.line = line;
     }
 
     /// Bytes that an owner may still move in this turn.
@@ -224,9 +225,7 @@ mod tests {
         let (noisy, quiet) = (shares.join(NOISY), shares.join(QUIET));
         shares.moved(noisy, Way::In, 1);
         shares.moved(quiet, Way::In, 1);
-        let line = shares.begin_turn();
-        assert!(line.is_empty());
-        shares.end_turn(line);
+        shares.begin_turn();
         for account in [noisy, quiet] {
             assert_eq!(shares.left(account, Way::In), RECEIVED);
         }
@@ -234,13 +233,13 @@ mod tests {
         assert_eq!((shares.left(noisy, Way::In), shares.left(noisy, Way::Out)), (1, SENT));
         shares.moved(noisy, Way::In, 2);
         assert_eq!((shares.left(noisy, Way::In), shares.left(quiet, Way::In)), (0, RECEIVED));
-        let _ = shares.begin_turn();
+        shares.begin_turn();
         assert_eq!(shares.left(noisy, Way::In), RECEIVED);
         // The other one is silent.
         let mut moved = 0;
         while shares.left(noisy, Way::Out) != usize::MAX {
             shares.moved(noisy, Way::Out, SENT);
-            let _ = shares.begin_turn();
+            shares.begin_turn();
             moved += SENT as u64;
             assert!(moved <= LATELY + SENT as u64);
         }
@@ -256,9 +255,10 @@ mod tests {
         shares.wait(QpIndex(4), false);
         shares.forget(QpIndex(3));
         assert!(shares.has_line());
-        let line = shares.begin_turn();
+        shares.begin_turn();
+        let line = shares.take_line(false);
         assert_eq!(line, [QpIndex(2), QpIndex(4), QpIndex(1)]);
-        shares.end_turn(line);
+        shares.end_line(line);
         assert!(!shares.has_line());
     }
 
@@ -266,14 +266,13 @@ mod tests {
     fn a_line_is_put_off_once() {
         let mut shares = Shares::default();
         shares.wait(QpIndex(1), true);
-        let mut line = shares.begin_turn();
+        shares.begin_turn();
         shares.wait(QpIndex(2), false);
-        assert!(shares.puts_off(&mut line, true) && line.is_empty());
-        shares.end_turn(line);
-        let mut line = shares.begin_turn();
+        assert!(shares.take_line(true).is_empty());
+        shares.begin_turn();
+        let line = shares.take_line(true);
         assert_eq!(line, [QpIndex(1), QpIndex(2)]);
-        assert!(!shares.puts_off(&mut line, true));
-        shares.end_turn(line);
+        shares.end_line(line);
         assert!(!shares.has_line());
     }
 

@@ -2,7 +2,7 @@
 
 use super::completions::CompletionQueue;
 use super::keys::KeyTable;
-use super::qp_set::Attached;
+use super::qp_set::{Attached, QpSet};
 use super::shares::{Shares, Way};
 use super::wake::Wake;
 use crate::work::QpIndex;
@@ -61,6 +61,18 @@ impl Visits<'_> {
         self.found |= waits;
         self.drained &= !more && !waits;
         self.calls += settle(self.wake, attached, self.owing);
+    }
+
+    /// Visits the QPs in the line.
+    #[cold]
+    pub(super) fn serve(&mut self, line: Vec<QpIndex>, qps: &mut QpSet) {
+        for index in &line {
+            if let Some(attached) = qps.get_mut(*index) {
+                attached.in_line = false;
+                self.visit(attached, true, false);
+            }
+        }
+        self.shares.end_line(line);
     }
 }
 

@@ -389,17 +389,16 @@ impl<S: Store> PollGroup<S> {
                         break;
                     }
                 };
-                if reaped > 0 {
-                    busy = true;
-                    self.on_completions(place, reaped);
+                if reaped == 0 {
+                    busy |= entry.poller.has_more();
+                    break;
                 }
+                busy = true;
+                self.on_completions(place, reaped);
                 if reaped < REAP {
                     break;
                 }
             }
-            let more =
-                self.turn.pollers.working(place).is_some_and(|entry| entry.poller.has_more());
-            busy |= more;
         }
         busy
     }
