@@ -24,6 +24,8 @@
 //! - [`Counts::copied_bytes`] is 0 unless `retain` keeps copies of writes. Over `tcp://` the kernel
 //!   copies between buffer and socket, once at each end.
 //!
+//! - Tasks of tokio share a queue by the module `tokio`, with the feature of that name.
+//!
 //! # What a program has to know
 //!
 //! - A completed write is as durable as a disk's: on a volume with a volatile cache, until a
@@ -49,6 +51,9 @@
 //! target with which it shares a version of the protocol, as a mount does.
 
 #![forbid(unsafe_code)]
+
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use rblk_config::{
     ByteSize, ConfigError, DigestWish, Duration, Encrypt, KeyFileError, MountConfig as Config,
