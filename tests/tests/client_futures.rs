@@ -51,8 +51,8 @@ impl World {
     }
 }
 
-/// A turn of the driver. The in-memory network has no descriptor that wakes it: a request does, here
-/// one that waits for its turn, or is refused.
+/// A turn of the driver. The in-memory network has no descriptor that wakes it: a request does,
+/// here one that waits for its turn, or is refused.
 async fn turn(handle: &Handle) {
     let mut empty = Box::pin(handle.discard(0, 0));
     let polled = poll_fn(|context| Poll::Ready(empty.as_mut().poll(context))).await;
