@@ -13,6 +13,7 @@ mod cards;
 mod detect;
 mod doctor;
 mod drain;
+mod engine;
 mod fence;
 mod flips;
 mod give_up;
