@@ -22,6 +22,7 @@ mod leaks;
 mod portals;
 mod recovery;
 mod stale;
+mod storm;
 mod target_upgrade;
 mod writer;
 
