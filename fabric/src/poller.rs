@@ -29,10 +29,13 @@ pub trait Poller: Send + fmt::Debug {
     /// [`Limit`](crate::FabricError::Limit) when there is no room.
     fn attach(&mut self, connection: Connection) -> Result<QpIndex>;
 
-    /// Completes an incoming connection ([`crate::Incoming::prepare`]). Post its RECVs first.
+    /// Completes an incoming connection ([`crate::Incoming::prepare`]). Post its RECVs first. A
+    /// device may do it later than this call returns. If it cannot, the QP dies, and its WRs are
+    /// flushed.
     ///
     /// # Errors
-    /// The errno of the CM call. The QP is then dead, and its WRs are flushed.
+    /// The hello is too long, or there is nobody to accept. The software provider: what its
+    /// connection says. The QP is then dead, and its WRs are flushed.
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> Result<()>;
 
     /// Says whose QP it is. A software poller moves the bytes of all QPs itself, and shares its turns
@@ -87,8 +90,9 @@ pub trait Poller: Send + fmt::Debug {
     /// again.
     fn clear_event(&mut self);
 
-    /// Moves the QP to the error state. Everything outstanding completes sooner or later, and
-    /// nothing new of the peer is taken. RDMA that is under way may continue until the QP is
+    /// Moves the QP to the error state, soon: the caller does not wait for the device. Everything
+    /// outstanding completes sooner or later, and nothing that is posted later reaches the device.
+    /// RDMA that is under way may continue until the QP is
     /// destroyed. Only then is its memory free ([`DeviceCaps::touches_until_destroyed`]).
     /// Idempotent; no effect on an index that is not in use.
     fn fail(&mut self, qp: QpIndex);

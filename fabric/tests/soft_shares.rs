@@ -172,7 +172,7 @@ fn the_line_wakes_its_thread() {
     assert!(bed.poller.has_more());
     bed.poller.arm().unwrap();
     let mut out = [Completion::default(); 64];
-    for _ in 0..200 {
+    for _ in 0..2000 {
         while bed.poller.poll(&mut out).unwrap() > 0 {}
         if !bed.poller.has_more() {
             return;

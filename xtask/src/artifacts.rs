@@ -17,7 +17,7 @@ use crate::workspace::Workspace;
 pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// The profile of what runs in the lab.
-const PROFILE: &str = "lab";
+pub(crate) const PROFILE: &str = "lab";
 
 /// Copies of built programs in a directory of this run alone.
 ///

@@ -45,6 +45,11 @@ pub(crate) struct FioEngineArgs {
 }
 
 impl FioEngineArgs {
+    /// For the fio that is installed, by a profile of cargo.
+    pub(crate) fn new(profile: &str, out: PathBuf) -> Self {
+        Self { out: Some(out), fio_source: None, build: Build::with(profile) }
+    }
+
     /// Builds it.
     pub(crate) fn run(&self) -> Result<i32> {
         let workspace = Workspace::find()?;

@@ -58,6 +58,11 @@ pub(crate) struct Build {
 }
 
 impl Build {
+    /// With a profile of cargo, and RDMA.
+    pub(crate) fn with(profile: &str) -> Self {
+        Self { profile: profile.to_owned(), no_verbs: false }
+    }
+
     /// Builds the archive; gives its path.
     pub(crate) fn archive(&self, workspace: &Workspace) -> Result<PathBuf> {
         let mut command = workspace.cargo(&["build", "-p", "rblk-capi", "--profile"]);

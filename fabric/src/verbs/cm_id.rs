@@ -1,7 +1,9 @@
 //! [`CmId`]: an `rdma_cm_id` and, once made, its QP.
 //!
 //! One value owns an id. Dropping it destroys the QP and then the id. The lock of the event channel
-//! is held wherever the event code of librdmacm could read what changes (see `event_channel`).
+//! is held wherever the event code of librdmacm could read what changes (see `event_channel`), and
+//! not while the device or the kernel destroys: that may take long, and every other id of the
+//! channel waits for the lock.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -10,11 +12,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
-use rblk_protocol::width::narrow;
 use tokio::sync::oneshot;
 
 use super::event_channel::{EventChannel, Reply, Role};
 use super::ffi;
+use super::slow_verbs::{self, Accept, SlowVerbs};
 use crate::error::{FabricError, Result};
 
 /// Send retries before a path counts as dead. One less than the maximum of 7: Soft-RoCE retries
@@ -22,14 +24,11 @@ use crate::error::{FabricError, Result};
 /// connection.
 pub(super) const RETRIES: u8 = 6;
 
-/// A rejection always carries a byte. Without it, a rejection on iWARP looks like "nothing
-/// listens".
-const NO_REASON: [u8; 1] = [0];
-
 /// An id, and its QP.
 #[derive(Debug)]
 pub(super) struct CmId {
     raw: NonNull<ffi::CmId>,
+    verbs: Arc<SlowVerbs>,
     channel: Arc<EventChannel>,
 }
 
@@ -59,9 +58,9 @@ impl CmId {
         };
         check("rdma_create_id", rc)?;
         let raw = NonNull::new(raw).ok_or_else(|| FabricError::last_os("rdma_create_id"))?;
-        ids.insert(raw, role);
+        let verbs = ids.insert(raw, role);
         drop(ids);
-        Ok(Self { raw, channel: Arc::clone(channel) })
+        Ok(Self { raw, verbs, channel: Arc::clone(channel) })
     }
 
     /// Another id, bound to the same local address, so to the same device. It keeps the context of
@@ -94,9 +93,13 @@ impl CmId {
     /// Takes over the id of a CONNECT_REQUEST.
     ///
     /// # Safety
-    /// The id is new, on this channel and in its table, and no other value owns it.
-    pub(super) unsafe fn adopt(raw: NonNull<ffi::CmId>, channel: Arc<EventChannel>) -> Self {
-        Self { raw, channel }
+    /// The id is new, on this channel and in its table with `verbs`, and no other value owns it.
+    pub(super) unsafe fn adopt(
+        raw: NonNull<ffi::CmId>,
+        verbs: Arc<SlowVerbs>,
+        channel: Arc<EventChannel>,
+    ) -> Self {
+        Self { raw, verbs, channel }
     }
 
     fn as_ptr(&self) -> *mut ffi::CmId {
@@ -218,7 +221,9 @@ impl CmId {
     ) -> io::Result<()> {
         let _ids = self.channel.lock();
         // SAFETY: the caller keeps PD and CQs for as long as the QP, which is freed with `self`.
-        cvt(unsafe { ffi::rdma_create_qp(self.as_ptr(), pd, attr) })
+        cvt(unsafe { ffi::rdma_create_qp(self.as_ptr(), pd, attr) })?;
+        self.verbs.have_qp(self.qp());
+        Ok(())
     }
 
     /// Starts to connect. May block: soft iWARP opens its TCP connection here.
@@ -228,40 +233,52 @@ impl CmId {
         check("rdma_connect", unsafe { ffi::rdma_connect(self.as_ptr(), &raw mut param) })
     }
 
-    pub(super) fn accept(&mut self, params: &ConnectParams<'_>) -> Result<()> {
-        let mut param = raw_params(params)?;
-        // SAFETY: `param` and the hello it points to live during the call.
-        check("rdma_accept", unsafe { ffi::rdma_accept(self.as_ptr(), &raw mut param) })
+    /// Has the peer accepted, soon and by another thread. Where that fails, the QP is moved to the
+    /// error state. `refusal`: what the peer is told if the end is asked for before.
+    pub(super) fn accept(&self, params: &ConnectParams<'_>, refusal: &[u8]) -> Result<()> {
+        let param = raw_params(params)?;
+        self.verbs.accept(Accept { hello: params.hello.into(), param, refusal: refusal.into() });
+        Ok(())
     }
 
     /// Refuses the peer. There is no result, because the peer may be gone already.
     pub(super) fn reject(&self, reason: &[u8]) {
-        let reason = if reason.is_empty() { &NO_REASON } else { reason };
-        let len = narrow(reason.len().min(usize::from(u8::MAX)));
-        // SAFETY: `reason` has at least `len` bytes and lives during the call.
-        if unsafe { ffi::rdma_reject(self.as_ptr(), reason.as_ptr().cast(), len) } != 0 {
-            tracing::debug!(error = %io::Error::last_os_error(), "rdma_reject");
-        }
+        // SAFETY: the id lives as long as `self`.
+        unsafe { slow_verbs::reject(self.raw, reason) };
     }
 
-    /// Tells the peer that the connection ends, if there is a peer.
-    pub(super) fn disconnect(&self) {
-        // SAFETY: the id lives as long as `self`; for an id that is not connected the call fails
-        // without effect.
-        let _ = unsafe { ffi::rdma_disconnect(self.as_ptr()) };
+    /// Has the QP moved to the error state, soon and by another thread.
+    pub(super) fn error(&self) {
+        self.verbs.error();
+    }
+
+    /// Has the QP moved to the error state, and the peer told, if there is one: soon, and by
+    /// another thread.
+    pub(super) fn end(&self) {
+        self.verbs.end();
     }
 }
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        let mut ids = self.channel.lock();
-        ids.remove(self.raw, &self.channel);
-        if !self.qp().is_null() {
-            // SAFETY: the QP is this id's, and no event code looks at it under the lock.
-            unsafe { ffi::rdma_destroy_qp(self.as_ptr()) };
+        self.verbs.close();
+        let qp = {
+            let mut ids = self.channel.lock();
+            ids.remove(self.raw, &self.channel);
+            // SAFETY: the id is this value's, and no event code looks at the field under the lock.
+            // Later it finds that there is no QP.
+            unsafe { ptr::replace(&raw mut (*self.as_ptr()).qp, ptr::null_mut()) }
+        };
+        if !qp.is_null() {
+            // SAFETY: the QP was this id's, which names it no more: nothing else uses it.
+            let errno = unsafe { ffi::ibv_destroy_qp(qp) };
+            if errno != 0 {
+                let error = io::Error::from_raw_os_error(errno);
+                tracing::error!(%error, "ibv_destroy_qp failed; leaked");
+            }
         }
-        // SAFETY: the id is this value's and no event of it is unacknowledged, so the call does not
-        // wait for one.
+        // SAFETY: the id is this value's. Its events name no id of the table any more: they are
+        // acknowledged and not followed. The call waits for one that is being acknowledged.
         if unsafe { ffi::rdma_destroy_id(self.as_ptr()) } != 0 {
             tracing::error!(error = %io::Error::last_os_error(), "rdma_destroy_id failed; leaked");
         }

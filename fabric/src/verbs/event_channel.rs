@@ -9,8 +9,10 @@
 //!
 //! librdmacm turns the cookie of an event into a pointer to the id, and follows that pointer and
 //! the QP of the id, without a lock. So one lock per channel covers here: fetching an event, acting
-//! on it and acknowledging it; and making and freeing ids and QPs. Under that lock an id is either
-//! in the table and alive, or destroyed. The kernel has dropped the events of a destroyed id.
+//! on it and acknowledging it; making ids and QPs; and taking both away. Taken away means: the id is
+//! not in the table, so its events are acknowledged and nothing else, and it names no QP. Then both
+//! are destroyed without the lock. `rdma_destroy_id` waits for the acknowledgement of an event that
+//! was fetched, and the kernel drops the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,6 +25,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::ffi;
 use super::nonblocking::set_nonblocking;
+use super::slow_verbs::SlowVerbs;
 use crate::error::{FabricError, Result};
 
 /// A full backlog is logged at most this often.
@@ -40,8 +43,17 @@ pub(super) struct EventChannel {
 /// The ids that are alive, by address. Only read and changed under the lock of the channel.
 #[derive(Debug, Default)]
 pub(super) struct Ids {
-    roles: HashMap<usize, Role>,
+    known: HashMap<usize, Known>,
     last_log: Option<Instant>,
+}
+
+/// An id that is alive.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// What it is for.
+    pub(super) role: Role,
+    /// What events ask for.
+    pub(super) verbs: Arc<SlowVerbs>,
 }
 
 /// What an id is for. It decides where the events of the id go.
@@ -126,27 +138,30 @@ impl Drop for EventChannel {
 
 impl Ids {
     /// Adds an id that was just made.
-    pub(super) fn insert(&mut self, id: NonNull<ffi::CmId>, role: Role) {
-        self.roles.insert(id.as_ptr() as usize, role);
+    pub(super) fn insert(&mut self, id: NonNull<ffi::CmId>, role: Role) -> Arc<SlowVerbs> {
+        let verbs = SlowVerbs::of(id);
+        let known = Known { role, verbs: Arc::clone(&verbs) };
+        self.known.insert(id.as_ptr() as usize, known);
+        verbs
     }
 
     /// Removes an id that is about to be destroyed.
     pub(super) fn remove(&mut self, id: NonNull<ffi::CmId>, channel: &EventChannel) {
-        self.roles.remove(&(id.as_ptr() as usize));
-        if self.roles.is_empty() {
+        self.known.remove(&(id.as_ptr() as usize));
+        if self.known.is_empty() {
             channel.idle.notify_one();
         }
     }
 
-    /// The role of an id that is alive. The pointer is only compared.
-    pub(super) fn role(&mut self, id: *mut ffi::CmId) -> Option<&mut Role> {
-        self.roles.get_mut(&(id as usize))
+    /// An id that is alive. The pointer is only compared.
+    pub(super) fn find(&mut self, id: *mut ffi::CmId) -> Option<&mut Known> {
+        self.known.get_mut(&(id as usize))
     }
 
     /// A receiver for the next event of an active id.
     pub(super) fn expect(&mut self, id: NonNull<ffi::CmId>) -> oneshot::Receiver<Reply> {
         let (sender, receiver) = oneshot::channel();
-        match self.role(id.as_ptr()) {
+        match self.find(id.as_ptr()).map(|known| &mut known.role) {
             Some(role @ Role::Active(_)) => *role = Role::Active(Some(sender)),
             // The receiver says at once that no event will come.
             other => debug_assert!(false, "an event was expected of an id that is {other:?}"),
@@ -156,8 +171,8 @@ impl Ids {
 
     /// Ends the wait of every active id: no more events will come.
     pub(super) fn abandon(&mut self) {
-        for role in self.roles.values_mut() {
-            if let Role::Active(waiter) = role {
+        for known in self.known.values_mut() {
+            if let Role::Active(waiter) = &mut known.role {
                 // Dropping the sender ends the wait.
                 drop(waiter.take());
             }

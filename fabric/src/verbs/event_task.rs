@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 
 use super::cm_id::CmId;
 use super::device::Device;
-use super::event_channel::{EventChannel, Ids, Reply, Role};
+use super::event_channel::{EventChannel, Ids, Known, Reply, Role};
 use super::ffi::{self, event};
 use super::incoming::Incoming;
-use super::qp_state;
+use super::slow_verbs::SlowVerbs;
 use crate::connect::ConnectionHello;
 use crate::error::{FabricError, Result};
 
@@ -138,13 +138,11 @@ impl EventTask {
         if event.event == event::CONNECT_REQUEST {
             return self.request(ids, event, reply);
         }
-        let Some(role) = ids.role(event.id) else {
-            // The kernel drops the events of destroyed ids, so this is a bug.
-            tracing::error!(event = event.event, "an rdma_cm event of an unknown id");
+        let Some(Known { role, verbs }) = ids.find(event.id) else {
+            tracing::debug!(event = event.event, "an rdma_cm event of an id that is destroyed now");
             return Unlocked::Nothing;
         };
-        // SAFETY: the id is in the table, so it is alive, and it stays alive under the lock.
-        unsafe { follow(event, matches!(role, Role::Passive)) };
+        follow(event, verbs);
         let was_listening = matches!(role, Role::Listening);
         role.wake(reply);
         if event.event == event::DEVICE_REMOVAL {
@@ -164,10 +162,11 @@ impl EventTask {
             debug_assert!(false, "a CONNECT_REQUEST without an id");
             return Unlocked::Nothing;
         };
-        let wanted = matches!(ids.role(event.listen_id), Some(Role::Listening));
-        ids.insert(id, Role::Passive);
+        let listening = ids.find(event.listen_id).map(|known| &known.role);
+        let wanted = matches!(listening, Some(Role::Listening));
+        let verbs = ids.insert(id, Role::Passive);
         // SAFETY: a new id that librdmacm gives to the receiver of the event, entered in the table.
-        let id = unsafe { CmId::adopt(id, Arc::clone(&self.channel)) };
+        let id = unsafe { CmId::adopt(id, verbs, Arc::clone(&self.channel)) };
         // An unwanted id is rejected after the lock is released: dropping an id takes the lock.
         Unlocked::Request { id, reply, wanted }
     }
@@ -231,32 +230,17 @@ impl EventTask {
     }
 }
 
-/// Brings QP and connection into the state that the event tells of.
-///
-/// # Safety
-/// The id of the event is alive, and the lock of its channel is held: a QP is freed under that lock
-/// only.
-unsafe fn follow(event: &ffi::CmEvent, passive: bool) {
-    // SAFETY: the id is alive, by the caller's promise.
-    let qp = unsafe { (*event.id).qp };
+/// Has QP and connection brought into the state that the event tells of.
+fn follow(event: &ffi::CmEvent, verbs: &Arc<SlowVerbs>) {
     if ends_connection(event.event) {
         tracing::debug!(event = event.event, status = event.status, "rdma_cm ended a connection");
-        if !qp.is_null() {
-            // SAFETY: the QP is not freed during the call, by the caller's promise.
-            unsafe { qp_state::move_to_error(qp) };
-        }
     }
-    // The QP was failed before the peer completed the handshake. Until now the kernel could not
-    // tell the peer.
-    // SAFETY: the QP is not freed during the call, by the caller's promise.
-    let failed_early = event.event == event::ESTABLISHED
-        && passive
-        && !qp.is_null()
-        && unsafe { qp_state::is_in_error(qp) };
-    // A peer that disconnected waits for this answer before it frees its side.
-    if failed_early || event.event == event::DISCONNECTED {
-        // SAFETY: the id is alive, by the caller's promise.
-        let _ = unsafe { ffi::rdma_disconnect(event.id) };
+    match event.event {
+        event::ESTABLISHED => verbs.established(),
+        // A peer that disconnected waits for the answer before it frees its side.
+        event::DISCONNECTED => verbs.end(),
+        event if ends_connection(event) => verbs.error(),
+        _ => {}
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) struct CmId {
 
 /// `struct rdma_conn_param`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct ConnParam {
     pub(super) private_data: *const c_void,
     pub(super) private_data_len: u8,
@@ -145,7 +145,6 @@ unsafe extern "C" {
         pd: *mut ibv_pd,
         attr: *mut ibv_qp_init_attr,
     ) -> c_int;
-    pub(super) fn rdma_destroy_qp(id: *mut CmId);
     pub(super) fn rdma_connect(id: *mut CmId, param: *mut ConnParam) -> c_int;
     pub(super) fn rdma_listen(id: *mut CmId, backlog: c_int) -> c_int;
     pub(super) fn rdma_accept(id: *mut CmId, param: *mut ConnParam) -> c_int;

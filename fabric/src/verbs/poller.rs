@@ -36,6 +36,7 @@ use super::late_flushes::LateFlushes;
 use super::protection_domain::ProtectionDomain;
 use super::provider_calls::ProviderCalls;
 use super::qp_table::QpTable;
+use super::queue_pair::retire;
 use super::work_completion::completion;
 use super::wr_lists::{BATCH, WrLists};
 use crate::caps::DeviceCaps;
@@ -177,11 +178,14 @@ impl crate::Poller for Poller {
         }
         let Some(index) = self.qps.free_index() else {
             let most = u64::from(u16::MAX) + 1;
+            retire(connection, ());
             return Err(self.limit("queue pairs of a poller", most, most + 1));
         };
-        self.room.take(connection.room()).map_err(|asked| {
-            self.limit("entries of this completion queue", self.room.entries(), asked)
-        })?;
+        if let Err(asked) = self.room.take(connection.room()) {
+            retire(connection, ());
+            let entries = self.room.entries();
+            return Err(self.limit("entries of this completion queue", entries, asked));
+        }
         self.qps.attach(index, connection);
         Ok(index)
     }

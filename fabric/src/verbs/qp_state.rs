@@ -1,4 +1,4 @@
-//! The error state of a QP: entering it, and asking for it.
+//! The error state of a QP.
 
 use std::mem;
 
@@ -22,17 +22,4 @@ pub(super) unsafe fn move_to_error(qp: *mut ffi::ibv_qp) {
     attr.qp_state = ffi::ibv_qp_state::IBV_QPS_ERR;
     // SAFETY: the caller's promise.
     let _ = unsafe { ffi::ibv_modify_qp(qp, &raw mut attr, state_mask()) };
-}
-
-/// Whether the QP is in the error state.
-///
-/// # Safety
-/// `qp` is a QP that is not freed during the call.
-pub(super) unsafe fn is_in_error(qp: *mut ffi::ibv_qp) -> bool {
-    // SAFETY: all-zero values of plain integers and null pointers.
-    let (mut attr, mut init): (ffi::ibv_qp_attr, ffi::ibv_qp_init_attr) =
-        unsafe { (mem::zeroed(), mem::zeroed()) };
-    // SAFETY: the caller's promise; both structs live during the call.
-    let rc = unsafe { ffi::ibv_query_qp(qp, &raw mut attr, state_mask(), &raw mut init) };
-    rc == 0 && attr.qp_state == ffi::ibv_qp_state::IBV_QPS_ERR
 }

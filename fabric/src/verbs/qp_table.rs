@@ -9,7 +9,6 @@ use rblk_protocol::width::wide;
 use super::ffi;
 use super::late_flushes::LateFlushes;
 use super::protection_domain::ProtectionDomain;
-use super::qp_state;
 use super::queue_pair::Connection;
 use super::work_completion::WrIdPrefix;
 use super::work_queue::{RecvQueue, SendQueue};
@@ -172,8 +171,7 @@ impl Attached {
     pub(super) fn note_death(&mut self) {
         if self.health == Health::Alive {
             self.health = Health::Dead;
-            // SAFETY: the QP lives as long as its connection.
-            unsafe { qp_state::move_to_error(self.qp()) };
+            self.connection.error();
         }
     }
 

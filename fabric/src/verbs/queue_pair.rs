@@ -12,7 +12,6 @@ use super::cq_room::Reservation;
 use super::device_caps::INLINE_LADDER;
 use super::ffi;
 use super::protection_domain::ProtectionDomain;
-use super::qp_state;
 use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
@@ -119,9 +118,10 @@ impl Connection {
         self.id.connect(params)
     }
 
-    /// Accepts the peer. The RECVs of the QP must be posted already.
+    /// Has the peer accepted, soon and by another thread. The RECVs of the QP must be posted
+    /// already: if it fails, they are flushed.
     pub(super) fn accept(&mut self, hello: &[u8], reads_out: u8, reads_in: u8) -> Result<()> {
-        let Some(&Unanswered { peer_serves, .. }) = self.unanswered.as_ref() else {
+        let Some(Unanswered { peer_serves, refusal }) = self.unanswered.take() else {
             return Err(FabricError::Call {
                 call: "rdma_accept",
                 source: io::Error::from_raw_os_error(libc::EINVAL),
@@ -133,19 +133,21 @@ impl Connection {
             reads_out: reads_out.min(peer_serves).min(caps.max_reads_out),
             reads_in: reads_in.min(caps.max_reads_in),
         };
-        self.unanswered = None;
-        let accepted = self.id.accept(&param);
-        if accepted.is_err() {
+        let asked = self.id.accept(&param, &refusal.0);
+        if asked.is_err() {
             self.fail();
         }
-        accepted
+        asked
     }
 
-    /// Moves the QP to the error state, and tells the peer.
+    /// Has the QP moved to the error state, soon and by another thread.
+    pub(super) fn error(&self) {
+        self.id.error();
+    }
+
+    /// Has the QP moved to the error state, and the peer told: soon, and by another thread.
     pub(super) fn fail(&self) {
-        // SAFETY: the QP lives as long as `self`.
-        unsafe { qp_state::move_to_error(self.qp()) };
-        self.id.disconnect();
+        self.id.end();
     }
 }
 

@@ -82,8 +82,8 @@ pub(super) fn dead_region_is_not_written(p: &mut Pair, expect: &Expect) {
     assert!(seen == OK || seen == expect.told(WcStatus::RemoteAccess, Some(seen)), "{seen:?}");
 }
 
-/// RDMA of a requester that does not know yet that the responder gave its QP up: the memory is
-/// registered still.
+/// RDMA of a requester that does not know yet that the responder gave its QP up, as a flush has told
+/// the responder itself: the memory is registered still.
 pub(super) fn dead_qp_guards_memory(p: &mut Pair, expect: &Expect) {
     const LEN: u32 = 16 << 10;
     let from = p.a.memory(1 << 16, Access::REMOTE);
@@ -92,6 +92,7 @@ pub(super) fn dead_qp_guards_memory(p: &mut Pair, expect: &Expect) {
     fill(&window, 2);
     guarded(p);
     p.b.poller.fail(p.b.qp);
+    p.until("the responder's flush", |p| p.b.status_of(900).is_some());
     let write = |id| wr(id, SendOp::Write(window.remote(0)), from.sge(0, LEN).unwrap(), true);
     let sink = from.sge(1 << 15, LEN).unwrap();
     let mut last = wr(2, SendOp::Write(window.remote(0)), from.sge(0, LEN).unwrap(), true);

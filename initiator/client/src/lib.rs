@@ -7,6 +7,18 @@
 #![doc = include_str!("../examples/tour.rs")]
 //! ```
 //!
+//! # Where to begin
+//!
+//! | type | what it is for |
+//! | --- | --- |
+//! | [`Config`], [`Options`] | which volume of which target, with which keys; [`Options::open`] |
+//! | [`Volume`] | its size, its [`State`], what was lost; gives [`Queue`]s; [`Volume::close`] |
+//! | [`Queue`] | one thread's way to it: [`Queue::submit`], [`Queue::wait`], [`Queue::event_fd`] |
+//! | [`Buffer`] | registered memory for the data of one request |
+//! | [`Request`], [`Completion`] | read, write, flush, discard, write zeroes; how that ended |
+//! | [`OpenError`], [`Refused`], [`IoError`] | what went wrong, before, at and after `submit` |
+//! | `tokio::Handle` | the same as futures, for many tasks of one thread |
+//!
 //! # How it works
 //!
 //! - [`Options::open`] opens a volume with the [configuration](Config) of a mount: the same
@@ -23,6 +35,8 @@
 //!   or free it while the card may touch it, and the [`Completion`] brings it back.
 //! - [`Counts::copied_bytes`] is 0 unless `retain` keeps copies of writes. Over `tcp://` the kernel
 //!   copies between buffer and socket, once at each end.
+//!
+//! - Tasks of tokio share a queue by the module `tokio`, with the feature of that name.
 //!
 //! # What a program has to know
 //!
@@ -45,10 +59,22 @@
 //! major number (before 1.0: of the same minor number). Types that may grow are
 //! `#[non_exhaustive]`. [`Config`] has the keys of the mount's configuration: build it with
 //! `Config::new` or `Config::parse` and set fields, so that new ones do not matter. The crate
-//! `rblk-initiator` behind this one promises nothing. Every version of the library talks to every
+//! `rblk-initiator` behind this one promises nothing. The API has no types but those of rblk and of
+//! `std`, so a new major version of tokio is none of this crate. A minor version may ask for a
+//! newer Rust, as `rust-version` in `Cargo.toml` says. Every version of the library talks to every
 //! target with which it shares a version of the protocol, as a mount does.
+//!
+//! # Features
+//!
+//! - `verbs`: RDMA. Links libibverbs and librdmacm. Without it the library speaks `tcp://` only.
+//! - `tokio`: the module `tokio`, requests as futures.
+//!
+//! Both are off by default.
 
 #![forbid(unsafe_code)]
+
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use rblk_config::{
     ByteSize, ConfigError, DigestWish, Duration, Encrypt, KeyFileError, MountConfig as Config,

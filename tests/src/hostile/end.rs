@@ -78,6 +78,19 @@ fn runtime() -> &'static Runtime {
     &RUNTIME
 }
 
+/// Opens the device of the lab, as this process does by itself with its first connection, and keeps
+/// it open to its end. So it is not taken for something that a test left. Where there is none, the
+/// test itself says what is missing.
+pub fn keep_device() {
+    let host = std::env::var("RBLK_LAB_RDMA_ADDR").unwrap_or_default();
+    let Ok(address) = format!("rdma://{host}").parse() else { return };
+    let options = ConnectOptions::default();
+    let route = runtime().block_on(Route::resolve(&address, &options));
+    if let Ok(pd) = route.and_then(|route| route.device().alloc_pd()) {
+        std::mem::forget(pd);
+    }
+}
+
 fn sizes() -> QpLimits {
     QpLimits {
         send_wrs: 256,

@@ -12,7 +12,8 @@
  *   read-sges=N   the same, of RDMA READs
  *   inline=N      a queue pair that asks for more bytes inline is refused: EINVAL
  *   full=N        the first N registrations fail: ENOMEM
- *   slow-accept=MS, slow-modify=MS, slow-create=MS, slow-register=MS   calls that take long
+ *   slow-accept=MS, slow-modify=MS, slow-create=MS, slow-destroy=MS, slow-register=MS   calls that
+ *                 take long
  *   gone=FILE     while that file is there, destroy calls fail: EIO
  *   pulled=FILE   the next time that rdma_cm has an event for a listener on the device while the file
  *                 is there, the listener is told first that the device was removed; and as long as
@@ -138,6 +139,15 @@ static long number(const struct ibv_context *context, const char *name, long wit
 	return text ? strtol(text, NULL, 10) : without;
 }
 
+/* Which thread makes a call that may take long. */
+static void tell_of(const char *call)
+{
+	char thread[16] = "?";
+
+	pthread_getname_np(pthread_self(), thread, sizeof thread);
+	tell("by %s %s\n", thread, call);
+}
+
 static void wait_for(const struct ibv_context *context, const char *name)
 {
 	long ms = number(context, name, 0);
@@ -196,14 +206,25 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 		errno = error;
 		return NULL;
 	}
+	tell_of("ibv_create_qp");
 	wait_for(pd->context, "slow-create");
 	return real(pd, attr);
+}
+
+int ibv_destroy_qp(struct ibv_qp *qp)
+{
+	int (*real)(struct ibv_qp *) = next("ibv_destroy_qp");
+
+	tell_of("ibv_destroy_qp");
+	wait_for(qp->context, "slow-destroy");
+	return real(qp);
 }
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
 	int (*real)(struct ibv_qp *, struct ibv_qp_attr *, int) = next("ibv_modify_qp");
 
+	tell_of("ibv_modify_qp");
 	wait_for(qp->context, "slow-modify");
 	if (mask & IBV_QP_AV)
 		tell("tos %u\n", attr->ah_attr.grh.traffic_class);
@@ -214,8 +235,17 @@ int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *param)
 {
 	int (*real)(struct rdma_cm_id *, struct rdma_conn_param *) = next("rdma_accept");
 
+	tell_of("rdma_accept");
 	wait_for(id->verbs, "slow-accept");
 	return real(id, param);
+}
+
+int rdma_disconnect(struct rdma_cm_id *id)
+{
+	int (*real)(struct rdma_cm_id *) = next("rdma_disconnect");
+
+	tell_of("rdma_disconnect");
+	return real(id);
 }
 
 /* --- memory */

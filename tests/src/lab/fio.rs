@@ -4,9 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::process::{Finished, Running, start};
+use super::wait::until;
+use super::{Lab, Target};
 
 /// fio's exit code when it was told to end.
 const INTERRUPTED: i32 = 128;
+/// Bytes that show that I/O goes on.
+const MOVED: u64 = 512 << 10;
 
 /// A run of fio with direct I/O on one device, to be completed and started.
 #[derive(Clone, Debug)]
@@ -79,6 +83,41 @@ impl Fio {
             .with("verify_state_save", 0)
     }
 
+    /// A run on the volume `v0` of an address, by the engine that has no block device: random
+    /// writes that go on until fio is told to stop, and every byte checked meanwhile. The guest has
+    /// the files of its host, so its fio is the one that the engine was built for.
+    ///
+    /// # Panics
+    /// The engine is not beside the programs.
+    #[must_use]
+    pub fn endless_by_engine(lab: &Lab, address: &str) -> Self {
+        let engine = lab.programs().join("librblk_fio.so");
+        let at = engine.display();
+        assert!(engine.exists(), "no {at}: cargo xtask fio-engine --profile lab --out {at}");
+        let config = lab.path("engine.toml");
+        let text = format!("target = ['{address}']\nvolume = 'v0'\ndetect = '2s'\n");
+        std::fs::write(&config, text).expect("a configuration");
+        let [_, key_file, _, target_key] =
+            <[String; 4]>::try_from(lab.proofs()).expect("two flags with their values");
+        // fio takes a colon for the end of a name.
+        let name = format!("{address}/v0").replace(':', "\\:");
+        Self::new(Path::new(&name), "randwrite")
+            .with("ioengine", format!("external:{at}"))
+            .with("thread", 1)
+            .with("rblk_sleep", 1)
+            .with("rblk_config", config.display())
+            .with("rblk_key_file", key_file)
+            .with("rblk_target_key", target_key)
+            .with("bsrange", "4k-128k")
+            .with("iodepth", 16)
+            .with("size", "100%")
+            .with("rate", "2M,2M")
+            .with("verify", "crc32c")
+            .with("verify_backlog", 32)
+            .with("verify_fatal", 1)
+            .with("verify_state_save", 0)
+    }
+
     /// Runs it to the end.
     ///
     /// # Panics
@@ -100,6 +139,23 @@ impl RunningFio {
     #[must_use]
     pub fn is_running(&mut self) -> bool {
         self.running.is_running()
+    }
+
+    /// Waits until fio has written to a target, and read again, since now.
+    ///
+    /// # Panics
+    /// fio ends, or neither happens within `deadline`.
+    pub fn wait_for_io(&mut self, target: &Target<'_>, deadline: Duration) {
+        let mut moved = || {
+            assert!(self.is_running(), "fio has ended");
+            let total = target.status().total;
+            (total.written_bytes, total.read_bytes)
+        };
+        let (written, read) = moved();
+        until("fio to go on", deadline, || {
+            let (now_written, now_read) = moved();
+            (now_written > written + MOVED && now_read > read + MOVED).then_some(())
+        });
     }
 
     /// Tells it to end now, and waits for that.

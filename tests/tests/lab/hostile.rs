@@ -1,7 +1,7 @@
 //! A hostile peer over the RDMA device of the lab, with an honest host beside it.
 
-use rblk_fabric::{ConnectOptions, Route};
 use rblk_tests::hostile::Party;
+use rblk_tests::hostile::end::keep_device;
 use rblk_tests::hostile::noise::Transport;
 use rblk_tests::lab::{Target, TargetFlags, run};
 
@@ -13,24 +13,10 @@ fn transport() -> Transport {
     if is_iwarp { Transport::Iwarp } else { Transport::Verbs }
 }
 
-/// Opens the device, as this process does by itself with its first connection, and keeps it open to
-/// its end. So it is not taken for something that the test left.
-fn open_device() {
-    let host = std::env::var("RBLK_LAB_RDMA_ADDR").unwrap_or_default();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let Ok(address) = format!("rdma://{host}").parse() else { return };
-    let options = ConnectOptions::default();
-    // Without a device the test itself says what is missing.
-    let route = runtime.expect("a runtime").block_on(Route::resolve(&address, &options));
-    if let Ok(pd) = route.and_then(|route| route.device().alloc_pd()) {
-        std::mem::forget(pd);
-    }
-}
-
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn a_hostile_peer_harms_nobody() {
-    open_device();
+    keep_device();
     run("a_hostile_peer_harms_nobody", |lab| {
         let party = Party::default();
         let config = party.config(lab.dir(), &[lab.tcp()]);

@@ -13,6 +13,7 @@ mod cards;
 mod detect;
 mod doctor;
 mod drain;
+mod engine;
 mod fence;
 mod flips;
 mod give_up;
@@ -21,6 +22,7 @@ mod leaks;
 mod portals;
 mod recovery;
 mod stale;
+mod storm;
 mod target_upgrade;
 mod writer;
 

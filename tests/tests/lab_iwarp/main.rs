@@ -96,3 +96,23 @@ fn data_passes_both_ways() {
         }
     });
 }
+
+#[test]
+#[ignore = "needs the lab's devices and an iWARP device, which Debian's kernels lack: by hand, see CONTRIBUTING.md"]
+fn fio_engine_sees_targets_die() {
+    run("fio_engine_sees_targets_die", |lab| {
+        assert_iwarp();
+        let flags = TargetFlags::default().file("v0", &lab.image("v0.img", 1024 * MIB));
+        let mut target = Target::start(lab, &flags);
+        let mut fio = Fio::endless_by_engine(lab, &lab.rdma()).start();
+        for _ in 0..lab.times(3, 25) {
+            fio.wait_for_io(&target, Duration::from_secs(60));
+            target.kill();
+            target = Target::start(lab, &flags);
+        }
+        fio.wait_for_io(&target, Duration::from_secs(60));
+        let result = fio.stop(Duration::from_secs(60)).ok();
+        println!("{} writes and {} reads", result.writes, result.reads);
+        drop(target);
+    });
+}

@@ -25,7 +25,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::artifacts::{Artifacts, BUILD_LIMIT};
+use crate::artifacts::{Artifacts, BUILD_LIMIT, PROFILE};
+use crate::fio_engine::FioEngineArgs;
 use crate::lab::{DEFAULT_KERNEL, host};
 use crate::packages;
 use crate::process;
@@ -218,6 +219,7 @@ impl Run<'_> {
             }
             let _ = steps.run("deliberate faults", || self.mutations());
         }
+        let _ = steps.run_with("fio's engine for the lab", artifacts, |a| self.fio_engine(a));
         let kernels = match &self.args.kernel {
             Some(kernel) => vec![(kernel.as_str(), false)],
             None => vec![(DEFAULT_KERNEL, false), (OTHER_KERNEL, true)],
@@ -330,6 +332,12 @@ impl Run<'_> {
         }
         self.cargo(&["deny", "check"])?;
         self.cargo(&["deny", "--manifest-path", fuzz::MANIFEST, "check", "--config", "deny.toml"])
+    }
+
+    /// Beside the programs: the guest has this machine's fio.
+    fn fio_engine(&self, artifacts: &Artifacts) -> Result<Work> {
+        FioEngineArgs::new(PROFILE, artifacts.dir().join("librblk_fio.so")).run()?;
+        Ok(Work::Done(()))
     }
 
     fn lab_tests(

@@ -1,0 +1,257 @@
+//! [`Requests`]: the requests of tasks, from the first poll of their futures to their ends. Pure.
+//!
+//! Invariants:
+//! - A request that is under way keeps its place when its future is dropped. The completion frees
+//!   the place, so no completion is taken for another request's.
+//! - No waker and no request is dropped here: whoever drops one runs code of the program, and may
+//!   come back to this table. They are returned.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use crate::{Completion, Reason, Request};
+
+/// Where a request is.
+#[derive(Debug)]
+enum Place {
+    Free,
+    /// It waits until the queue takes one more.
+    Waits(Request, Waker),
+    UnderWay(Waker),
+    /// It is under way, and its future is dropped.
+    GivenUp,
+    Ended(End),
+}
+
+/// How a request ended.
+#[derive(Debug)]
+pub(super) enum End {
+    Completed(Completion),
+    /// The queue refused it.
+    Refused(Request, Reason),
+    /// It was not sent, because the handle is closed or the queue is gone.
+    Unsent(Request),
+    /// The queue is gone, and the buffer with it.
+    Lost,
+}
+
+/// What a completion is for.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// A future, which is to be woken.
+    Future(Waker),
+    /// Nobody. The buffer is free when this is dropped.
+    Nobody(Completion),
+}
+
+/// What a future leaves that is dropped: to be dropped when nothing is borrowed.
+#[derive(Debug)]
+pub(super) struct Left(#[allow(dead_code)] Place);
+
+/// The requests of tasks, each under its number.
+#[derive(Debug)]
+pub(super) struct Requests {
+    places: Vec<Place>,
+    free: Vec<usize>,
+    // Those that wait for their turn.
+    waiting: VecDeque<usize>,
+    given_up: usize,
+}
+
+impl Requests {
+    /// None. There is room for so many, twice, before anything is allocated.
+    pub(super) fn new(depth: usize) -> Self {
+        let room = depth.saturating_mul(2);
+        let (places, free) = (Vec::with_capacity(room), Vec::with_capacity(room));
+        Self { places, free, waiting: VecDeque::with_capacity(room), given_up: 0 }
+    }
+
+    /// Requests that wait for their turn.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests under way whose futures are dropped.
+    pub(super) fn given_up(&self) -> usize {
+        self.given_up
+    }
+
+    /// A request waits for its turn, behind all others. Returns its number.
+    pub(super) fn put(&mut self, request: Request, waker: Waker) -> usize {
+        let place = Place::Waits(request, waker);
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.places[at] = place;
+                at
+            }
+            None => {
+                self.places.push(place);
+                self.places.len() - 1
+            }
+        };
+        self.waiting.push_back(at);
+        at
+    }
+
+    /// Takes the request whose turn it is, with its number. It is under way from now on.
+    pub(super) fn next_waiting(&mut self) -> Option<(usize, Request)> {
+        let at = self.waiting.pop_front()?;
+        match std::mem::replace(&mut self.places[at], Place::Free) {
+            Place::Waits(request, waker) => {
+                self.places[at] = Place::UnderWay(waker);
+                Some((at, request))
+            }
+            other => {
+                debug_assert!(false, "a request that does not wait: {other:?}");
+                self.places[at] = other;
+                None
+            }
+        }
+    }
+
+    /// A completion has come. `None`, if no such request is under way.
+    pub(super) fn complete(&mut self, completion: Completion) -> Option<Told> {
+        let at = usize::try_from(completion.token).ok()?;
+        match self.places.get(at)? {
+            Place::UnderWay(_) => self.end(at, End::Completed(completion)).map(Told::Future),
+            Place::GivenUp => {
+                self.places[at] = Place::Free;
+                self.free.push(at);
+                self.given_up -= 1;
+                Some(Told::Nobody(completion))
+            }
+            Place::Free | Place::Waits(..) | Place::Ended(_) => None,
+        }
+    }
+
+    /// A request under way has ended like this. Returns who waits for it.
+    pub(super) fn end(&mut self, at: usize, end: End) -> Option<Waker> {
+        match std::mem::replace(&mut self.places[at], Place::Ended(end)) {
+            Place::UnderWay(waker) => Some(waker),
+            other => {
+                debug_assert!(false, "a request that is not under way: {other:?}");
+                None
+            }
+        }
+    }
+
+    /// How a request ended, which frees its place. If it has not ended yet, this waker is woken
+    /// then, and the one before is returned.
+    pub(super) fn take(&mut self, at: usize, waker: &Waker) -> Result<End, Option<Waker>> {
+        let mut place = std::mem::replace(&mut self.places[at], Place::Free);
+        let before = match &mut place {
+            Place::Waits(_, known) | Place::UnderWay(known) if !known.will_wake(waker) => {
+                Some(std::mem::replace(known, waker.clone()))
+            }
+            _ => None,
+        };
+        match place {
+            Place::Ended(end) => {
+                self.free.push(at);
+                Ok(end)
+            }
+            place => {
+                self.places[at] = place;
+                Err(before)
+            }
+        }
+    }
+
+    /// The future of a request is dropped.
+    pub(super) fn give_up(&mut self, at: usize) -> Left {
+        let place = std::mem::replace(&mut self.places[at], Place::Free);
+        match &place {
+            Place::UnderWay(_) => {
+                self.places[at] = Place::GivenUp;
+                self.given_up += 1;
+            }
+            Place::Waits(..) => {
+                self.waiting.retain(|waiting| *waiting != at);
+                self.free.push(at);
+            }
+            Place::Ended(_) => self.free.push(at),
+            Place::Free | Place::GivenUp => debug_assert!(false, "no request: {place:?}"),
+        }
+        Left(place)
+    }
+
+    /// Requests that wait for their turn are not sent any more. Returns who waits for them.
+    pub(super) fn end_waiting(&mut self) -> Vec<Waker> {
+        let mut wakers = Vec::with_capacity(self.waiting.len());
+        while let Some((at, request)) = self.next_waiting() {
+            wakers.extend(self.end(at, End::Unsent(request)));
+        }
+        wakers
+    }
+
+    /// The queue is gone: no completion comes. Returns who waits for one.
+    pub(super) fn end_all(&mut self) -> Vec<Waker> {
+        let mut wakers = self.end_waiting();
+        for at in 0..self.places.len() {
+            match self.places[at] {
+                Place::UnderWay(_) => wakers.extend(self.end(at, End::Lost)),
+                Place::GivenUp => {
+                    self.places[at] = Place::Free;
+                    self.free.push(at);
+                }
+                Place::Free | Place::Waits(..) | Place::Ended(_) => {}
+            }
+        }
+        self.given_up = 0;
+        wakers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waker() -> &'static Waker {
+        Waker::noop()
+    }
+
+    fn put(requests: &mut Requests) -> usize {
+        requests.put(Request::flush(), waker().clone())
+    }
+
+    #[test]
+    fn requests_take_their_turns_in_the_order_in_which_they_came() {
+        let mut requests = Requests::new(2);
+        let numbers: Vec<_> = (0..5).map(|_| put(&mut requests)).collect();
+        drop(requests.give_up(numbers[1]));
+        assert_eq!(requests.waiting(), 4);
+        let turns = std::iter::from_fn(|| requests.next_waiting()).map(|(at, _)| at);
+        let turns: Vec<_> = turns.collect();
+        assert_eq!(turns, [numbers[0], numbers[2], numbers[3], numbers[4]]);
+        assert_eq!((requests.waiting(), requests.given_up()), (0, 0));
+    }
+
+    #[test]
+    fn the_place_of_a_request_under_way_is_not_given_to_another_one() {
+        let mut requests = Requests::new(2);
+        let first = put(&mut requests);
+        assert!(requests.next_waiting().is_some());
+        drop(requests.give_up(first));
+        assert_eq!(requests.given_up(), 1);
+        let second = put(&mut requests);
+        assert_ne!(first, second, "its completion would be taken for the other one's");
+        assert!(requests.take(second, waker()).is_err());
+        // One that waits is nobody's yet: its place is free at once.
+        drop(requests.give_up(second));
+        assert_eq!(put(&mut requests), second);
+    }
+
+    #[test]
+    fn when_the_queue_is_gone_everybody_hears_of_it() {
+        let mut requests = Requests::new(2);
+        let [sent, given_up] = [put(&mut requests), put(&mut requests)];
+        while requests.next_waiting().is_some() {}
+        drop(requests.give_up(given_up));
+        let waits = put(&mut requests);
+        assert_eq!(requests.end_all().len(), 2);
+        assert!(matches!(requests.take(sent, waker()), Ok(End::Lost)));
+        assert!(matches!(requests.take(waits, waker()), Ok(End::Unsent(_))));
+        assert_eq!((requests.given_up(), requests.waiting()), (0, 0));
+        assert_eq!(requests.free.len(), 3);
+    }
+}

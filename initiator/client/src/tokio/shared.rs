@@ -1,0 +1,347 @@
+//! [`Shared`]: what the handle, its futures, its buffers and the driver of one queue share. All of
+//! them are in one thread.
+//!
+//! Nothing of the program runs while a part of this is borrowed: wakers are woken and dropped, and
+//! requests are dropped, after that.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::task::Waker;
+use std::time::Duration;
+
+use super::requests::{End, Requests, Told};
+use super::waiters::{Ticket, Waiters};
+use crate::{Buffer, Completion, Counts, Queue, Request};
+
+/// What one queue's tasks share.
+pub(super) struct Shared {
+    inner: RefCell<Inner>,
+    depth: usize,
+    driver: Cell<Option<Waker>>,
+    // The driver has something to do.
+    kicked: Cell<bool>,
+    closed: Cell<bool>,
+    handles: Cell<usize>,
+}
+
+struct Inner {
+    // `None`: the driver is gone.
+    queue: Option<Queue>,
+    requests: Requests,
+    for_buffers: Waiters,
+    for_settled: Waiters,
+}
+
+/// Why a task gets nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Over {
+    /// The handle is closed.
+    Closed,
+    /// The driver is gone, and the queue with it.
+    Ended,
+}
+
+/// What a buffer's waiter finds.
+pub(super) enum BufferFound {
+    Buffer(Buffer),
+    NotYet,
+    Over(Over),
+}
+
+impl Shared {
+    pub(super) fn new(queue: Queue) -> Self {
+        let depth = queue.depth();
+        let inner = Inner {
+            queue: Some(queue),
+            requests: Requests::new(depth),
+            for_buffers: Waiters::default(),
+            for_settled: Waiters::default(),
+        };
+        Self {
+            inner: RefCell::new(inner),
+            depth,
+            driver: Cell::new(None),
+            kicked: Cell::new(false),
+            closed: Cell::new(false),
+            handles: Cell::new(0),
+        }
+    }
+
+    /// Requests that the queue takes at once.
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Requests under way, of dropped futures, too; requests that wait; requests under way whose
+    /// futures are dropped; free buffers.
+    pub(super) fn numbers(&self) -> [usize; 4] {
+        let inner = self.inner.borrow();
+        let (under_way, free) = match &inner.queue {
+            Some(queue) => (queue.under_way(), queue.free_buffers()),
+            None => (0, 0),
+        };
+        [under_way, inner.requests.waiting(), inner.requests.given_up(), free]
+    }
+
+    pub(super) fn counts(&self) -> Option<Counts> {
+        self.inner.borrow().queue.as_ref().map(Queue::counts)
+    }
+
+    pub(super) fn one_handle_more(&self) {
+        self.handles.set(self.handles.get() + 1);
+    }
+
+    /// With the last one the driver comes to its end.
+    pub(super) fn one_handle_less(&self) {
+        self.handles.set(self.handles.get().saturating_sub(1));
+        if self.handles.get() == 0 {
+            self.close();
+        }
+    }
+
+    /// Takes no more requests. Those that wait for their turn are not sent.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+        let wakers = {
+            let mut inner = self.inner.borrow_mut();
+            let mut wakers = inner.requests.end_waiting();
+            wakers.extend(inner.for_buffers.all());
+            wakers
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        self.kick();
+    }
+
+    fn over(&self, inner: &Inner) -> Option<Over> {
+        match (&inner.queue, self.closed.get()) {
+            (None, _) => Some(Over::Ended),
+            (Some(_), true) => Some(Over::Closed),
+            (Some(_), false) => None,
+        }
+    }
+
+    /// Why nothing is sent any more, if that is so.
+    pub(super) fn is_over(&self) -> Option<Over> {
+        self.over(&self.inner.borrow())
+    }
+
+    /// Takes a request: it is under way, or waits for its turn. Returns its number, under which
+    /// its [end](Self::take) is to be had.
+    ///
+    /// # Errors
+    /// It comes back: nothing is sent any more.
+    pub(super) fn begin(&self, request: Request, waker: &Waker) -> Result<usize, (Over, Request)> {
+        let (number, wakers) = {
+            let mut inner = self.inner.borrow_mut();
+            if let Some(over) = self.over(&inner) {
+                return Err((over, request));
+            }
+            let number = inner.requests.put(request, waker.clone());
+            (number, inner.admit())
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        self.kick();
+        Ok(number)
+    }
+
+    /// How a request ended, if it has. This waker is woken when it does.
+    pub(super) fn take(&self, number: usize, waker: &Waker) -> Option<End> {
+        let taken = self.inner.borrow_mut().requests.take(number, waker);
+        // An `Err` has a waker to drop, now that nothing is borrowed.
+        taken.ok()
+    }
+
+    /// The future of a request is dropped before it had the end.
+    pub(super) fn give_up(&self, number: usize) {
+        let left = self.inner.borrow_mut().requests.give_up(number);
+        drop(left);
+        self.buffer_is_free();
+    }
+
+    /// A buffer, for the first in line.
+    pub(super) fn buffer(&self, ticket: &mut Option<Ticket>, waker: &Waker) -> BufferFound {
+        let (found, left) = {
+            let mut inner = self.inner.borrow_mut();
+            let first = inner.for_buffers.is_first(*ticket);
+            let free = match &mut inner.queue {
+                Some(queue) if first && !self.closed.get() => queue.buffer(),
+                _ => None,
+            };
+            match (free, self.over(&inner)) {
+                (Some(buffer), _) => {
+                    let left = inner.for_buffers.leave(ticket.take());
+                    (BufferFound::Buffer(buffer), left)
+                }
+                (None, Some(over)) => {
+                    (BufferFound::Over(over), inner.for_buffers.leave(ticket.take()))
+                }
+                (None, None) => (BufferFound::NotYet, inner.for_buffers.wait(ticket, waker)),
+            }
+        };
+        drop(left);
+        if matches!(found, BufferFound::Buffer(_)) {
+            // There may be one for the next in line, too.
+            self.buffer_is_free();
+        }
+        found
+    }
+
+    /// Who waits for a buffer does not any more.
+    pub(super) fn leave_buffers(&self, ticket: Option<Ticket>) {
+        let left = self.inner.borrow_mut().for_buffers.leave(ticket);
+        drop(left);
+        self.buffer_is_free();
+    }
+
+    /// Somebody dropped a buffer: the first in line looks.
+    pub(super) fn buffer_is_free(&self) {
+        let first = {
+            let inner = self.inner.borrow();
+            let free = inner.queue.as_ref().is_some_and(|queue| queue.free_buffers() > 0);
+            if free { inner.for_buffers.first() } else { None }
+        };
+        if let Some(first) = first {
+            first.wake();
+        }
+    }
+
+    /// Whether no request is under way that was given up. If one is, this waker is woken when the
+    /// last one has ended.
+    pub(super) fn is_settled(&self, ticket: &mut Option<Ticket>, waker: &Waker) -> bool {
+        let (settled, left) = {
+            let mut inner = self.inner.borrow_mut();
+            let settled = inner.requests.given_up() == 0;
+            let left = match settled {
+                true => inner.for_settled.leave(ticket.take()),
+                false => inner.for_settled.wait(ticket, waker),
+            };
+            (settled, left)
+        };
+        drop(left);
+        settled
+    }
+
+    /// Who waits for that does not any more.
+    pub(super) fn leave_settled(&self, ticket: Option<Ticket>) {
+        let left = self.inner.borrow_mut().for_settled.leave(ticket);
+        drop(left);
+    }
+
+    fn kick(&self) {
+        self.kicked.set(true);
+        if let Some(driver) = self.driver.take() {
+            driver.wake();
+        }
+    }
+
+    /// Whether the driver has something to do. If not, its waker is woken when it has.
+    pub(super) fn is_kicked(&self, waker: &Waker) -> bool {
+        if self.kicked.get() {
+            return true;
+        }
+        let before = self.driver.replace(Some(waker.clone()));
+        drop(before);
+        false
+    }
+
+    /// One turn of the queue. Returns whether another one is due at once. `done` is empty before
+    /// and after.
+    ///
+    /// # Errors
+    /// The queue cannot go on.
+    pub(super) fn turn(&self, done: &mut Vec<Completion>) -> io::Result<bool> {
+        self.kicked.set(false);
+        {
+            let mut inner = self.inner.borrow_mut();
+            let Some(queue) = &mut inner.queue else { return Err(gone()) };
+            queue.poll(done)?;
+        }
+        let came = !done.is_empty();
+        for completion in done.drain(..) {
+            self.tell(completion);
+        }
+        let (before, after, wakers) = {
+            let mut inner = self.inner.borrow_mut();
+            let before = inner.requests.waiting();
+            let wakers = inner.admit();
+            (before, inner.requests.waiting(), wakers)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        Ok(came || before != after)
+    }
+
+    fn tell(&self, completion: Completion) {
+        let told = self.inner.borrow_mut().requests.complete(completion);
+        match told {
+            Some(Told::Future(waker)) => waker.wake(),
+            Some(Told::Nobody(completion)) => {
+                drop(completion);
+                self.buffer_is_free();
+                let waiting = {
+                    let inner = self.inner.borrow();
+                    match inner.requests.given_up() {
+                        0 => inner.for_settled.all(),
+                        _ => Vec::new(),
+                    }
+                };
+                waiting.into_iter().for_each(Waker::wake);
+            }
+            None => debug_assert!(false, "a completion of no request"),
+        }
+    }
+
+    /// Prepares a sleep of the driver. Returns how long it may be; `None`: a turn is due first.
+    ///
+    /// # Errors
+    /// As of [`Self::turn`].
+    pub(super) fn arm(&self) -> io::Result<Option<Duration>> {
+        let mut inner = self.inner.borrow_mut();
+        inner.queue.as_mut().ok_or_else(gone)?.arm()
+    }
+
+    /// The queue, when nothing is sent any more and nothing is under way.
+    pub(super) fn finished(&self) -> Option<Queue> {
+        let queue = {
+            let mut inner = self.inner.borrow_mut();
+            inner.queue.take_if(|queue| self.closed.get() && queue.under_way() == 0)?
+        };
+        self.end();
+        Some(queue)
+    }
+
+    /// The driver is gone: the queue goes with it, and everybody who waits hears of it.
+    pub(super) fn end(&self) {
+        let (queue, wakers) = {
+            let mut inner = self.inner.borrow_mut();
+            let queue = inner.queue.take();
+            let mut wakers = inner.requests.end_all();
+            wakers.extend(inner.for_buffers.all());
+            wakers.extend(inner.for_settled.all());
+            (queue, wakers)
+        };
+        drop(queue);
+        drop(self.driver.take());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Inner {
+    /// Gives the queue what waits, as far as it takes it. Returns who waits for requests that it
+    /// refused.
+    fn admit(&mut self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        let Some(queue) = &mut self.queue else { return wakers };
+        while queue.under_way() < queue.depth() {
+            let Some((number, request)) = self.requests.next_waiting() else { break };
+            if let Err(refused) = queue.submit(request.with_token(number as u64)) {
+                let end = End::Refused(refused.request, refused.reason);
+                wakers.extend(self.requests.end(number, end));
+            }
+        }
+        wakers
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the driver of the queue is gone")
+}

@@ -1,0 +1,83 @@
+//! Hosts that connect and leave by the thousand, at a card whose verbs take milliseconds.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rblk_fabric::Address;
+use rblk_tests::hostile::end::{End, keep_device};
+use rblk_tests::hostile::wire::{Hello, feature};
+use rblk_tests::lab::{Cards, DEADLINE, Mounted, StallMeter, Target, Witness, run};
+
+use super::{MIB, endless_fio, flags, serve_file, wait_for_io};
+
+const TARGET: &str = "rblk-targetd";
+/// What takes 2 ms.
+const SLOW: &str = "slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
+/// Hosts that connect at once: as many strangers as one address may have.
+const AT_ONCE: usize = 4;
+
+/// Connects and leaves, `count` times in all. Returns how long the slowest connect took.
+fn storm(address: &Address, count: usize) -> Duration {
+    let left = AtomicUsize::new(count);
+    let take =
+        || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+    let host = || {
+        let mut slowest = Duration::ZERO;
+        while take().is_ok() {
+            let begun = Instant::now();
+            let end = End::connect(address, &Hello::admin(feature::AUTH));
+            slowest = slowest.max(begun.elapsed());
+            drop(end);
+        }
+        slowest
+    };
+    std::thread::scope(|scope| {
+        let hosts: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(host)).collect();
+        hosts.into_iter().map(|host| host.join().expect("a host")).max().unwrap_or_default()
+    })
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn a_storm_of_connects_stops_no_poll_group() {
+    keep_device();
+    run("a_storm_of_connects_stops_no_poll_group", |lab| {
+        let count = lab.times(200, 1000);
+        let cards = Cards::new(lab, SLOW);
+        let serves = serve_file(lab, 16 * MIB).environment(cards.environment());
+        let target = Target::start(lab, &serves);
+        let mounted = Mounted::new(lab, &flags(lab.rdma()));
+        let fio = endless_fio(&mounted).start();
+        let (meter, witness) = (StallMeter::start(mounted.device()), Witness::start());
+        wait_for_io(&mounted, &meter);
+        let (moment, begun) = (witness.now(), Instant::now());
+        let _ = meter.longest();
+        let slowest = storm(&lab.rdma().parse().expect("an address"), count);
+        println!(
+            "{count} connects and disconnects in {:.2?}, the slowest connect {slowest:.2?}; another host's I/O was \
+             without an answer for {:.2?} at most; the machine stood still {:.2?}",
+            begun.elapsed(),
+            meter.longest(),
+            witness.lost_since(&moment),
+        );
+        fio.stop(DEADLINE).ok();
+        assert_eq!(mounted.status().total.errors, 0, "requests failed");
+        mounted.umount();
+        drop(target);
+        judge(&cards.asked(TARGET, "by"), count);
+    });
+}
+
+/// Every connection was accepted and ended, and no verb of that kept a thread that serves data.
+fn judge(calls: &[String], count: usize) {
+    let mut by = BTreeMap::<&str, usize>::new();
+    calls.iter().for_each(|call| *by.entry(call).or_default() += 1);
+    println!("{by:#?}");
+    let of = |call: &str| calls.iter().filter(|line| line.ends_with(call)).count();
+    for call in ["rdma_accept", "ibv_create_qp", "ibv_destroy_qp"] {
+        assert!(of(call) >= count, "{call} was called {} times", of(call));
+    }
+    let kept: Vec<_> = by.keys().filter(|call| call.starts_with("poll-group")).collect();
+    assert!(kept.is_empty(), "a poll group's thread made {kept:?}");
+}
