@@ -38,9 +38,9 @@ pub trait Poller: Send + fmt::Debug {
     /// connection says. The QP is then dead, and its WRs are flushed.
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> Result<()>;
 
-    /// Says whose QP it is. A software poller moves the bytes of all QPs itself, and shares its turns
-    /// fairly between owners, not between QPs. Until this is called all QPs have one owner. Devices
-    /// share their link by themselves, and ignore it.
+    /// Says whose QP it is. A software poller moves the bytes of all QPs itself, and shares its
+    /// turns fairly between owners, not between QPs. Until this is called all QPs have one owner.
+    /// Devices share their link by themselves, and ignore it.
     fn set_owner(&mut self, _qp: QpIndex, _owner: Owner) {}
 
     /// Posts RECVs, in order.

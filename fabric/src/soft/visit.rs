@@ -111,6 +111,7 @@ fn wait(shares: &mut Shares, attached: &mut Attached, served: bool) {
 
 /// Books what a QP did: what epoll watches of it, whether its peer waits for an acknowledgement,
 /// and the calls it made. Returns the calls.
+#[inline]
 pub(super) fn settle(wake: &Wake, attached: &mut Attached, owing: &mut Vec<QpIndex>) -> u64 {
     if attached.pair.acks().is_due() && !attached.owing {
         attached.owing = true;

@@ -9,10 +9,10 @@
 //!
 //! librdmacm turns the cookie of an event into a pointer to the id, and follows that pointer and
 //! the QP of the id, without a lock. So one lock per channel covers here: fetching an event, acting
-//! on it and acknowledging it; making ids and QPs; and taking both away. Taken away means: the id is
-//! not in the table, so its events are acknowledged and nothing else, and it names no QP. Then both
-//! are destroyed without the lock. `rdma_destroy_id` waits for the acknowledgement of an event that
-//! was fetched, and the kernel drops the others.
+//! on it and acknowledging it; making ids and QPs; and taking both away. Taken away means: the id
+//! is not in the table, so its events are acknowledged and nothing else, and it names no QP. Then
+//! both are destroyed without the lock. `rdma_destroy_id` waits for the acknowledgement of an event
+//! that was fetched, and the kernel drops the others.
 
 use std::collections::HashMap;
 use std::io;

@@ -12,12 +12,12 @@
 //!   order: QP and CM id, then CQ, completion channel, MR, PD, context. A destroy call that fails
 //!   is logged, and the object is leaked together with everything it may still reach. Nothing
 //!   panics.
-//! - **CM events** of an event channel are fetched, handled and acknowledged under the lock of that
-//!   channel (`event_channel`). Everything that makes a CM id or its QP, or takes it away, holds the
-//!   same lock. So an event is never followed to an id or a QP that is gone.
-//! - **Verbs that may take long** (accept, error state, disconnect) are made by threads of their own
-//!   (`slow_verbs`), in the order of a connection's life: no data thread and no task waits for a
-//!   device's firmware.
+//! - **CM events** of an event channel are fetched, handled and acknowledged under the lock of
+//!   that channel (`event_channel`). Everything that makes a CM id or its QP, or takes it away,
+//!   holds the same lock. So an event is never followed to an id or a QP that is gone.
+//! - **Verbs that may take long** (accept, error state, disconnect) are made by threads of their
+//!   own (`slow_verbs`), in the order of a connection's life: no data thread and no task waits for
+//!   a device's firmware.
 //! - **A dead QP** is reported to a data thread by completions only. Whatever ends a connection
 //!   moves its QP to the error state, and that flushes the QP.
 //! - **fork**: verbs objects do not survive it. The process must not fork and continue in the
@@ -31,7 +31,7 @@
 //! | `ffi` | librdmacm and the names of `ibverbs-sys` |
 //! | `nonblocking`, `qp_state`, `device_caps` | single calls |
 //! | `async_events`, `cq_health` | the thread that reads device events, and what it sets |
-//! | `slow_verbs`, `slow_verbs/threads` | the verbs that may take long, and the threads that make them |
+//! | `slow_verbs`, `slow_verbs/threads` | verbs that may take long, and their threads |
 //! | `event_channel`, `cm_id` | rdma_cm ids, and the lock under which events are handled |
 //! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
 //! | `completion_queue`, `cq_room`, `queue_pair` | CQ, QP, and how much of a CQ a QP may fill |

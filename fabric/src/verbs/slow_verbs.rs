@@ -96,7 +96,7 @@ impl SlowVerbs {
         self.lock().qp = QpPointer(qp);
     }
 
-    /// Accepts the peer. If that fails, the QP is moved to the error state, which flushes its RECVs.
+    /// Accepts the peer. If that fails, the QP is moved to the error state: its RECVs are flushed.
     pub(super) fn accept(self: &Arc<Self>, accept: Accept) {
         self.ask(|state| state.accept = Some(accept));
     }

@@ -82,8 +82,8 @@ pub(super) fn dead_region_is_not_written(p: &mut Pair, expect: &Expect) {
     assert!(seen == OK || seen == expect.told(WcStatus::RemoteAccess, Some(seen)), "{seen:?}");
 }
 
-/// RDMA of a requester that does not know yet that the responder gave its QP up, as a flush has told
-/// the responder itself: the memory is registered still.
+/// RDMA of a requester that does not know yet that the responder gave its QP up, as a flush has
+/// told the responder itself: the memory is registered still.
 pub(super) fn dead_qp_guards_memory(p: &mut Pair, expect: &Expect) {
     const LEN: u32 = 16 << 10;
     let from = p.a.memory(1 << 16, Access::REMOTE);

@@ -24,8 +24,8 @@ use crate::work::{MAX_SGE, Rkey, SgeList, WcStatus};
 const SMALL_STAGING: usize = 512;
 
 impl QueuePair {
-    /// One receive call of at most about `share` bytes, which it takes off, and all that follows from
-    /// it. Returns whether another call may find more.
+    /// One receive call of at most about `share` bytes, which it takes off, and all that follows
+    /// from it. Returns whether another call may find more.
     pub(in crate::soft) fn receive(
         &mut self,
         keys: &KeyTable,
