@@ -42,7 +42,7 @@ use crate::store::VolumeIndex;
 const NONE: u32 = u32::MAX;
 /// At most this part of the slots is kept free so that long requests find memory in one run.
 const RESERVE: usize = 16;
-/// Steps of the policy that one allocation takes: a fraction of a millisecond. More than four times
+/// Steps of the policy that one allocation takes: a fraction of a millisecond. Four times
 /// the blocks of the longest request, since each try may be refused those that the request has.
 const STEPS: u32 = 4096;
 
