@@ -14,7 +14,7 @@ use crate::judge::judge;
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
 use crate::on_loss::OnLoss;
 use crate::protection::Encrypt;
-use crate::rule::{ADDRESS, KEY_FILE, Key, NAME, Rule, Schema};
+use crate::rule::{ADDRESS, KEY_FILE, Key, MEMORY_FILE, NAME, Rule, Schema};
 use crate::spin::Spin;
 use crate::units::{ByteSize, Duration};
 
@@ -26,6 +26,9 @@ const QUEUES_ASSUMED: u16 = 4;
 
 /// Most memory for retained writes of one mount.
 const RETAIN_MAX: u64 = 64 << 30;
+
+/// Most files of shared memory of one mount.
+const SHARED_FILES_MAX: usize = 8;
 
 /// Highest number of a ublk device. Minor numbers have 20 bits.
 const DEVICE_ID_MAX: u32 = (1 << 20) - 1;
@@ -42,6 +45,7 @@ static MOUNT_KEYS: Schema = Schema {
             Rule::PowerOfTwo { min: limits::IO_MIN_BYTES as u64, max: limits::IO_MAX_BYTES as u64 },
         ),
         Key::optional("digest", Rule::Word(DigestWish::WORDS)),
+        Key::optional("shared_memory", Rule::List { item: &MEMORY_FILE, max: SHARED_FILES_MAX }),
         Key::optional("read_only", Rule::Flag),
         Key::optional("shared", Rule::Flag),
         Key::optional("retain", Rule::Size { min: 0, max: RETAIN_MAX, step: 4096 }),
@@ -104,6 +108,10 @@ pub struct MountConfig {
     pub max_io: ByteSize,
     /// Whether commands and data carry digests.
     pub digest: DigestWish,
+    /// Files of tmpfs or hugetlbfs that programs map: their direct I/O with that memory is not
+    /// copied. Linux 7.1.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shared_memory: Vec<PathBuf>,
     /// Whether the device refuses writes.
     pub read_only: bool,
     /// Whether other hosts may write the volume at the same time. For software that coordinates the
@@ -170,6 +178,7 @@ impl Default for MountConfig {
             queue_depth: limits::QUEUE_DEPTH_DEFAULT,
             max_io: ByteSize(256 << 10),
             digest: DigestWish::Auto,
+            shared_memory: Vec::new(),
             read_only: false,
             shared: false,
             retain: ByteSize(0),
@@ -310,6 +319,13 @@ impl MountConfig {
             let fix = format!("lower max_io to \"{digest_max}\", or set digest to \"auto\"");
             let fault = Fault::new("digest", problem, fix).value(self.digest.word());
             faults.push(fault.rests_on(&["max_io"]));
+        }
+        if self.digest == DigestWish::Crc32c && !self.shared_memory.is_empty() {
+            let problem = "the digest of a READ travels behind its data, and in shared_memory there is \
+                           data of programs behind it";
+            let fix = "set digest to \"auto\", which is \"off\" here, or remove shared_memory";
+            let fault = Fault::new("digest", problem, fix).value(self.digest.word());
+            faults.push(fault.rests_on(&["shared_memory"]));
         }
         if self.shared && self.read_only {
             let problem = "a read-only mount never excludes other hosts, so shared has no effect";

@@ -141,6 +141,12 @@ pub(crate) const KEY_FILE: Rule = Rule::Text {
     check: check_key_file,
 };
 
+/// Memory that programs share.
+pub(crate) const MEMORY_FILE: Rule = Rule::Text {
+    form: "an absolute path of a file of tmpfs or hugetlbfs, such as \"/dev/shm/database\"",
+    check: check_path,
+};
+
 impl Schema {
     /// Adds what is wrong with a table to `faults`. `path` is the path of the table, empty for a
     /// file.

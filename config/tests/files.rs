@@ -307,12 +307,14 @@ prop_compose! {
             (0, Encrypt::Auto), (0, Encrypt::Off), (1, Encrypt::Auto), (2, Encrypt::Required),
         ]),
         digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
-        (relaxed_ordering, tos) in (any::<bool>(), prop::option::of(any::<u8>())),
+        (relaxed_ordering, tos, files) in (any::<bool>(), prop::option::of(any::<u8>()), 0..=8),
     ) -> MountConfig {
         let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         let mut config = MountConfig::new("rdma://[::1]:1", "v");
         config.retain = ByteSize(if shared { 0 } else { retain * 4096 });
         config.target_keys = keys(7, keys_known);
+        let files = if digest == DigestWish::Crc32c { 0 } else { files };
+        config.shared_memory = (0..files).map(|n| format!("/dev/shm/{n}").into()).collect();
         config.key_file = PathBuf::from(if keys_known == 0 { "/etc/rblk/host.key" } else { "/k" });
         config.queues = queues;
         config.lanes = lanes;

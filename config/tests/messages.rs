@@ -502,6 +502,17 @@ fn mounts() {
                  lower max_io to \"1MiB\", or set digest to \"auto\"",
             ),
             (
+                "digest = 'crc32c'\nshared_memory = ['/dev/shm/a']",
+                "m.toml:3:10: digest = \"crc32c\": the digest of a READ travels behind its data, and in shared_memory \
+                 there is data of programs behind it; set digest to \"auto\", which is \"off\" here, or remove \
+                 shared_memory",
+            ),
+            (
+                "shared_memory = ['memory']",
+                "m.toml:3:18: shared_memory[0] = \"memory\": not absolute; write an absolute path of a file of tmpfs or \
+                 hugetlbfs, such as \"/dev/shm/database\"",
+            ),
+            (
                 "digest = 'on'",
                 "m.toml:3:10: digest = \"on\": not one of the choices; write \"auto\", \"crc32c\" or \"off\"",
             ),
@@ -545,7 +556,7 @@ fn mounts() {
             (
                 "take_over = true",
                 "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
-                 digest, read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
+                 digest, shared_memory, read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
                  failback, wait, spin, host_name, target_keys, key_file, encrypt, relaxed_ordering, tos",
             ),
         ],

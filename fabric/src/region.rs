@@ -5,13 +5,14 @@
 //! [`Region::sum`], which reduces bytes to a number. The code that lends the bytes out decides who
 //! may access which bytes at what time.
 
+use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// Which pages back a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -80,6 +81,28 @@ impl Region {
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_DONTFORK) };
         Ok(Arc::new(Self { base: base.cast(), len: mapped.get(), mapped, kind }))
+    }
+
+    /// Maps a file of whole pages that other processes map as well, such as one of tmpfs or of
+    /// hugetlbfs. A copy from or to a page that was cut off the file since then ends the process
+    /// with SIGBUS: whoever may write the file has to be trusted with that.
+    ///
+    /// # Errors
+    /// The file is empty or not whole pages, or the system cannot map it.
+    pub fn map_file(file: &File) -> io::Result<Arc<Self>> {
+        let len = file.metadata()?.len();
+        let mapped = usize::try_from(len).ok().and_then(NonZeroUsize::new);
+        let mapped = mapped.filter(|len| len.get().is_multiple_of(4096)).ok_or_else(|| {
+            io::Error::other(format!("it has {len} bytes, which is not one page of 4096 or more"))
+        })?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        // SAFETY: a mapping at an address of the kernel's choice aliases nothing of this process;
+        // other processes change its bytes as a device would.
+        let base = unsafe { mmap(None, mapped, protection, flags, file, 0) }?;
+        // As in `allocate`. SAFETY: the range is the mapping just made.
+        let _ = unsafe { madvise(base, mapped.get(), MmapAdvise::MADV_DONTFORK) };
+        Ok(Arc::new(Self { base: base.cast(), len: mapped.get(), mapped, kind: PageKind::Normal }))
     }
 
     /// Length in bytes, whole pages.

@@ -320,6 +320,11 @@ pub struct MountArgs {
     /// "off": never. With digests one command moves at most 1 MiB.
     #[arg(long, value_name = "auto|crc32c|off")]
     pub digest: Option<DigestWish>,
+    /// File of tmpfs or hugetlbfs that programs map: direct I/O (O_DIRECT) with that memory is not
+    /// copied on this host; repeat for several. The file has its size already, whole pages and at
+    /// most 4 GiB. Linux 7.1; without digests.
+    #[arg(long, value_name = "PATH")]
+    pub shared_memory: Vec<PathBuf>,
     /// Read-only: it excludes no other host, and no other host excludes it.
     #[arg(long, visible_alias = "read-only")]
     pub ro: bool,
@@ -421,6 +426,7 @@ impl MountArgs {
         config.lanes = self.lanes.or(config.lanes);
         config.queue_depth = self.queue_depth.unwrap_or(config.queue_depth);
         config.max_io = self.max_io.unwrap_or(config.max_io);
+        config.shared_memory.extend(self.shared_memory.iter().cloned());
         config.read_only |= self.ro;
         config.shared |= self.shared;
         config.retain = self.retain.unwrap_or(config.retain);

@@ -104,13 +104,85 @@ impl PathLayout {
     }
 }
 
+/// Memory where the data of a queue's requests may be.
+#[derive(Clone, Debug)]
+pub struct QueueMemory {
+    /// The queue's own buffers.
+    pub buffers: Arc<Region>,
+    /// Memory of other programs, by [`MemoryIndex`] from 1 on. Nothing lands behind the data of a
+    /// request there: a path with digests cannot use it.
+    pub shared: Arc<[Arc<Region>]>,
+}
+
+impl From<Arc<Region>> for QueueMemory {
+    fn from(buffers: Arc<Region>) -> Self {
+        Self { buffers, shared: Arc::default() }
+    }
+}
+
+/// Which memory of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct MemoryIndex(u16);
+
+impl MemoryIndex {
+    /// The queue's own buffers.
+    pub const OWN: Self = Self(0);
+
+    /// Whether a queue with so many shared memories has it.
+    #[inline]
+    pub(crate) fn is_of(self, shared: usize) -> bool {
+        usize::from(self.0) <= shared
+    }
+
+    /// The shared memory of that index, as [`QueueMemory::shared`] has it. `None`, if no queue has
+    /// so many.
+    #[must_use]
+    pub fn shared(index: u16) -> Option<Self> {
+        index.checked_add(1).map(Self)
+    }
+}
+
+/// Where the data of a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// In which memory.
+    pub memory: MemoryIndex,
+    /// From which byte on.
+    pub offset: usize,
+}
+
+impl Place {
+    /// In the queue's own buffers.
+    #[must_use]
+    pub fn own(offset: usize) -> Self {
+        Self { memory: MemoryIndex::OWN, offset }
+    }
+}
+
+/// Memory for data, with its keys on a path.
+#[derive(Debug)]
+pub struct DataMemory {
+    /// The memory, where the target may write.
+    pub sinks: MemoryRegion,
+    /// The same memory, where the target may read.
+    pub sources: MemoryRegion,
+}
+
+impl DataMemory {
+    fn register(pd: &ProtectionDomain, memory: &Arc<Region>) -> Result<Self, FabricError> {
+        let sink = Access { local_write: true, remote_write: true, remote_read: false };
+        let source = Access { local_write: false, remote_write: false, remote_read: true };
+        Ok(Self { sinks: pd.register(memory, sink)?, sources: pd.register(memory, source)? })
+    }
+}
+
 /// Registered memory of a path.
 #[derive(Debug)]
 pub struct PathMemory {
-    /// Buffers, where the target may write.
-    pub sinks: MemoryRegion,
-    /// The same buffers, where the target may read.
-    pub sources: MemoryRegion,
+    /// The queue's own buffers.
+    pub buffers: DataMemory,
+    /// The memory of other programs.
+    pub shared: Box<[DataMemory]>,
     /// Capsules and receive slots, one [`PathLayout`] after the other for each lane; never remote.
     pub slots: MemoryRegion,
     /// Where the self-test lands, [`SELF_TEST_BYTES`] for each lane; the target may read it later
@@ -119,13 +191,13 @@ pub struct PathMemory {
 }
 
 impl PathMemory {
-    /// Registers the buffers of a queue and its own slots, for so many lanes, with a domain.
+    /// Registers the memory of a queue and its own slots, for so many lanes, with a domain.
     ///
     /// # Errors
     /// Memory is short, or the device refuses.
     pub fn register(
         pd: &ProtectionDomain,
-        buffers: &Arc<Region>,
+        memory: &QueueMemory,
         layout: PathLayout,
         lanes: usize,
     ) -> Result<Self, FabricError> {
@@ -133,14 +205,26 @@ impl PathMemory {
             Region::allocate(lanes * bytes, PageKind::Normal)
                 .map_err(|e| FabricError::Call { call: "mmap", source: std::io::Error::other(e) })
         };
-        let sink = Access { local_write: true, remote_write: true, remote_read: false };
-        let source = Access { local_write: false, remote_write: false, remote_read: true };
+        let shared = memory.shared.iter().map(|shared| DataMemory::register(pd, shared));
         Ok(Self {
-            sinks: pd.register(buffers, sink)?,
-            sources: pd.register(buffers, source)?,
+            buffers: DataMemory::register(pd, &memory.buffers)?,
+            shared: shared.collect::<Result<_, _>>()?,
             slots: pd.register(&own(layout.bytes())?, Access::LOCAL_WRITE)?,
             scratch: pd.register(&own(SELF_TEST_BYTES)?, Access::REMOTE)?,
         })
+    }
+
+    /// The memory of that index.
+    ///
+    /// # Panics
+    /// The path has no such memory: a bug of the engine, which takes no request with such a place,
+    /// and no path with less memory.
+    #[inline]
+    pub(crate) fn data(&self, index: MemoryIndex) -> &DataMemory {
+        match index.0.checked_sub(1) {
+            None => &self.buffers,
+            Some(shared) => &self.shared[usize::from(shared)],
+        }
     }
 }
 

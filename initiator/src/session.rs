@@ -9,11 +9,10 @@ mod list;
 mod login;
 mod wish;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::Encrypt;
-use rblk_fabric::{Address, ConnectOptions, Device, FabricError, ProtectionDomain, Region};
+use rblk_fabric::{Address, ConnectOptions, Device, FabricError, ProtectionDomain};
 use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::width::wide;
 use rblk_protocol::{
@@ -24,7 +23,7 @@ use rblk_protocol::{
 
 use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
-use crate::path::Path;
+use crate::path::{Path, QueueMemory};
 pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
 use list::VolumeList;
@@ -222,7 +221,7 @@ impl Session {
         queue: u16,
         wish: QueueWish,
         volume: VolumeHandle,
-        buffers: &Arc<Region>,
+        memory: &QueueMemory,
     ) -> Result<Path, SessionError> {
         // A lane that failed is not tried again and again while requests wait.
         let lanes = if self.without_lanes { 1 } else { wish.lanes(self.device.caps()) };
@@ -233,7 +232,7 @@ impl Session {
         let (session, epoch) = (login.session, login.epoch);
         let (secret, encrypt) = (secret.as_ref(), *encrypt);
         let connector = Lanes { address, options, device, pd, session, epoch, secret, encrypt };
-        let connect = connector.connect_queue(queue, wish, volume, buffers);
+        let connect = connector.connect_queue(queue, wish, volume, memory);
         tokio::pin!(connect);
         loop {
             tokio::select! {

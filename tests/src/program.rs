@@ -386,7 +386,8 @@ impl Client {
                 lanes: None,
                 queues: 1,
             };
-            let path = session.connect_queue(0, wish, volume.handle, &buffers).await?;
+            let path =
+                session.connect_queue(0, wish, volume.handle, &Arc::clone(&buffers).into()).await?;
             Ok::<_, SessionError>((session, volume, path))
         })?;
         let mut engine = Engine::new(depth, IO_MAX as usize, Arc::new(QueueStats::default()));

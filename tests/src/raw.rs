@@ -580,7 +580,8 @@ fn connect(
     let depth = QueueDepth::new(options.depth).expect("a depth");
     let layout = PathLayout { depth };
     let lanes = usize::from(options.lanes);
-    let memory = PathMemory::register(near, buffers, layout, lanes).expect("registrations");
+    let memory = PathMemory::register(near, &Arc::clone(buffers).into(), layout, lanes)
+        .expect("registrations");
     let near_sizes = layout.qp_limits(0, options.reads_out, options.features);
     let (poller, near_handle) = near.poller(2048 * u32::from(options.lanes)).expect("a CQ");
     let far_sizes = QpLimits { reads_out: options.reads_out, ..sizes() };

@@ -202,7 +202,10 @@ impl User {
             };
             let mut session = Session::connect(address, &options, &host, None, None).await.unwrap();
             let volume = session.open(&Name::new("m").unwrap(), AccessMode::Shared).await.unwrap();
-            let path = session.connect_queue(0, *wish, volume.handle, buffers).await.unwrap();
+            let path = session
+                .connect_queue(0, *wish, volume.handle, &Arc::clone(buffers).into())
+                .await
+                .unwrap();
             (session, path)
         });
         assert!(path.accept.features.has(Features::DIGEST));

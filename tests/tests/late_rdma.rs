@@ -52,7 +52,7 @@ fn a_dead_queue_pair_takes_nothing_though_the_memory_is_still_registered() {
         let read = target.request(IoOp::Read, 0);
         // Control has not destroyed the path yet; the buffer is the engine's again.
         let dead = target.drop_path();
-        assert_eq!(dead.memory.sinks.rkey().0, read.buffer.unwrap().rkey);
+        assert_eq!(dead.memory.buffers.sinks.rkey().0, read.buffer.unwrap().rkey);
         guard(&target.buffers);
         send_late(&mut target, &read, with_imm);
         target.steps(100);

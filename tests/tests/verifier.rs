@@ -124,7 +124,10 @@ fn lose(retain: bool) -> (Arc<Durability>, Vec<u8>, Vec<u8>) {
     let begun = Instant::now();
     let (session, volume) = runtime.block_on(async {
         let (mut session, volume) = open(&target.address).await;
-        let path = session.connect_queue(0, wish(), volume.handle, &buffers).await.unwrap();
+        let path = session
+            .connect_queue(0, wish(), volume.handle, &Arc::clone(&buffers).into())
+            .await
+            .unwrap();
         engine.connect(path, begun);
         (session, volume)
     });

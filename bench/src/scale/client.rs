@@ -124,7 +124,9 @@ impl Client {
         let volume = Name::new(volume).context("a volume's name")?;
         let mut session = Session::connect(address, &options, &host, credentials, None).await?;
         let opened = session.open(&volume, wish.mode).await?;
-        let path = session.connect_queue(0, self::wish(depth), opened.handle, buffers).await?;
+        let path = session
+            .connect_queue(0, self::wish(depth), opened.handle, &Arc::clone(buffers).into())
+            .await?;
         let queue = Queue::new(path, depth, opened.block_size)?;
         Ok(Self { session, opened, depth, queues: 0, queue })
     }
@@ -141,7 +143,7 @@ impl Client {
             self.queues,
             wish(self.depth),
             self.opened.handle,
-            buffers,
+            &Arc::clone(buffers).into(),
         ))?;
         let mut queue = Queue::new(path, self.depth, self.opened.block_size)?;
         queue.until_ready()?;

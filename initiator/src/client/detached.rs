@@ -57,6 +57,7 @@ impl Detached {
             depth,
             stride: data_max,
             data_max,
+            shared: 0,
             ledger: None,
             pulse: None,
             mail: receiver,

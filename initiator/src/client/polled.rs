@@ -16,6 +16,7 @@ use super::pending::Pending;
 use super::{Buffer, Completion};
 use crate::inflight::WrongState;
 use crate::io::Io;
+use crate::path::Place;
 use crate::queue::{MAIL, TargetParts, TargetSide, Watch};
 
 /// A queue that a program drives.
@@ -75,7 +76,7 @@ impl Polled {
         self.pending.put(token, buffer);
         let engine = self.side.engine_mut();
         engine.begin_turn(now);
-        engine.submit_at(tag, io, offset)
+        engine.submit_at(tag, io, Place::own(offset))
     }
 
     /// One turn. Completions are kept for [`Self::take`].

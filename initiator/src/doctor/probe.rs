@@ -159,7 +159,7 @@ async fn self_test(session: &mut Session) -> Result<Result<(), PathEnd>, Session
     let buffers = Region::allocate(bytes, PageKind::Normal)
         .map_err(|error| SessionError::Memory(error.to_string()))?;
     let stride = wish.buffer_stride();
-    let path = session.connect_queue(0, wish, VolumeHandle(0), &buffers).await?;
+    let path = session.connect_queue(0, wish, VolumeHandle(0), &buffers.into()).await?;
     let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()))
         .with_data_max(wide(wish.io_max_bytes));
     engine.connect(path, Instant::now());

@@ -43,7 +43,7 @@ use crate::admin::Pulse;
 use crate::durability::{Answered, Ledger, Plan};
 use crate::inflight::{Inflight, WrongState};
 use crate::io::{Io, IoOp};
-use crate::path::{DeadPath, Path};
+use crate::path::{DeadPath, Path, Place};
 use active_path::{ActivePath, Arrival, BeatDue, broken};
 use answer::Answer;
 pub use digests::DigestFailure;
@@ -102,8 +102,10 @@ impl Waiting {
 pub struct Engine {
     depth: QueueDepth,
     buffer_stride: usize,
-    // Where in the memory of the queue the buffer of each tag is.
-    offsets: Box<[usize]>,
+    // Where the data of each tag's request is.
+    places: Box<[Place]>,
+    // Memory of other programs that every path has registered.
+    shared: usize,
     // Most data of one request: the rest of a buffer is for its trailer.
     data_max: usize,
     inflight: Inflight,
@@ -139,7 +141,10 @@ impl Engine {
         Self {
             depth,
             buffer_stride,
-            offsets: (0..usize::from(depth.get())).map(|tag| tag * buffer_stride).collect(),
+            places: (0..usize::from(depth.get()))
+                .map(|tag| Place::own(tag * buffer_stride))
+                .collect(),
+            shared: 0,
             data_max: buffer_stride,
             inflight: Inflight::new(depth),
             path: None,
@@ -161,6 +166,14 @@ impl Engine {
     #[must_use]
     pub fn with_data_max(mut self, data_max: usize) -> Self {
         self.data_max = data_max.min(self.buffer_stride);
+        self
+    }
+
+    /// Requests may have their data in so many memories of other programs. A path that has not
+    /// registered as many is not usable, and neither is one with digests.
+    #[must_use]
+    pub fn with_shared(mut self, memories: usize) -> Self {
+        self.shared = memories;
         self
     }
 
@@ -309,17 +322,25 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for a request whose buffer is at `offset` of the queue's memory, and as long as
-    /// every buffer: for callers that have more buffers than tags.
+    /// The same for a request whose data is at a place of the caller's choice: for callers that
+    /// have more buffers than tags, and for data in [shared memory](Self::with_shared). In the
+    /// queue's own memory the place is a buffer as long as every one; elsewhere it has at least the
+    /// bytes of the request.
     ///
     /// # Errors
-    /// As of [`Self::submit`].
-    pub(crate) fn submit_at(&mut self, tag: Tag, io: Io, offset: usize) -> Result<(), WrongState> {
-        if !self.inflight.is_idle(tag) {
+    /// As of [`Self::submit`]; there is no such memory.
+    pub fn submit_at(&mut self, tag: Tag, io: Io, place: Place) -> Result<(), WrongState> {
+        if !self.inflight.is_idle(tag) || !place.memory.is_of(self.shared) {
             return Err(WrongState(tag.0));
         }
-        self.offsets[tag.index()] = offset;
+        self.places[tag.index()] = place;
         self.submit(tag, io)
+    }
+
+    /// The place of a tag's own buffer, where buffers are not [spare](Self::submit_at).
+    #[inline]
+    pub(crate) fn buffer_of(&self, tag: Tag) -> Place {
+        Place::own(tag.index() * self.buffer_stride)
     }
 
     /// Takes a new path; a present one ends first. The self-test is sent at once, unless the path
@@ -329,9 +350,11 @@ impl Engine {
         // Room for every tag, and buffers no shorter than what may be asked.
         let digests = path.accept.features.has(Features::DIGEST);
         let room = self.buffer_stride - self.data_max;
+        let has_room = self.shared == 0 && room >= READ_TRAILER_BYTES;
         let fits = path.accept.depth == self.depth
             && path.accept.io_max_bytes as usize >= self.data_max
-            && (!digests || room >= READ_TRAILER_BYTES);
+            && path.memory.shared.len() == self.shared
+            && (!digests || has_room);
         if !digests {
             self.digests.clear();
         }
@@ -524,8 +547,8 @@ impl Engine {
                 if let Some(Plan::Send { fua }) = plan {
                     io.fua = fua;
                 }
-                let offset = self.offsets[tag.index()];
-                path.terms().describe(&mut command, &io, in_capsule, offset)
+                let place = self.places[tag.index()];
+                path.terms().describe(&mut command, &io, in_capsule, place)
             }
         };
         if command.buffer.is_some() {
@@ -533,8 +556,9 @@ impl Engine {
         }
         command.sequence = path.next_sequence();
         if path.terms().with_digests() {
-            let offset = self.offsets[tag.index()];
-            let buffers = path.terms().memory().sources.region();
+            // With digests all data is in the queue's own buffers: see `connect`.
+            let Place { offset, .. } = self.places[tag.index()];
+            let buffers = path.terms().memory().buffers.sources.region();
             self.digests.seal(&mut command, &io, buffers, offset);
         }
         path.send(lane, &command, data, io.data_bytes);
@@ -621,8 +645,9 @@ impl Engine {
     #[inline(never)]
     fn check_data(&mut self, answer: &Answer, io: &Io, sent: Sequence) -> Verdict {
         let Some(path) = &self.path else { return Verdict::Done(answer.status) };
-        let offset = self.offsets[answer.tag.index()];
-        let buffers = path.terms().memory().sinks.region();
+        // With digests all data is in the queue's own buffers: see `connect`.
+        let Place { offset, .. } = self.places[answer.tag.index()];
+        let buffers = path.terms().memory().buffers.sinks.region();
         let answered = (answer.status, sent);
         let verdict = self.digests.answered(answer.tag, io, answered, buffers, offset);
         match verdict {
@@ -651,12 +676,12 @@ impl Engine {
         let (Some(ledger), Some(path)) = (&mut self.ledger, &self.path) else {
             return Some(status);
         };
-        let offset = self.offsets[tag.index()];
-        let buffers = path.terms().memory().sources.region();
-        let copied = &self.stats.copied_bytes;
+        let (places, copied) = (&self.places, &self.stats.copied_bytes);
         let answered = ledger.answered(tag, io, status, |from, piece| {
+            let place = places[tag.index()];
+            let buffers = path.terms().memory().data(place.memory).sources.region();
             copied.add(piece.len() as u64);
-            buffers.read(offset + from, piece);
+            buffers.read(place.offset + from, piece);
         });
         // A request that waits for room may have it now.
         self.waiting.backlog |= ledger.has_waiting();

@@ -71,6 +71,8 @@ rblk_fabric::counters! {
     immediates,
     /// Bytes the initiator's CPU copied between buffers.
     copied_bytes,
+    /// Bytes of requests whose data was in shared memory: the driver copied nothing.
+    shared_memory_bytes,
     /// Turns of the data thread.
     turns,
     /// Times the data thread slept.

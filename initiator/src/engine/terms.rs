@@ -9,7 +9,7 @@ use rblk_protocol::{
 
 use super::digests::TRAILER_LEN;
 use crate::io::{Io, IoOp};
-use crate::path::{Path, PathLayout, PathMemory, Tested};
+use crate::path::{DataMemory, Path, PathLayout, PathMemory, Place, Tested};
 
 /// What a path was made with. Nothing of it changes.
 pub(super) struct Terms {
@@ -129,15 +129,15 @@ impl Terms {
         command
     }
 
-    /// Puts a request, whose buffer is at `offset`, into its command. Returns the data that travels
-    /// in the command, if any.
+    /// Puts a request, whose data is at `place`, into its command. Returns the data that travels in
+    /// the command, if any.
     #[inline]
     pub(super) fn describe(
         &self,
         command: &mut CommandCapsule,
         io: &Io,
         in_capsule: bool,
-        offset: usize,
+        place: Place,
     ) -> Option<Sge> {
         command.flags = io.flags();
         command.lba = io.lba;
@@ -145,13 +145,13 @@ impl Terms {
         if io.data_bytes == 0 {
             return None;
         }
+        let DataMemory { sinks, sources } = self.memory.data(place.memory);
         if in_capsule {
             command.in_capsule_bytes = io.data_bytes;
-            return self.memory.sources.sge(offset, io.data_bytes);
+            return sources.sge(place.offset, io.data_bytes);
         }
-        let read = io.op == IoOp::Read;
-        let mr = if read { &self.memory.sinks } else { &self.memory.sources };
-        let remote = mr.remote(offset);
+        let mr = if io.op == IoOp::Read { sinks } else { sources };
+        let remote = mr.remote(place.offset);
         command.buffer = Some(KeyedDescriptor {
             address: remote.addr,
             length: io.data_bytes,

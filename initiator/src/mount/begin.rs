@@ -16,10 +16,11 @@ use super::link::{access_mode, options};
 use super::mounted::Mount;
 use super::neighbour;
 use super::reconnect::NotTested;
-use super::setup::{Endpoint, KnownBy, Setup, credentials_of};
+use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
+use super::shared_memory::SharedMemory;
 use crate::engine::PathEnd;
 use crate::error::SessionError;
-use crate::path::Path;
+use crate::path::{Path, QueueMemory};
 use crate::session::{Claim, HostIdentity, LISTS, QueueWish, Session};
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
@@ -47,6 +48,14 @@ impl First<'_> {
     /// Whether a program has the queues.
     fn is_of_program(&self) -> bool {
         self.name.is_empty()
+    }
+
+    /// The memory of other programs: none, where a program has its data in buffers of the queues.
+    fn shared_memory(&self) -> anyhow::Result<SharedMemory> {
+        match self.is_of_program() {
+            true => Ok(SharedMemory::default()),
+            false => SharedMemory::map(&self.config.shared_memory),
+        }
     }
 }
 
@@ -156,17 +165,19 @@ async fn open_first(
     let claim = Claim { take_over, ..access_mode(config).into() };
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
-    let mut wish = first_wish(config, login.queues_max)?;
+    let shared = first.shared_memory()?;
+    let mut wish = first_wish(config, &shared, login.queues_max)?;
     let (mut buffers, mut paths) = (Vec::new(), Vec::new());
     for queue in 0..wish.queues {
-        let region = queue_memory(&wish, spare_buffers)?;
-        let mut path = session.connect_queue(queue, wish, volume.handle, &region).await?;
+        let shared = Arc::clone(shared.regions());
+        let memory = QueueMemory { buffers: queue_memory(&wish, spare_buffers)?, shared };
+        let mut path = session.connect_queue(queue, wish, volume.handle, &memory).await?;
         if first.is_of_program() {
             path = match path.test().await {
                 Err(PathEnd::SelfTest) if wish.features.has(Features::WRITE_WITH_IMM) => {
                     tracing::warn!("WRITE_WITH_IMM does not work on this path; going on without");
                     wish.features = wish.features.without(Features::WRITE_WITH_IMM);
-                    let path = session.connect_queue(queue, wish, volume.handle, &region).await?;
+                    let path = session.connect_queue(queue, wish, volume.handle, &memory).await?;
                     path.test().await
                 }
                 tested => tested,
@@ -183,7 +194,7 @@ async fn open_first(
             );
             (wish.depth, wish.io_max_bytes) = (depth, io_max_bytes);
         }
-        buffers.push(Some(region));
+        buffers.push(Some(memory.buffers));
         paths.push(path);
     }
     wish.in_capsule_bytes = paths[0].accept.in_capsule_bytes;
@@ -205,6 +216,7 @@ async fn open_first(
         wish,
         queues,
         buffers,
+        shared,
         tests_paths,
         endpoint,
     };
@@ -212,7 +224,11 @@ async fn open_first(
 }
 
 /// What the first queue asks for.
-fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish> {
+fn first_wish(
+    config: &MountConfig,
+    shared: &SharedMemory,
+    queues_max: u16,
+) -> anyhow::Result<QueueWish> {
     let queues = config.queues.unwrap_or_else(|| {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         narrow(cpus.min(QUEUES_DEFAULT_MAX))
@@ -222,7 +238,7 @@ fn first_wish(config: &MountConfig, queues_max: u16) -> anyhow::Result<QueueWish
         io_max_bytes: u32::try_from(config.max_io.0).context("max_io")?,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
         features: Features::WRITE_WITH_IMM.or(LISTS),
-        digest: config.digest,
+        digest: digest_wish(config, shared),
         lanes: config.lanes,
         queues: queues.min(queues_max),
     })

@@ -34,7 +34,15 @@ pub(super) fn add(
     // A request that a dead process held is given to the next one.
     spec.recovery = Recovery::Reissue;
     spec.token = Some(token);
-    aside(|| Device::add(control, spec, params(volume, wish)))
+    let shared = setup.shared.regions();
+    if !shared.is_empty() {
+        spec.need = spec.need | Features::SHMEM_ZC;
+    }
+    aside(|| {
+        let mut device = Device::add(control, spec, params(volume, wish))?;
+        shared.iter().try_for_each(|memory| device.share(memory))?;
+        Ok(device)
+    })
 }
 
 /// Runs `what` on a thread of its own, and waits for it. The kernel adds a worker to a thread that

@@ -174,6 +174,14 @@ impl Link {
         self.setup.queues = queues;
     }
 
+    /// The driver has the shared memory of the mount.
+    ///
+    /// # Errors
+    /// The system does not tell which pages it has.
+    pub(super) fn shared_memory_is_registered(&mut self) -> anyhow::Result<()> {
+        self.setup.shared.registered()
+    }
+
     /// A queue has left: it needs no path any more, and its memory is the devices' only.
     pub(super) fn forget_queue(&mut self, queue: u16) {
         if let Some(buffers) = self.setup.buffers.get_mut(usize::from(queue)) {
@@ -295,6 +303,7 @@ impl Link {
             claim: Claim { generation, ..access_mode(&self.config).into() },
             wish: self.setup.wish,
             buffers: self.setup.buffers[..around.queues.len()].to_vec(),
+            shared: Arc::clone(self.setup.shared.regions()),
             tests_paths: self.setup.tests_paths,
             account: self.account(around.queues),
         });

@@ -86,6 +86,12 @@ const QUEUES: &[OfQueues] = &[
         "Bytes that the CPU copied between buffers.",
         |c| c.copied_bytes,
     ),
+    (
+        "rblk_mount_shared_memory_bytes_total",
+        Kind::Counter,
+        "Bytes of requests with shared memory, which the driver did not copy.",
+        |c| c.shared_memory_bytes,
+    ),
     ("rblk_mount_turns_total", Kind::Counter, "Turns of the queue threads.", |c| c.turns),
     ("rblk_mount_sleeps_total", Kind::Counter, "Times a queue thread slept.", |c| c.sleeps),
 ];

@@ -47,6 +47,7 @@ pub mod run_dir;
 mod serving;
 pub mod settle;
 mod setup;
+mod shared_memory;
 mod signals;
 pub mod socket;
 mod start;

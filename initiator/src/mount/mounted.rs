@@ -291,6 +291,7 @@ impl Mount {
         self.note.must_write(self.link.setup(), self.link.facts()).context(NO_NOTE)?;
         let (setup, volume) = (self.link.setup(), &self.link.facts().volume);
         let device = device::add(control, setup, volume, self.config.device_id, token)?;
+        self.link.shared_memory_is_registered()?;
         // The driver makes at most as many queues as there are CPUs.
         self.link.set_queues(device.info().queues);
         self.note.set_device(device.info().id, token);

@@ -26,7 +26,8 @@ use serde::{Deserialize, Serialize};
 
 use super::course::Facts;
 use super::run_dir::{self, RUN_DIR};
-use super::setup::{Endpoint, Setup};
+use super::setup::{Endpoint, Setup, digest_wish};
+use super::shared_memory::{NotedFile, SharedMemory};
 use super::status::MountStatus;
 use crate::session::{HostIdentity, LISTS, QueueWish};
 use crate::ublk::{DeviceToken, disk_path};
@@ -82,6 +83,9 @@ pub struct Note {
     pub maybe_unflushed: bool,
     /// Acknowledged writes may be lost, and FLUSHes must still fail because of it.
     pub loss_untold: bool,
+    /// The shared memory that the driver has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shared_memory: Vec<NotedFile>,
     /// The host that holds the volume instead.
     pub fenced: Option<String>,
     /// Times the device was taken over by another process.
@@ -167,6 +171,7 @@ impl Note {
             queues: setup.queues,
             maybe_unflushed: doubts.maybe_unflushed,
             loss_untold: doubts.loss_untold,
+            shared_memory: setup.shared.noted().to_vec(),
             fenced: facts.fenced.as_deref().map(cut),
             recovered: doubts.recovered,
             address: cut(&setup.endpoint.address),
@@ -325,6 +330,7 @@ impl Note {
             target_name: Name::new(&self.target_name)?,
             fenced: self.fenced.clone(),
         };
+        let shared = SharedMemory::again(self.shared_memory.clone())?;
         let setup = Setup {
             volume_name: Name::new(&self.config.volume)?,
             addresses,
@@ -336,12 +342,13 @@ impl Note {
                 io_max_bytes: self.wish.io_max,
                 in_capsule_bytes: self.wish.in_capsule,
                 features: Features(self.wish.features).or(LISTS),
-                digest: config.digest,
+                digest: digest_wish(config, &shared),
                 lanes: config.lanes,
                 queues: self.queues,
             },
             queues: self.queues,
             buffers: Vec::new(),
+            shared,
             tests_paths: false,
             endpoint: Endpoint {
                 address: self.address.clone(),

@@ -92,6 +92,7 @@ impl Queues {
             let handle = crate::queue::start(QueueParts {
                 config,
                 buffers,
+                shared: Arc::clone(plan.setup.shared.lens()),
                 data_max: wide(wish.io_max_bytes),
                 block_size: plan.block_size,
                 ledger: plan.ledger(),
@@ -122,6 +123,7 @@ impl Queues {
                 depth: wish.depth,
                 stride: wish.buffer_stride(),
                 data_max: wide(wish.io_max_bytes),
+                shared: plan.setup.shared.lens().len(),
                 ledger: plan.ledger(),
                 pulse: Some(plan.pulse),
                 mail,

@@ -17,7 +17,7 @@ use super::setup::KnownBy;
 use super::task::{self, Running};
 use crate::engine::PathEnd;
 use crate::error::SessionError;
-use crate::path::Path;
+use crate::path::{Path, QueueMemory};
 use crate::session::{Claim, QueueWish, Session};
 
 /// How long the mount may take to answer a try. It takes longer only when it ends.
@@ -54,6 +54,8 @@ pub(super) struct Try {
     pub(super) wish: QueueWish,
     /// Of each queue that is to get a path.
     pub(super) buffers: Vec<Option<Arc<Region>>>,
+    /// Memory of other programs, which every queue may use.
+    pub(super) shared: Arc<[Arc<Region>]>,
     /// Whether the paths are tested before their queues have them.
     pub(super) tests_paths: bool,
     /// Which acknowledged writes are durable.
@@ -117,7 +119,9 @@ impl Try {
         let mut paths = Vec::new();
         for (queue, buffers) in (0u16..).zip(&self.buffers) {
             let Some(buffers) = buffers else { continue };
-            let path = session.connect_queue(queue, self.wish, volume.handle, buffers).await?;
+            let (buffers, shared) = (Arc::clone(buffers), Arc::clone(&self.shared));
+            let memory = QueueMemory { buffers, shared };
+            let path = session.connect_queue(queue, self.wish, volume.handle, &memory).await?;
             let (depth, io_max) = (path.accept.depth, path.accept.io_max_bytes);
             if depth != self.wish.depth || io_max < self.wish.io_max_bytes {
                 anyhow::bail!(

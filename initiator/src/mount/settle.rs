@@ -228,7 +228,8 @@ async fn replay(
     let depth = QueueDepth::new(replay::DEPTH.min(account.wish.depth.get())).context("depth")?;
     let wish = QueueWish { depth, features: Features::default(), lanes: Some(1), ..account.wish };
     let buffers = replay::buffers(wish)?;
-    let path = session.connect_queue(REPLAY_QUEUE, wish, volume.handle, &buffers).await?;
+    let memory = Arc::clone(&buffers).into();
+    let path = session.connect_queue(REPLAY_QUEUE, wish, volume.handle, &memory).await?;
     let replay =
         Replayer::new(log, path, buffers, wish, Instant::now()).with_pulse(account.pulse).run();
     tokio::pin!(replay);

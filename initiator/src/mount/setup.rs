@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
-use rblk_config::MountConfig;
+use rblk_config::{DigestWish, MountConfig};
 use rblk_fabric::{Address, Region};
 use rblk_protocol::{Features, Name};
 
+use super::shared_memory::SharedMemory;
 use crate::path::Path;
 use crate::session::{Credentials, HostIdentity, QueueWish, Session};
 
@@ -30,6 +31,8 @@ pub(super) struct Setup {
     /// Memory of each queue: `wish.depth` buffers of `wish.buffer_stride()` bytes. At least
     /// `queues` of them. `None` for a queue that has left.
     pub(super) buffers: Vec<Option<Arc<Region>>>,
+    /// Memory of other programs, from which and to which the target moves data as well.
+    pub(super) shared: SharedMemory,
     /// Control tests the paths of the queues: the program that has them may not drive them in time.
     pub(super) tests_paths: bool,
     /// The connection in use, or last in use; for people.
@@ -56,6 +59,12 @@ impl Setup {
     pub(super) fn known_by(&self) -> KnownBy {
         KnownBy { host: self.host, credentials: self.credentials.clone() }
     }
+}
+
+/// Whether the queues of a mount ask for digests: never where data is in the memory of other
+/// programs, since the digest of a READ would land there, behind the data.
+pub(super) fn digest_wish(config: &MountConfig, shared: &SharedMemory) -> DigestWish {
+    if shared.is_empty() { config.digest } else { DigestWish::Off }
 }
 
 /// The credentials that a configuration asks for. `None` where it names no key of the target: then

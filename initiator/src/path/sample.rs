@@ -51,7 +51,7 @@ pub(crate) fn path(network: &Network, buffers: &Arc<Region>, cabled: bool) -> (P
 }
 
 fn register(pd: &ProtectionDomain, buffers: &Arc<Region>, layout: PathLayout) -> PathMemory {
-    PathMemory::register(pd, buffers, layout, 1).unwrap()
+    PathMemory::register(pd, &Arc::clone(buffers).into(), layout, 1).unwrap()
 }
 
 #[allow(irrefutable_let_patterns, reason = "verbs may be built in or not")]

@@ -181,6 +181,8 @@ pub(crate) struct QueueParts {
     pub config: QueueConfig,
     /// One buffer per tag.
     pub buffers: Buffers,
+    /// Bytes of each memory of other programs that requests may have their data in.
+    pub shared: Arc<[u64]>,
     /// Most data of a request: the rest of its buffer is for a trailer.
     pub data_max: usize,
     /// Block size of the volume.

@@ -45,6 +45,8 @@ pub(crate) struct TargetParts {
     pub(crate) stride: usize,
     /// Most data of a request: the rest of its buffer is for a trailer.
     pub(crate) data_max: usize,
+    /// Memories of other programs that requests may have their data in.
+    pub(crate) shared: usize,
     /// The account of what is durable, made for the queue's depth. None for a volume whose writes
     /// are durable when they are answered.
     pub(crate) ledger: Option<Ledger>,
@@ -78,9 +80,11 @@ pub(crate) struct TargetSide {
 impl TargetSide {
     /// A queue without a path.
     pub(crate) fn new(parts: TargetParts) -> Self {
-        let TargetParts { queue, depth, stride, data_max, ledger, pulse, mail, outbox, stats } =
-            parts;
-        let mut engine = Engine::new(depth, stride, Arc::clone(&stats)).with_data_max(data_max);
+        let TargetParts { queue, depth, stride, data_max, ledger, pulse, mail, outbox, .. } = parts;
+        let stats = parts.stats;
+        let mut engine = Engine::new(depth, stride, Arc::clone(&stats))
+            .with_data_max(data_max)
+            .with_shared(parts.shared);
         if let Some(ledger) = ledger {
             engine = engine.with_ledger(ledger);
         }

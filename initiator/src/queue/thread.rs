@@ -13,6 +13,7 @@ use rblk_fabric::Moment;
 use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
 use rblk_fabric::mailbox::Receiver;
 use rblk_fabric::spin::Hint;
+use rblk_protocol::width::wide;
 use rblk_protocol::{BlockSize, QueueDepth, Tag};
 
 use super::gathering::Gathering;
@@ -20,8 +21,10 @@ use super::paths::MAIL;
 use super::target_side::{TargetParts, TargetSide};
 use super::{QueueParts, ToQueue};
 use crate::engine::QueueStats;
+use crate::inflight::WrongState;
 use crate::io::{Io, IoOp};
-use crate::ublk::{BlockOp, BlockRequest, Event, Queue, Wait};
+use crate::path::{MemoryIndex, Place};
+use crate::ublk::{BlockOp, BlockRequest, DataAt, Event, Queue, Wait};
 
 /// Looks after an arming, at most, where each finds answers of many requests.
 const LATE_LOOKS: u32 = 4;
@@ -36,6 +39,8 @@ pub(super) struct QueueThread {
     side: TargetSide,
     gathering: Gathering,
     block_size: BlockSize,
+    // Requests may have their data in the memory of other programs.
+    shares_memory: bool,
     // The disk is being stopped.
     stopping: bool,
 }
@@ -48,21 +53,33 @@ impl QueueThread {
         stats: Arc<QueueStats>,
     ) -> io::Result<Self> {
         let QueueParts { config, buffers, data_max, block_size, ledger, pulse, outbox, .. } = parts;
+        let shared = parts.shared.len();
         // Timers of this thread are exact: a gathering is shorter than the usual 50 µs of slack.
         let _ = nix::sys::prctl::set_timerslack(1);
         let queue = config.queue_id();
         let stride = buffers.stride();
-        let mut ublk = Queue::new(&config, buffers).map_err(io::Error::other)?;
+        let mut ublk =
+            Queue::new(&config, buffers).map_err(io::Error::other)?.with_shared(parts.shared);
         // The device's node goes when the last queue is gone.
         drop(config);
         ublk.watch(mail.event_fd(), MAIL).map_err(io::Error::other)?;
         ublk.fetch_all();
         ublk.enter(Wait::No).map_err(io::Error::other)?;
         let depth = QueueDepth::new(ublk.depth()).ok_or(io::ErrorKind::InvalidInput)?;
-        let parts =
-            TargetParts { queue, depth, stride, data_max, ledger, pulse, mail, outbox, stats };
-        let side = TargetSide::new(parts);
-        Ok(Self { ublk, side, gathering: Gathering::default(), block_size, stopping: false })
+        let side = TargetSide::new(TargetParts {
+            queue,
+            depth,
+            stride,
+            data_max,
+            shared,
+            ledger,
+            pulse,
+            mail,
+            outbox,
+            stats,
+        });
+        let (gathering, stopping) = (Gathering::default(), false);
+        Ok(Self { ublk, side, gathering, block_size, stopping, shares_memory: shared > 0 })
     }
 
     /// Takes what the ring has.
@@ -106,11 +123,28 @@ impl QueueThread {
     fn take_request(&mut self, tag: u16, request: &BlockRequest, now: Instant) {
         let submitted = to_io(request, self.block_size)
             .ok_or(EINVAL)
-            .and_then(|io| self.side.engine_mut().submit(Tag(tag), io).map_err(|_| EIO));
+            .and_then(|io| self.submit(Tag(tag), io, request.data).map_err(|_| EIO));
         match submitted {
             Ok(()) => self.gathering.request(Tag(tag), now),
             Err(errno) => answer(&mut self.ublk, Tag(tag), -errno),
         }
+    }
+
+    /// Gives the engine a request whose data is at `data`.
+    #[inline]
+    fn submit(&mut self, tag: Tag, io: Io, data: DataAt) -> Result<(), WrongState> {
+        if !self.shares_memory {
+            return self.side.engine_mut().submit(tag, io);
+        }
+        let place = match data {
+            DataAt::Buffer => self.side.engine().buffer_of(tag),
+            DataAt::Shared { index, offset } => {
+                self.side.stats().shared_memory_bytes.add(io.data_bytes.into());
+                let memory = MemoryIndex::shared(index).ok_or(WrongState(tag.0))?;
+                Place { memory, offset: wide(offset) }
+            }
+        };
+        self.side.engine_mut().submit_at(tag, io, place)
     }
 
     /// One turn of the engine. Returns whether anything happened, and how many requests were

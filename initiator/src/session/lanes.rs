@@ -1,13 +1,11 @@
 //! [`Lanes`]: connects the QPs of an I/O queue, its lanes, and makes a [`Path`] of them.
 
-use std::sync::Arc;
-
 use rblk_config::DigestWish;
 use rblk_config::Encrypt;
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{
     Address, CipherKey, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
-    ProtectionDomain, QpLimits, Region, Route, StreamKeys, Transport,
+    ProtectionDomain, QpLimits, Route, StreamKeys, Transport,
 };
 use rblk_protocol::auth::{self, Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
@@ -18,7 +16,7 @@ use rblk_protocol::{
 use super::wish::QueueWish;
 use super::{explain, parse_accept};
 use crate::error::SessionError;
-use crate::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
+use crate::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, QueueMemory, retire};
 
 /// Most READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
@@ -77,7 +75,7 @@ impl Lanes<'_> {
         queue: u16,
         wish: QueueWish,
         volume: VolumeHandle,
-        buffers: &Arc<Region>,
+        memory: &QueueMemory,
     ) -> Result<Path, SessionError> {
         let route = self.route().await?;
         self.can_encrypt()?;
@@ -102,7 +100,7 @@ impl Lanes<'_> {
         }
         self.add_lanes(&mut made, wish, &handle, sizes, (&asked, &accept)).await;
         let layout = PathLayout { depth: accept.depth };
-        let memory = PathMemory::register(self.pd, buffers, layout, made.connections.len())?;
+        let memory = PathMemory::register(self.pd, memory, layout, made.connections.len())?;
         let proofs = std::mem::take(&mut made.proofs);
         let Some((poller, connections)) = made.take() else {
             return Err(SessionError::Lost("the queue has no CQ".to_owned()));

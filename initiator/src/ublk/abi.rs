@@ -82,6 +82,9 @@ pub(crate) const CMD_DEL_DEV_ASYNC: u32 = control_read(0x14);
 /// Give a live disk another capacity (6.16).
 pub(crate) const CMD_UPDATE_SIZE: u32 = control_write(0x15);
 
+/// Learn of memory that programs do direct I/O with (7.1). Answers with its index.
+pub(crate) const CMD_REG_BUF: u32 = control_write(0x18);
+
 /// First command for a tag: wait for a request.
 pub(crate) const IO_FETCH_REQ: u32 = io(0x20);
 /// Result of a request, and wait for the next one.
@@ -116,6 +119,11 @@ pub(crate) const OP_WRITE_ZEROES: u8 = 5;
 pub(crate) const REQ_FUA: u32 = 1 << 13;
 /// Flag of a request: write zeroes must not deallocate.
 pub(crate) const REQ_NOUNMAP: u32 = 1 << 15;
+
+/// Flag of a request: its data is in memory that was registered, and `addr` is not an address.
+pub(crate) const IO_SHMEM_ZC: u32 = 1 << 19;
+/// What `addr` is then: the offset below this bit, the index of the memory from it on.
+pub(crate) const SHMEM_INDEX_SHIFT: u32 = 32;
 
 /// The disk refuses writes.
 pub(crate) const ATTR_READ_ONLY: u32 = 1 << 0;
@@ -296,6 +304,17 @@ pub(crate) fn descriptors_offset(queue_id: u16, page: usize) -> usize {
     usize::from(queue_id) * descriptors_len(MAX_QUEUE_DEPTH, page)
 }
 
+/// Memory to register (`struct ublk_shmem_buf_reg`): whole pages, at most 4 GiB.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub(crate) struct SharedBuffer {
+    pub addr: u64,
+    pub len: u64,
+    pub flags: u32,
+    pub reserved: u32,
+}
+
 /// A type the kernel may read and fill behind a pointer: `repr(C)`, integers only, no padding.
 ///
 /// # Safety
@@ -306,6 +325,8 @@ pub(crate) unsafe trait Payload: Copy + 'static {}
 unsafe impl Payload for u64 {}
 // SAFETY: integers only; the assertions below leave no room for padding.
 unsafe impl Payload for DevInfo {}
+// SAFETY: integers only; the assertions below leave no room for padding.
+unsafe impl Payload for SharedBuffer {}
 // SAFETY: bytes, then a Payload at an offset that is a multiple of its alignment (asserted below).
 unsafe impl Payload for InfoExchange {}
 // SAFETY: integers only; the kernel's one gap is the field `gap`, so no byte is padding.
@@ -314,6 +335,7 @@ unsafe impl Payload for Params {}
 const _: () = {
     assert!(size_of::<CtrlCmd>() == 32);
     assert!(offset_of!(CtrlCmd, addr) == 8 && offset_of!(CtrlCmd, dev_path_len) == 24);
+    assert!(size_of::<SharedBuffer>() == 24);
     assert!(size_of::<DevInfo>() == 64);
     assert!(offset_of!(DevInfo, max_io_buf_bytes) == 8 && offset_of!(DevInfo, ublksrv_pid) == 16);
     assert!(offset_of!(DevInfo, flags) == 24 && offset_of!(DevInfo, owner_uid) == 40);
@@ -350,6 +372,7 @@ mod tests {
         assert_eq!(CMD_GET_FEATURES, 0x8020_7513);
         assert_eq!(CMD_DEL_DEV_ASYNC, 0x8020_7514);
         assert_eq!(CMD_UPDATE_SIZE, 0xc020_7515);
+        assert_eq!(CMD_REG_BUF, 0xc020_7518);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rblk_fabric::Region;
+
 use super::control::{Control, DeviceInfo, DeviceState, disk_path};
 use super::error::{Result, UblkError};
 use super::params::{DeviceSpec, DiskParams};
@@ -86,6 +88,8 @@ pub struct Device {
     node: Option<Arc<CharNode>>,
     stage: Stage,
     leave: bool,
+    // Memory that this process registered.
+    shared: u32,
 }
 
 impl Device {
@@ -96,11 +100,34 @@ impl Device {
     /// Any step's; nothing is left behind.
     pub fn add(mut control: Control, spec: DeviceSpec, params: DiskParams) -> Result<Self> {
         let info = control.add(spec)?;
-        let mut device =
-            Self { control, info, params, node: None, stage: Stage::Added, leave: false };
+        let mut device = Self {
+            control,
+            info,
+            params,
+            node: None,
+            stage: Stage::Added,
+            leave: false,
+            shared: 0,
+        };
         device.control.set_params(info.id, &params)?;
         device.node = Some(device.open_node(NODE_DEADLINE)?);
         Ok(device)
+    }
+
+    /// Tells the driver of the next memory that programs may do direct I/O with. The first has
+    /// index 0. Before the start.
+    ///
+    /// # Errors
+    /// As of [`Control::register`]; the driver gave another index.
+    pub(crate) fn share(&mut self, memory: &Region) -> Result<()> {
+        let index = self.control.register(self.info.id, memory)?;
+        let expected = self.shared;
+        self.shared += 1;
+        if index != expected {
+            let rule = "the driver counts shared memory from 0";
+            return Err(UblkError::Invalid { name: "shared memory", value: index.into(), rule });
+        }
+        Ok(())
     }
 
     /// Takes over a device whose server died, or parked it. Next as after [`add`](Self::add), with
@@ -115,8 +142,15 @@ impl Device {
     pub(crate) fn recover(mut control: Control, id: u32, deadline: Duration) -> Result<Self> {
         let info = control.start_recovery(id, deadline)?;
         let params = control.params(id)?;
-        let mut device =
-            Self { control, info, params, node: None, stage: Stage::Recovering, leave: true };
+        let mut device = Self {
+            control,
+            info,
+            params,
+            node: None,
+            stage: Stage::Recovering,
+            leave: true,
+            shared: 0,
+        };
         device.node = Some(device.open_node(NODE_DEADLINE)?);
         Ok(device)
     }

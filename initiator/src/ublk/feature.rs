@@ -50,7 +50,7 @@ impl Features {
     pub(crate) const SAFE_STOP_DEV: Self = Self(1 << 17);
     /// The kernel does not look for partitions at the start.
     pub(crate) const NO_AUTO_PART_SCAN: Self = Self(1 << 18);
-    /// Zero copy from shared memory. Not used here.
+    /// Direct I/O with memory that the server has as well is not copied.
     pub(crate) const SHMEM_ZC: Self = Self(1 << 19);
 
     /// What a kernel without GET_FEATURES (6.4) has.

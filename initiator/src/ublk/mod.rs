@@ -39,6 +39,7 @@
 //! | 6.16 | UPDATE_SIZE | a volume that grows; before: a new mount |
 //! | 7.0 | partitions are read after the start | before: the start waits for reads |
 //! | 7.0 | BATCH_IO | not used: see below |
+//! | 7.1 | SHMEM_ZC | direct I/O with shared memory is not copied; before: no such mount |
 //!
 //! # Not used
 //!
@@ -115,4 +116,4 @@ pub use token::DeviceToken;
 pub(crate) use feature::Features;
 pub(crate) use pages::write_pages;
 pub(crate) use params::DiscardParams;
-pub(crate) use request::{BlockOp, BlockRequest};
+pub(crate) use request::{BlockOp, BlockRequest, DataAt};

@@ -47,6 +47,20 @@ impl BlockFlags {
     }
 }
 
+/// Where the data of a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DataAt {
+    /// In the tag's buffer.
+    Buffer,
+    /// In memory that was [registered](super::Device::share), and nobody copies it.
+    Shared {
+        /// Which memory.
+        index: u16,
+        /// From which byte on.
+        offset: u32,
+    },
+}
+
 /// One request. A request with data is at least a sector and fits the tag's buffer; a range does
 /// not wrap. Whether it lies on the disk is for the volume to check.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -59,6 +73,8 @@ pub struct BlockRequest {
     pub start_sector: u64,
     /// Sectors of 512 bytes; 0 for a flush.
     pub sectors: u32,
+    /// Where its data is, if it has any.
+    pub data: DataAt,
 }
 
 /// Why a descriptor is not a request.
@@ -72,6 +88,12 @@ pub(crate) enum BadRequest {
     DataLength {
         /// Length in the descriptor.
         sectors: u32,
+    },
+    /// Data in memory that is not registered, or behind its end.
+    #[error("data at {address:#x} of shared memory")]
+    SharedMemory {
+        /// Index and offset in the descriptor.
+        address: u64,
     },
     /// A range whose end is beyond 64 bits of bytes.
     #[error("sectors {start}+{sectors} are no range")]
@@ -90,24 +112,31 @@ impl BadRequest {
         match self {
             Self::UnknownOp(_) => libc::EOPNOTSUPP,
             Self::DataLength { .. } | Self::Range { .. } => libc::EINVAL,
+            Self::SharedMemory { .. } => libc::EIO,
         }
     }
 }
 
 impl BlockRequest {
-    /// Parses a descriptor for a tag with a buffer of `max_io_bytes`.
+    /// Parses a descriptor for a tag with a buffer of `max_io_bytes`. `shared` has the bytes of
+    /// each registered memory.
     ///
     /// # Errors
     /// The descriptor breaks a rule of [`BlockRequest`].
     #[inline]
-    pub(crate) fn parse(desc: &IoDesc, max_io_bytes: u32) -> Result<Self, BadRequest> {
+    pub(crate) fn parse(
+        desc: &IoDesc,
+        max_io_bytes: u32,
+        shared: &[u64],
+    ) -> Result<Self, BadRequest> {
         let sectors = desc.nr_sectors;
         let op = match desc.op_flags.to_le_bytes()[0] {
             abi::OP_READ => BlockOp::Read,
             abi::OP_WRITE => BlockOp::Write,
             abi::OP_FLUSH => {
                 let flags = BlockFlags(desc.op_flags);
-                return Ok(Self { op: BlockOp::Flush, flags, start_sector: 0, sectors: 0 });
+                let (op, data) = (BlockOp::Flush, DataAt::Buffer);
+                return Ok(Self { op, flags, start_sector: 0, sectors: 0, data });
             }
             abi::OP_DISCARD => BlockOp::Discard,
             abi::OP_WRITE_ZEROES => BlockOp::WriteZeroes,
@@ -120,7 +149,12 @@ impl BlockRequest {
             Some(end) if end <= u64::MAX >> abi::SECTOR_SHIFT => {}
             _ => return Err(BadRequest::Range { start: desc.start_sector, sectors }),
         }
-        Ok(Self { op, flags: BlockFlags(desc.op_flags), start_sector: desc.start_sector, sectors })
+        let data = match op.has_data() && desc.op_flags & abi::IO_SHMEM_ZC != 0 {
+            true => shared_data(desc.addr, sectors, shared)?,
+            false => DataAt::Buffer,
+        };
+        let (flags, start_sector) = (BlockFlags(desc.op_flags), desc.start_sector);
+        Ok(Self { op, flags, start_sector, sectors, data })
     }
 
     /// Length of the data in the tag's buffer; 0 when there is none.
@@ -130,6 +164,18 @@ impl BlockRequest {
         // At most the buffer's size, by `parse`, which is far below the range of the shift.
         if self.op.has_data() { self.sectors << abi::SECTOR_SHIFT } else { 0 }
     }
+}
+
+/// Where data in shared memory is. All of it is inside the memory.
+fn shared_data(address: u64, sectors: u32, shared: &[u64]) -> Result<DataAt, BadRequest> {
+    let [low @ .., _, _, _, _] = address.to_le_bytes();
+    let offset = u32::from_le_bytes(low);
+    let inside = u16::try_from(address >> abi::SHMEM_INDEX_SHIFT).ok().filter(|index| {
+        let end = u64::from(offset) + (u64::from(sectors) << abi::SECTOR_SHIFT);
+        shared.get(usize::from(*index)).is_some_and(|len| end <= *len)
+    });
+    let index = inside.ok_or(BadRequest::SharedMemory { address })?;
+    Ok(DataAt::Shared { index, offset })
 }
 
 #[cfg(test)]
@@ -145,44 +191,69 @@ mod tests {
 
     #[test]
     fn operations_and_flags() {
-        let write = BlockRequest::parse(&desc(1 | 1 << 13, 8, 2048), MIB).unwrap();
+        let write = BlockRequest::parse(&desc(1 | 1 << 13, 8, 2048), MIB, &[]).unwrap();
         assert_eq!((write.op, write.start_sector, write.sectors), (BlockOp::Write, 8, 2048));
         assert_eq!(write.data_len(), MIB);
         assert!(write.flags.fua() && !write.flags.no_unmap());
 
-        let zeroes = BlockRequest::parse(&desc(5 | 1 << 15, 0, u32::MAX), MIB).unwrap();
+        let zeroes = BlockRequest::parse(&desc(5 | 1 << 15, 0, u32::MAX), MIB, &[]).unwrap();
         assert!(zeroes.flags.no_unmap() && !zeroes.flags.fua());
         assert_eq!((zeroes.sectors, zeroes.data_len()), (u32::MAX, 0));
 
         // A flush has no range, whatever the descriptor says.
-        let flush = BlockRequest::parse(&desc(2, u64::MAX, 99), MIB).unwrap();
+        let flush = BlockRequest::parse(&desc(2, u64::MAX, 99), MIB, &[]).unwrap();
         assert_eq!((flush.op, flush.start_sector, flush.sectors), (BlockOp::Flush, 0, 0));
         // A flag that says nothing here: fail fast.
-        let read = BlockRequest::parse(&desc(1 << 9, 1, 1), MIB).unwrap();
+        let read = BlockRequest::parse(&desc(1 << 9, 1, 1), MIB, &[]).unwrap();
         assert!(read.op == BlockOp::Read && !read.flags.fua() && !read.flags.no_unmap());
     }
 
     #[test]
     fn garbage_is_an_error_with_an_errno() {
         for op in [4, 6, 10, 15, 18, 36, 255] {
-            let error = BlockRequest::parse(&desc(op, 0, 8), MIB).unwrap_err();
+            let error = BlockRequest::parse(&desc(op, 0, 8), MIB, &[]).unwrap_err();
             assert_eq!(error.errno(), libc::EOPNOTSUPP, "{error}");
         }
         for (start, sectors) in [(0, 0), (0, 2049), (0, u32::MAX)] {
-            let error = BlockRequest::parse(&desc(0, start, sectors), MIB).unwrap_err();
+            let error = BlockRequest::parse(&desc(0, start, sectors), MIB, &[]).unwrap_err();
             assert_eq!(error, BadRequest::DataLength { sectors });
         }
         for start in [u64::MAX, u64::MAX >> 9, (u64::MAX >> 9) - 7] {
-            let error = BlockRequest::parse(&desc(3, start, 8), MIB).unwrap_err();
+            let error = BlockRequest::parse(&desc(3, start, 8), MIB, &[]).unwrap_err();
             assert_eq!(error.errno(), libc::EINVAL, "{error}");
         }
-        assert!(BlockRequest::parse(&desc(3, (u64::MAX >> 9) - 8, 8), MIB).is_ok());
+        assert!(BlockRequest::parse(&desc(3, (u64::MAX >> 9) - 8, 8), MIB, &[]).is_ok());
+    }
+
+    #[test]
+    fn data_in_shared_memory_is_inside_of_it() {
+        let parse = |op_flags, addr, sectors, shared: &[u64]| {
+            let desc = IoDesc { op_flags, nr_sectors: sectors, start_sector: 0, addr };
+            BlockRequest::parse(&desc, MIB, shared).map(|request| request.data)
+        };
+        let (shared, write) = ([8192, 4 << 30], 1 | 1 << 19);
+        assert_eq!(parse(write, 4096, 8, &shared), Ok(DataAt::Shared { index: 0, offset: 4096 }));
+        let last = (1 << 32) | ((4 << 30) - 512);
+        let offset = u32::MAX - 511;
+        assert_eq!(parse(1 << 19, last, 1, &shared), Ok(DataAt::Shared { index: 1, offset }));
+        // Without the flag, and without data, the address says nothing.
+        assert_eq!(parse(1, 4096, 8, &shared), Ok(DataAt::Buffer));
+        assert_eq!(parse(3 | 1 << 19, u64::MAX, 8, &shared), Ok(DataAt::Buffer));
+        let bad = [(4096, 9), (8192, 1), (last, 2), (2 << 32, 1), (1 << 48, 1), (u64::MAX, 1)];
+        for (address, sectors) in bad {
+            let error = parse(write, address, sectors, &shared).unwrap_err();
+            assert_eq!(error, BadRequest::SharedMemory { address });
+            assert_eq!(error.errno(), libc::EIO);
+        }
+        assert!(parse(write, 0, 1, &[]).is_err());
+        // Memory that an earlier process registered, and this one cannot use.
+        assert!(parse(write, 0, 1, &[0]).is_err());
     }
 
     proptest! {
         #[test]
         fn any_descriptor_parses_or_is_refused(op: u32, start: u64, sectors: u32, max in 4096_u32..=1 << 25) {
-            if let Ok(request) = BlockRequest::parse(&desc(op, start, sectors), max) {
+            if let Ok(request) = BlockRequest::parse(&desc(op, start, sectors), max, &[]) {
                 prop_assert!(request.data_len() <= max);
                 let end = request.start_sector.checked_add(request.sectors.into());
                 prop_assert!(end.is_some_and(|end| end.checked_mul(512).is_some()));

@@ -112,7 +112,7 @@ impl Target {
     pub(super) fn connect(&mut self, buffers: &Arc<Region>) -> Path {
         let (near, far) = (self.device.alloc_pd().unwrap(), self.device.alloc_pd().unwrap());
         let layout = PathLayout { depth: depth() };
-        let memory = PathMemory::register(&near, buffers, layout, 1).unwrap();
+        let memory = PathMemory::register(&near, &Arc::clone(buffers).into(), layout, 1).unwrap();
         let (near_poller, near_handle) = near.poller(512).unwrap();
         let (mut poller, far_handle) = far.poller(512).unwrap();
         let sizes = QpLimits {

@@ -24,6 +24,7 @@ fn setup() -> Setup {
         },
         queues: 2,
         buffers: Vec::new(),
+        shared: SharedMemory::default(),
         tests_paths: false,
         endpoint: Endpoint {
             address: "tcp://store:7721".to_owned(),

@@ -42,6 +42,7 @@ pub(super) const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2"
 pub(super) const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO");
 pub(super) const FEATURES: Command = Command(abi::CMD_GET_FEATURES, "GET_FEATURES");
 pub(super) const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SIZE");
+pub(super) const REGISTER: Command = Command(abi::CMD_REG_BUF, "REG_BUF");
 pub(super) const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
 
 /// How a command ended, before its errno means anything.
@@ -86,6 +87,17 @@ impl Control {
         payload: T,
         deadline: Duration,
     ) -> Result<T> {
+        self.exchange_for_number(command, header, payload, deadline).map(|(_, answer)| answer)
+    }
+
+    /// The same, for a command that is answered by a number as well.
+    pub(super) fn exchange_for_number<T: abi::Payload>(
+        &mut self,
+        command: Command,
+        header: CtrlCmd,
+        payload: T,
+        deadline: Duration,
+    ) -> Result<(u32, T)> {
         const { assert!(size_of::<T>() <= u16::MAX as usize) };
         let raw = Box::into_raw(Box::new(payload));
         let header = CtrlCmd { addr: raw as u64, len: narrow(size_of::<T>()), ..header };
@@ -96,8 +108,10 @@ impl Control {
             // left is valid.
             let answer = unsafe { *Box::from_raw(raw) };
             return match ended? {
-                Ended::Answered(result) if result >= 0 => Ok(answer),
-                Ended::Answered(result) => Err(refusal(command, header.dev_id, -result)),
+                Ended::Answered(result) => match u32::try_from(result) {
+                    Ok(number) => Ok((number, answer)),
+                    Err(_) => Err(refusal(command, header.dev_id, -result)),
+                },
                 _ => Err(timeout(command, header.dev_id, deadline, false)),
             };
         }

@@ -15,11 +15,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, squeue};
-use rblk_protocol::width::narrow;
+use rblk_fabric::Region;
+use rblk_protocol::width::{narrow, wide64};
 
 use self::command::{
     ADD, CANCEL, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS, INFO, PLAIN_INFO,
-    SET_PARAMS, START, START_RECOVERY, STOP, UPDATE_SIZE, header, missing,
+    REGISTER, SET_PARAMS, START, START_RECOVERY, STOP, UPDATE_SIZE, header, missing,
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
@@ -34,6 +35,9 @@ pub use self::node::disk_path;
 
 /// Deadline of commands that wait for no other process.
 const QUICK: Duration = Duration::from_secs(10);
+
+/// Deadline of a command that has the kernel pin up to 4 GiB of memory.
+const PINNING: Duration = Duration::from_secs(60);
 
 /// How long a device that was deleted is waited for, where its users are in no hurry.
 const HELD_WAIT: Duration = Duration::from_secs(2);
@@ -142,6 +146,24 @@ impl Control {
             return Err(missing(Features::UPDATE_SIZE));
         }
         self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
+    }
+
+    /// Tells the driver of memory that programs may do direct I/O with: their requests come as
+    /// [`DataAt::Shared`](super::DataAt) with the index that this returns. The driver keeps the
+    /// pages until the device is gone. Only before the start: on a live device the driver would
+    /// wait for requests.
+    ///
+    /// # Errors
+    /// The device was made without [`Features::SHMEM_ZC`], the memory has more than 4 GiB, or other
+    /// memory of the device has the same pages.
+    pub(crate) fn register(&mut self, id: u32, memory: &Region) -> Result<u32> {
+        let buffer = abi::SharedBuffer {
+            addr: memory.address(),
+            len: wide64(memory.len()),
+            ..abi::SharedBuffer::default()
+        };
+        let (index, _) = self.exchange_for_number(REGISTER, header(id), buffer, PINNING)?;
+        Ok(index)
     }
 
     /// The disk's parameters as the driver has them.

@@ -118,6 +118,8 @@ pub struct Queue {
     ring: Ring,
     descriptors: Descriptors,
     buffers: Buffers,
+    // Bytes of each memory that was registered.
+    shared: Arc<[u64]>,
     tags: Tags,
     watches: Watches,
     queue_id: u16,
@@ -168,6 +170,7 @@ impl Queue {
             ring: Ring::new(*depth, node.raw_fd())?,
             descriptors: Descriptors::map(node, *queue_id, *depth)?,
             buffers,
+            shared: Arc::default(),
             tags: Tags::new(*depth),
             watches: Watches::new(),
             queue_id: *queue_id,
@@ -177,6 +180,14 @@ impl Queue {
             _node: Arc::clone(node),
             _one_thread: PhantomData,
         })
+    }
+
+    /// Data of requests may be in memory that was [registered](super::Device::share), which has so
+    /// many bytes each.
+    #[must_use]
+    pub(crate) fn with_shared(mut self, shared: Arc<[u64]>) -> Self {
+        self.shared = shared;
+        self
     }
 
     /// Number of tags.
@@ -358,7 +369,7 @@ impl Queue {
     /// A tag that was the kernel's has a request.
     #[inline]
     fn delivered(&mut self, tag: u16) -> Option<Event> {
-        match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes) {
+        match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes, &self.shared) {
             Ok(request) => {
                 let (data_len, has_data) = (request.data_len(), request.op.has_data());
                 self.tags.deliver(tag, Asked { data_len, has_data });

@@ -259,7 +259,12 @@ impl<S: Store> Rig<S> {
         buffers: &Arc<Region>,
     ) -> Result<(Path, Vec<Wire>)> {
         let layout = PathLayout { depth: QueueDepth::new(options.depth).context("queue depth")? };
-        let memory = PathMemory::register(&self.initiator_pd, buffers, layout, joins.len())?;
+        let memory = PathMemory::register(
+            &self.initiator_pd,
+            &Arc::clone(buffers).into(),
+            layout,
+            joins.len(),
+        )?;
         let caps = self.initiator_pd_caps();
         let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out, options.features);
         let entries = u32::try_from(joins.len())? * (sizes.send_wrs + sizes.recv_wrs);

@@ -149,7 +149,9 @@ fn a_refused_queue_of_a_proven_session_ends_no_session() {
                 });
                 let session = Session::connect(&toy.address, &options, &host, credentials, None);
                 let mut session = session.await.unwrap();
-                let path = session.connect_queue(0, wish, VolumeHandle(1), &buffers).await;
+                let path = session
+                    .connect_queue(0, wish, VolumeHandle(1), &Arc::clone(&buffers).into())
+                    .await;
                 let error = path.expect_err("it was refused");
                 assert_eq!(error.is_session_gone(), credentials.is_none(), "{error}");
                 assert!(error.is_transient(), "{error}");
