@@ -18,7 +18,9 @@
  *   pulled=FILE   the next time that rdma_cm has an event for a listener on the device while the file
  *                 is there, the listener is told first that the device was removed; and as long as
  *                 the file is there, nobody can bind to an address of the device: ENODEV
- *   late=N        a CQ says N times that it is empty before it gives a completion that is flushed
+ *   fatal=FILE    while that file is there, a CQ cannot be polled: EIO
+ *   late=N        a CQ says N times that it is empty before it gives a completion that is flushed, or
+ *                 until it is armed
  *
  * RBLK_CARDS_LOG is a file that gets one line for each call that tests look at.
  *
@@ -27,7 +29,7 @@
  *   irdma   inline=101 slow-accept=12000
  *   bnxt    late=1000 slow-modify=1
  *   cxgb4   max-sges=4 read-sges=1 max-cqe=32767
- *   fatal   dead gone=FILE pulled=FILE
+ *   fatal   fatal=FILE gone=FILE pulled=FILE
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -50,6 +52,8 @@ static const char *plan;
 static int log_fd = -1;
 static _Atomic long registrations;
 static int (*real_poll)(struct ibv_cq *, int, struct ibv_wc *);
+static int (*real_notify)(struct ibv_cq *, int);
+static void forget_late(const struct ibv_cq *cq);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void stop(const char *why)
@@ -62,7 +66,9 @@ __attribute__((constructor)) static void begin(void)
 {
 	const char *name = program_invocation_short_name, *file = getenv("RBLK_CARDS_LOG");
 
-	if (strcmp(name, "rblk-targetd") && strcmp(name, "rblk-initiatord"))
+	/* RBLK_CARDS_ALL: programs of tests, too, such as verbs_conformance. */
+	if (strcmp(name, "rblk-targetd") && strcmp(name, "rblk-initiatord") &&
+	    !getenv("RBLK_CARDS_ALL"))
 		return;
 	plan = getenv("RBLK_CARDS");
 	if (file && (log_fd = open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) < 0)
@@ -103,7 +109,8 @@ static const char *name_of(const struct ibv_context *context)
 	return context->device->name;
 }
 
-/* The value of a behaviour of a device; NULL if it has not got it. Without a value: "". */
+/* The value of a behaviour of a device; NULL if it has not got it. Without a value: "". The next
+ * call writes over it. */
 static const char *value(const struct ibv_context *context, const char *name)
 {
 	static __thread char word[256];
@@ -268,8 +275,8 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint6
 
 /* --- the end of a device */
 
-#define DESTROY(call, type, context) \
-	int call(type *object) \
+#define DESTROY(name, call, type, context) \
+	name(type *object) \
 	{ \
 		int (*real)(type *) = next(#call); \
 		const char *allowed = getenv("RDMAV_ALLOW_DISASSOC_DESTROY"); \
@@ -282,9 +289,15 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint6
 		return allowed ? 0 : EIO; \
 	}
 
-DESTROY(ibv_dereg_mr, struct ibv_mr, object->context)
-DESTROY(ibv_destroy_cq, struct ibv_cq, object->context)
-DESTROY(ibv_dealloc_pd, struct ibv_pd, object->context)
+DESTROY(int ibv_dereg_mr, ibv_dereg_mr, struct ibv_mr, object->context)
+DESTROY(int ibv_dealloc_pd, ibv_dealloc_pd, struct ibv_pd, object->context)
+DESTROY(static int destroy_cq, ibv_destroy_cq, struct ibv_cq, object->context)
+
+int ibv_destroy_cq(struct ibv_cq *cq)
+{
+	forget_late(cq);
+	return destroy_cq(cq);
+}
 
 static int is_pulled(const struct ibv_context *context)
 {
@@ -372,27 +385,96 @@ int rdma_ack_cm_event(struct rdma_cm_event *event)
 
 /* --- completions */
 
+/* What a CQ gives late: a completion that is flushed, those that came with it, and in how many
+ * polls. */
+struct late { struct ibv_cq *cq; struct ibv_wc wcs[64]; int at, end; long left; };
+static struct late lates[64];
+static pthread_mutex_t lates_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Of a CQ; of NULL: a free place. */
+static struct late *late_of(const struct ibv_cq *cq)
+{
+	for (int i = 0; i < 64; i++)
+		if (lates[i].cq == cq)
+			return &lates[i];
+	return NULL;
+}
+
+static int give(struct late *late, int most, struct ibv_wc *wcs)
+{
+	int found = 0;
+
+	while (found < most && late->at < late->end)
+		wcs[found++] = late->wcs[late->at++];
+	if (late->at == late->end)
+		late->cq = NULL;
+	return found;
+}
+
+/* Keeps the first that is flushed, and what is behind it. Returns how many are before it. */
+static int keep(struct ibv_cq *cq, int found, struct ibv_wc *wcs, long polls)
+{
+	struct late *late = late_of(NULL);
+	int at = 0;
+
+	while (at < found && wcs[at].status != IBV_WC_WR_FLUSH_ERR)
+		at++;
+	if (at >= found || !late || found - at > 64)
+		return found;
+	late->cq = cq;
+	late->at = 0;
+	late->end = found - at;
+	late->left = polls;
+	memcpy(late->wcs, wcs + at, (found - at) * sizeof *wcs);
+	return at;
+}
+
 static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wcs)
 {
-	static __thread struct { struct ibv_cq *cq; struct ibv_wc wc; long left; } kept;
-	int found;
+	const char *fatal = value(cq->context, "fatal");
+	struct late *late;
+	int found = 0;
+	long polls;
 
-	/* One that is flushed waits, and so do those behind it. */
-	if (kept.cq == cq) {
-		if (kept.left-- > 0)
-			return 0;
-		wcs[0] = kept.wc;
-		kept.cq = NULL;
-		return 1;
+	if (fatal && !access(fatal, F_OK)) {
+		tell("fatal %s\n", name_of(cq->context));
+		return -EIO;
 	}
-	found = real_poll(cq, kept.cq ? most : most > 1 ? 1 : most, wcs);
-	if (found == 1 && !kept.cq && wcs[0].status == IBV_WC_WR_FLUSH_ERR) {
-		kept.cq = cq;
-		kept.wc = wcs[0];
-		kept.left = number(cq->context, "late", 0);
-		return 0;
-	}
+	polls = number(cq->context, "late", 0);
+	if (!polls)
+		return real_poll(cq, most, wcs);
+	pthread_mutex_lock(&lates_lock);
+	late = late_of(cq);
+	if (late)
+		found = late->left-- > 0 ? 0 : give(late, most, wcs);
+	else if ((found = real_poll(cq, most, wcs)) > 0)
+		found = keep(cq, found, wcs, polls);
+	pthread_mutex_unlock(&lates_lock);
 	return found;
+}
+
+/* Who arms a CQ looks once more and sleeps. A card would wake it; here the look finds it. */
+static int req_notify(struct ibv_cq *cq, int solicited_only)
+{
+	struct late *late;
+
+	pthread_mutex_lock(&lates_lock);
+	late = late_of(cq);
+	if (late)
+		late->left = 0;
+	pthread_mutex_unlock(&lates_lock);
+	return real_notify(cq, solicited_only);
+}
+
+static void forget_late(const struct ibv_cq *cq)
+{
+	struct late *late;
+
+	pthread_mutex_lock(&lates_lock);
+	late = late_of(cq);
+	if (late)
+		late->cq = NULL;
+	pthread_mutex_unlock(&lates_lock);
 }
 
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *own,
@@ -404,9 +486,12 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *own
 	tell("vector %d of %d\n", vector, context->num_comp_vectors);
 	pthread_mutex_lock(&lock);
 	/* All contexts of these tests are of one provider. */
-	if (value(context, "late") && context->ops.poll_cq != poll_cq) {
+	if ((value(context, "late") || value(context, "fatal")) &&
+	    context->ops.poll_cq != poll_cq) {
 		real_poll = context->ops.poll_cq;
+		real_notify = context->ops.req_notify_cq;
 		context->ops.poll_cq = poll_cq;
+		context->ops.req_notify_cq = req_notify;
 	}
 	pthread_mutex_unlock(&lock);
 	return real(context, entries, own, channel, vector);

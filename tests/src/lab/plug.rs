@@ -7,8 +7,6 @@ use super::Lab;
 use super::process::start;
 use super::wait::DEADLINE;
 
-const LINK: &str = "rblkplug";
-
 /// The device, on an interface of its own. Dropped, both are gone.
 #[derive(Debug)]
 pub struct Plug(());
@@ -16,6 +14,8 @@ pub struct Plug(());
 impl Plug {
     /// Name of the device.
     pub const NAME: &str = "rxeplug";
+    /// Its interface.
+    pub const LINK: &str = "rblkplug";
     /// Address of its interface.
     pub const HOST: &str = "10.92.0.1";
 
@@ -27,12 +27,13 @@ impl Plug {
     #[must_use]
     pub fn new(_lab: &Lab, has_address: bool) -> Self {
         take_down();
-        run(&format!("ip link add {LINK} mtu 4500 type dummy"));
+        let link = Self::LINK;
+        run(&format!("ip link add {link} mtu 4500 type dummy"));
         if has_address {
-            run(&format!("ip addr add {}/24 dev {LINK}", Self::HOST));
+            run(&format!("ip addr add {}/24 dev {link}", Self::HOST));
         }
-        run(&format!("ip link set {LINK} up"));
-        run(&format!("rdma link add {} type rxe netdev {LINK}", Self::NAME));
+        run(&format!("ip link set {link} up"));
+        run(&format!("rdma link add {} type rxe netdev {link}", Self::NAME));
         Self(())
     }
 }
@@ -43,7 +44,7 @@ fn run(words: &str) {
 }
 
 fn take_down() {
-    for words in [&["rdma", "link", "del", Plug::NAME][..], &["ip", "link", "del", LINK]] {
+    for words in [&["rdma", "link", "del", Plug::NAME][..], &["ip", "link", "del", Plug::LINK]] {
         let _ = start(words).finish(DEADLINE);
     }
 }

@@ -13,7 +13,7 @@ use super::{MIB, endless_fio, flags, serve_file, wait_for_io};
 
 const TARGET: &str = "rblk-targetd";
 /// What takes 2 ms.
-const SLOW: &str = "slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
+const SLOW: &str = "late=1000 slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
 /// Hosts that connect at once: as many strangers as one address may have.
 const AT_ONCE: usize = 4;
 
@@ -45,7 +45,9 @@ fn a_storm_of_connects_stops_no_poll_group() {
     run("a_storm_of_connects_stops_no_poll_group", |lab| {
         let count = lab.times(200, 1000);
         let cards = Cards::new(lab, SLOW);
-        let serves = serve_file(lab, 16 * MIB).environment(cards.environment());
+        // Room for as long as the storm takes.
+        let serves = serve_file(lab, if count > 200 { 256 } else { 32 } * MIB)
+            .environment(cards.environment());
         let target = Target::start(lab, &serves);
         let mounted = Mounted::new(lab, &flags(lab.rdma()));
         let fio = endless_fio(&mounted).start();

@@ -1,0 +1,128 @@
+//! Devices that behave like cards of several makers, below verified I/O: with kills, and with one
+//! of two devices that fails.
+
+use rblk_tests::lab::{
+    Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, StallMeter, Target, run, until,
+};
+
+use super::{MIB, endless_fio, flags, serve_file, sh, wait_for_io};
+
+const TARGET: &str = "rblk-targetd";
+
+/// Verified I/O on devices like those of a maker, at both ends, while each end is killed.
+fn verify_under_kills(lab: &Lab, plan: &str) {
+    let cards = Cards::new(lab, plan);
+    let served = serve_file(lab, 256 * MIB).environment(cards.environment());
+    let mut target = Some(Target::start(lab, &served));
+    let mut mounted = Mounted::new(lab, &flags(lab.rdma()).environment(cards.environment()));
+    let meter = StallMeter::start(mounted.device());
+    let fio = endless_fio(&mounted).start();
+    for _ in 0..lab.times(1, 10) {
+        wait_for_io(&mounted, &meter);
+        target.take().expect("a target").kill();
+        target = Some(Target::start(lab, &served));
+        wait_for_io(&mounted, &meter);
+        mounted.kill_daemon();
+        mounted.recover();
+        wait_for_io(&mounted, &meter);
+    }
+    let result = fio.stop(DEADLINE).ok();
+    println!("{}: {} writes, {} reads checked", lab.test(), result.writes, result.reads);
+    mounted.umount();
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn verified_io_on_devices_like_mlx5() {
+    run("verified_io_on_devices_like_mlx5", |lab| verify_under_kills(lab, "late=1000"));
+}
+
+/// The driver of the card waits in accept, up to 12 s; here it is a part of `connect_timeout`.
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn verified_io_on_devices_like_irdma() {
+    run("verified_io_on_devices_like_irdma", |lab| {
+        verify_under_kills(lab, "inline=101 slow-accept=300");
+    });
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn verified_io_on_devices_like_bnxt() {
+    run("verified_io_on_devices_like_bnxt", |lab| {
+        verify_under_kills(lab, "late=1000 slow-modify=1");
+    });
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn verified_io_on_devices_like_cxgb4() {
+    run("verified_io_on_devices_like_cxgb4", |lab| {
+        verify_under_kills(lab, "max-sges=4 read-sges=1 max-cqe=32767");
+    });
+}
+
+/// One of two devices breaks down, and one loses its address: mounts by the other do not notice,
+/// and its own go on when it is back. No program is started again.
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn one_of_two_devices_fails_and_comes_back() {
+    run("one_of_two_devices_fails_and_comes_back", |lab| {
+        let _plug = Plug::new(lab, true);
+        let fails = lab.path("fails");
+        let [device, file] = [Plug::NAME.to_owned(), fails.display().to_string()];
+        let plan = format!("fatal@{device}={file} gone@{device}={file} pulled@{device}={file}");
+        let cards = Cards::new(lab, &plan);
+        let plugged = format!("rdma://{}", Plug::HOST);
+        let served = serve_file(lab, 256 * MIB).file("v1", &lab.image("v1.img", 256 * MIB));
+        let served = served.flag("--listen", &plugged).environment(cards.environment());
+        let target = Target::start(lab, &served);
+        let pid = target.status().pid;
+        let steady = Mounted::new(lab, &flags(lab.rdma()));
+        let shaken = MountFlags::new(plugged, "v1").flag("--detect", "2s");
+        let shaken = Mounted::new(lab, &shaken);
+        let (meter, shaken_meter) =
+            (StallMeter::start(steady.device()), StallMeter::start(shaken.device()));
+        let jobs = [&steady, &shaken].map(|mounted| endless_fio(mounted).start());
+        wait_for_io(&steady, &meter);
+        wait_for_io(&shaken, &shaken_meter);
+        let before = steady.counts();
+        let _ = meter.longest();
+        for round in 0..lab.times(1, 10) {
+            let lost = shaken.counts().get("paths_lost");
+            std::fs::write(&fails, "").expect("a file");
+            until("the device to be lost", DEADLINE, || {
+                (shaken.counts().get("paths_lost") > lost).then_some(())
+            });
+            std::fs::remove_file(&fails).expect("the file");
+            wait_for_io(&shaken, &shaken_meter);
+            assert!(!cards.asked(TARGET, "fatal").is_empty(), "round {round}: no CQ broke");
+
+            let lost = shaken.counts().get("paths_lost");
+            let address = format!("{}/24", Plug::HOST);
+            sh(&["ip", "addr", "del", &address, "dev", Plug::LINK]);
+            until("the address to be lost", DEADLINE, || {
+                (shaken.counts().get("paths_lost") > lost).then_some(())
+            });
+            sh(&["ip", "addr", "add", &address, "dev", Plug::LINK]);
+            wait_for_io(&shaken, &shaken_meter);
+        }
+        let pause = meter.longest();
+        let after = steady.counts().since(&before);
+        let lost = shaken.counts().get("paths_lost");
+        for job in jobs {
+            let _ = job.stop(DEADLINE).ok();
+        }
+        println!(
+            "{}: the device lost {lost} paths; the mount by the other had {} I/Os and no answer for {pause:.2?} at most",
+            lab.test(),
+            after.get("reads") + after.get("writes"),
+        );
+        for none in ["paths_lost", "replayed", "errors"] {
+            assert_eq!(after.get(none), 0, "{none} of the mount by the other device");
+        }
+        assert_eq!(target.status().pid, pid, "the target was started again");
+        steady.umount();
+        shaken.umount();
+    });
+}
