@@ -76,6 +76,7 @@ static MOUNT_KEYS: Schema = Schema {
             Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(30 * 86_400) },
         ),
         Key::optional("spin", Rule::Spin { max: Duration::from_millis(10) }),
+        Key::optional("pin_queues", Rule::Flag),
         Key::optional("host_name", NAME),
         Key::optional("target_keys", Rule::List { item: &PUBLIC_KEY, max: KEYS_MAX }),
         Key::optional("key_file", KEY_FILE),
@@ -142,6 +143,8 @@ pub struct MountConfig {
     pub wait: Duration,
     /// How long an idle data thread looks for work before it sleeps.
     pub spin: Spin,
+    /// Whether the thread of each hardware queue runs on the CPUs whose requests the queue serves.
+    pub pin_queues: bool,
     /// The name of this host, as the target shows it. If absent: the name of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_name: Option<String>,
@@ -191,6 +194,7 @@ impl Default for MountConfig {
             failback: Duration::from_secs(30),
             wait: Duration::from_secs(0),
             spin: Spin::Adaptive,
+            pin_queues: true,
             host_name: None,
             target_keys: Vec::new(),
             key_file: PathBuf::from(HOST_KEY_FILE),

@@ -308,6 +308,7 @@ prop_compose! {
         ]),
         digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
         (relaxed_ordering, tos, files) in (any::<bool>(), prop::option::of(any::<u8>()), 0..=8),
+        pin_queues in any::<bool>(),
     ) -> MountConfig {
         let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
         let mut config = MountConfig::new("rdma://[::1]:1", "v");
@@ -331,6 +332,7 @@ prop_compose! {
         config.failback = failback;
         config.wait = wait;
         config.spin = spin;
+        config.pin_queues = pin_queues;
         config.host_name = host_name;
         config.encrypt = encrypt;
         config.digest = digest;

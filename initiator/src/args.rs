@@ -374,6 +374,10 @@ pub struct MountArgs {
     /// How long an idle queue looks for work before it sleeps: a time, "adaptive" or "always".
     #[arg(long, value_name = "TIME")]
     pub spin: Option<Spin>,
+    /// Whether the thread of each queue runs on the CPUs whose requests the queue serves; "true" by
+    /// default.
+    #[arg(long, value_name = "true|false", hide_possible_values = true)]
+    pub pin_queues: Option<bool>,
     /// This host's name as the target shows it.
     #[arg(long)]
     pub host_name: Option<String>,
@@ -440,6 +444,7 @@ impl MountArgs {
         config.wait = self.wait.unwrap_or(config.wait);
         config.failback = self.failback.unwrap_or(config.failback);
         config.spin = self.spin.unwrap_or(config.spin);
+        config.pin_queues = self.pin_queues.unwrap_or(config.pin_queues);
         config.host_name = self.host_name.clone().or(config.host_name);
         self.identity.add_to(&mut config);
         config.encrypt = self.encrypt.unwrap_or(config.encrypt);

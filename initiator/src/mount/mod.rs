@@ -169,8 +169,8 @@ async fn begin(
     let (mut mount, paths) =
         waiting::connect(&socket, config, lock.name(), host, take_over, signals).await?;
     let built = async {
-        let device = mount.add_device(control)?;
-        mount.start_queues(&device, &outbox)?;
+        let mut device = mount.add_device(control)?;
+        mount.start_queues(&mut device, &outbox)?;
         mount.connect_queues(paths);
         start_new(&mut mount, device, &mut from_queues, signals).await
     };

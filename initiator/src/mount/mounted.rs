@@ -307,7 +307,7 @@ impl Mount {
     /// Starts the queues of the device.
     pub(super) fn start_queues(
         &mut self,
-        device: &Device,
+        device: &mut Device,
         outbox: &mpsc::UnboundedSender<FromQueue>,
     ) -> anyhow::Result<()> {
         let retain_bytes = self.retain_for(device.info().queues);
@@ -521,6 +521,7 @@ fn plan<'p>(
         retain_bytes,
         pulse: pulse(config),
         spin: config.spin,
+        pin: config.pin_queues,
         outbox,
     }
 }

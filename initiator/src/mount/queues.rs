@@ -54,6 +54,8 @@ pub(super) struct QueuePlan<'p> {
     pub(super) retain_bytes: usize,
     pub(super) pulse: Pulse,
     pub(super) spin: Spin,
+    /// Whether each thread runs on the CPUs whose requests its queue serves.
+    pub(super) pin: bool,
     pub(super) outbox: &'p mpsc::UnboundedSender<FromQueue>,
 }
 
@@ -64,6 +66,15 @@ impl QueuePlan<'_> {
         let ring = (self.retain_bytes > 0).then(|| RetainRing::for_queue(self.retain_bytes, depth));
         self.durability.map(|durability| Ledger::new(Arc::clone(durability), depth, ring))
     }
+}
+
+/// The CPUs whose requests come to a queue of the device. None if the driver does not say: then the
+/// thread runs anywhere.
+fn cpus_of(device: &mut Device, queue: u16) -> Vec<usize> {
+    device.queue_cpus(queue).unwrap_or_else(|error| {
+        tracing::debug!(queue, %error, "the driver does not say which CPUs a queue serves");
+        Vec::new()
+    })
 }
 
 /// The configuration's word for how long to look for work.
@@ -81,7 +92,11 @@ impl Queues {
     ///
     /// # Errors
     /// Memory or a thread is missing, or the driver refuses.
-    pub(super) fn start(&mut self, device: &Device, plan: &QueuePlan<'_>) -> anyhow::Result<()> {
+    pub(super) fn start(
+        &mut self,
+        device: &mut Device,
+        plan: &QueuePlan<'_>,
+    ) -> anyhow::Result<()> {
         let wish = plan.setup.wish;
         for queue in 0..device.info().queues {
             let Some(config) = device.queue_config(queue) else { continue };
@@ -98,6 +113,7 @@ impl Queues {
                 ledger: plan.ledger(),
                 pulse: Some(plan.pulse),
                 spin: spin_mode(plan.spin),
+                cpus: if plan.pin { cpus_of(device, queue) } else { Vec::new() },
                 outbox: plan.outbox.clone(),
             })?;
             self.threads.push(Thread { handle: Some(handle), ..Thread::default() });

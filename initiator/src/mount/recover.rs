@@ -109,14 +109,14 @@ pub(super) async fn take_over(
     let id = note.device_id;
     let recovered =
         tokio::task::spawn_blocking(move || Device::recover(Control::open()?, id, ENDING_DEADLINE));
-    let device = recovered.await?.with_context(|| format!("taking over {}", note.disk()))?;
+    let mut device = recovered.await?.with_context(|| format!("taking over {}", note.disk()))?;
     if let Some(what) = mismatch(mount.link(), &note, device.info(), device.params()) {
         let (name, device) = (lock.name().to_owned(), note.disk());
         return Err(Mismatch { name, device, what }.into());
     }
     mount.write_note();
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
-    mount.start_queues(&device, &outbox)?;
+    mount.start_queues(&mut device, &outbox)?;
     let device = start_device(&mut mount, device, &mut from_queues, signals).await?;
     tracing::info!(
         rblk_event = "recover",

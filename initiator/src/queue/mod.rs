@@ -4,6 +4,7 @@
 
 mod gathering;
 mod paths;
+mod placement;
 mod publisher;
 mod target_side;
 mod thread;
@@ -194,6 +195,8 @@ pub(crate) struct QueueParts {
     pub pulse: Option<Pulse>,
     /// How long to look for work before sleeping.
     pub spin: SpinMode,
+    /// The CPUs that the thread is to run on. Empty: any.
+    pub cpus: Vec<usize>,
     /// For control.
     pub outbox: mpsc::UnboundedSender<FromQueue>,
 }
@@ -211,6 +214,7 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
     let thread =
         std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
             let outbox = parts.outbox.clone();
+            placement::run_on(&parts.cpus);
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let spin = parts.spin;
                 let mut thread = QueueThread::new(parts, receiver, engine_stats)?;

@@ -54,6 +54,8 @@ const fn io(number: u32) -> u32 {
     ioctl(READ | WRITE, number, size_of::<IoCmd>())
 }
 
+/// Which CPUs' requests come to a queue.
+pub(crate) const CMD_GET_QUEUE_AFFINITY: u32 = control_read(0x01);
 /// State, flags, sizes and owner, without a path.
 pub(crate) const CMD_GET_DEV_INFO: u32 = control_read(0x02);
 /// Create a device and its char node.
@@ -315,6 +317,19 @@ pub(crate) struct SharedBuffer {
     pub reserved: u32,
 }
 
+/// CPUs, a bit each. The driver wants room for every CPU that the kernel may have
+/// (`nr_cpu_ids`), in whole words.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuBits(pub [u64; CpuBits::WORDS]);
+
+impl CpuBits {
+    /// 8192 CPUs, which is the most that Linux can be built for.
+    pub(crate) const WORDS: usize = 128;
+    /// No CPU.
+    pub(crate) const NONE: Self = Self([0; Self::WORDS]);
+}
+
 /// A type the kernel may read and fill behind a pointer: `repr(C)`, integers only, no padding.
 ///
 /// # Safety
@@ -327,6 +342,8 @@ unsafe impl Payload for u64 {}
 unsafe impl Payload for DevInfo {}
 // SAFETY: integers only; the assertions below leave no room for padding.
 unsafe impl Payload for SharedBuffer {}
+// SAFETY: an array of integers.
+unsafe impl Payload for CpuBits {}
 // SAFETY: bytes, then a Payload at an offset that is a multiple of its alignment (asserted below).
 unsafe impl Payload for InfoExchange {}
 // SAFETY: integers only; the kernel's one gap is the field `gap`, so no byte is padding.
@@ -359,6 +376,7 @@ mod tests {
 
     #[test]
     fn control_numbers_are_the_kernels() {
+        assert_eq!(CMD_GET_QUEUE_AFFINITY, 0x8020_7501);
         assert_eq!(CMD_GET_DEV_INFO, 0x8020_7502);
         assert_eq!(CMD_ADD_DEV, 0xc020_7504);
         assert_eq!(CMD_DEL_DEV, 0xc020_7505);

@@ -222,6 +222,14 @@ impl Device {
         })
     }
 
+    /// The CPUs whose requests come to that queue.
+    ///
+    /// # Errors
+    /// The device has no such queue.
+    pub(crate) fn queue_cpus(&mut self, queue_id: u16) -> Result<Vec<usize>> {
+        self.control.queue_cpus(self.info.id, queue_id)
+    }
+
     /// Exposes the disk, or hands the recovered one to this process, and waits for its node. Blocks
     /// until every queue has fetched every tag, so they must be served by other threads meanwhile;
     /// kernels before 7.0 also read the partition table in here.

@@ -55,6 +55,48 @@ fn kernel_fio_verify_tcp() {
     run("kernel_fio_verify_tcp", |lab| fio_verifies(lab, lab.tcp()));
 }
 
+/// The CPUs that a thread of a process may run on, as the kernel writes lists.
+fn cpus_of_thread(pid: u32, name: &str) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the threads of the mount");
+    let statuses = tasks.flatten().filter_map(|task| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        status.starts_with(&format!("Name:\t{name}\n")).then_some(status)
+    });
+    let all: Vec<String> = statuses.collect();
+    assert_eq!(all.len(), 1, "threads with the name {name}");
+    let list = all[0].lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t"));
+    list.expect("the CPUs of a thread").to_owned()
+}
+
+/// The CPUs whose requests come to a hardware queue.
+fn cpus_of_queue(device: &Path, queue: u16) -> String {
+    let name = device.file_name().and_then(|name| name.to_str()).expect("a device");
+    let list = std::fs::read_to_string(format!("/sys/block/{name}/mq/{queue}/cpu_list"));
+    list.expect("the CPUs of a queue").trim().replace(", ", ",")
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn kernel_a_queues_thread_runs_where_its_requests_are_made() {
+    run("kernel_a_queues_thread_runs_where_its_requests_are_made", |lab| {
+        let (_, flags) = serve_file(lab, 64 * MIB);
+        let _target = Target::start(lab, &flags);
+        let everywhere = cpus_of_thread(std::process::id(), "lab");
+        assert_ne!(everywhere, "0", "the lab needs two CPUs");
+        let mounted = Mounted::new(lab, &MountFlags::new(lab.rdma(), "v0"));
+        for queue in 0..mounted.status().queues {
+            let cpus = cpus_of_thread(mounted.pid(), &format!("rblk-queue-{queue}"));
+            assert_eq!(cpus, cpus_of_queue(mounted.device(), queue), "queue {queue}");
+            assert_ne!(cpus, everywhere, "two queues share the CPUs");
+        }
+        mounted.umount();
+        let free = MountFlags::new(lab.rdma(), "v0").flag("--pin-queues", "false");
+        let mounted = Mounted::new(lab, &free);
+        assert_eq!(cpus_of_thread(mounted.pid(), "rblk-queue-0"), everywhere);
+        mounted.umount();
+    });
+}
+
 /// Writes and reads at many sizes and places, and compares with the file behind the volume.
 fn sizes_agree(device: &Path, image: &Path, sizes: &[usize], offset_of: impl Fn(usize) -> u64) {
     let file = Aligned::open(device, true, 0).expect("opening the device");

@@ -38,6 +38,7 @@ pub(super) const GET_PARAMS: Command = Command(abi::CMD_GET_PARAMS, "GET_PARAMS"
 pub(super) const START_RECOVERY: Command =
     Command(abi::CMD_START_USER_RECOVERY, "START_USER_RECOVERY");
 pub(super) const END_RECOVERY: Command = Command(abi::CMD_END_USER_RECOVERY, "END_USER_RECOVERY");
+pub(super) const QUEUE_CPUS: Command = Command(abi::CMD_GET_QUEUE_AFFINITY, "GET_QUEUE_AFFINITY");
 pub(super) const INFO: Command = Command(abi::CMD_GET_DEV_INFO2, "GET_DEV_INFO2");
 pub(super) const PLAIN_INFO: Command = Command(abi::CMD_GET_DEV_INFO, "GET_DEV_INFO");
 pub(super) const FEATURES: Command = Command(abi::CMD_GET_FEATURES, "GET_FEATURES");

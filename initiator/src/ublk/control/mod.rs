@@ -20,7 +20,7 @@ use rblk_protocol::width::{narrow, wide64};
 
 use self::command::{
     ADD, CANCEL, DELETE, DELETE_ASYNC, END_RECOVERY, FEATURES, GET_PARAMS, INFO, PLAIN_INFO,
-    REGISTER, SET_PARAMS, START, START_RECOVERY, STOP, UPDATE_SIZE, header, missing,
+    QUEUE_CPUS, REGISTER, SET_PARAMS, START, START_RECOVERY, STOP, UPDATE_SIZE, header, missing,
 };
 use self::node::wait_node;
 use super::abi::{self, CtrlCmd};
@@ -202,6 +202,16 @@ impl Control {
             }
             Err(other) => Err(other),
         }
+    }
+
+    /// The CPUs whose requests come to a queue of a device.
+    ///
+    /// # Errors
+    /// There is no such device or queue.
+    pub(crate) fn queue_cpus(&mut self, id: u32, queue: u16) -> Result<Vec<usize>> {
+        let header = CtrlCmd { data: queue.into(), ..header(id) };
+        let abi::CpuBits(words) = self.exchange(QUEUE_CPUS, header, abi::CpuBits::NONE, QUICK)?;
+        Ok(cpus_in(&words))
     }
 
     /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of
@@ -392,6 +402,12 @@ impl Control {
         let path = disk_path(id);
         wait_node(&path, (devt.disk_major, devt.disk_minor), deadline).map(|()| path)
     }
+}
+
+/// The numbers of the bits that are set.
+fn cpus_in(words: &[u64]) -> Vec<usize> {
+    let bits = 64 * words.len();
+    (0..bits).filter(|cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1).collect()
 }
 
 fn own_pid() -> i32 {
