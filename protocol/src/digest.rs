@@ -14,39 +14,25 @@
 use crate::identity::Sequence;
 use crate::limits::{DIGEST_IO_MAX_BYTES, DIGEST_STRIPE_BYTES, READ_TRAILER_BYTES};
 
-/// The CRC-32C of bytes in one piece. Never inlined, so that callers stay small where no digests
-/// were agreed.
-#[inline(never)]
-#[must_use]
-pub fn crc32c(bytes: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(bytes)
-}
+/// The CRC-32C of bytes in one piece.
+pub use rblk_crc32c::crc32c;
 
 /// The CRC-32C of bytes in several pieces.
-#[derive(Clone, Debug)]
-pub struct Crc32c(crc_fast::Digest);
-
-impl Default for Crc32c {
-    fn default() -> Self {
-        Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
-    }
-}
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Crc32c(u32);
 
 impl Crc32c {
     /// Adds the next piece.
     #[inline]
     pub fn add(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+        self.0 = rblk_crc32c::extend(self.0, bytes);
     }
 
     /// The CRC of all pieces.
     #[inline]
     #[must_use]
     pub fn value(&self) -> u32 {
-        #[allow(clippy::cast_possible_truncation)] // a CRC of 32 bits
-        {
-            self.0.finalize() as u32
-        }
+        self.0
     }
 }
 

@@ -5,7 +5,7 @@ use clap::Args;
 use rblk_config::ByteSize;
 use rblk_protocol::limits;
 
-use super::{Op, Plan, Report, Volume, instructions, live, rig};
+use super::{Op, Plan, Report, Volume, crc, instructions, live, rig};
 
 /// What to count, and of which I/O.
 #[derive(Clone, Debug, Args)]
@@ -50,6 +50,8 @@ pub struct CostArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Count the instructions of both ends' engines instead, by valgrind (which must be installed).
+    /// With --digest also what digests add; the CRCs of the data are then counted as with --crc,
+    /// as valgrind knows no AVX-512.
     #[arg(long, conflicts_with = "live")]
     pub instructions: bool,
     /// Fail if an engine takes more instructions per I/O than this.
@@ -58,6 +60,12 @@ pub struct CostArgs {
     /// Name so many functions with the most instructions, per case.
     #[arg(long, value_name = "N", requires = "instructions", default_value_t = 0)]
     pub hottest: usize,
+    /// What one CRC takes: instructions, by single steps, and time.
+    #[arg(long, conflicts_with_all = ["live", "instructions"])]
+    pub crc: bool,
+    /// What the process does whose steps are counted.
+    #[arg(long, hide = true)]
+    pub crc_calls: Option<u32>,
     /// Running daemons.
     #[command(flatten)]
     pub live: live::LiveArgs,
@@ -70,6 +78,13 @@ impl CostArgs {
     /// It cannot be measured, or is above [`Self::at_most`].
     pub fn run(&self) -> Result<Report> {
         let plan = self.plan()?;
+        if let Some(calls) = self.crc_calls {
+            crc::calls(plan.sizes.first().copied().unwrap_or_default(), calls)?;
+        }
+        if self.crc {
+            let sizes = if self.sizes.is_empty() { &crc::SIZES[..] } else { &plan.sizes };
+            return Ok(Report { crcs: crc::measure(sizes)?, ..Report::default() });
+        }
         if self.live.is_wanted() {
             return Ok(Report { live: live::measure(&self.live, &plan)?, ..Report::default() });
         }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::callgrind::Profile;
 use super::rig::MEASURED;
-use super::{Case, Plan};
+use super::{Case, Plan, crc};
 use crate::child;
 
 /// How long one run of callgrind may take.
@@ -34,6 +34,17 @@ pub struct EndInstructions {
     pub turns: f64,
 }
 
+/// What digests add, in instructions of each engine per I/O.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DigestInstructions {
+    /// At the initiator.
+    pub initiator: f64,
+    /// At the target.
+    pub target: f64,
+    /// Of both: the CRC of the data.
+    pub of_data: f64,
+}
+
 /// Instructions of one case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct InstructionCost {
@@ -46,6 +57,9 @@ pub struct InstructionCost {
     pub initiator: EndInstructions,
     /// The target.
     pub target: EndInstructions,
+    /// What of it digests add, where the I/O had them.
+    #[serde(default)]
+    pub digests: Option<DigestInstructions>,
     /// Functions with the most instructions of their own, both ends and everything under them, per
     /// I/O.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -57,6 +71,23 @@ pub struct InstructionCost {
 /// # Errors
 /// There is no valgrind, or it fails; this program has no symbols.
 pub fn measure(plan: &Plan, hottest: usize) -> Result<Vec<InstructionCost>> {
+    let mut costs = Vec::new();
+    let plain =
+        if plan.digests { profiles(&Plan { digests: false, ..plan.clone() })? } else { Vec::new() };
+    for (number, profile) in profiles(plan)?.iter().enumerate() {
+        let case = plan.cases()[number];
+        let mut cost = of_profile(profile, case, plan.ios, hottest)?;
+        if let Some(plain) = plain.get(number) {
+            let plain = of_profile(plain, case, plan.ios, 0)?;
+            add_digests(&mut cost, &plain, profile)?;
+        }
+        costs.push(cost);
+    }
+    Ok(costs)
+}
+
+/// Of each case of a plan.
+fn profiles(plan: &Plan) -> Result<Vec<Profile>> {
     let directory = tempfile::tempdir()?;
     let out = directory.path().join("out");
     let mut command = Command::new("valgrind");
@@ -66,15 +97,52 @@ pub fn measure(plan: &Plan, hottest: usize) -> Result<Vec<InstructionCost>> {
     command.arg(format!("--callgrind-out-file={}", out.display()));
     command.arg(std::env::current_exe()?).args(plan.arguments());
     child::output(&mut command, LIMIT).context("valgrind is a package of that name")?;
-    let mut costs = Vec::new();
+    let mut profiles = Vec::new();
     for (number, case) in plan.cases().into_iter().enumerate() {
         let dump = Path::new(&format!("{}.{}", out.display(), number + 1)).to_owned();
         let text = std::fs::read_to_string(&dump)
             .with_context(|| format!("callgrind left no profile of {case}"))?;
-        let profile = Profile::parse(&text).with_context(|| dump.display().to_string())?;
-        costs.push(of_profile(&profile, case, plan.ios, hottest)?);
+        profiles.push(Profile::parse(&text).with_context(|| dump.display().to_string())?);
     }
-    Ok(costs)
+    Ok(profiles)
+}
+
+/// What callgrind counts of a CRC of the data, where it knows no instructions for it.
+fn is_slow_crc(name: &str) -> bool {
+    name.contains("rblk_crc32c::by_crc_fast")
+}
+
+/// Puts the CRCs of the data, as this CPU computes them, into what callgrind counted, and says what
+/// digests add to the cost without them. Capsules are short, and summed alike under callgrind.
+#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^53")]
+fn add_digests(
+    cost: &mut InstructionCost,
+    plain: &InstructionCost,
+    profile: &Profile,
+) -> Result<()> {
+    let slow = profile.sum(|_, to| is_slow_crc(to));
+    // What callgrind counts as this CPU does needs no change.
+    if slow.calls > 0 {
+        let most = 2 * (cost.ios + u64::from(cost.case.depth));
+        ensure!(
+            (2 * cost.ios..=most).contains(&slow.calls),
+            "{}: {} CRCs of data, but each end computes one per I/O",
+            cost.case,
+            slow.calls
+        );
+        // More by the call and the loop around it, which callgrind counted already.
+        let of_data = crc::instructions(cost.case.bytes)? as f64;
+        let slow = slow.cost as f64 / slow.calls as f64;
+        for end in [&mut cost.initiator, &mut cost.target] {
+            end.engine += of_data - slow;
+        }
+    }
+    cost.digests = Some(DigestInstructions {
+        initiator: cost.initiator.engine - plain.initiator.engine,
+        target: cost.target.engine - plain.target.engine,
+        of_data: crc::instructions(cost.case.bytes)? as f64,
+    });
+    Ok(())
 }
 
 // The names are those of the rig's own functions, which are never inlined.
@@ -114,6 +182,7 @@ fn of_profile(profile: &Profile, case: Case, ios: u64, hottest: usize) -> Result
         ios,
         initiator: end(initiator.cost, near.cost, 0, turns.calls),
         target: end(target.cost, far.cost, store.cost, target.calls),
+        digests: None,
         hottest: profile
             .hottest(hottest)
             .into_iter()

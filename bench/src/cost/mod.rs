@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`rig`] | both ends' own counters, over a closed loop of I/Os through the real engines |
 //! | [`instructions`] | instructions of each end's engine in the same loop, by callgrind |
+//! | [`crc`] | instructions of one CRC, by single steps |
 //! | [`live`] | counters of running daemons while a device is under load |
 //!
 //! Nothing of [`rig`] and [`instructions`] is timed: the numbers are exact and the same in every
@@ -12,9 +13,11 @@
 
 pub mod args;
 mod callgrind;
+pub mod crc;
 pub mod instructions;
 pub mod live;
 pub mod rig;
+mod steps;
 mod table;
 
 use clap::ValueEnum;
@@ -24,6 +27,7 @@ use rblk_target::volume::CacheMode;
 use serde::{Deserialize, Serialize};
 
 pub use args::CostArgs;
+pub use crc::CrcCost;
 pub use instructions::InstructionCost;
 pub use live::LiveCost;
 pub use rig::{Cost, EndCost, Plan};
@@ -135,6 +139,8 @@ pub struct Report {
     pub costs: Vec<Cost>,
     /// By callgrind.
     pub instructions: Vec<InstructionCost>,
+    /// Of CRCs alone.
+    pub crcs: Vec<CrcCost>,
     /// Of running daemons.
     pub live: Vec<LiveCost>,
 }
@@ -153,6 +159,9 @@ impl Report {
         }
         if !other.instructions.is_empty() {
             self.instructions = other.instructions;
+        }
+        if !other.crcs.is_empty() {
+            self.crcs = other.crcs;
         }
         if !other.live.is_empty() {
             self.live = other.live;

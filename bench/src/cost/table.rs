@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::live::LiveEnd;
-use super::{Case, EndCost, InstructionCost, LiveCost, Report};
+use super::{Case, CrcCost, EndCost, InstructionCost, LiveCost, Report};
 
 /// The report as tables, one per way of measuring.
 #[must_use]
@@ -15,6 +15,9 @@ pub fn table(report: &Report) -> String {
     }
     if !report.instructions.is_empty() {
         let _ = instructions(&mut text, &report.instructions);
+    }
+    if !report.crcs.is_empty() {
+        let _ = crcs(&mut text, &report.crcs);
     }
     if !report.live.is_empty() {
         let _ = live(&mut text, &report.live);
@@ -84,12 +87,40 @@ fn instructions(text: &mut String, rows: &[InstructionCost]) -> std::fmt::Result
         text,
         "instructions per I/O by callgrind: the engines, then with the in-memory fabric (I: initiator, T: target)"
     )?;
-    heading(text, &[("engine", 7), ("with fabric", 7), ("turns", 6)])?;
+    let mut columns = vec![("engine", 7), ("with fabric", 7), ("turns", 6)];
+    if rows.iter().any(|row| row.digests.is_some()) {
+        columns.push(("digests add", 7));
+    }
+    heading(text, &columns)?;
     for row in rows {
         let (i, t) = (&row.initiator, &row.target);
         write!(text, "{}  {:>7.0} {:>7.0}", case(&row.case), i.engine, t.engine)?;
         write!(text, "  {:>7.0} {:>7.0}", i.engine + i.fabric, t.engine + t.fabric)?;
-        writeln!(text, "  {:>6.2} {:>6.2}", i.turns, t.turns)?;
+        write!(text, "  {:>6.2} {:>6.2}", i.turns, t.turns)?;
+        if let Some(digests) = row.digests {
+            write!(text, "  {:>7.0} {:>7.0}", digests.initiator, digests.target)?;
+        }
+        text.push('\n');
+    }
+    Ok(())
+}
+
+fn crcs(text: &mut String, rows: &[CrcCost]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "one CRC-32C: instructions by single steps; the best time, the data in the CPU's cache"
+    )?;
+    writeln!(
+        text,
+        "{:>8} {:>13} {:>10} {:>9} {:>13} {:>9}",
+        "bytes", "instructions", "ns", "bytes/ns", "memcpy: ns", "bytes/ns"
+    )?;
+    for row in rows {
+        let CrcCost { bytes, instructions, nanoseconds, memcpy_nanoseconds } = *row;
+        let rate = |time: f64| f64::from(bytes) / time;
+        write!(text, "{bytes:>8} {instructions:>13}")?;
+        write!(text, " {nanoseconds:>10.1} {:>9.1}", rate(nanoseconds))?;
+        writeln!(text, " {memcpy_nanoseconds:>13.1} {:>9.1}", rate(memcpy_nanoseconds))?;
     }
     Ok(())
 }

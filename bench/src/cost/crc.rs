@@ -1,0 +1,109 @@
+//! What the CRC-32C of so many bytes takes on this CPU: instructions by single steps, and time
+//! beside that of `memcpy`. The time is measured, the instructions are counted.
+
+use std::hint::black_box;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+use rblk_protocol::digest::crc32c;
+use serde::{Deserialize, Serialize};
+
+use super::steps;
+
+/// What is summed where no size is asked for: a response, a command, one block of 512 bytes and
+/// one of 4 KiB, and a large request.
+pub(super) const SIZES: [u32; 5] = [16, 64, 512, 4 << 10, 128 << 10];
+/// Rounds, of which the best is told: the others were disturbed.
+const ROUNDS: u32 = 50;
+/// Bytes of a round, so that reading the clock is nothing beside it.
+const ROUND_BYTES: u32 = 4 << 20;
+
+/// What the CRC of so many bytes takes.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CrcCost {
+    /// So many bytes.
+    pub bytes: u32,
+    /// Instructions of one call, and of the loop around it.
+    pub instructions: u64,
+    /// Nanoseconds of one call, the data in the CPU's cache.
+    pub nanoseconds: f64,
+    /// Of a copy of the bytes by `memcpy`.
+    pub memcpy_nanoseconds: f64,
+}
+
+/// Measures each size.
+///
+/// # Errors
+/// This process may not trace a child of its own.
+pub(super) fn measure(sizes: &[u32]) -> Result<Vec<CrcCost>> {
+    sizes.iter().map(|bytes| of(*bytes)).collect()
+}
+
+fn of(bytes: u32) -> Result<CrcCost> {
+    let data = data(bytes)?;
+    let mut copy = data.clone();
+    Ok(CrcCost {
+        bytes,
+        instructions: instructions(bytes)?,
+        nanoseconds: best(bytes, || {
+            black_box(crc32c(black_box(&data)));
+        }),
+        memcpy_nanoseconds: best(bytes, || black_box(&mut copy).copy_from_slice(black_box(&data))),
+    })
+}
+
+fn best(bytes: u32, mut once: impl FnMut()) -> f64 {
+    let calls = (ROUND_BYTES / bytes.max(1)).clamp(1, 1 << 14);
+    let round = |_| {
+        let begin = Instant::now();
+        (0..calls).for_each(|_| once());
+        begin.elapsed().as_secs_f64() * 1e9 / f64::from(calls)
+    };
+    (0..ROUNDS).map(round).fold(f64::MAX, f64::min)
+}
+
+/// The instructions of one call.
+///
+/// # Errors
+/// This process may not trace a child of its own.
+pub(super) fn instructions(bytes: u32) -> Result<u64> {
+    let of = |calls: u32| {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["cost", &format!("--crc-calls={calls}"), &format!("--sizes={bytes}")]);
+        steps::count(&mut command)
+    };
+    Ok(of(2)?.saturating_sub(of(1)?))
+}
+
+/// In the child: so many calls under single steps.
+///
+/// # Errors
+/// Nobody counts.
+pub(super) fn calls(bytes: u32, calls: u32) -> Result<()> {
+    let data = data(bytes)?;
+    // The CPU has been looked at when the count begins.
+    black_box(crc32c(black_box(&data)));
+    steps::under_steps(|| {
+        for _ in 0..black_box(calls) {
+            black_box(crc32c(black_box(&data)));
+        }
+    })
+}
+
+fn data(bytes: u32) -> Result<Vec<u8>> {
+    Ok(vec![0x5a; usize::try_from(bytes)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_that_of_one_call() {
+        let mut calls = 0_u32;
+        let time = best(ROUND_BYTES / 4, || calls += 1);
+        assert_eq!(calls, 4 * ROUNDS);
+        assert!(time < f64::MAX);
+    }
+}
