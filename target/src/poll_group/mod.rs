@@ -585,6 +585,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
+    #[inline(always)]
     fn post(&mut self, index: usize) {
         let Some(connection) = self.connections.at(index) else {
             debug_assert!(false, "a connection left its place and not the list");
