@@ -93,7 +93,7 @@ pub trait DataThread {
     fn look_again(&mut self, now: Moment) -> Found;
 
     /// Publishes the counters: the thread is about to sleep.
-    fn publish(&mut self, now: Instant);
+    fn publish(&mut self, now: Moment);
 
     /// The longest sleep at this time.
     fn longest_sleep(&self, now: Instant) -> Duration;
@@ -200,7 +200,7 @@ fn sleep_after<T: DataThread>(
     // Something may have come between the last look and the arming.
     match thread.look_again(moment) {
         Found::Nothing => {
-            thread.publish(now);
+            thread.publish(moment);
             Some(thread.longest_sleep(now))
         }
         found => {
@@ -244,7 +244,7 @@ mod tests {
             self.look_again.pop().unwrap_or(Found::Nothing)
         }
 
-        fn publish(&mut self, _: Instant) {
+        fn publish(&mut self, _: Moment) {
             self.calls.push("publish");
         }
 

@@ -29,6 +29,13 @@ impl Micros {
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
+
+    /// So many microseconds later.
+    #[inline(always)]
+    #[must_use]
+    pub const fn later(self, us: u64) -> Self {
+        Self(self.0.saturating_add(us))
+    }
 }
 
 /// The time of a turn.
@@ -129,5 +136,6 @@ mod tests {
         assert_eq!(later.us().since(Moment::from(first).us()), 1234);
         assert_eq!(Moment::from(first).us().since(later.us()), 0);
         assert_eq!(Micros::new(7).since(Micros::new(5)), 2);
+        assert_eq!(Micros::new(5).later(2), Micros::new(7));
     }
 }

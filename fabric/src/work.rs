@@ -126,16 +126,19 @@ impl SgeList {
     /// Adds an entry behind the first one, before the others. False if there are [`MAX_SGE`]
     /// already, or none.
     #[must_use]
+    #[inline]
     pub fn push_second(&mut self, sge: Sge) -> bool {
-        let count = usize::from(self.count);
-        if count == 0 || !self.push(sge) {
+        let [_, second, third, fourth] = &mut self.entries;
+        if self.count == 0 || usize::from(self.count) == MAX_SGE {
             return false;
         }
-        self.entries[1..=count].rotate_right(1);
+        (*second, *third, *fourth) = (sge, *second, *third);
+        self.count += 1;
         true
     }
 
     /// Makes the first entry longer by the bytes that follow it in memory.
+    #[inline]
     pub fn grow_first(&mut self, bytes: u32) {
         if let Some(first) = self.entries[..usize::from(self.count)].first_mut() {
             first.len += bytes;

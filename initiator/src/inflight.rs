@@ -114,27 +114,19 @@ impl Inflight {
         }
     }
 
-    /// The request of a tag whose answer is awaited.
-    #[must_use]
-    pub(crate) fn awaited(&self, tag: Tag) -> Option<Io> {
-        match self.states.get(tag.index()) {
-            Some(State::Sent(io, _)) => Some(*io),
-            _ => None,
-        }
-    }
-
-    /// An answer for a tag came; `answers` says whether it fits the sequence. Returns the request.
+    /// An answer for a tag came; `answers` says whether it fits the request and its sequence.
+    /// Returns the request.
     ///
     /// # Errors
     /// Nothing was sent with that tag, or another sequence: the peer broke a rule.
     pub(crate) fn answer(
         &mut self,
         tag: Tag,
-        answers: impl FnOnce(Sequence) -> bool,
+        answers: impl FnOnce(&Io, Sequence) -> bool,
     ) -> Result<Io, WrongState> {
         match self.states.get_mut(tag.index()) {
             Some(state) => match *state {
-                State::Sent(io, sequence) if answers(sequence) => {
+                State::Sent(io, sequence) if answers(&io, sequence) => {
                     *state = State::Idle;
                     self.sent -= 1;
                     self.data_bytes -= u64::from(io.data_bytes);
@@ -200,14 +192,22 @@ mod tests {
         assert_eq!(table.queue(Tag(2), io(1)), Err(WrongState(2)), "the connection's own tag");
         table.send(Tag(0), Sequence(7)).unwrap();
         assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 1, 512));
-        assert_eq!(table.answer(Tag(0), |s| s == Sequence(6)), Err(WrongState(0)), "stale answer");
+        assert_eq!(
+            table.answer(Tag(0), |_, s| s == Sequence(6)),
+            Err(WrongState(0)),
+            "stale answer"
+        );
         assert_eq!(table.path_lost(), 1);
         assert_eq!(table.data_bytes(), 512, "it is sent again");
-        assert_eq!(table.answer(Tag(0), |_| true), Err(WrongState(0)), "answer of the dead path");
+        assert_eq!(
+            table.answer(Tag(0), |_, _| true),
+            Err(WrongState(0)),
+            "answer of the dead path"
+        );
         assert_eq!(table.waiting(Tag(0)), Some(io(1)));
         table.send(Tag(0), Sequence(8)).unwrap();
-        assert_eq!(table.answer(Tag(0), |s| s == Sequence(8)), Ok(io(1)));
-        assert_eq!(table.answer(Tag(0), |_| true), Err(WrongState(0)), "answered twice");
+        assert_eq!(table.answer(Tag(0), |_, s| s == Sequence(8)), Ok(io(1)));
+        assert_eq!(table.answer(Tag(0), |_, _| true), Err(WrongState(0)), "answered twice");
         table.queue(Tag(1), io(2)).unwrap();
         assert_eq!(table.cancel(Tag(1)), Some(io(2)));
         assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 0, 0));

@@ -194,7 +194,7 @@ impl DataThread for Polled {
         Found::of(busy || self.side.has_news(), answers > 0)
     }
 
-    fn publish(&mut self, _: Instant) {
+    fn publish(&mut self, _: Moment) {
         self.side.publish();
     }
 

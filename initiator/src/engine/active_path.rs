@@ -49,6 +49,8 @@ pub(super) struct ActivePath {
     sequence: Sequence,
     // Every lane has passed its self-test.
     ready: bool,
+    // Some lane may have something to post.
+    queued: bool,
     lanes: Box<[Lane]>,
     // By tag, of requests that are under way.
     lane_of: Box<[LaneIndex]>,
@@ -65,7 +67,7 @@ impl ActivePath {
             let terms = Terms::new(memory, accept, epoch, volume, lane_bytes);
             let lanes = lanes.into_iter().enumerate();
             let lanes = lanes.map(|(at, lane)| Lane::tested(at, lane, &terms)).collect();
-            let path = Self { poller, terms, sequence, ready: true, lanes, lane_of };
+            let path = Self { poller, terms, sequence, ready: true, queued: false, lanes, lane_of };
             return if fits { Ok(path) } else { Err(Box::new(path.end())) };
         }
         let proven = if accept.features.has(Features::AUTH) { connections.len() } else { 0 };
@@ -96,7 +98,7 @@ impl ActivePath {
             Lane::begin(index, *qp, &terms, sequence, proofs.get(index), now)
         });
         let lanes = lanes.collect();
-        Ok(Self { poller, terms, sequence, ready: false, lanes, lane_of })
+        Ok(Self { poller, terms, sequence, ready: false, queued: true, lanes, lane_of })
     }
 
     /// The path as a queue may take it later, when every lane was tested and nothing is to be
@@ -144,8 +146,10 @@ impl ActivePath {
     }
 
     /// Whether a lane waits for its self-test's answer for longer than that.
+    #[cold]
+    #[inline(never)]
     pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
-        !self.ready && self.lanes.iter().any(|lane| lane.tests_for_longer(than, now))
+        self.lanes.iter().any(|lane| lane.tests_for_longer(than, now))
     }
 
     /// Takes a completion. Inlined, so that no arrival is copied.
@@ -169,6 +173,8 @@ impl ActivePath {
             return Err(broken("completion of an unknown RECV"));
         }
         let at = lane.received(terms, slot);
+        self.queued = true;
+        let terms = &self.terms;
         match completion.opcode {
             WcOpcode::RecvWithImm => {
                 let imm = Immediate::from_bits(completion.imm);
@@ -259,6 +265,7 @@ impl ActivePath {
         bytes: u32,
     ) {
         self.lane_of[command.tag.index()] = index;
+        self.queued = true;
         let (lane, terms) = self.lane(index);
         lane.queue_command(terms, command, data);
         lane.request_sent(bytes);
@@ -275,6 +282,7 @@ impl ActivePath {
                     let sequence = self.next_sequence();
                     let (lane, terms) = self.lane(index);
                     asked += u64::from(lane.ask(terms, sequence));
+                    self.queued = true;
                 }
                 Due::Look => look = true,
                 Due::Dead => return BeatDue::Dead,
@@ -287,8 +295,15 @@ impl ActivePath {
         BeatDue::Nothing { asked }
     }
 
+    /// Whether there may be something to post.
+    #[inline]
+    pub(super) fn has_queued(&self) -> bool {
+        self.queued
+    }
+
     /// Posts the WRs of all lanes.
     pub(super) fn post(&mut self, stats: &QueueStats) -> Result<(), rblk_fabric::PostError> {
+        self.queued = false;
         self.lanes.iter_mut().try_for_each(|lane| lane.post(&mut *self.poller, stats))
     }
 

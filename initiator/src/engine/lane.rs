@@ -81,9 +81,9 @@ struct WrLists {
     sends: Vec<SendWr>,
     recvs: Vec<RecvWr>,
     open: Option<OpenMessage>,
-    // SENDs that hold several commands, and the commands in them.
+    // SENDs that hold several commands, and the commands that joined their first ones.
     lists: u64,
-    listed: u64,
+    joined: u64,
 }
 
 impl WrLists {
@@ -93,7 +93,7 @@ impl WrLists {
             recvs: Vec::with_capacity(usize::from(layout.recv_slots())),
             open: None,
             lists: 0,
-            listed: 0,
+            joined: 0,
         }
     }
 }
@@ -336,22 +336,23 @@ impl Lane {
         data: Option<Sge>,
     ) {
         let bytes = command.to_wire();
-        let (with_data, data_bytes) = data.map_or((0, 0), |data| (1, data.len));
         let wrs = &mut self.wrs;
-        if let (Some(mut open), Some(wr)) = (wrs.open, wrs.sends.last_mut()) {
+        if let (Some(open), Some(wr)) = (&mut wrs.open, wrs.sends.last_mut()) {
             terms.memory().slots.region().write(open.end, &bytes);
             wr.sges.grow_first(COMMAND_LEN);
             open.end += COMMAND_BYTES;
             open.commands += 1;
-            open.data += with_data;
-            open.data_bytes += data_bytes;
             wrs.lists += u64::from(open.commands == 2);
-            wrs.listed += if open.commands == 2 { 2 } else { 1 };
+            wrs.joined += 1;
             if let Some(data) = data {
+                open.data += 1;
+                open.data_bytes += data.len;
                 // There are three entries at most.
                 wr.inline &= !wr.sges.push_second(data);
             }
-            wrs.open = open.has_room(terms).then_some(open);
+            if !open.has_room(terms) {
+                wrs.open = None;
+            }
             return;
         }
         let offset = self.slots_at + terms.layout().capsule_offset(command.tag.index());
@@ -373,7 +374,8 @@ impl Lane {
             inline: data.is_none(),
         });
         let end = offset + COMMAND_BYTES;
-        let open = OpenMessage { end, commands: 1, data: with_data, data_bytes };
+        let (data, data_bytes) = data.map_or((0, 0), |data| (1, data.len));
+        let open = OpenMessage { end, commands: 1, data, data_bytes };
         wrs.open = open.has_room(terms).then_some(open);
     }
 
@@ -402,8 +404,9 @@ impl Lane {
         wrs.sends.clear();
         // What comes next goes into a message of its own.
         wrs.open = None;
-        stats.lists.add(std::mem::take(&mut wrs.lists));
-        stats.listed.add(std::mem::take(&mut wrs.listed));
+        let lists = std::mem::take(&mut wrs.lists);
+        stats.lists.add(lists);
+        stats.listed.add(lists + std::mem::take(&mut wrs.joined));
         posted
     }
 }

@@ -268,6 +268,7 @@ impl Engine {
 
     /// Whether a self-test is running, so that the thread must not sleep for long.
     #[must_use]
+    #[inline]
     pub(crate) fn has_deadline(&self) -> bool {
         self.path.as_ref().is_some_and(|path| !path.is_ready())
     }
@@ -315,7 +316,7 @@ impl Engine {
         // A FLUSH may have to fail, which only a turn can tell.
         let sendable = self.ledger.is_none() || io.op != IoOp::Flush;
         if sendable && self.is_connected() && self.waiting.lets_send() {
-            self.send(tag);
+            self.send(tag, io);
         } else {
             self.waiting.backlog = true;
         }
@@ -405,8 +406,8 @@ impl Engine {
         let now = moment.instant();
         self.stats.turns.add(1);
         let mut busy = self.reap(&mut done);
-        if self.path.as_ref().is_some_and(|path| path.tests_for_longer(SELF_TEST_DEADLINE, now)) {
-            self.end_path(PathEnd::SelfTest);
+        if self.has_deadline() {
+            self.check_self_test(now);
         }
         if self.keep_beat(now) {
             // It may be that nothing was read for long, not that nothing came.
@@ -420,34 +421,57 @@ impl Engine {
         busy
     }
 
+    /// Ends a path whose self-test takes too long.
+    #[cold]
+    fn check_self_test(&mut self, now: Instant) {
+        if self.path.as_ref().is_some_and(|path| path.tests_for_longer(SELF_TEST_DEADLINE, now)) {
+            self.end_path(PathEnd::SelfTest);
+        }
+    }
+
     /// Takes what came. Returns whether anything did.
+    #[inline(always)]
     fn reap(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
-        let mut busy = false;
-        let mut completions = std::mem::take(&mut self.reaped);
-        for _ in 0..REAPS {
-            // Without a path nothing comes.
-            let Some(path) = self.path.as_mut() else { break };
-            let reaped = match path.poller_mut().poll(&mut completions) {
-                Ok(reaped) => reaped,
-                Err(error) => {
-                    self.cq_broke(&error);
-                    break;
-                }
-            };
+        match self.poll() {
+            0 => false,
+            reaped => {
+                self.take_reaped(reaped, done);
+                true
+            }
+        }
+    }
+
+    /// How many completions came, and were reaped. Without a path nothing comes.
+    #[inline(always)]
+    fn poll(&mut self) -> usize {
+        let Some(path) = self.path.as_mut() else { return 0 };
+        match path.poller_mut().poll(&mut self.reaped) {
+            Ok(reaped) => reaped,
+            Err(error) => {
+                self.cq_broke(&error);
+                0
+            }
+        }
+    }
+
+    /// Acts on the completions that were reaped, and on those that come meanwhile.
+    #[inline(never)]
+    fn take_reaped(&mut self, mut reaped: usize, done: &mut impl FnMut(Tag, i32)) {
+        for round in 1.. {
             self.stats.completions.add(reaped as u64);
-            busy |= reaped > 0;
+            let completions = std::mem::take(&mut self.reaped);
             for completion in &completions[..reaped] {
                 if let Err(end) = self.on_completion(completion, done) {
                     self.end_path(end);
                     break;
                 }
             }
-            if reaped < completions.len() {
-                break;
+            self.reaped = completions;
+            if reaped < self.reaped.len() || round == REAPS {
+                return;
             }
+            reaped = self.poll();
         }
-        self.reaped = completions;
-        busy
     }
 
     /// Asks a silent target for an answer, or gives its path up. Returns whether to take what came
@@ -511,7 +535,7 @@ impl Engine {
                 self.stats.count_unsent(io.op);
                 done(tag, -EIO);
                 busy = true;
-            } else if self.send(tag) {
+            } else if self.send(tag, io) {
                 self.times.sent_later(tag, self.now);
                 busy = true;
             }
@@ -519,10 +543,10 @@ impl Engine {
         busy
     }
 
-    /// Sends a request that waits, if it may be sent now. Returns whether it was.
-    fn send(&mut self, tag: Tag) -> bool {
-        let (Some(path), Some(mut io)) = (self.path.as_mut(), self.inflight.waiting(tag)) else {
-            debug_assert!(false, "tag {} cannot be sent: no path, or it does not wait", tag.0);
+    /// Sends the request of a tag, which waits, if it may be sent now. Returns whether it was.
+    fn send(&mut self, tag: Tag, mut io: Io) -> bool {
+        let Some(path) = self.path.as_mut() else {
+            debug_assert!(false, "tag {} cannot be sent: no path", tag.0);
             return false;
         };
         let in_capsule = path.terms().is_in_capsule(&io);
@@ -607,23 +631,19 @@ impl Engine {
             self.waiting.backlog |= path.own_answer(answer)?;
             return Ok(());
         }
-        // Before the answer is taken: a request of a path that ends must be left to the next path.
-        if answer.immediate
-            && let Some(io) = self.inflight.awaited(answer.tag)
-            && !path.terms().may_end_read(&io, answer.written)
-        {
-            return Err(broken("an immediate for no READ, or with no data or too much"));
-        }
         // By another QP an answer could overtake its data.
         let own = path.went_by(answer.tag, answer.by);
-        let mut sent = Sequence(0);
-        let io = self
-            .inflight
-            .answer(answer.tag, |sequence| {
-                sent = sequence;
-                own && answer.answers(sequence)
-            })
-            .map_err(|_| broken("an answer to a command that was not sent"))?;
+        let (mut sent, mut rule) = (Sequence(0), "an answer to a command that was not sent");
+        // An answer that is not taken leaves its request to the next path.
+        let taken = self.inflight.answer(answer.tag, |io, sequence| {
+            sent = sequence;
+            if answer.immediate && !path.terms().may_end_read(io, answer.written) {
+                rule = "an immediate for no READ, or with no data or too much";
+                return false;
+            }
+            own && answer.answers(sequence)
+        });
+        let Ok(io) = taken else { return Err(broken(rule)) };
         path.answered(answer.by, io.data_bytes);
         let inside = path.terms().fits_capsule(io.data_bytes);
         let mut status = answer.status;
@@ -698,7 +718,7 @@ impl Engine {
     /// Rings the doorbells: for each lane one list of RECVs, one of SENDs.
     fn post(&mut self) {
         // Without a path nothing was queued.
-        let Some(path) = self.path.as_mut() else { return };
+        let Some(path) = self.path.as_mut().filter(|path| path.has_queued()) else { return };
         if let Err(error) = path.post(&self.stats) {
             tracing::error!(%error, "cannot post");
             self.end_path(PathEnd::Lost(WcStatus::Other(EIO.unsigned_abs())));

@@ -24,6 +24,30 @@ pub(super) struct Terms {
     with_digests: bool,
     // Bytes behind the data of a READ.
     trailer_len: u32,
+    lists: MessageRoom,
+}
+
+/// What a message may hold at most, as was agreed.
+#[derive(Clone, Copy)]
+struct MessageRoom {
+    commands: usize,
+    // Commands that have data.
+    data: usize,
+    // Bytes of their data, that of the last not counted.
+    data_bytes: u32,
+}
+
+impl MessageRoom {
+    fn of(accept: &HelloAccept) -> Self {
+        let lists = accept.features.has(Features::CAPSULE_LISTS);
+        let data_lists = accept.features.has(Features::DATA_LISTS);
+        let rest = accept.message_data_bytes().saturating_sub(accept.in_capsule_bytes);
+        Self {
+            commands: if lists { LIST_MAX } else { 1 },
+            data: if data_lists { LIST_DATA_MAX } else { 1 },
+            data_bytes: if data_lists { rest } else { u32::MAX },
+        }
+    }
 }
 
 impl Terms {
@@ -42,6 +66,7 @@ impl Terms {
             with_digests,
             trailer_len: if with_digests { TRAILER_LEN } else { 0 },
             layout: PathLayout { depth: accept.depth },
+            lists: MessageRoom::of(&accept),
             accept,
             epoch,
             volume,
@@ -169,13 +194,7 @@ impl Terms {
     /// Whether a message that holds so much has room for any other command, as was agreed.
     #[inline]
     pub(super) fn message_has_room(&self, commands: usize, data: usize, data_bytes: u32) -> bool {
-        let accept = &self.accept;
-        let data_fits = if accept.features.has(Features::DATA_LISTS) {
-            data < LIST_DATA_MAX
-                && data_bytes + accept.in_capsule_bytes <= accept.message_data_bytes()
-        } else {
-            data == 0
-        };
-        data_fits && commands < LIST_MAX && self.with_lists
+        let most = &self.lists;
+        commands < most.commands && data < most.data && data_bytes <= most.data_bytes
     }
 }

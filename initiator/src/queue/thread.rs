@@ -226,7 +226,7 @@ impl DataThread for QueueThread {
         Found::Io
     }
 
-    fn publish(&mut self, _: Instant) {
+    fn publish(&mut self, _: Moment) {
         self.side.publish();
     }
 

@@ -1,60 +1,45 @@
-//! [`Clock`]: the time of a shard, in its own milliseconds.
+//! [`Clock`]: the time of a shard.
 //!
-//! A shard reads no clock. Its data thread passes the time of the turn, and the clock counts
-//! milliseconds of it. Slots and retries keep these as 32 bits.
+//! A shard reads no clock. Its data thread tells it the time of each turn. Slots and retries keep
+//! milliseconds as 32 bits, which are counted where they are needed: few turns do.
 
-use std::time::{Duration, Instant};
-
+use rblk_fabric::Micros;
 use rblk_protocol::width::narrow;
 
 /// The time of the turn.
 #[derive(Debug)]
 pub(super) struct Clock {
-    started: Instant,
-    now: Instant,
-    now_ms: u32,
-    // When `now_ms` is to be counted again.
-    next_ms: Instant,
+    started: Micros,
+    now: Micros,
 }
 
 impl Clock {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { started: now, now, now_ms: 0, next_ms: now }
+    pub(super) fn new(now: Micros) -> Self {
+        Self { started: now, now }
     }
 
     /// Takes the time of the turn.
-    #[inline]
-    pub(super) fn tick(&mut self, now: Instant) {
+    #[inline(always)]
+    pub(super) fn tick(&mut self, now: Micros) {
         self.now = now;
-        // Most turns are shorter than a millisecond.
-        if now >= self.next_ms {
-            self.count_ms(now);
-        }
-    }
-
-    #[cold]
-    fn count_ms(&mut self, now: Instant) {
-        let since = now.saturating_duration_since(self.started);
-        // Wraps after 49 days. Differences are taken modulo 2^32.
-        self.now_ms = narrow(since.as_millis() & 0xffff_ffff);
-        let into_ms = Duration::from_nanos(u64::from(since.subsec_nanos() % 1_000_000));
-        self.next_ms = now + Duration::from_millis(1) - into_ms;
     }
 
     /// The time of the turn.
-    pub(super) fn now(&self) -> Instant {
+    #[inline]
+    pub(super) fn now(&self) -> Micros {
         self.now
     }
 
-    /// Milliseconds since the shard was made, modulo 2^32.
+    /// Milliseconds since the shard was made, modulo 2^32: they wrap after 49 days. Differences are
+    /// taken modulo 2^32.
     #[inline]
     pub(super) fn now_ms(&self) -> u32 {
-        self.now_ms
+        narrow((self.now.since(self.started) / 1000) & 0xffff_ffff)
     }
 
     /// Whole seconds since the shard was made.
     pub(super) fn seconds(&self) -> u64 {
-        self.now.saturating_duration_since(self.started).as_secs()
+        self.now.since(self.started) / 1_000_000
     }
 }
 
@@ -63,22 +48,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn milliseconds_are_counted_when_they_are_full() {
-        let start = Instant::now();
-        let mut clock = Clock::new(start);
-        for (us, ms) in [(0, 0), (999, 0), (1000, 1), (1999, 1), (3500, 3), (3999, 3), (4000, 4)] {
-            clock.tick(start + Duration::from_micros(us));
-            assert_eq!(clock.now_ms(), ms, "{us} us");
+    fn milliseconds_are_counted_when_they_are_full_and_wrap_after_49_days() {
+        let start = 12_345_678;
+        let mut clock = Clock::new(Micros::new(start));
+        let wrapped = (1 << 32) * 1000;
+        for (us, ms) in
+            [(0, 0), (999, 0), (1000, 1), (1999, 1), (7_000_000, 7000), (wrapped + 5999, 5)]
+        {
+            clock.tick(Micros::new(start + us));
+            assert_eq!((clock.now_ms(), clock.seconds()), (ms, us / 1_000_000), "{us} us");
         }
-        clock.tick(start + Duration::from_secs(7));
-        assert_eq!((clock.now_ms(), clock.seconds()), (7000, 7));
-    }
-
-    #[test]
-    fn milliseconds_wrap_after_49_days() {
-        let start = Instant::now();
-        let mut clock = Clock::new(start);
-        clock.tick(start + Duration::from_millis((1 << 32) + 5));
-        assert_eq!(clock.now_ms(), 5);
     }
 }

@@ -4,9 +4,8 @@
 //! ends when the request is answered; by then it has given all of this back ([`Jobs::end`] asserts
 //! it). Entries have a generation, so that a late completion or name does not find a newer job.
 
-use std::time::Instant;
-
 use nix::errno::Errno;
+use rblk_fabric::Micros;
 use rblk_protocol::width::{narrow, wide};
 
 use super::message::{JobId, PartToken};
@@ -129,7 +128,7 @@ struct Ops {
 // What a job waited for, apart from the store.
 #[derive(Clone, Copy, Debug, Default)]
 struct Waits {
-    since: Option<Instant>,
+    since: Option<Micros>,
     waited_us: u32,
 }
 
@@ -174,23 +173,22 @@ impl Job {
 
     /// It waits for memory or its range from now on, if it does not already.
     #[cold]
-    pub(super) fn waits(&mut self, now: Instant) {
+    pub(super) fn waits(&mut self, now: Micros) {
         self.waits.since.get_or_insert(now);
     }
 
     /// It waits no more.
     #[inline]
-    pub(super) fn waited(&mut self, now: Instant) {
+    pub(super) fn waited(&mut self, now: Micros) {
         if let Some(since) = self.waits.since.take() {
-            let waited = now.saturating_duration_since(since).as_micros();
-            let all = u128::from(self.waits.waited_us) + waited;
+            let all = u64::from(self.waits.waited_us) + now.since(since);
             self.waits.waited_us = u32::try_from(all).unwrap_or(u32::MAX);
         }
     }
 
     /// An operation of it goes to the store.
     #[inline]
-    pub(super) fn goes_to_store(&mut self, now: Instant) {
+    pub(super) fn goes_to_store(&mut self, now: Micros) {
         self.ops.at_store = true;
         self.waited(now);
     }

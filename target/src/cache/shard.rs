@@ -1,8 +1,8 @@
 //! [`Shard`]: one poll group's part of the cache, and its store.
 //!
-//! A shard belongs to one data thread. [`Shard::request`] takes a request, [`Shard::turn`] lets
-//! what waits go on, [`Shard::take_reply`] gives the answers. A request may be answered before it
-//! returns.
+//! A shard belongs to one data thread. [`Shard::tick`] tells the time of a turn, [`Shard::request`]
+//! takes a request, [`Shard::turn`] lets what waits go on, [`Shard::take_reply`] gives the answers.
+//! A request may be answered before it returns.
 //!
 //! A read whose blocks are all in the index is answered at once and costs no job. Everything else
 //! is a job (`job.rs`): memory first (first come, first served), then the lock on its range, then
@@ -14,10 +14,10 @@
 //! off afterwards, by [`Shard::settle`].
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_fabric::Region;
+use rblk_fabric::{Micros, Moment, Region};
 
 use super::answers::Answers;
 use super::block_write::BlockWrites;
@@ -75,7 +75,7 @@ impl<S: Store> Shard<S> {
     /// the largest request finds no memory: a store that takes nothing must not keep others from
     /// theirs.
     #[must_use]
-    pub fn new(store: S, arena: Arena, options: ShardOptions, now: Instant) -> Self {
+    pub fn new(store: S, arena: Arena, options: ShardOptions, now: impl Into<Moment>) -> Self {
         let request = arena.extent_max() as usize + 3 * SLOT_BYTES;
         let slots = Slots::new(arena, options.seed);
         let bytes = slots.capacity() * SLOT_BYTES;
@@ -94,7 +94,7 @@ impl<S: Store> Shard<S> {
             answers: Answers::new(256),
             lists: Lists::new(),
             sessions,
-            clock: Clock::new(now),
+            clock: Clock::new(now.into().us()),
             counters: CacheCounters::default(),
             failures: Vec::new(),
         };
@@ -242,17 +242,14 @@ impl<S: Store> Shard<S> {
         volume: VolumeIndex,
         offset: u64,
         len: u32,
-        now: Instant,
     ) {
-        self.core.clock.tick(now);
         let job = read::start_missed(&mut self.core, from, volume, offset, len);
         self.enter(job);
         self.settle();
     }
 
     /// Takes a request.
-    pub(crate) fn request(&mut self, request: ShardRequest, now: Instant) {
-        self.core.clock.tick(now);
+    pub(crate) fn request(&mut self, request: ShardRequest) {
         match request {
             ShardRequest::Read { from, volume, offset, len } => {
                 if let Some(job) = read::start(&mut self.core, from, volume, offset, len) {
@@ -266,7 +263,7 @@ impl<S: Store> Shard<S> {
                 }
             }
             ShardRequest::Write { from, job, memory, fua } => {
-                if self.write(job, memory, fua, now) {
+                if self.write(job, memory, fua) {
                     self.core.answers.done(Some(from), Ok(()), Spent::default());
                 }
             }
@@ -350,8 +347,7 @@ impl<S: Store> Shard<S> {
 
     /// Does what [`ShardRequest::Write`] asks for. True: the write is done, and well. False: the
     /// answer comes later.
-    pub(crate) fn write(&mut self, job: JobId, memory: Segments, fua: bool, now: Instant) -> bool {
-        self.core.clock.tick(now);
+    pub(crate) fn write(&mut self, job: JobId, memory: Segments, fua: bool) -> bool {
         self.core.lists.take_back(memory);
         let Some(job) = self.find(job) else { return false };
         self.core.end_promise(job);
@@ -389,11 +385,10 @@ impl<S: Store> Shard<S> {
         offset: u64,
         len: u32,
         fua: bool,
-        now: Instant,
         land: impl FnOnce(&Region, usize),
     ) -> Option<bool> {
         let write = OneBlock { from, volume, offset, len, fua };
-        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, now, land)
+        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, land)
     }
 
     /// Does what [`ShardRequest::Release`] asks for.
@@ -422,20 +417,46 @@ impl<S: Store> Shard<S> {
         self.core.lists.take_back(memory);
     }
 
-    /// Reaps the store and lets what waits go on. Returns whether anything happened.
-    #[inline]
-    pub(crate) fn turn(&mut self, now: Instant) -> bool {
+    /// A turn begins, at that time.
+    #[inline(always)]
+    pub(crate) fn tick(&mut self, now: Micros) {
         self.core.clock.tick(now);
-        let mut busy = self.core.store.reap();
-        if busy {
-            self.take_done();
-        }
+    }
+
+    /// Collects what the store has done, for [`Self::turn`]. Returns whether there is anything.
+    #[inline(always)]
+    pub(crate) fn reap(&mut self) -> bool {
+        self.core.store.reap()
+    }
+
+    /// Whether something waits for the store, for memory, or for its time.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
         let waiting = self.core.store.waiting() | self.memory.waiting();
         let waiting = waiting | self.core.sessions.waiting();
-        if waiting | self.core.slots.dirty() > 0 {
-            busy |= self.let_waiting_go_on();
+        waiting | self.core.slots.dirty() > 0
+    }
+
+    /// Acts on what the store has done, if [`Self::reap`] said that there is something, and lets
+    /// what waits go on. Returns whether anything happened, and whether anything waited.
+    #[inline]
+    pub(crate) fn turn(&mut self, reaped: bool) -> (bool, bool) {
+        if reaped {
+            self.take_done();
         }
-        busy
+        let waits = self.has_waiting();
+        (reaped | (waits && self.let_waiting_go_on()), waits)
+    }
+
+    /// From when on a turn has to look after what waits, whatever it finds. `None`: nothing waits.
+    pub(crate) fn looks_at(&self) -> Option<Micros> {
+        let core = &self.core;
+        if core.store.waiting() | self.memory.waiting() | core.sessions.waiting() > 0 {
+            return Some(Micros::default());
+        }
+        // Dirty blocks are due by whole milliseconds. What else calls for them is a turn that finds
+        // something.
+        (core.slots.dirty() > 0).then(|| core.clock.now().later(1000))
     }
 
     // Lets go on what waits for the store, for memory, or for its time to be written back. True:

@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use rblk_fabric::Micros;
 use rblk_protocol::width::narrow;
 
 use super::clock::Clock;
@@ -18,8 +18,8 @@ use crate::store::{Op, Segment, VolumeIndex};
 use crate::volume::CacheMode;
 use crate::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
-/// Errors of one volume within this time are one burst, and one line of the log.
-const BURST: Duration = Duration::from_secs(10);
+/// Errors of one volume within so many microseconds are one burst, and one line of the log.
+const BURST_US: u64 = 10_000_000;
 /// Volumes whose counters are published in one busy turn.
 const PUBLISHED_PER_TURN: usize = 8;
 
@@ -126,7 +126,7 @@ pub(super) struct VolumeReport {
     store_errors: u64,
     last_error: LastError,
     // When errors were last logged, and how many were not.
-    logged: Option<Instant>,
+    logged: Option<Micros>,
     unlogged: u64,
     // Where all of this is published.
     stats: Arc<VolumeStats>,
@@ -152,7 +152,7 @@ impl VolumeReport {
         self.store_errors += 1;
         self.last_error = LastError::new(clock.seconds(), errno);
         let now = clock.now();
-        if self.logged.is_some_and(|at| now.saturating_duration_since(at) < BURST) {
+        if self.logged.is_some_and(|at| now.since(at) < BURST_US) {
             self.unlogged += 1;
             return false;
         }

@@ -8,8 +8,6 @@
 //!
 //! A write of one block whose data is here and whose range is free is a [`BlockWrite`] and no job.
 
-use std::time::Instant;
-
 use nix::errno::Errno;
 use rblk_fabric::Region;
 use rblk_protocol::width::{narrow, wide64};
@@ -83,7 +81,6 @@ pub(super) fn start_one<S: Store>(
     memory: &MemoryQueue,
     write_backs: &mut WriteBacks,
     write: OneBlock,
-    now: Instant,
     land: impl FnOnce(&Region, usize),
 ) -> Option<bool> {
     let OneBlock { from, volume, offset, len, fua } = write;
@@ -98,7 +95,6 @@ pub(super) fn start_one<S: Store>(
         return None;
     }
     if cache == CacheMode::WriteBack && !fua {
-        core.clock.tick(now);
         return install_one_dirty(core, write_backs, volume, offset / BLOCK, land);
     }
     let lock = match cache {

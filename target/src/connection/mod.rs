@@ -124,6 +124,8 @@ pub(crate) struct Connection {
     life: Life,
     // It is in the turn's list of connections to post for.
     is_listed: bool,
+    // Block commands are in order: it is an I/O connection whose self-test was answered.
+    takes_blocks: bool,
     liveness: Liveness,
     // By tag.
     requests: Box<[Request]>,
@@ -158,6 +160,7 @@ impl Connection {
             place,
             life: Life::Live,
             is_listed: false,
+            takes_blocks: false,
             liveness: Liveness::new(prove_by, params.progress_max, now),
             requests: (0..tags).map(|_| Request::new()).collect(),
             receives,
@@ -317,28 +320,32 @@ impl Connection {
         if data.is_some() {
             self.receives.share(buffer);
         }
-        if command.epoch != params.epoch {
-            return Ok(Admitted::Answer(Status::Fenced));
+        if self.takes_blocks
+            && command.opcode.is_block()
+            && command.epoch == self.params.epoch
+            && command.flags.digest == self.has_digests()
+            && command.tag != self.params.layout.depth().connection_tag()
+        {
+            return Ok(Admitted::Block);
         }
-        if !self.is_tested() && command.opcode != Opcode::SelfTest {
-            return Ok(Admitted::Answer(Status::NotReady));
+        Ok(self.admit_other(command))
+    }
+
+    /// What is to be done about a command that is not for a volume, or may not be.
+    #[inline(never)]
+    fn admit_other(&self, command: &CommandCapsule) -> Admitted {
+        if command.epoch != self.params.epoch {
+            return Admitted::Answer(Status::Fenced);
+        }
+        let is_tested = self.takes_blocks || self.params.kind == ConnectionKind::Admin;
+        if !is_tested && command.opcode != Opcode::SelfTest {
+            return Admitted::Answer(Status::NotReady);
         }
         if command.flags.digest != self.has_digests() {
             // Not agreed, or missing.
-            return Ok(Admitted::Answer(Status::NotSupported));
+            return Admitted::Answer(Status::NotSupported);
         }
-        Ok(self.admit_opcode(command))
-    }
-
-    #[inline]
-    fn admit_opcode(&self, command: &CommandCapsule) -> Admitted {
         let is_connection_tag = command.tag == self.params.layout.depth().connection_tag();
-        if matches!(self.params.kind, ConnectionKind::Io { .. })
-            && command.opcode.is_block()
-            && !is_connection_tag
-        {
-            return Admitted::Block;
-        }
         match (self.params.kind, command.opcode) {
             (ConnectionKind::Io { .. }, Opcode::KeepAlive) if is_connection_tag => {
                 Admitted::Answer(Status::Ok)
@@ -350,13 +357,6 @@ impl Connection {
             (ConnectionKind::Admin, opcode) if opcode.is_admin() => Admitted::Admin,
             _ => Admitted::Answer(Status::InvalidOpcode),
         }
-    }
-
-    /// Whether block commands are in order: the self-test was answered. Admin connections have no
-    /// self-test.
-    #[inline]
-    fn is_tested(&self) -> bool {
-        self.pins.has_scratch() || self.params.kind == ConnectionKind::Admin
     }
 
     /// Offset of a command's in-capsule data, as long as it is there.
@@ -774,6 +774,7 @@ impl Connection {
     /// The self-test named a page of the peer that stays readable.
     pub(crate) fn set_peer_scratch(&mut self, scratch: KeyedDescriptor) {
         self.pins.set_scratch(KeyedDescriptor { length: SCRATCH_BYTES, ..scratch });
+        self.takes_blocks = matches!(self.params.kind, ConnectionKind::Io { .. });
     }
 
     // ---- Posts ---------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ fn is_delayed<S: Store>(
     if !over_limit::must_wait(&mut turn.waiting, connection, (command, span), limits, times) {
         return false;
     }
+    turn.rare = true;
     over_limit::count_delayed(turn.access.stats(span.volume));
     true
 }

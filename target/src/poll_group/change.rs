@@ -130,6 +130,7 @@ pub(super) fn zero<S: Store>(
     let _ = connection.request_mut(tag).step(Event::ZeroingBegan);
     connection.release_data(tag);
     turn.zeroing.push((connection.id(), tag), region, range);
+    turn.rare = true;
 }
 
 /// A range of a memory volume is zero.

@@ -2,6 +2,8 @@
 
 use rblk_fabric::{BinnedUs, Micros};
 
+use super::NEVER;
+
 /// How long what a turn finds may have lain in a CQ: since the turn before looked there, unless the
 /// thread may have slept since then. Computed where a turn finds something: most idle turns do not.
 #[derive(Debug)]
@@ -11,9 +13,6 @@ pub(super) struct CqAge {
     armed: Micros,
     age: BinnedUs,
 }
-
-/// A time that no turn has.
-const NEVER: Micros = Micros::new(u64::MAX);
 
 impl Default for CqAge {
     fn default() -> Self {

@@ -39,6 +39,7 @@ impl<S: Store> PollGroup<S> {
              back by itself, reset it (devlink dev reload) or load its driver anew"
         );
         self.turn.pollers.note_broken(poller);
+        self.expect_rare_work();
         self.turn.outbox.push(FromGroup::PollerBroken { group, poller });
         self.end_all("its completion queue broke", |connection| connection.poller() == poller);
     }
@@ -106,6 +107,7 @@ impl<S: Store> PollGroup<S> {
             give_back(connection, turn);
         }
         self.connections.note_end();
+        self.expect_rare_work();
     }
 
     /// Does not count a time in which this thread did not run: see [`Self::check_silence`].

@@ -73,7 +73,7 @@ use zeroing::ZeroingQueue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, Moment, Poller};
+use rblk_fabric::{Completion, Micros, Moment, Poller};
 use rblk_protocol::width::wide;
 
 use crate::cache::{PartToken, Shard, ShardReply, StoreFailure};
@@ -85,6 +85,8 @@ use crate::store::Store;
 
 /// How often other groups are reminded of memory that a shard is short of.
 const PROVE_INTERVAL: Duration = Duration::from_millis(1);
+/// A time that no turn has.
+const NEVER: Micros = Micros::new(u64::MAX);
 /// Completions taken at once.
 const REAP: usize = 64;
 /// Times that so many are taken from one device in a turn.
@@ -111,6 +113,8 @@ pub struct PollGroup<S> {
     reminded: Option<Instant>,
     stopping: Stopping,
     steps: Steps,
+    // From then on a turn looks further, although it finds nothing: see `turn`.
+    look_at: Micros,
 }
 
 impl<S> std::fmt::Debug for PollGroup<S> {
@@ -146,6 +150,7 @@ impl<S: Store> PollGroup<S> {
             us: Moment::from(now).us(),
             cq_age: CqAge::default(),
             io: false,
+            rare: false,
             lines: Lines::default(),
             slow: SlowIos::default(),
             held: HeldWrites::default(),
@@ -159,6 +164,7 @@ impl<S: Store> PollGroup<S> {
             reminded: None,
             stopping: Stopping::default(),
             steps: Steps::default(),
+            look_at: NEVER,
         }
     }
 
@@ -262,31 +268,73 @@ impl<S: Store> PollGroup<S> {
 
     /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
     /// anything happened.
+    ///
+    /// Most turns of a thread that looks for work find none, and cost next to nothing: where
+    /// nothing came, and nothing waits for its time, there is nothing to act on.
     pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
-        let moment = now.into();
-        let now = moment.instant();
-        self.turn.cq_age.turn(self.turn.us);
-        (self.turn.now, self.turn.us) = (now, moment.us());
-        self.turn.stats.turns.add(1);
+        self.turn.begin(now.into());
         let mut busy = self.reap();
         if self.turn.groups() > 1 {
             busy |= self.take_peer_mail();
         }
-        if self.turn.shard.turn(now) {
+        let stored = self.turn.shard.reap();
+        if busy | stored || self.turn.us >= self.look_at {
+            return self.act(busy, stored);
+        }
+        debug_assert!(!self.turn.rare && !self.has_rare_work() && !self.turn.shard.has_reply());
+        debug_assert!(!self.turn.peers.keeps() && self.connections.listed(0).is_none());
+        false
+    }
+
+    /// Acts on what a turn found, and on what waits. Returns whether anything happened.
+    #[inline(always)]
+    fn act(&mut self, mut busy: bool, stored: bool) -> bool {
+        let (acted, waits) = self.turn.shard.turn(stored);
+        if acted {
             self.turn.io = true;
             busy = true;
             self.deliver_written();
         }
-        self.deliver();
-        if self.has_rare_work() {
+        let replies = self.turn.shard.has_reply();
+        if replies {
+            self.deliver();
+        }
+        self.look_at = NEVER;
+        if waits || (replies && self.turn.shard.has_waiting()) {
+            self.note_waiting(replies);
+        }
+        if self.turn.rare {
             busy |= self.do_rare_work();
         }
         self.post_all();
-        busy | self.turn.peers.flush()
+        busy | (self.turn.groups() > 1 && self.flush_peers())
     }
 
-    /// Whether there is work that most turns do not have.
-    #[inline]
+    /// Something waits in the shard, or may wait there since `replies` of it were acted on: notes
+    /// when to look after it.
+    #[inline(never)]
+    fn note_waiting(&mut self, replies: bool) {
+        self.turn.rare |= self.turn.shard.is_short();
+        self.look_at = match self.turn.shard.looks_at() {
+            // It looked before the replies.
+            Some(_) if replies => Micros::default(),
+            Some(at) => at,
+            None => NEVER,
+        };
+    }
+
+    /// Sends the other poll groups what they had no room for. Returns whether there was something.
+    #[inline(never)]
+    fn flush_peers(&mut self) -> bool {
+        let keeps = self.turn.peers.flush();
+        if keeps {
+            self.look_at = Micros::default();
+        }
+        keeps
+    }
+
+    /// Whether there is work that most turns do not have. Who begins such work says so in the
+    /// turn, or with [`Self::expect_rare_work`].
     fn has_rare_work(&self) -> bool {
         !self.turn.zeroing.is_empty()
             || self.turn.shard.is_short()
@@ -297,7 +345,13 @@ impl<S: Store> PollGroup<S> {
             || self.turn.waiting.has_any()
     }
 
+    /// The next turn has work that most turns do not have, whatever it finds.
+    fn expect_rare_work(&mut self) {
+        (self.turn.rare, self.look_at) = (true, Micros::default());
+    }
+
     #[cold]
+    #[inline(never)]
     fn do_rare_work(&mut self) -> bool {
         let mut busy = false;
         if self.turn.waiting.is_due(Ticks::of(self.turn.us)) {
@@ -326,6 +380,9 @@ impl<S: Store> PollGroup<S> {
         if self.stopping.began && !self.has_connections() {
             self.end_shard();
         }
+        // What is left, or began meanwhile, is for the next turn.
+        self.turn.rare = self.has_rare_work();
+        self.look_at = Micros::default();
         busy
     }
 
@@ -379,28 +436,39 @@ impl<S: Store> PollGroup<S> {
     fn reap(&mut self) -> bool {
         let mut busy = false;
         for place in 0..self.turn.pollers.places() {
-            // Bounded, so that one busy device cannot starve the store or the others.
-            for _ in 0..REAP_ROUNDS {
-                let Some(entry) = self.turn.pollers.working(place) else { break };
-                let reaped = match entry.poller.poll(&mut self.reaped[..]) {
-                    Ok(reaped) => reaped,
-                    Err(error) => {
-                        self.end_poller(place, &error);
-                        break;
+            let Some(entry) = self.turn.pollers.working(place) else { continue };
+            match entry.poller.poll(&mut self.reaped[..]) {
+                Ok(0) => busy |= entry.poller.has_more(),
+                Ok(reaped) => {
+                    busy = true;
+                    self.on_completions(place, reaped);
+                    if reaped == REAP {
+                        self.reap_more(place);
                     }
-                };
-                if reaped == 0 {
-                    busy |= entry.poller.has_more();
-                    break;
                 }
-                busy = true;
-                self.on_completions(place, reaped);
-                if reaped < REAP {
-                    break;
-                }
+                Err(error) => self.end_poller(place, &error),
             }
         }
         busy
+    }
+
+    /// Acts on what a device completed besides: as much as was reaped, there may be more.
+    #[inline(never)]
+    fn reap_more(&mut self, place: usize) {
+        // Bounded, so that one busy device cannot starve the store or the others.
+        for _ in 1..REAP_ROUNDS {
+            let Some(entry) = self.turn.pollers.working(place) else { return };
+            match entry.poller.poll(&mut self.reaped[..]) {
+                Ok(0) => return,
+                Ok(reaped) => {
+                    self.on_completions(place, reaped);
+                    if reaped < REAP {
+                        return;
+                    }
+                }
+                Err(error) => return self.end_poller(place, &error),
+            }
+        }
     }
 
     /// No connection is left. The shard ends when that is so everywhere: others may ask it until
@@ -429,7 +497,7 @@ impl<S: Store> PollGroup<S> {
             let Some(mail) = self.turn.peers.receive() else { break };
             (busy, self.turn.io) = (true, true);
             match mail {
-                PeerMail::Request(request) => self.turn.shard.request(request, self.turn.now),
+                PeerMail::Request(request) => self.turn.shard.request(request),
                 PeerMail::Reply(reply) => self.on_reply(reply),
                 PeerMail::Prove(of) => self.prove_tails(|_, session| of.has(session)),
                 PeerMail::Quiet => self.stopping.quiet_peers += 1,
@@ -439,15 +507,8 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Hands out the shard's answers, which may lead to more of them.
-    #[inline]
-    fn deliver(&mut self) {
-        if self.turn.shard.has_reply() {
-            self.deliver_all();
-        }
-    }
-
     #[inline(never)]
-    fn deliver_all(&mut self) {
+    fn deliver(&mut self) {
         while let Some(reply) = self.turn.shard.take_reply() {
             let group = wide(reply.to().group);
             if group == self.turn.group {
@@ -524,6 +585,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
+    #[inline(always)]
     fn post(&mut self, index: usize) {
         let Some(connection) = self.connections.at(index) else {
             debug_assert!(false, "a connection left its place and not the list");

@@ -18,9 +18,10 @@ use crate::volume_stats::VolumeStats;
 impl<S: Store> PollGroup<S> {
     /// One message of control.
     pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
-        self.turn.now = now;
         // Commands may begin now. When the CQs were looked at last is another time.
-        let looked = std::mem::replace(&mut self.turn.us, Moment::from(now).us());
+        let looked = self.turn.us;
+        self.turn.tick(Moment::from(now));
+        self.expect_rare_work();
         self.carry_out(mail);
         self.turn.us = looked;
         self.post_all();

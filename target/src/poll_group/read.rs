@@ -163,7 +163,7 @@ fn ask_parts<S: Store>(
         let _ = request.step(Event::Part(part));
         let _ = request.step(Event::Asked);
         let from = turn.token(connection, tag, PartIndex::FIRST);
-        turn.shard.read_missed(from, span.volume, span.offset, narrow(span.len), turn.now);
+        turn.shard.read_missed(from, span.volume, span.offset, narrow(span.len));
         return Ok(());
     }
     split(connection, tag, cut);

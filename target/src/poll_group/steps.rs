@@ -98,7 +98,7 @@ impl<S: Store> PollGroup<S> {
             }
             VolumeStep::WriteBack => {
                 let from = self.token_of(ticket);
-                self.turn.shard.request(ShardRequest::Flush { from, volume }, self.turn.now);
+                self.turn.shard.request(ShardRequest::Flush { from, volume });
                 Until::Written
             }
             VolumeStep::Quiet => Until::Idle,
@@ -155,7 +155,7 @@ impl<S: Store> PollGroup<S> {
         if matches!(until, Until::Written) && self.turn.shard.is_writable(volume) {
             let from = self.token_of(ticket);
             self.steps.under_way = Some((ticket, volume, Until::Durable));
-            self.turn.shard.request(ShardRequest::Sync { from, volume }, self.turn.now);
+            self.turn.shard.request(ShardRequest::Sync { from, volume });
         } else {
             self.stepped(ticket, Ok(()));
         }

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::Moment;
 use rblk_fabric::data_thread::{self, DataThread, Found, Turn, Woken};
 use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
 use rblk_fabric::spin::{Hint, SpinMode};
+use rblk_fabric::{Micros, Moment};
 use rblk_protocol::width::narrow;
 use tokio::sync::mpsc;
 
@@ -38,14 +38,14 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 /// Longest sleep with connections: a net under devices that lose an event.
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
-/// Least time between two looks for peers that are silent or take nothing.
-const LISTEN_INTERVAL: Duration = Duration::from_millis(250);
-/// A thread with connections that did not run for so long was stopped: a debugger, a paused
-/// machine.
-const PAUSE: Duration = Duration::from_secs(4);
-/// Least time between two publications of the counters while there is work; they are published
-/// before a sleep, too.
-const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
+/// Least time between two looks for peers that are silent or take nothing, in microseconds.
+const LISTEN_INTERVAL_US: u64 = 250_000;
+/// A thread with connections that did not run for so many microseconds was stopped: a debugger, a
+/// paused machine.
+const PAUSE_US: u64 = 4_000_000;
+/// Least time between two publications of the counters while there is work, in microseconds; they
+/// are published before a sleep, too.
+const PUBLISH_INTERVAL_US: u64 = 1000;
 /// Busy turns without a publication, at most.
 const PUBLISH_TURNS: u32 = 64;
 /// Sleep while a deadline of the engine runs.
@@ -184,7 +184,7 @@ struct GroupThread {
     publisher: Publisher,
     served: Served,
     // The last look for peers that are silent.
-    listened: Instant,
+    listened: Micros,
     stop_by: Option<Instant>,
     // What ended the last sleep.
     woken: WatchSet,
@@ -201,32 +201,36 @@ impl GroupThread {
         if let Some(fd) = group.peers_mut().event_fd() {
             group.store_mut().watch(fd, PEERS)?;
         }
-        let now = Instant::now();
+        let now = Moment::from(Instant::now());
         Ok(Self {
             group,
             mail,
             outbox,
             stats,
-            publisher: Publisher { published: now, busy_turns: 0, is_behind: false },
+            publisher: Publisher { published: now.us(), busy_turns: 0, is_behind: false },
             served: Served::default(),
-            listened: now,
+            listened: now.us(),
             stop_by: None,
             woken: WatchSet::default(),
         })
     }
 
     /// Looks for peers that are silent, now and then.
-    fn listen(&mut self, now: Instant) {
-        let since = now.saturating_duration_since(self.listened);
-        if since <= LISTEN_INTERVAL {
-            return;
+    #[inline]
+    fn listen(&mut self, now: Moment) {
+        if now.us().since(self.listened) > LISTEN_INTERVAL_US {
+            self.look_for_silent(now);
         }
-        self.listened = now;
-        if since > PAUSE {
+    }
+
+    #[cold]
+    fn look_for_silent(&mut self, now: Moment) {
+        let since_us = now.us().since(std::mem::replace(&mut self.listened, now.us()));
+        if since_us > PAUSE_US {
             // The peers may have sent something while this thread did not run.
-            self.group.forgive(since);
+            self.group.forgive(Duration::from_micros(since_us));
         } else {
-            self.group.check_silence(now);
+            self.group.check_silence(now.instant());
         }
     }
 
@@ -327,11 +331,11 @@ impl DataThread for GroupThread {
 
     fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<bool, Turn>> {
         let now = moment.instant();
-        self.listen(now);
+        self.listen(moment);
         self.take_mail(now)?;
         let mut busy = self.group.turn(moment);
         if busy {
-            self.publisher.after_work(&mut self.group, now);
+            self.publisher.after_work(&mut self.group, moment.us());
         }
         busy |= self.tell_control(now);
         if let Some(clean) = self.ended(now) {
@@ -363,8 +367,8 @@ impl DataThread for GroupThread {
         Found::of(true, self.group.take_io())
     }
 
-    fn publish(&mut self, now: Instant) {
-        self.publisher.before_sleep(&self.group, now);
+    fn publish(&mut self, now: Moment) {
+        self.publisher.before_sleep(&self.group, now.us());
     }
 
     fn longest_sleep(&self, _: Instant) -> Duration {
@@ -431,7 +435,7 @@ fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<Ste
 
 /// When the counters of a poll group are published.
 struct Publisher {
-    published: Instant,
+    published: Micros,
     busy_turns: u32,
     // Some counters are older than the last busy turn.
     is_behind: bool,
@@ -439,17 +443,17 @@ struct Publisher {
 
 impl Publisher {
     /// A turn did something.
-    fn after_work(&mut self, group: &mut PollGroup<UringStore>, now: Instant) {
+    fn after_work(&mut self, group: &mut PollGroup<UringStore>, now: Micros) {
         self.is_behind = true;
         self.busy_turns += 1;
-        if self.busy_turns >= PUBLISH_TURNS || now > self.published + PUBLISH_INTERVAL {
+        if self.busy_turns >= PUBLISH_TURNS || now.since(self.published) > PUBLISH_INTERVAL_US {
             (self.published, self.busy_turns) = (now, 0);
             group.publish_turn();
         }
     }
 
     /// The thread is about to sleep.
-    fn before_sleep(&mut self, group: &PollGroup<UringStore>, now: Instant) {
+    fn before_sleep(&mut self, group: &PollGroup<UringStore>, now: Micros) {
         if self.is_behind {
             (self.published, self.busy_turns, self.is_behind) = (now, 0, false);
             group.publish_stats();

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::{MemoryRegion, Micros};
+use rblk_fabric::{MemoryRegion, Micros, Moment};
 use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
@@ -56,6 +56,8 @@ pub(super) struct Turn<S> {
     pub(super) cq_age: CqAge,
     /// Something was done that clients wait for.
     pub(super) io: bool,
+    /// There is work that most turns do not have.
+    pub(super) rare: bool,
     /// What peers made this group log.
     pub(super) lines: Lines,
     /// Commands that took long.
@@ -67,6 +69,21 @@ pub(super) struct Turn<S> {
 }
 
 impl<S: Store> Turn<S> {
+    /// It begins.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, moment: Moment) {
+        self.cq_age.turn(self.us);
+        self.tick(moment);
+        self.stats.turns.add(1);
+    }
+
+    /// It is that time.
+    #[inline(always)]
+    pub(super) fn tick(&mut self, moment: Moment) {
+        (self.now, self.us) = (moment.instant(), moment.us());
+        self.shard.tick(self.us);
+    }
+
     /// Whether a line of a kind that peers can bring about may be logged now.
     #[cold]
     pub(super) fn may_log(&mut self, line: Line) -> bool {
@@ -95,7 +112,7 @@ impl<S: Store> Turn<S> {
     #[inline]
     pub(super) fn tell(&mut self, shard: usize, request: ShardRequest) {
         if shard == self.group {
-            self.shard.request(request, self.now);
+            self.shard.request(request);
         } else {
             self.peers.send(shard, PeerMail::Request(request));
         }

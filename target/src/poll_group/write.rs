@@ -55,7 +55,7 @@ pub(super) fn whole<S: Store>(
     let own = connection.region();
     let land = |arena: &Region, to: usize| own.copy_to(data, arena, to, wide(len));
     let (volume, offset, fua) = (span.volume, span.offset, command.flags.fua);
-    match turn.shard.write_one(from, volume, offset, len, fua, turn.now, land) {
+    match turn.shard.write_one(from, volume, offset, len, fua, land) {
         Some(true) => {
             turn.stats.copied_bytes.add(u64::from(len));
             acknowledge(connection, turn, tag);
@@ -336,7 +336,7 @@ fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, in
             Event::OfPart(index, PartEvent::WriteAsked)
         }
         (Some(job), memory) => {
-            if turn.shard.write(job, memory, fua, turn.now) {
+            if turn.shard.write(job, memory, fua) {
                 Event::OfPart(index, PartEvent::WrittenNow)
             } else {
                 Event::OfPart(index, PartEvent::WriteAsked)

@@ -324,15 +324,15 @@ fn a_lower_maximum_is_reached_bit_by_bit() {
     let had = cached(&case);
     assert_eq!(had, 24 * 256);
     case.shard.set_cache_max(VOLUME, Some(100));
-    let (mut turns, now, mut before) = (0, case.now, had);
-    while case.shard.turn(now) {
+    let (mut turns, mut before) = (0, had);
+    while case.turn_shard() {
         turns += 1;
         assert!(before - cached(&case) <= 256 && turns < 100, "turn {turns}");
         before = cached(&case);
     }
     assert!(turns > 10, "{turns} turns");
     assert_eq!(cached(&case), 100);
-    assert!(!case.shard.turn(now), "nothing is left to do");
+    assert!(!case.turn_shard(), "nothing is left to do");
     // A volume that comes later begins without a maximum, and so does one that is not cached.
     case.shard.reshape_volume(VOLUME, CacheMode::None, 4 << 20);
     assert_eq!(case.shard.slots().max(VOLUME), None);

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use rblk_fabric::{PageKind, Region};
+use rblk_fabric::{Moment, PageKind, Region};
 use rblk_protocol::Tag;
 
 use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
@@ -139,13 +139,20 @@ struct Case {
 
 impl Case {
     fn request(&mut self, request: ShardRequest) {
-        self.shard.request(request, self.now);
+        self.shard.request(request);
         self.collect();
     }
 
     fn turn(&mut self) {
-        self.shard.turn(self.now);
+        self.turn_shard();
         self.collect();
+    }
+
+    /// A turn, whose answers are collected later. Returns whether anything happened.
+    fn turn_shard(&mut self) -> bool {
+        self.shard.tick(Moment::from(self.now).us());
+        let reaped = self.shard.reap();
+        self.shard.turn(reaped).0
     }
 
     /// Lets time pass.
@@ -267,7 +274,7 @@ impl Case {
     fn write_one(&mut self, from: PartToken, at: u64, data: &[u8], fua: bool) -> Option<bool> {
         let len = u32::try_from(data.len()).unwrap();
         let land = |region: &Region, at: usize| region.write(at, data);
-        self.shard.write_one(from, VOLUME, at, len, fua, self.now, land)
+        self.shard.write_one(from, VOLUME, at, len, fua, land)
     }
 
     fn write_bytes(&mut self, offset: u64, data: &[u8], fua: bool) -> Tag {
