@@ -83,6 +83,10 @@ static MOUNT_KEYS: Schema = Schema {
         Key::optional("encrypt", Rule::Word(Encrypt::WORDS)),
         Key::optional("relaxed_ordering", Rule::Flag),
         Key::optional("tos", Rule::Count { min: 0, max: 255 }),
+        Key::optional(
+            "ack_timeout",
+            Rule::Span { min: Duration::from_millis(1), max: Duration::from_secs(30) },
+        ),
     ],
 };
 
@@ -168,6 +172,10 @@ pub struct MountConfig {
     /// absent: the default of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tos: Option<u8>,
+    /// How long an RDMA card waits for an acknowledgement before it sends again. If absent: it
+    /// follows from how soon a mount finds a dead path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ack_timeout: Option<Duration>,
 }
 
 impl Default for MountConfig {
@@ -201,6 +209,7 @@ impl Default for MountConfig {
             encrypt: Encrypt::default(),
             relaxed_ordering: true,
             tos: None,
+            ack_timeout: None,
         }
     }
 }

@@ -95,6 +95,10 @@ static TARGET_KEYS: Schema = Schema {
         ),
         Key::optional("relaxed_ordering", Rule::Flag),
         Key::optional("tos", Rule::Count { min: 0, max: 255 }),
+        Key::optional(
+            "ack_timeout",
+            Rule::Span { min: Duration::from_millis(1), max: Duration::from_secs(30) },
+        ),
         Key::optional("volume", Rule::Tables(&VOLUME_KEYS)),
         Key::optional("host", Rule::Tables(&HOST_KEYS)),
     ],
@@ -177,6 +181,10 @@ pub struct TargetConfig {
     /// absent: the default of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tos: Option<u8>,
+    /// How long an RDMA card waits for an acknowledgement before it sends again. If absent: it
+    /// follows from how soon a mount finds a dead path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ack_timeout: Option<Duration>,
     /// The volumes that are served.
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeConfig>,
@@ -246,6 +254,7 @@ impl Default for TargetConfig {
             slow_io: None,
             relaxed_ordering: true,
             tos: None,
+            ack_timeout: None,
             volumes: Vec::new(),
             hosts: Vec::new(),
         }

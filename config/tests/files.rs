@@ -240,7 +240,8 @@ prop_compose! {
         key_file_next in prop::option::of("(/[a-z]{1,20}|credential:[a-z]{1,20})".prop_map(PathBuf::from)),
         http in any::<bool>(),
         slow_io in prop::option::of(micros(1..=3_600_000_000)),
-        (relaxed_ordering, tos) in (any::<bool>(), prop::option::of(any::<u8>())),
+        (relaxed_ordering, tos, ack_timeout) in
+            (any::<bool>(), prop::option::of(any::<u8>()), prop::option::of(micros(1000..=30_000_000))),
         devices in prop::option::of(Just(vec!["mlx5_0".to_owned(), "rxe0".to_owned()])),
     ) -> TargetConfig {
         let mut volumes = volumes;
@@ -281,6 +282,7 @@ prop_compose! {
             slow_io,
             relaxed_ordering,
             tos,
+            ack_timeout,
             volumes,
             hosts,
         }
@@ -307,7 +309,9 @@ prop_compose! {
             (0, Encrypt::Auto), (0, Encrypt::Off), (1, Encrypt::Auto), (2, Encrypt::Required),
         ]),
         digest in prop::sample::select(vec![DigestWish::Auto, DigestWish::Crc32c, DigestWish::Off]),
-        (relaxed_ordering, tos, files) in (any::<bool>(), prop::option::of(any::<u8>()), 0..=8),
+        (relaxed_ordering, tos, ack_timeout, files) in (
+            any::<bool>(), prop::option::of(any::<u8>()), prop::option::of(micros(1000..=30_000_000)), 0..=8,
+        ),
         pin_queues in any::<bool>(),
     ) -> MountConfig {
         let digest = if max_io.0 > 1 << 20 { DigestWish::Auto } else { digest };
@@ -338,6 +342,7 @@ prop_compose! {
         config.digest = digest;
         config.relaxed_ordering = relaxed_ordering;
         config.tos = tos;
+        config.ack_timeout = ack_timeout;
         config
     }
 }

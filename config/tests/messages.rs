@@ -156,7 +156,7 @@ fn target_values() {
 fn target_keys() {
     let known = "the known keys are listen, devices, name, control_socket, state_dir, poll_groups, cpus, arena, hugepages, \
                  dirty_max, write_back_delay, max_io, queue_depth_max, inline, drain_timeout, sessions_max, lease, \
-                 spin, auth, insecure, key_file, key_file_next, encrypt, http, slow_io, relaxed_ordering, tos, volume, host";
+                 spin, auth, insecure, key_file, key_file_next, encrypt, http, slow_io, relaxed_ordering, tos, ack_timeout, volume, host";
     assert_eq!(target("max-io = 1"), "t.toml:2:1: max-io: unknown key; did you mean max_io?");
     assert_eq!(target("  colour = 'red'"), format!("t.toml:2:3: colour: unknown key; {known}"));
     assert_eq!(
@@ -557,7 +557,7 @@ fn mounts() {
                 "take_over = true",
                 "m.toml:3:1: take_over: unknown key; the known keys are target, volume, queues, lanes, queue_depth, max_io, \
                  digest, shared_memory, read_only, shared, retain, on_loss, device_id, reconnect_delay, fail_after, detect, connect_timeout, \
-                 failback, wait, spin, pin_queues, host_name, target_keys, key_file, encrypt, relaxed_ordering, tos",
+                 failback, wait, spin, pin_queues, host_name, target_keys, key_file, encrypt, relaxed_ordering, tos, ack_timeout",
             ),
         ],
     );

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::ack_timeout::AckTimeout;
 use crate::work::MemoryOrder;
 
 /// Sizes of one QP, as asked of the provider.
@@ -31,9 +32,10 @@ pub struct ConnectOptions {
     /// Local address to bind to, with port 0. For a host with several. A link-local one of IPv6
     /// names its interface; without that it has the interface of the peer's address.
     pub bind: Option<SocketAddr>,
-    /// After how long a silent path should count as dead. Timeouts and retry counts of the QP
-    /// follow from it.
+    /// After how long a silent path should count as dead.
     pub detect: Duration,
+    /// How long the device waits for an acknowledgement. `None`: it follows from `detect`.
+    pub ack_timeout: Option<AckTimeout>,
     /// In which order devices may write to the memory that is registered for the connection.
     pub order: MemoryOrder,
     /// The type of service (IPv4) or traffic class (IPv6) of its packets: DSCP and, in the two
@@ -42,6 +44,12 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
+    /// How long the device waits for an acknowledgement.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn ack_timeout(&self) -> AckTimeout {
+        self.ack_timeout.unwrap_or_else(|| AckTimeout::within(self.detect))
+    }
+
     /// The address to bind to, to reach `to`.
     pub(crate) fn bind_for(&self, to: SocketAddr) -> Option<SocketAddr> {
         match (self.bind?, to) {
@@ -62,6 +70,7 @@ impl Default for ConnectOptions {
             timeout: Duration::from_secs(5),
             bind: None,
             detect: Duration::from_secs(5),
+            ack_timeout: None,
             order: MemoryOrder::default(),
             tos: None,
         }

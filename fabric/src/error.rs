@@ -86,6 +86,11 @@ pub enum FabricError {
         /// ENOMEM, ENOSPC or EAGAIN.
         source: io::Error,
     },
+    /// A variable of the environment with which a driver breaks the program.
+    #[error(
+        "{0}=1 is set: the driver of the card would take no locks, and would end this program, in which several threads use one card. Unset it"
+    )]
+    Environment(&'static str),
     /// A limit of the device or of the provider is below what was asked for.
     #[error("{device}: the limit of {what} is {limit}, asked for {asked}")]
     Limit {

@@ -27,6 +27,7 @@
 //!   never by references.
 //! - Unknown statuses and opcodes are values. They never panic.
 
+mod ack_timeout;
 mod address;
 mod caps;
 pub mod clock;
@@ -65,6 +66,7 @@ mod work;
 /// so it cannot be set later.
 pub const ENVIRONMENT: (&str, &str) = ("RDMAV_ALLOW_DISASSOC_DESTROY", "1");
 
+pub use ack_timeout::AckTimeout;
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
 pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits};

@@ -1,5 +1,6 @@
 //! [`Listener`] and [`Incoming`]: the side that is connected to.
 
+use crate::ack_timeout::AckTimeout;
 use crate::address::{Address, Scheme};
 use crate::connect::{ConnectionHello, ListenOptions, QpLimits};
 use crate::connection::Connection;
@@ -174,6 +175,17 @@ impl Incoming {
             #[cfg(feature = "verbs")]
             Self::Verbs(i) => i.refuse_with(hello),
         }
+    }
+
+    /// Sets how long the device waits for an acknowledgement of the peer. Call it before
+    /// [`Self::prepare`].
+    pub fn set_ack_timeout(&self, timeout: AckTimeout) {
+        match self {
+            Self::Soft(_) => {}
+            #[cfg(feature = "verbs")]
+            Self::Verbs(i) => i.set_ack_timeout(timeout),
+        }
+        let _ = timeout;
     }
 
     /// Makes the QP. The data thread accepts the peer, after it has posted RECVs:

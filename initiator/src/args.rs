@@ -390,6 +390,9 @@ pub struct MountArgs {
     /// Type of service of the packets, 0 to 255: DSCP times 4, plus ECN.
     #[arg(long, value_name = "NUMBER")]
     pub tos: Option<u8>,
+    /// How long an RDMA card waits for an acknowledgement before it sends again.
+    #[arg(long, value_name = "TIME")]
+    pub ack_timeout: Option<Duration>,
     /// Stay in the foreground and log to the terminal (for services).
     #[arg(long, short = 'f')]
     pub foreground: bool,
@@ -449,6 +452,7 @@ impl MountArgs {
         self.identity.add_to(&mut config);
         config.encrypt = self.encrypt.unwrap_or(config.encrypt);
         config.tos = self.tos.or(config.tos);
+        config.ack_timeout = self.ack_timeout.or(config.ack_timeout);
         config.validate()?;
         Ok(config)
     }

@@ -205,7 +205,11 @@ impl SessionError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Fabric(FabricError::NoVerbs(_) | FabricError::MemlockTooSmall { .. })
+            Self::Fabric(
+                FabricError::NoVerbs(_)
+                | FabricError::MemlockTooSmall { .. }
+                | FabricError::Environment(_),
+            )
             | Self::Address(_) => false,
             Self::Refused { reject, .. } => !matches!(
                 reject.reason,
@@ -260,6 +264,7 @@ impl SessionError {
             Self::Address(_) => Exit::Usage,
             Self::Fabric(
                 FabricError::NoDevice
+                | FabricError::Environment(_)
                 | FabricError::MemlockTooSmall { .. }
                 | FabricError::NoVerbs(_),
             ) => Exit::HostLacks,

@@ -6,9 +6,10 @@
 //! CQ, and the path ends when one of them does.
 //!
 //! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets
-//! dead keys. Each key has one direction: the target may write where reads land, and read where
+//! dead keys. They are made for one path, a little before it ([`registering`]). Each key has one direction: the target may write where reads land, and read where
 //! writes are, and nothing else.
 
+pub(crate) mod registering;
 #[cfg(test)]
 pub(crate) mod sample;
 
@@ -26,6 +27,7 @@ use rblk_protocol::width::{const_u32, narrow};
 use rblk_protocol::{
     Epoch, Features, HelloAccept, QueueDepth, SELF_TEST_BYTES, Sequence, VolumeHandle,
 };
+use registering::{QueueData, Registering};
 
 /// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the
 /// data of each.
@@ -168,14 +170,6 @@ pub struct DataMemory {
     pub sources: MemoryRegion,
 }
 
-impl DataMemory {
-    fn register(pd: &ProtectionDomain, memory: &Arc<Region>) -> Result<Self, FabricError> {
-        let sink = Access { local_write: true, remote_write: true, remote_read: false };
-        let source = Access { local_write: false, remote_write: false, remote_read: true };
-        Ok(Self { sinks: pd.register(memory, sink)?, sources: pd.register(memory, source)? })
-    }
-}
-
 /// Registered memory of a path.
 #[derive(Debug)]
 pub struct PathMemory {
@@ -201,14 +195,37 @@ impl PathMemory {
         layout: PathLayout,
         lanes: usize,
     ) -> Result<Self, FabricError> {
-        let own = |bytes: usize| {
-            Region::allocate(lanes * bytes, PageKind::Normal)
-                .map_err(|e| FabricError::Call { call: "mmap", source: std::io::Error::other(e) })
+        Self::with(pd, QueueData::register(pd, memory)?, layout, lanes)
+    }
+
+    /// The same, where the memory of the queue is being registered already.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn finish(
+        pd: &ProtectionDomain,
+        registering: Registering,
+        layout: PathLayout,
+        lanes: usize,
+    ) -> Result<Self, FabricError> {
+        Self::with(pd, registering.end().await?, layout, lanes)
+    }
+
+    fn with(
+        pd: &ProtectionDomain,
+        QueueData(data): QueueData,
+        layout: PathLayout,
+        lanes: usize,
+    ) -> Result<Self, FabricError> {
+        let mmap = |e| FabricError::Call { call: "mmap", source: std::io::Error::other(e) };
+        let own = |bytes: usize| Region::allocate(lanes * bytes, PageKind::Normal).map_err(mmap);
+        let mut data = data.into_iter();
+        let Some(buffers) = data.next() else {
+            return Err(FabricError::Mixed("a queue without buffers"));
         };
-        let shared = memory.shared.iter().map(|shared| DataMemory::register(pd, shared));
         Ok(Self {
-            buffers: DataMemory::register(pd, &memory.buffers)?,
-            shared: shared.collect::<Result<_, _>>()?,
+            buffers,
+            shared: data.collect(),
             slots: pd.register(&own(layout.bytes())?, Access::LOCAL_WRITE)?,
             scratch: pd.register(&own(SELF_TEST_BYTES)?, Access::REMOTE)?,
         })

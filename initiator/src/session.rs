@@ -23,6 +23,7 @@ use rblk_protocol::{
 
 use crate::admin::{AdminChannel, Pulse, Reply};
 use crate::error::SessionError;
+use crate::path::registering::Early;
 use crate::path::{Path, QueueMemory};
 pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
@@ -74,6 +75,8 @@ pub struct Session {
     pub admin: AdminChannel,
     options: ConnectOptions,
     device: Device,
+    // Memory of queues that have no path yet.
+    early: Early,
     pd: ProtectionDomain,
     login: LoginReply,
     // With credentials: what the I/O connections prove.
@@ -99,12 +102,36 @@ impl Session {
         credentials: Option<&Credentials>,
         resume: Option<(SessionId, Epoch)>,
     ) -> Result<Self, SessionError> {
-        let login = Login { address, options, host, credentials, resume };
-        let LoggedIn { admin, device, pd, reply: login, secret } = login.run().await?;
-        let (address, options) = (address.clone(), options.clone());
-        let encrypt = credentials.map_or(Encrypt::Off, Credentials::encrypt);
-        let without_lanes = false;
-        Ok(Self { address, admin, options, device, pd, login, secret, encrypt, without_lanes })
+        Self::connect_for(address, options, host, credentials, resume, &[]).await
+    }
+
+    /// As [`Self::connect`], for queues with that memory, which is registered while the target
+    /// answers LOGIN.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn connect_for(
+        address: &Address,
+        options: &ConnectOptions,
+        host: &HostIdentity,
+        credentials: Option<&Credentials>,
+        resume: Option<(SessionId, Epoch)>,
+        memory: &[QueueMemory],
+    ) -> Result<Self, SessionError> {
+        let login = Login { address, options, host, credentials, resume, memory };
+        let LoggedIn { admin, device, pd, reply: login, secret, early } = login.run().await?;
+        Ok(Self {
+            address: address.clone(),
+            admin,
+            options: options.clone(),
+            device,
+            early,
+            pd,
+            login,
+            secret,
+            encrypt: credentials.map_or(Encrypt::Off, Credentials::encrypt),
+            without_lanes: false,
+        })
     }
 
     /// Begins a new session. Tries a second time if LOGIN is not answered: a faulty device or path
@@ -226,13 +253,15 @@ impl Session {
         // A lane that failed is not tried again and again while requests wait.
         let lanes = if self.without_lanes { 1 } else { wish.lanes(self.device.caps()) };
         let wish = QueueWish { lanes: Some(lanes), ..wish };
-        let Self { address, options, device, pd, admin, login, secret, encrypt, without_lanes } =
-            self;
+        let registering = self.early.take(&self.pd, memory);
+        let Self {
+            address, options, device, pd, admin, login, secret, encrypt, without_lanes, ..
+        } = self;
         let pulse = Pulse::of(options.detect);
         let (session, epoch) = (login.session, login.epoch);
         let (secret, encrypt) = (secret.as_ref(), *encrypt);
         let connector = Lanes { address, options, device, pd, session, epoch, secret, encrypt };
-        let connect = connector.connect_queue(queue, wish, volume, memory);
+        let connect = connector.connect_queue(queue, wish, volume, registering);
         tokio::pin!(connect);
         loop {
             tokio::select! {

@@ -46,6 +46,9 @@ pub struct HelloRequest {
     pub io_max_bytes: u32,
     /// Epoch of the connection; 0 on a first admin connection.
     pub epoch: Epoch,
+    /// READs of the target that the initiator serves at once on this connection; 0 where it does not
+    /// say. Some drivers report a limit of the target's own device as that of the peer.
+    pub reads_in: u8,
     /// The session to join or resume; none on a first admin connection.
     pub session: SessionId,
 }
@@ -172,7 +175,8 @@ struct WireRequest {
     oldest: U16,
     queue: U16,
     depth: U16,
-    reserved: U16,
+    reads_in: u8,
+    reserved: u8,
     features: U32,
     in_capsule_bytes: U32,
     io_max_bytes: U32,
@@ -258,7 +262,8 @@ impl HelloRequest {
             oldest: self.oldest.0.into(),
             queue: queue.into(),
             depth: self.depth.get().into(),
-            reserved: 0.into(),
+            reads_in: self.reads_in,
+            reserved: 0,
             features: self.features.0.into(),
             in_capsule_bytes: self.in_capsule_bytes.into(),
             io_max_bytes: self.io_max_bytes.into(),
@@ -301,8 +306,19 @@ impl HelloRequest {
             in_capsule_bytes: wire.in_capsule_bytes.get(),
             io_max_bytes: wire.io_max_bytes.get(),
             epoch: Epoch(wire.epoch.get()),
+            reads_in: wire.reads_in,
             session,
         })
+    }
+
+    /// READs that the target may have outstanding, where its connection manager says that the peer
+    /// serves so many. Of both the smaller one counts.
+    #[must_use]
+    pub fn reads_out(&self, of_cm: u8) -> u8 {
+        match self.reads_in {
+            0 => of_cm,
+            said => said.min(of_cm),
+        }
     }
 }
 
@@ -418,6 +434,7 @@ pub(crate) mod tests {
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
             epoch: Epoch(7),
+            reads_in: 0,
             session: SessionId([0xaa; 16]),
         }
     }
@@ -431,6 +448,21 @@ pub(crate) mod tests {
         assert_eq!(asked().to_wire().as_slice(), golden);
         golden.extend([0; 8]); // as a CM pads it
         assert_eq!(HelloRequest::from_wire(&golden), Ok(asked()));
+        let with_reads = HelloRequest { reads_in: 16, ..asked() };
+        golden[14] = 16;
+        assert_eq!(with_reads.to_wire(), golden[..HELLO_BYTES]);
+        assert_eq!(HelloRequest::from_wire(&golden), Ok(with_reads));
+    }
+
+    #[test]
+    fn of_two_numbers_of_reads_the_smaller_counts() {
+        for (reads_in, of_cm, granted) in
+            [(16, 128, 16), (16, 4, 4), (1, 1, 1), (16, 0, 0), (255, 255, 255)]
+        {
+            assert_eq!(HelloRequest { reads_in, ..asked() }.reads_out(of_cm), granted);
+        }
+        let older = HelloRequest { reads_in: 0, ..asked() };
+        assert_eq!(older.reads_out(16), 16, "an initiator that does not say");
     }
 
     #[test]

@@ -422,6 +422,7 @@ fn a_peer_of_another_version_is_refused_with_both_ranges() {
         in_capsule_bytes: 4096,
         io_max_bytes: 4096,
         epoch: Epoch(0),
+        reads_in: 0,
         session: SessionId::default(),
     };
     let reject = |hello: Vec<u8>| {

@@ -7,9 +7,10 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 use tokio::sync::oneshot;
@@ -17,12 +18,11 @@ use tokio::sync::oneshot;
 use super::event_channel::{EventChannel, Reply, Role};
 use super::ffi;
 use super::slow_verbs::{self, Accept, SlowVerbs};
+use crate::ack_timeout::{AckTimeout, RETRIES};
 use crate::error::{FabricError, Result};
 
-/// Send retries before a path counts as dead. One less than the maximum of 7: Soft-RoCE retries
-/// without end for 7, and its WRs then wait for a dead peer until something else ends the
-/// connection.
-pub(super) const RETRIES: u8 = 6;
+/// That a device or kernel has no ACK timeout to set is said once.
+static NO_ACK_TIMEOUT: Once = Once::new();
 
 /// An id, and its QP.
 #[derive(Debug)]
@@ -139,12 +139,14 @@ impl CmId {
         address.map_or_else(|| "an unknown address".to_owned(), |a| a.to_string())
     }
 
-    /// Sets the ACK timeout that the QP will have: 4.096 us times 2 to the power of `exponent`.
-    /// Call it before the route is resolved. iWARP and old kernels have no such option and ignore
-    /// it.
-    pub(super) fn set_ack_timeout(&self, exponent: u8) {
-        if let Err(error) = self.set_byte(ffi::OPTION_ID_ACK_TIMEOUT, exponent) {
-            tracing::debug!(%error, "no ACK timeout on this device");
+    /// Sets the ACK timeout that the QP will have. Call it before the route is resolved, so that on
+    /// RoCE the QP of the peer has it, too; on the side that is connected to, before the peer is
+    /// accepted. iWARP has none, and old kernels have no such option.
+    pub(super) fn set_ack_timeout(&self, timeout: AckTimeout) {
+        if let Err(error) = self.set_byte(ffi::OPTION_ID_ACK_TIMEOUT, timeout.exponent()) {
+            NO_ACK_TIMEOUT.call_once(|| {
+                tracing::debug!(%error, "the ACK timeout cannot be set: the kernel chooses it");
+            });
         }
     }
 
@@ -219,11 +221,36 @@ impl CmId {
         pd: *mut ffi::ibv_pd,
         attr: &mut ffi::ibv_qp_init_attr,
     ) -> io::Result<()> {
-        let _ids = self.channel.lock();
+        // Not by rdma_create_qp, which must not run beside the event code: that reads the field.
         // SAFETY: the caller keeps PD and CQs for as long as the QP, which is freed with `self`.
-        cvt(unsafe { ffi::rdma_create_qp(self.as_ptr(), pd, attr) })?;
-        self.verbs.have_qp(self.qp());
+        let qp = unsafe { ffi::ibv_create_qp(pd, attr) };
+        let qp = NonNull::new(qp).ok_or_else(io::Error::last_os_error)?;
+        if let Err(error) = self.begin_qp(qp) {
+            // SAFETY: it was just made, and nothing knows it.
+            unsafe { ffi::ibv_destroy_qp(qp.as_ptr()) };
+            return Err(error);
+        }
+        let ids = self.channel.lock();
+        // SAFETY: the id is this value's, and no event code looks at the field under the lock.
+        unsafe { (*self.as_ptr()).qp = qp.as_ptr() };
+        drop(ids);
+        self.verbs.have_qp(qp.as_ptr());
         Ok(())
+    }
+
+    /// Brings a new QP into the state INIT, with the port of the id.
+    fn begin_qp(&self, qp: NonNull<ffi::ibv_qp>) -> io::Result<()> {
+        // SAFETY: an all-zero ibv_qp_attr is a value: integers and null pointers.
+        let mut attr: ffi::ibv_qp_attr = unsafe { mem::zeroed() };
+        let mut mask = 0;
+        attr.qp_state = ffi::ibv_qp_state::IBV_QPS_INIT;
+        // SAFETY: the id lives as long as `self`; `attr` and `mask` during the call.
+        cvt(unsafe { ffi::rdma_init_qp_attr(self.as_ptr(), &raw mut attr, &raw mut mask) })?;
+        // SAFETY: the QP is alive, and the caller's alone.
+        match unsafe { ffi::ibv_modify_qp(qp.as_ptr(), &raw mut attr, mask) } {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
     }
 
     /// Starts to connect. May block: soft iWARP opens its TCP connection here.

@@ -9,9 +9,9 @@
 //!
 //! librdmacm turns the cookie of an event into a pointer to the id, and follows that pointer and
 //! the QP of the id, without a lock. So one lock per channel covers here: fetching an event, acting
-//! on it and acknowledging it; making ids and QPs; and taking both away. Taken away means: the id
-//! is not in the table, so its events are acknowledged and nothing else, and it names no QP. Then
-//! both are destroyed without the lock. `rdma_destroy_id` waits for the acknowledgement of an event
+//! on it and acknowledging it; making ids and naming their QPs; and taking both away. Taken away
+//! means: the id is not in the table, so its events are acknowledged and nothing else, and it names
+//! no QP. QPs are made before the lock, and both are destroyed after it: the device may take long. `rdma_destroy_id` waits for the acknowledgement of an event
 //! that was fetched, and the kernel drops the others.
 
 use std::collections::HashMap;
@@ -27,6 +27,9 @@ use super::ffi;
 use super::nonblocking::set_nonblocking;
 use super::slow_verbs::SlowVerbs;
 use crate::error::{FabricError, Result};
+
+/// With 1, libmlx5 takes no locks, and ends the program where it would have had to wait for one.
+const SINGLE_THREADED: &str = "MLX5_SINGLE_THREADED";
 
 /// A full backlog is logged at most this often.
 const LOG_EVERY: Duration = Duration::from_secs(5);
@@ -86,8 +89,12 @@ impl EventChannel {
     /// Opens a channel without ids. Its descriptor is nonblocking.
     ///
     /// # Errors
-    /// [`FabricError::NoDevice`], or the errno of the call, with the usual cause where it is known.
+    /// [`FabricError::NoDevice`], [`FabricError::Environment`], or the errno of the call, with the
+    /// usual cause where it is known.
     pub(super) fn open() -> Result<Arc<Self>> {
+        if std::env::var_os(SINGLE_THREADED).is_some_and(|value| value == "1") {
+            return Err(FabricError::Environment(SINGLE_THREADED));
+        }
         // SAFETY: plain call.
         let raw = unsafe { ffi::rdma_create_event_channel() };
         let raw = NonNull::new(raw).ok_or_else(|| open_error(io::Error::last_os_error()))?;
@@ -107,7 +114,7 @@ impl EventChannel {
         unsafe { (*self.raw()).fd }
     }
 
-    /// Keeps events away while ids or QPs are made or freed.
+    /// Keeps events away while ids are made, and while they begin or cease to name a QP.
     pub(super) fn lock(&self) -> MutexGuard<'_, Ids> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -140,10 +140,10 @@ unsafe extern "C" {
         timeout_ms: c_int,
     ) -> c_int;
     pub(super) fn rdma_resolve_route(id: *mut CmId, timeout_ms: c_int) -> c_int;
-    pub(super) fn rdma_create_qp(
+    pub(super) fn rdma_init_qp_attr(
         id: *mut CmId,
-        pd: *mut ibv_pd,
-        attr: *mut ibv_qp_init_attr,
+        attr: *mut ibv_qp_attr,
+        mask: *mut c_int,
     ) -> c_int;
     pub(super) fn rdma_connect(id: *mut CmId, param: *mut ConnParam) -> c_int;
     pub(super) fn rdma_listen(id: *mut CmId, backlog: c_int) -> c_int;

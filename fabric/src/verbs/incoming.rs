@@ -5,6 +5,7 @@ use super::completion_queue::PollerHandle;
 use super::device::Device;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::Connection;
+use crate::ack_timeout::AckTimeout;
 use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
@@ -69,6 +70,13 @@ impl Incoming {
     /// an answer.
     pub(crate) fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
+    }
+
+    /// How long the device waits for an acknowledgement of the peer.
+    pub(crate) fn set_ack_timeout(&self, timeout: AckTimeout) {
+        if let Some(id) = &self.id {
+            id.set_ack_timeout(timeout);
+        }
     }
 
     /// Makes the QP. [`super::Poller`] accepts it.

@@ -219,5 +219,5 @@ fn create_qp(
             Err(error) => last = error,
         }
     }
-    Err(FabricError::Call { call: "rdma_create_qp", source: last })
+    Err(FabricError::Call { call: "ibv_create_qp", source: last })
 }

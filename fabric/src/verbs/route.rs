@@ -14,7 +14,7 @@ use rblk_protocol::width::wide64;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::cm_id::{CmId, ConnectParams, RETRIES};
+use super::cm_id::{CmId, ConnectParams};
 use super::completion_queue::PollerHandle;
 use super::device::Device;
 use super::event_channel::{Reply, Role};
@@ -311,7 +311,7 @@ async fn resolve_address(
     let unreachable = |reason| FabricError::Unreachable { address: address.to_string(), reason };
     loop {
         let id = event_task::open_id(Role::Active(None), None)?;
-        id.set_ack_timeout(ack_timeout(options.detect));
+        id.set_ack_timeout(options.ack_timeout());
         if let Some(tos) = options.tos {
             id.set_tos(tos);
         }
@@ -354,29 +354,9 @@ fn milliseconds(time: Duration) -> c_int {
     c_int::try_from(time.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// Exponent of the ACK timeout with which `RETRIES` retries fit into `detect`. At least 14 (67 ms):
-/// with less, a busy peer looks dead. At most 21 (8.6 s).
-fn ack_timeout(detect: Duration) -> u8 {
-    let budget = detect.as_nanos() / u128::from(RETRIES + 1);
-    (14..=21).rev().find(|exponent| (4096u128 << exponent) <= budget).unwrap_or(14)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ack_timeouts_fit() {
-        assert_eq!(ack_timeout(Duration::from_secs(5)), 17);
-        assert_eq!(ack_timeout(Duration::ZERO), 14);
-        assert_eq!(ack_timeout(Duration::from_secs(3600)), 21);
-        for seconds in 1..60 {
-            let detect = Duration::from_secs(seconds);
-            let tries = u64::from(RETRIES) + 1;
-            let all = Duration::from_nanos(tries * (4096 << ack_timeout(detect)));
-            assert!(all <= detect, "{detect:?}");
-        }
-    }
 
     #[test]
     fn an_address_is_resolved_in_windows() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, said_once};
-use rblk_fabric::{ConnectOptions, MemoryOrder};
+use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder};
 use rblk_protocol::{AccessMode, AsyncEvent, Features, Status, VolumeEntry, VolumeHandle};
 
 use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State};
@@ -84,6 +84,7 @@ pub(super) fn options(config: &MountConfig) -> ConnectOptions {
             false => MemoryOrder::Strict,
         },
         tos: config.tos,
+        ack_timeout: config.ack_timeout.map(|time| AckTimeout::of(time.get())),
     }
 }
 

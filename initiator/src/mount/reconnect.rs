@@ -84,7 +84,10 @@ impl Try {
     pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
         let Self { address, options, known_by, resume, .. } = &self;
         let (host, credentials) = (&known_by.host, known_by.credentials());
-        let mut session = Session::connect(address, options, host, credentials, *resume).await?;
+        let queues = self.buffers.iter().flatten().map(|buffers| self.memory(buffers));
+        let queues: Vec<_> = queues.collect();
+        let mut session =
+            Session::connect_for(address, options, host, credentials, *resume, &queues).await?;
         match self.open(&mut session, &steps).await {
             Ok(paths) => Ok(Reconnected { session, paths }),
             Err(error) => {
@@ -99,6 +102,10 @@ impl Try {
                 Err(error)
             }
         }
+    }
+
+    fn memory(&self, buffers: &Arc<Region>) -> QueueMemory {
+        QueueMemory { buffers: Arc::clone(buffers), shared: Arc::clone(&self.shared) }
     }
 
     async fn open(
@@ -119,8 +126,7 @@ impl Try {
         let mut paths = Vec::new();
         for (queue, buffers) in (0u16..).zip(&self.buffers) {
             let Some(buffers) = buffers else { continue };
-            let (buffers, shared) = (Arc::clone(buffers), Arc::clone(&self.shared));
-            let memory = QueueMemory { buffers, shared };
+            let memory = self.memory(buffers);
             let path = session.connect_queue(queue, self.wish, volume.handle, &memory).await?;
             let (depth, io_max) = (path.accept.depth, path.accept.io_max_bytes);
             if depth != self.wish.depth || io_max < self.wish.io_max_bytes {

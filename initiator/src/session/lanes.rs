@@ -16,7 +16,8 @@ use rblk_protocol::{
 use super::wish::QueueWish;
 use super::{explain, parse_accept};
 use crate::error::SessionError;
-use crate::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, QueueMemory, retire};
+use crate::path::registering::Registering;
+use crate::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
 
 /// Most READs of a target that a queue serves at once, where the device can.
 const READS_IN_MAX: u8 = 16;
@@ -75,15 +76,14 @@ impl Lanes<'_> {
         queue: u16,
         wish: QueueWish,
         volume: VolumeHandle,
-        memory: &QueueMemory,
+        memory: Registering,
     ) -> Result<Path, SessionError> {
         let route = self.route().await?;
         self.can_encrypt()?;
         let asked = self.hello(queue, wish);
         let caps = self.device.caps();
         let layout = PathLayout { depth: wish.depth };
-        let reads_in = caps.max_reads_in.min(READS_IN_MAX);
-        let sizes = layout.qp_limits(caps.inline_bytes, reads_in, asked.features);
+        let sizes = layout.qp_limits(caps.inline_bytes, asked.reads_in, asked.features);
         let entries = u32::from(wish.lanes(caps)) * (sizes.send_wrs + sizes.recv_wrs);
         let (poller, handle) = self.pd.poller(entries)?;
         let first = self.connect_lane(route, &handle, sizes, &asked).await?;
@@ -100,7 +100,7 @@ impl Lanes<'_> {
         }
         self.add_lanes(&mut made, wish, &handle, sizes, (&asked, &accept)).await;
         let layout = PathLayout { depth: accept.depth };
-        let memory = PathMemory::register(self.pd, memory, layout, made.connections.len())?;
+        let memory = PathMemory::finish(self.pd, memory, layout, made.connections.len()).await?;
         let proofs = std::mem::take(&mut made.proofs);
         let Some((poller, connections)) = made.take() else {
             return Err(SessionError::Lost("the queue has no CQ".to_owned()));
@@ -155,6 +155,7 @@ impl Lanes<'_> {
             in_capsule_bytes: wish.in_capsule_bytes,
             io_max_bytes: wish.io_max_bytes,
             epoch: self.epoch,
+            reads_in: caps.max_reads_in.min(READS_IN_MAX),
             session: self.session,
         }
     }

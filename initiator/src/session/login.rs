@@ -21,6 +21,8 @@ use rblk_protocol::{
 use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept};
 use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
+use crate::path::QueueMemory;
+use crate::path::registering::Early;
 
 /// How long to wait for a place of a stranger, where that is longer than the time for a connect:
 /// the target is there, and logs in others, such as all other mounts of this host at boot.
@@ -43,6 +45,8 @@ pub(super) struct Login<'s> {
     pub(super) credentials: Option<&'s Credentials>,
     /// The session and the epoch to raise it to; `None` begins a new session.
     pub(super) resume: Option<(SessionId, Epoch)>,
+    /// What is registered while the target answers.
+    pub(super) memory: &'s [QueueMemory],
 }
 
 /// A session that was begun.
@@ -54,6 +58,8 @@ pub(super) struct LoggedIn {
     pub(super) reply: LoginReply,
     /// With credentials.
     pub(super) secret: Option<SessionSecret>,
+    /// The memory that is being registered with the domain.
+    pub(super) early: Early,
 }
 
 /// The key of this host, and the one that the target must prove.
@@ -103,6 +109,7 @@ impl Login<'_> {
 
     async fn with(&self, keys: Option<Keys<'_>>) -> Result<LoggedIn, SessionError> {
         let mut fresh = self.find_place(keys.is_some()).await?;
+        let early = Early::begin(&fresh.pd, self.memory);
         let (reply, secret) = match keys {
             None => (self.log_in(&mut fresh.admin).await?, None),
             Some(keys) => {
@@ -112,7 +119,7 @@ impl Login<'_> {
         };
         let Fresh { mut admin, device, pd, .. } = fresh;
         admin.set_pulse(Pulse::of(self.options.detect));
-        Ok(LoggedIn { admin, device, pd, reply, secret })
+        Ok(LoggedIn { admin, device, pd, reply, secret, early })
     }
 
     /// Makes the admin connection, where need be when the target has a place for a stranger again.
@@ -149,6 +156,8 @@ impl Login<'_> {
             in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
             io_max_bytes: limits::IO_MIN_BYTES,
             epoch,
+            // The target READs nothing by it.
+            reads_in: 0,
             session,
         };
         let sizes = AdminChannel::qp_limits();

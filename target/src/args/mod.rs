@@ -532,6 +532,7 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
         match cause.downcast_ref::<FabricError>() {
             Some(
                 FabricError::NoDevice
+                | FabricError::Environment(_)
                 | FabricError::MemlockTooSmall { .. }
                 | FabricError::NoVerbs(_),
             ) => {

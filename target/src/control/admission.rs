@@ -3,8 +3,8 @@
 
 use rblk_config::Encrypt;
 use rblk_fabric::{
-    AcceptParams, CipherKey, Connection, ConnectionHello, Device, Incoming, MAX_SGE, PollerHandle,
-    ProtectionDomain, QpLimits, StreamKeys, Transport,
+    AcceptParams, AckTimeout, CipherKey, Connection, ConnectionHello, Device, Incoming, MAX_SGE,
+    PollerHandle, ProtectionDomain, QpLimits, StreamKeys, Transport,
 };
 use rblk_protocol::auth::{self, Carrier, Hellos, PROOF_BYTES, QueueKey};
 use rblk_protocol::width::narrow;
@@ -62,6 +62,8 @@ pub(super) struct Granted {
     pub(super) group: usize,
     /// READs that may be outstanding on it.
     pub(super) reads_out: u8,
+    /// How long the device waits for an acknowledgement.
+    pub(super) ack_timeout: AckTimeout,
     /// The domain of its device.
     pub(super) pd: ProtectionDomain,
     /// Its CQ.
@@ -212,10 +214,15 @@ fn layout(accept: &HelloAccept, kind: ConnectionKind) -> Layout {
 ///
 /// # Errors
 /// The peer's device serves none, and a queue needs them.
-pub(super) fn reads_out(incoming: &Incoming, is_queue: bool) -> Result<u8, Refused> {
-    let (peer_serves, _) = incoming.peer_reads();
+pub(super) fn reads_out(incoming: &Incoming, asked: &HelloRequest) -> Result<u8, Refused> {
+    if asked.kind == ConnectionKind::Admin {
+        return Ok(0);
+    }
+    // A driver may say here what its own device can do (irdma).
+    let (of_cm, _) = incoming.peer_reads();
+    let peer_serves = asked.reads_out(of_cm);
     let reads_out = peer_serves.min(incoming.device().caps().max_reads_out).min(READS_OUT_MAX);
-    if is_queue && reads_out == 0 {
+    if reads_out == 0 {
         return Err(no_room("the initiator's device serves no RDMA READ, which writes need"));
     }
     Ok(reads_out)
@@ -231,7 +238,8 @@ pub(super) fn prepare(
     granted: Granted,
     progress_max: std::time::Duration,
 ) -> Result<(Connection, ConnectionParams, AcceptParams), String> {
-    let Granted { accept, admitted, reads_out, pd, poller, .. } = granted;
+    let Granted { accept, admitted, reads_out, ack_timeout, pd, poller, .. } = granted;
+    incoming.set_ack_timeout(ack_timeout);
     let peer = incoming.peer();
     // Answers gather slots of the cache.
     let send_sges = narrow::<u32, _>(MAX_SGE).min(incoming.device().caps().max_sges).max(1);
@@ -400,6 +408,7 @@ mod tests {
             in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
             io_max_bytes: limits::IO_MAX_BYTES,
             epoch: Epoch(0),
+            reads_in: 0,
             session: SessionId::default(),
         }
     }

@@ -5,6 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use rblk_protocol::{Name, Opcode};
 
 use super::Control;
+use super::shares::CqPlace;
 use crate::cache::StoreFailure;
 use crate::events::{EVENT_LINES, Event, EventKind, EventsReport, Occurrence};
 use crate::poll_group::slow::SlowIo;
@@ -53,6 +54,7 @@ impl Control {
         let text = format!("a completion queue of {name} broke, in poll group {group}");
         self.happened(Occurrence::new(EventKind::Device, text));
         self.devices.poller_broke(group, place);
+        self.making.end_by(CqPlace { device: place, group });
     }
 
     pub(super) fn tell_lost_writes(&mut self, volume: Option<Name>) {

@@ -10,6 +10,7 @@ pub(crate) mod devices;
 mod groups;
 mod happened;
 mod losses;
+mod making;
 mod orders;
 mod persist;
 mod rates;
@@ -31,31 +32,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{Encrypt, HostConfig, TargetConfig};
-use rblk_fabric::{Device, Incoming, Region};
+use rblk_fabric::{AckTimeout, ConnectOptions, Device, Incoming, Region};
 use rblk_protocol::width::wide64;
 use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connection::progress_max;
 use crate::events::{Events, EventsReport};
 use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::outages::Outages;
-use crate::poll_group::{FromGroup, ToGroup, thread::Handle};
+use crate::poll_group::{FromGroup, Notice, ToGroup, thread::Handle};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
 use crate::verifier::LineageFile;
 use crate::volume::Volume;
 
-use self::core::{
-    Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused,
-};
+use self::core::{AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused};
 use admission::{Granted, House, log_refusal, no_room, refusal};
 use ask::LimitsWish;
 use destroy::{Destroyed, Destroyer};
 use devices::Devices;
 use groups::Groups;
 use losses::LossNotes;
+use making::{Made, Making};
 use persist::Persister;
 use rates::VolumeRates;
 use registering::Registering;
@@ -162,6 +161,8 @@ pub(crate) struct Control {
     devices: Devices,
     registering: Registering,
     registered: mpsc::UnboundedReceiver<registering::Done>,
+    making: Making,
+    made: mpsc::UnboundedReceiver<Made>,
     shares: CqShares,
     tally: Tally,
     rates: VolumeRates,
@@ -233,6 +234,7 @@ impl Control {
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
+        let (making, made) = Making::new();
         let core = CoreParts {
             name,
             instance,
@@ -251,6 +253,8 @@ impl Control {
             devices,
             registering,
             registered,
+            making,
+            made,
             shares: CqShares::default(),
             tally: Tally::default(),
             rates: VolumeRates::default(),
@@ -312,6 +316,7 @@ impl Control {
                     self.core.persisted(ticket, result);
                 }
                 Some(done) = self.registered.recv() => self.on_registered(done),
+                Some(made) = self.made.recv() => self.on_made(made),
                 Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
                 Some(noted) = self.losses.next() => self.losses.ended(noted),
                 Some(done) = self.volumes.store_done() => self.on_store_done(done),
@@ -517,14 +522,15 @@ impl Control {
         let whose = self.payer(admitted.session, peer);
         let entries = admission::cq_entries(&accept, asked.kind);
         let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
-        let made = admission::reads_out(incoming, admitted.queue.is_some()).and_then(|reads_out| {
+        let made = admission::reads_out(incoming, asked).and_then(|reads_out| {
             self.shares.take(admitted.id, cq, &whose, entries, capacity).map_err(no_room)?;
             let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
         match made {
             Ok((reads_out, (pd, poller))) => {
-                Ok(Granted { accept, admitted, place, group, reads_out, pd, poller })
+                let ack_timeout = self.ack_timeout(admitted.session);
+                Ok(Granted { accept, admitted, place, group, reads_out, ack_timeout, pd, poller })
             }
             Err(refused) => {
                 self.gone(admitted.id);
@@ -533,42 +539,22 @@ impl Control {
         }
     }
 
+    /// How long a device waits for an acknowledgement of a host. On InfiniBand the kernel would take
+    /// what the subnet manager says, for this end alone. Before LOGIN nothing is known of a host.
+    fn ack_timeout(&self, session: SessionIndex) -> AckTimeout {
+        if let Some(time) = self.volumes.running().ack_timeout {
+            return AckTimeout::of(time.get());
+        }
+        let session = self.core.sessions().get(session);
+        AckTimeout::within(session.map_or(ConnectOptions::default().detect, |s| s.detect))
+    }
+
     /// Who takes the entries of a CQ that a connection needs: its host where hosts prove who they
     /// are, else its address.
     fn payer(&self, session: SessionIndex, peer: &str) -> String {
         let session = self.core.sessions().get(session).filter(|_| self.core.requires_proof());
         let host = session.map(|session| session.host.to_string());
         host.unwrap_or_else(|| core::address_of(peer).to_owned())
-    }
-
-    /// Makes the QP of a connection that was granted, and hands it to its poll group.
-    fn connect(&mut self, incoming: Incoming, asked: &HelloRequest, granted: Granted) {
-        let peer = incoming.peer();
-        let (place, group) = (granted.place, granted.group);
-        let Admitted { id, session, epoch, queue, .. } = granted.admitted;
-        let device = incoming.device().caps().name.clone();
-        let detect = self.core.sessions().get(session).map(|s| s.detect);
-        match admission::prepare(incoming, asked, granted, progress_max(detect)) {
-            Ok((connection, params, accept)) => {
-                match queue {
-                    None => self.groups.took_admin(),
-                    Some(queue) => {
-                        let io = Arc::clone(&params.io);
-                        self.tally.add(id, tally::Queue { session, queue, group, device, io });
-                    }
-                }
-                let epoch = epoch.0;
-                tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
-                let params = Box::new(params);
-                let poller = place;
-                let connection = ToGroup::AddConnection { poller, connection, params, accept };
-                self.hand_over(group, connection);
-            }
-            Err(text) => {
-                self.gone(id);
-                log_refusal(asked, &peer, &no_room(text));
-            }
-        }
     }
 
     /// Nothing of a connection is in use any more.
@@ -608,7 +594,12 @@ impl Control {
                     self.groups.send(to.group, ToGroup::Expel { connection: to.connection });
                 }
                 Effect::LimitHost { session, limits } => self.groups.limit_host(session, &limits),
-                Effect::All(notice) => self.groups.notify(notice),
+                Effect::All(notice) => {
+                    if let Notice::EndConnections { session, before } = notice {
+                        self.making.end_connections(session, before);
+                    }
+                    self.groups.notify(notice);
+                }
                 Effect::Persist { ticket, record } => {
                     if let Some(result) = self.persister.persist(ticket, record) {
                         self.core.persisted(ticket, result);
@@ -618,7 +609,10 @@ impl Control {
                 Effect::GiveUpStep => self.give_up_step(),
                 Effect::GivenUp(why) => self.given_up(why),
                 Effect::Altered(result) => self.changed(result),
-                Effect::StopGroups => self.groups.stop(),
+                Effect::StopGroups => {
+                    self.making.end_all();
+                    self.groups.stop();
+                }
             }
         }
         while let Some(what) = self.core.next_occurrence() {

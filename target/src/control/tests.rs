@@ -18,7 +18,7 @@ use super::core::Ticket;
 use super::*;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
-use crate::connection::{ConnectionParams, Layout};
+use crate::connection::{ConnectionParams, Layout, progress_max};
 use crate::identity::ConnectionId;
 use crate::poll_group::PollerMemory;
 use crate::poll_group::peers::Peers;
@@ -103,6 +103,7 @@ fn hello() -> HelloRequest {
         in_capsule_bytes: 4096,
         io_max_bytes: 1 << 20,
         epoch: Epoch(0),
+        reads_in: 0,
         session: SessionId::default(),
     }
 }

@@ -150,6 +150,7 @@ impl World {
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
             epoch,
+            reads_in: 0,
             session,
         };
         let mut id = [0xee; 16];

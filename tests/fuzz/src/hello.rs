@@ -79,6 +79,7 @@ fn asked(wish: u8) -> HelloRequest {
         in_capsule_bytes: u32::from(wish) << 6,
         io_max_bytes: limits::IO_MIN_BYTES << (wish >> 5),
         epoch: Epoch(u32::from(io)),
+        reads_in: wish,
         session: SessionId([u8::from(io); 16]),
     }
 }

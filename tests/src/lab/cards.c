@@ -10,15 +10,19 @@
  *   no-rc         it makes no queue pairs for reliable connections: EOPNOTSUPP
  *   max-wrs=N, max-sges=N, max-cqe=N   what a query of the device says
  *   read-sges=N   the same, of RDMA READs
+ *   max-reads=N   the same: READs outstanding, out and in
+ *   ird=N         what a connect request says that the peer serves of READs
  *   inline=N      a queue pair that asks for more bytes inline is refused: EINVAL
  *   full=N        the first N registrations fail: ENOMEM
  *   slow-accept=MS, slow-modify=MS, slow-create=MS, slow-destroy=MS, slow-register=MS   calls that
  *                 take long
+ *   slow-bytes=MS   a registration takes so long for each 64 MiB
  *   gone=FILE     while that file is there, destroy calls fail: EIO
  *   pulled=FILE   the next time that rdma_cm has an event for a listener on the device while the file
  *                 is there, the listener is told first that the device was removed; and as long as
  *                 the file is there, nobody can bind to an address of the device: ENODEV
  *   fatal=FILE    while that file is there, a CQ cannot be polled: EIO
+ *   mute=FILE     while that file is there, a CQ says that it is empty
  *   late=N        a CQ says N times that it is empty before it gives a completion that is flushed, or
  *                 until it is armed
  *
@@ -155,13 +159,17 @@ static void tell_of(const char *call)
 	tell("by %s %s\n", thread, call);
 }
 
-static void wait_for(const struct ibv_context *context, const char *name)
+static void wait_ms(long ms)
 {
-	long ms = number(context, name, 0);
 	struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
 
 	while (ms && nanosleep(&time, &time) && errno == EINTR)
 		;
+}
+
+static void wait_for(const struct ibv_context *context, const char *name)
+{
+	wait_ms(number(context, name, 0));
 }
 
 static int is_gone(const struct ibv_context *context)
@@ -190,6 +198,8 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
 	at_most(&attr->max_sge, number(context, "max-sges", -1));
 	at_most(&attr->max_sge_rd, number(context, "read-sges", -1));
 	at_most(&attr->max_cqe, number(context, "max-cqe", -1));
+	at_most(&attr->max_qp_rd_atom, number(context, "max-reads", -1));
+	at_most(&attr->max_qp_init_rd_atom, number(context, "max-reads", -1));
 	return 0;
 }
 
@@ -235,6 +245,8 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 	wait_for(qp->context, "slow-modify");
 	if (mask & IBV_QP_AV)
 		tell("tos %u\n", attr->ah_attr.grh.traffic_class);
+	if (mask & IBV_QP_TIMEOUT)
+		tell("timeout %u\n", attr->timeout);
 	return real(qp, attr, mask);
 }
 
@@ -243,7 +255,16 @@ int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *param)
 	int (*real)(struct rdma_cm_id *, struct rdma_conn_param *) = next("rdma_accept");
 
 	tell_of("rdma_accept");
+	tell("reads %u\n", param->initiator_depth);
 	wait_for(id->verbs, "slow-accept");
+	return real(id, param);
+}
+
+int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *param)
+{
+	int (*real)(struct rdma_cm_id *, struct rdma_conn_param *) = next("rdma_connect");
+
+	tell_of("rdma_connect");
 	return real(id, param);
 }
 
@@ -263,14 +284,21 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint6
 	struct ibv_mr *(*real)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int) =
 		next("ibv_reg_mr_iova2");
 
+	struct ibv_mr *mr;
+
+	tell_of("ibv_reg_mr");
+	tell("registers begin %zu\n", len);
 	wait_for(pd->context, "slow-register");
+	wait_ms(number(pd->context, "slow-bytes", 0) * (long)(len >> 20) / 64);
 	if (atomic_fetch_add(&registrations, 1) < number(pd->context, "full", 0)) {
 		tell("full %zu\n", len);
 		errno = ENOMEM;
 		return NULL;
 	}
 	tell("register %s %zu 0x%x\n", name_of(pd->context), len, access);
-	return real(pd, addr, len, iova, access);
+	mr = real(pd, addr, len, iova, access);
+	tell("registers end %zu\n", len);
+	return mr;
 }
 
 /* --- the end of a device */
@@ -365,9 +393,18 @@ int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event *
 		listeners[i] = NULL;
 	}
 	pthread_mutex_unlock(&lock);
-	if (!told)
-		return real(channel, event);
-	*event = &removal;
+	if (told) {
+		*event = &removal;
+		return 0;
+	}
+	if (real(channel, event))
+		return -1;
+	if ((*event)->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+		long ird = number((*event)->id->verbs, "ird", -1);
+
+		if (ird >= 0)
+			(*event)->param.conn.initiator_depth = ird;
+	}
 	return 0;
 }
 
@@ -431,15 +468,18 @@ static int keep(struct ibv_cq *cq, int found, struct ibv_wc *wcs, long polls)
 
 static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wcs)
 {
-	const char *fatal = value(cq->context, "fatal");
+	const char *file = value(cq->context, "fatal");
 	struct late *late;
 	int found = 0;
 	long polls;
 
-	if (fatal && !access(fatal, F_OK)) {
+	if (file && !access(file, F_OK)) {
 		tell("fatal %s\n", name_of(cq->context));
 		return -EIO;
 	}
+	file = value(cq->context, "mute");
+	if (file && !access(file, F_OK))
+		return 0;
 	polls = number(cq->context, "late", 0);
 	if (!polls)
 		return real_poll(cq, most, wcs);
@@ -486,7 +526,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *own
 	tell("vector %d of %d\n", vector, context->num_comp_vectors);
 	pthread_mutex_lock(&lock);
 	/* All contexts of these tests are of one provider. */
-	if ((value(context, "late") || value(context, "fatal")) &&
+	if ((value(context, "late") || value(context, "fatal") || value(context, "mute")) &&
 	    context->ops.poll_cq != poll_cq) {
 		real_poll = context->ops.poll_cq;
 		real_notify = context->ops.req_notify_cq;

@@ -45,6 +45,14 @@ impl Cards {
         ]
     }
 
+    /// Everything that a program asked so far, in order, without its name.
+    #[must_use]
+    pub fn all_of(&self, program: &str) -> Vec<String> {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let begin = format!("{program} ");
+        log.lines().filter_map(|line| line.strip_prefix(&begin)).map(str::to_owned).collect()
+    }
+
     /// What a program asked so far: the lines with its name that begin with `call`, without both.
     #[must_use]
     pub fn asked(&self, program: &str, call: &str) -> Vec<String> {

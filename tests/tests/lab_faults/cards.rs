@@ -1,8 +1,12 @@
 //! Devices that are not like Soft-RoCE: odd ones, full ones, ones that are pulled out.
 
+use std::time::{Duration, SystemTime};
+
 use rblk_config::TargetConfig;
+use rblk_initiator::mount::status::MountStatus;
 use rblk_tests::lab::{
-    Aligned, Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, Running, Target, pattern, run, until,
+    Aligned, Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, Running, Target, Witness, pattern,
+    run, until,
 };
 
 use super::{KIB, MIB, PATIENCE, serve_file};
@@ -240,5 +244,178 @@ fn what_was_on_a_device_that_is_gone_is_freed() {
             assert!(!asked.is_empty(), "{call} was not called");
             assert!(asked.iter().all(|end| end == "freed"), "{call}: {asked:?}");
         }
+    });
+}
+
+/// Some drivers report a limit of their own device as what the peer serves of READs (irdma).
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn a_target_never_reads_more_than_the_peer_serves() {
+    run("a_target_never_reads_more_than_the_peer_serves", |lab| {
+        let cards = Cards::new(lab, "ird=128");
+        let few = Cards::new(lab, "max-reads=4");
+        let served = serve_file(lab, 16 * MIB).environment(cards.environment());
+        let target = Target::start(lab, &served);
+        let flags = MountFlags::new(lab.rdma(), "v0").environment(few.environment());
+        let mounted = Mounted::new(lab, &flags);
+        use_it(&mounted);
+        mounted.umount();
+        drop(target);
+        let granted = cards.asked(TARGET, "reads");
+        let most = granted.iter().filter_map(|reads| reads.parse::<u8>().ok()).max();
+        assert_eq!(most, Some(4), "{granted:?}");
+    });
+}
+
+/// What came of the registrations of at least 64 MiB in a part of a log.
+#[derive(Default, Debug)]
+struct Registrations {
+    /// All of them.
+    all: usize,
+    /// Most at a time.
+    at_once: usize,
+    /// Connections that were begun while one was under way.
+    connects: usize,
+}
+
+impl Registrations {
+    fn of(lines: &[String]) -> Self {
+        let mut found = Self::default();
+        let mut under_way = 0_usize;
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["registers", step, bytes] if bytes.parse::<u64>().is_ok_and(|b| b >= 64 * MIB) => {
+                    match step {
+                        "begin" => (under_way, found.all) = (under_way + 1, found.all + 1),
+                        _ => under_way -= 1,
+                    }
+                    found.at_once = found.at_once.max(under_way);
+                }
+                ["by", _, "rdma_connect"] if under_way > 0 => found.connects += 1,
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
+/// Requests wait for the registrations of a reconnect: they are made at once, while the
+/// connections are.
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn a_reconnect_registers_while_it_connects() {
+    run("a_reconnect_registers_while_it_connects", |lab| {
+        let served = serve_file(lab, 16 * MIB);
+        let target = Target::start(lab, &served);
+        let cards = Cards::new(lab, "slow-bytes=500");
+        let flags = MountFlags::new(lab.rdma(), "v0").flag("--max-io", "1MiB");
+        let flags = flags.flag("--lanes", "1").flag("--detect", "2s");
+        let mounted = Mounted::new(lab, &flags.environment(cards.environment()));
+        use_it(&mounted);
+        let before = cards.all_of(MOUNT).len();
+        let epoch = mounted.status().epoch;
+        target.kill();
+        let target = Target::start(lab, &served);
+        use_it(&mounted);
+        assert_eq!(mounted.status().total.paths_lost, 2, "{epoch}");
+        let found = Registrations::of(&cards.all_of(MOUNT)[before..]);
+        println!("{}: {found:?}", lab.test());
+        // Two queues, both directions of each, and those of tries that failed.
+        assert!(found.all >= 4, "{found:?}");
+        assert!(found.at_once >= 2, "one after the other: {found:?}");
+        assert!(found.connects >= 1, "no connection meanwhile: {found:?}");
+        mounted.umount();
+        drop(target);
+    });
+}
+
+/// The exponents of ACK timeouts that a program gave to its QPs.
+fn ack_timeouts(cards: &Cards, program: &str) -> Vec<u8> {
+    let all = cards.asked(program, "timeout");
+    all.iter().map(|timeout| timeout.parse().expect("an exponent")).collect()
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn all_tries_of_a_card_end_within_detect() {
+    run("all_tries_of_a_card_end_within_detect", |lab| {
+        // 4.096 us times 2 to the 15th, times 4 and 7, is 3.8 s; one more is above 5 s.
+        for (target_key, flag, expected) in [
+            (None, ["--detect", "5s"], [15, 15]),
+            (None, ["--detect", "12s"], [16, 16]),
+            (Some("68ms"), ["--ack-timeout", "600ms"], [14, 17]),
+        ] {
+            let cards = Cards::new(lab, "");
+            let ack_timeout = target_key.map(|time| time.parse().expect("a time"));
+            let config = TargetConfig { ack_timeout, ..TargetConfig::default() };
+            let flags = serve_file(lab, 16 * MIB).config(lab, &config);
+            let target = Target::start(lab, &flags.environment(cards.environment()));
+            let flags = MountFlags::new(lab.rdma(), "v0").flag(flag[0], flag[1]);
+            let mounted = Mounted::new(lab, &flags.environment(cards.environment()));
+            use_it(&mounted);
+            mounted.umount();
+            drop(target);
+            for (program, expected) in [TARGET, MOUNT].into_iter().zip(expected) {
+                // Of the queues. The first connection is the admin connection, and at the target
+                // it knows nothing of the mount.
+                let all = &ack_timeouts(&cards, program)[1..];
+                assert!(!all.is_empty(), "{program} has connections");
+                assert!(all.iter().all(|one| *one == expected), "{program}, {flag:?}: {all:?}");
+            }
+            std::fs::remove_file(lab.path("v0.img")).expect("the image");
+        }
+    });
+}
+
+const DETECT: Duration = Duration::from_secs(4);
+/// What is allowed on top until the loss is reported.
+const REPORT: Duration = Duration::from_millis(500);
+
+/// A card that completes nothing any more, neither data nor errors: heart-beats find it, and the
+/// volume is used by the other card.
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn a_card_that_completes_nothing_is_left_within_detect() {
+    run("a_card_that_completes_nothing_is_left_within_detect", |lab| {
+        let plug = Plug::new(lab, true);
+        let mute = lab.path("mute");
+        let cards = Cards::new(lab, &format!("mute@{}={}", Plug::NAME, mute.display()));
+        let target = Target::start(lab, &serve_file(lab, 16 * MIB).flag("--listen", &plugged()));
+        let flags = MountFlags::new(plugged(), "v0").path(&lab.rdma());
+        let flags = flags.flag("--detect", "4s").flag("--failback", "24h");
+        let witness = Witness::start();
+        witness.judge(&lab.test().to_string(), || {
+            let _ = std::fs::remove_file(&mute);
+            let mounted = Mounted::new(lab, &flags.clone().environment(cards.environment()));
+            use_it(&mounted);
+            assert!(mounted.status().address.contains(Plug::HOST), "not by the first address");
+            let (begun, begun_at) = (witness.now(), SystemTime::now());
+            std::fs::write(&mute, "").expect("a file");
+            let uses_plug = |status: &MountStatus| {
+                status.state == "connected" && status.address.contains(Plug::HOST)
+            };
+            let status = until("the loss to be reported", PATIENCE, || {
+                mounted.look().filter(|status| !uses_plug(status))
+            });
+            let at = status.lost_at_unix_ms;
+            let at = at.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms));
+            let took = at.unwrap_or_else(SystemTime::now).duration_since(begun_at);
+            let took = took.unwrap_or_default();
+            until("the other card to be used", PATIENCE, || {
+                mounted.look().filter(|s| s.state == "connected" && !uses_plug(s))
+            });
+            use_it(&mounted);
+            let lost = witness.lost_since(&begun);
+            println!("{}: lost after {took:.2?}, {lost:.2?} not its own", lab.test());
+            assert_eq!(mounted.status().total.errors, 0);
+            std::fs::remove_file(&mute).expect("the file");
+            mounted.umount();
+            if took > DETECT + REPORT + lost {
+                return Err(format!("the loss was found after {took:.2?}"));
+            }
+            Ok(())
+        });
+        drop((target, plug));
     });
 }

@@ -42,6 +42,7 @@ impl End {
             in_capsule_bytes: 4096,
             io_max_bytes: IO_MAX,
             epoch,
+            reads_in: 0,
             session,
         };
         let (stream, told) = Stream::connect(address, &asked.to_wire());

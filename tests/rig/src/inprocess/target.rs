@@ -396,6 +396,7 @@ impl<S: Store> Rig<S> {
             in_capsule_bytes: options.in_capsule_bytes,
             io_max_bytes: options.io_max_bytes,
             epoch,
+            reads_in: 0,
             session: SessionId([1; 16]),
         };
         let offer = Offer {

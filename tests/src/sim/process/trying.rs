@@ -167,6 +167,7 @@ impl Process {
             in_capsule_bytes: options.in_capsule_bytes,
             io_max_bytes: options.io_max_bytes,
             epoch,
+            reads_in: 16,
             session,
         }
     }

@@ -278,6 +278,7 @@ impl World {
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
             epoch: Epoch(0),
+            reads_in: 0,
             session: SessionId::default(),
         }
     }

@@ -1,0 +1,203 @@
+//! [`Making`]: connections that control granted, whose QP and memory are being made.
+//!
+//! A card takes milliseconds to make a QP and to register memory. So threads make them, and control
+//! answers other hosts meanwhile.
+//!
+//! Invariant: what ends connections also ends those that are being made. Their poll group does not
+//! know them yet, so it would serve them later as if nothing had been said.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rblk_fabric::{AcceptParams, Connection, Incoming};
+use rblk_protocol::{Epoch, HelloRequest};
+use tokio::sync::mpsc;
+
+use super::admission::{self, Granted, log_refusal, no_room};
+use super::core::Admitted;
+use super::destroy::Destroyed;
+use super::shares::CqPlace;
+use super::{Control, tally};
+use crate::connection::{ConnectionParams, progress_max};
+use crate::identity::{AdmissionId, SessionIndex};
+use crate::poll_group::ToGroup;
+
+/// Threads at most. The kernel and the firmware of a card make few QPs at once.
+const THREADS_MAX: usize = 8;
+
+/// What control knows of a connection that is being made.
+#[derive(Clone, Debug)]
+pub(super) struct UnderWay {
+    /// What was granted.
+    pub(super) admitted: Admitted,
+    /// What was asked for.
+    pub(super) asked: HelloRequest,
+    /// Its CQ.
+    pub(super) cq: CqPlace,
+    /// Where it comes from.
+    pub(super) peer: String,
+    /// The name of its device.
+    pub(super) device: String,
+    /// Nothing has ended it meanwhile.
+    pub(super) is_wanted: bool,
+}
+
+/// A connection as its poll group needs it, or why there is none.
+type Prepared = Result<(Connection, Box<ConnectionParams>, AcceptParams), String>;
+
+/// The end of the making of a connection.
+#[derive(Debug)]
+pub(super) struct Made {
+    /// Its name.
+    pub(super) id: AdmissionId,
+    /// What there is of it.
+    pub(super) result: Prepared,
+}
+
+#[derive(Debug)]
+struct Job {
+    incoming: Incoming,
+    asked: HelloRequest,
+    granted: Granted,
+    progress_max: Duration,
+}
+
+impl Job {
+    fn run(self) -> Made {
+        let Self { incoming, asked, granted, progress_max } = self;
+        let id = granted.admitted.id;
+        let result = admission::prepare(incoming, &asked, granted, progress_max);
+        let boxed = |(connection, params, accept)| (connection, Box::new(params), accept);
+        Made { id, result: result.map(boxed) }
+    }
+}
+
+/// The connections, and the threads that make them. The threads end with it.
+#[derive(Debug)]
+pub(super) struct Making {
+    under_way: Vec<UnderWay>,
+    jobs: Sender<Job>,
+    queue: Arc<Mutex<Receiver<Job>>>,
+    threads: usize,
+    made: mpsc::UnboundedSender<Made>,
+}
+
+impl Making {
+    /// None, and where the ends are told.
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Made>) {
+        let (made, ends) = mpsc::unbounded_channel();
+        let (jobs, queue) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        (Self { under_way: Vec::new(), jobs, queue, threads: 0, made }, ends)
+    }
+
+    /// Has a connection made that was granted.
+    pub(super) fn begin(
+        &mut self,
+        incoming: Incoming,
+        asked: &HelloRequest,
+        granted: Granted,
+        progress_max: Duration,
+    ) {
+        self.under_way.push(UnderWay {
+            admitted: granted.admitted.clone(),
+            asked: *asked,
+            cq: CqPlace { device: granted.place, group: granted.group },
+            peer: incoming.peer(),
+            device: incoming.device().caps().name.clone(),
+            is_wanted: true,
+        });
+        let job = Job { incoming, asked: *asked, granted, progress_max };
+        if self.under_way.len() > self.threads && self.threads < THREADS_MAX {
+            self.start_thread();
+        }
+        if self.threads == 0 {
+            let _ = self.made.send(job.run());
+            return;
+        }
+        // `self` has the receiver.
+        let _ = self.jobs.send(job);
+    }
+
+    fn start_thread(&mut self) {
+        let (queue, made) = (Arc::clone(&self.queue), self.made.clone());
+        let work = move || {
+            loop {
+                // One thread waits in the queue, and the others for that one.
+                let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(job) = job else { return };
+                // It fails when the target has ended: the connection is destroyed here.
+                let _ = made.send(job.run());
+            }
+        };
+        match thread::Builder::new().name("rblk-connect".into()).spawn(work) {
+            Ok(_) => self.threads += 1,
+            Err(error) => tracing::warn!(%error, "no thread more to make connections"),
+        }
+    }
+
+    /// The making of a connection has ended.
+    pub(super) fn end(&mut self, id: AdmissionId) -> Option<UnderWay> {
+        let at = self.under_way.iter().position(|way| way.admitted.id == id)?;
+        Some(self.under_way.swap_remove(at))
+    }
+
+    /// Connections of a session that are of an older epoch end.
+    pub(super) fn end_connections(&mut self, session: SessionIndex, before: Epoch) {
+        self.end_where(|way| way.admitted.session == session && way.admitted.epoch < before);
+    }
+
+    /// All connections by a CQ end.
+    pub(super) fn end_by(&mut self, cq: CqPlace) {
+        self.end_where(|way| way.cq == cq);
+    }
+
+    /// All connections end.
+    pub(super) fn end_all(&mut self) {
+        self.end_where(|_| true);
+    }
+
+    fn end_where(&mut self, ends: impl Fn(&UnderWay) -> bool) {
+        self.under_way.iter_mut().filter(|way| ends(way)).for_each(|way| way.is_wanted = false);
+    }
+}
+
+impl Control {
+    /// Has the QP of a connection made that was granted.
+    pub(super) fn connect(&mut self, incoming: Incoming, asked: &HelloRequest, granted: Granted) {
+        if granted.admitted.queue.is_none() {
+            self.groups.took_admin();
+        }
+        let detect = self.core.sessions().get(granted.admitted.session).map(|s| s.detect);
+        self.making.begin(incoming, asked, granted, progress_max(detect));
+    }
+
+    /// Hands a connection that was made to its poll group, if nothing has ended it meanwhile.
+    pub(super) fn on_made(&mut self, made: Made) {
+        let Some(way) = self.making.end(made.id) else { return };
+        let UnderWay { admitted, asked, cq, peer, device, is_wanted } = way;
+        let Admitted { id, session, epoch, queue, .. } = admitted;
+        let (connection, params, accept) = match made.result {
+            Ok(prepared) => prepared,
+            Err(text) => {
+                self.gone(id);
+                return log_refusal(&asked, &peer, &no_room(text));
+            }
+        };
+        if !is_wanted {
+            tracing::debug!(peer, kind = ?asked.kind, "a connection ended while it was made");
+            let gone = Destroyed::Connection { admission: id };
+            return self.destroyer.destroy(Some(connection), params, gone);
+        }
+        let CqPlace { device: poller, group } = cq;
+        if let Some(queue) = queue {
+            let io = Arc::clone(&params.io);
+            self.tally.add(id, tally::Queue { session, queue, group, device, io });
+        }
+        let epoch = epoch.0;
+        tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
+        self.hand_over(group, ToGroup::AddConnection { poller, connection, params, accept });
+    }
+}
