@@ -5,11 +5,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use rblk_tests::bed::pattern;
 use rblk_tests::guest::{Ask, DATA, Descriptor, GUEST, Guest, MEMORY, RING, Served, shareable};
-use rblk_tests::program::{Target, wait_for};
+use rblk_tests::program::{Target, program, run, wait_for};
 
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
@@ -73,7 +74,7 @@ fn a_guest_reads_what_it_wrote_and_the_store_has_it() {
     guest.fill(data(0), &bytes);
     assert_eq!(guest.one(0, Ask::Write, 8, &[(data(0), 128 << 10)]), OK);
     assert_eq!(guest.one(1, Ask::Flush, 0, &[]), OK);
-    assert_eq!(stored(&bed, 4096, bytes.len()), bytes);
+    assert!(stored(&bed, 4096, bytes.len()) == bytes);
     // By the other ring, to another place, in pieces that are no blocks.
     let pieces = [(data(0x10_0000), 100), (data(0x10_1000), 412), (data(0x10_2000), 65024)];
     assert_eq!(guest.one(1, Ask::Read, 8, &pieces), OK);
@@ -366,7 +367,7 @@ fn requests_wait_for_a_target_that_is_lost() {
     let mut done = [guest.wait(0), guest.wait(0)];
     done.sort_unstable();
     assert_eq!(done, [(1, OK), (2, OK)]);
-    assert_eq!(stored(&bed, 0, 32768), [5; 32768]);
+    assert!(stored(&bed, 0, 32768) == [5; 32768]);
 }
 
 /// A guest is gone with requests under way: nothing of it comes later than what the next one writes.
@@ -384,8 +385,8 @@ fn what_a_guest_leaves_behind_is_not_written_later() {
     next.request(0, 1, Ask::Write, 8, &[(data(0), 8192)]);
     bed.restart_target();
     assert_eq!(next.wait(0), (1, OK));
-    assert_eq!(stored(&bed, 0, 4096), [0; 4096], "of the guest that is gone");
-    assert_eq!(stored(&bed, 4096, 8192), [6; 8192]);
+    assert!(stored(&bed, 0, 4096) == [0; 4096], "of the guest that is gone");
+    assert!(stored(&bed, 4096, 8192) == [6; 8192]);
 }
 
 /// A front end that stops a ring does not wait for a lost target without end.
@@ -425,7 +426,7 @@ fn requests_follow_the_memory_of_their_guest() {
     let mut done = [guest.wait(0), guest.wait(0)];
     done.sort_unstable();
     assert_eq!(done, [(1, OK), (2, OK)]);
-    assert_eq!(guest.bytes(data(0), 65536), [7; 65536]);
+    assert!(guest.bytes(data(0), 65536) == [7; 65536]);
     assert_eq!(guest.bytes(data(65536), 100), [7; 100]);
     let mut late = vec![0; 65536];
     memory.read(usize::try_from(DATA).unwrap() + 512, &mut late[512..]);
@@ -439,8 +440,27 @@ fn requests_follow_the_memory_of_their_guest() {
     guest.share(&parts, &[&file, &file]);
     let across = data(half - DATA - 4096);
     assert_eq!(guest.one(0, Ask::Read, 0, &[(across, 8192)]), OK);
-    assert_eq!(guest.bytes(across, 8192), [7; 8192]);
+    assert!(guest.bytes(across, 8192) == [7; 8192]);
     assert_eq!(connections(), before);
+}
+
+/// A volume grows: the front end hears of it, and the guest has the new size.
+#[test]
+fn a_guest_hears_of_the_new_size_of_its_disk() {
+    let bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    let sectors =
+        |guest: &mut Guest| u64::from_le_bytes(guest.config()[..8].try_into().expect("8 bytes"));
+    assert_eq!(sectors(&mut guest), SIZE / 512);
+    let end = SIZE / 512;
+    assert_eq!(guest.one(0, Ask::Read, end, &[(data(0), 512)]), IO_ERROR);
+    let resized = run(Command::new(program("rblk-target"))
+        .args(["volume", "resize", "v", "4MiB", "--control-socket"])
+        .arg(&bed.target.socket));
+    assert_eq!(resized.code, Some(0), "{resized:?}");
+    guest.wait_for_change();
+    assert_eq!(sectors(&mut guest), 2 * SIZE / 512);
+    assert_eq!(guest.one(0, Ask::Read, end, &[(data(0), 512)]), OK);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! retained writes and losses. There is no note and no recovery: with the process, the guest's
 //! requests that are under way are lost, and its disk has to be reset.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -42,6 +42,7 @@ pub(crate) struct BadSocket {
 pub struct GuestSocket {
     listener: UnixListener,
     path: PathBuf,
+    unlinked: Cell<bool>,
 }
 
 impl GuestSocket {
@@ -67,14 +68,22 @@ impl GuestSocket {
         let listener = UnixListener::bind(path)
             .map_err(|error| bad(format!("{error}; the directory has to be there")))?;
         let path = std::path::absolute(path).map_err(|error| bad(error.to_string()))?;
-        Ok(Self { listener, path })
+        Ok(Self { listener, path, unlinked: Cell::new(false) })
+    }
+}
+
+impl GuestSocket {
+    /// Removes the socket's file, once: a later one of that path is another process's.
+    fn unlink(&self) {
+        if !self.unlinked.replace(true) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
 impl Drop for GuestSocket {
     fn drop(&mut self) {
-        // Gone already, if somebody removed it.
-        let _ = std::fs::remove_file(&self.path);
+        self.unlink();
     }
 }
 
@@ -156,7 +165,7 @@ pub async fn run_guest(
     mount.set_disk(&socket.path);
     let guest = Guest { mount, from_queues, memories: asked_memories };
     let control = listed.as_ref().map(|listed| &listed.socket);
-    guest.serve(served, control, &mut signals, on_ready).await
+    guest.serve(served, &socket, control, &mut signals, on_ready).await
 }
 
 /// The name and the control socket of the mount, by which other commands know it.
@@ -231,6 +240,7 @@ impl Guest {
     async fn serve(
         mut self,
         served: anyhow::Result<Served>,
+        guest_socket: &GuestSocket,
         socket: Option<&MountSocket>,
         signals: &mut Signals,
         on_ready: OnReady<'_>,
@@ -267,6 +277,8 @@ impl Guest {
             served.news().tell(size_bytes(facts), read_only);
         };
         self.mount.end(&mut self.from_queues).await;
+        // First, so that whoever hears that it is gone finds nothing.
+        guest_socket.unlink();
         if let Some(socket) = socket {
             socket.unlink();
         }
