@@ -1,5 +1,5 @@
-//! [`Guest`]: the front end of a virtual machine and its guest, driven by hand: it speaks vhost-user and
-//! fills rings of virtio-blk. It says whatever the test wants.
+//! [`Guest`]: the front end of a virtual machine and its guest, driven by hand: it speaks
+//! vhost-user and fills rings of virtio-blk. It says whatever the test wants.
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
@@ -59,8 +59,8 @@ pub struct Served {
 }
 
 impl Served {
-    /// Starts `rblk-initiator vhost` for a volume, with further arguments, and waits until guests may
-    /// connect.
+    /// Starts `rblk-initiator vhost` for a volume, with further arguments, and waits until guests
+    /// may connect.
     ///
     /// # Panics
     /// It does not come to that.

@@ -1,4 +1,5 @@
-//! The disk of a guest: a front end and a guest that are driven by hand, the real program, and a target.
+//! The disk of a guest: a front end and a guest that are driven by hand, the real program, and a
+//! target.
 
 #![forbid(unsafe_code)]
 
@@ -263,8 +264,8 @@ impl Numbers {
     }
 }
 
-/// Requests of random kinds, places and pieces, several at once, against a model, while the target is
-/// killed and started again.
+/// Requests of random kinds, places and pieces, several at once, against a model, while the target
+/// is killed and started again.
 #[test]
 fn random_requests_do_what_a_disk_does() {
     let mut bed = Bed::new("2");
@@ -370,7 +371,8 @@ fn requests_wait_for_a_target_that_is_lost() {
     assert!(stored(&bed, 0, 32768) == [5; 32768]);
 }
 
-/// A guest is gone with requests under way: nothing of it comes later than what the next one writes.
+/// A guest is gone with requests under way: nothing of it comes later than what the next one
+/// writes.
 #[test]
 fn what_a_guest_leaves_behind_is_not_written_later() {
     let mut bed = Bed::new("1");

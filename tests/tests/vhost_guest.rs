@@ -1,4 +1,5 @@
-//! A guest under QEMU whose data is on a volume. It writes while its target is killed and comes back.
+//! A guest under QEMU whose data is on a volume. It writes while its target is killed and comes
+//! back.
 //!
 //! It needs QEMU, busybox and the kernel of the lab, which is fetched once. `RBLK_SKIP_QEMU=1` goes
 //! without, and says so.

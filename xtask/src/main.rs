@@ -99,8 +99,8 @@ struct LabArgs {
     command: Vec<OsString>,
 }
 
-/// Make what a test needs to boot a guest of its own: the lab's kernel, and an initramfs with busybox
-/// and that kernel's modules for a virtio disk with ext4
+/// Make what a test needs to boot a guest of its own: the lab's kernel, and an initramfs with
+/// busybox and that kernel's modules for a virtio disk with ext4
 #[derive(Debug, Args)]
 struct GuestFilesArgs {
     /// Kernel version prefix

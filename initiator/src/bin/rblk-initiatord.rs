@@ -268,8 +268,8 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     settle_process(lines)
 }
 
-/// Prepares this process to serve the disk of a guest. No file system of this host is on it. Whoever
-/// is not root has the limits that it has.
+/// Prepares this process to serve the disk of a guest. No file system of this host is on it.
+/// Whoever is not root has the limits that it has.
 fn prepare_for_guest(lines: &mut Lines) -> anyhow::Result<()> {
     raise_limits();
     settle_process(lines)

@@ -1,7 +1,7 @@
-//! A volume as the disk of a virtual machine ([`crate::vhost`]): a mount that has a socket instead of a
-//! device. The rest is what a disk has: name, lock and control socket, session, course, epochs,
-//! retained writes and losses. There is no note and no recovery: with the process, the guest's
-//! requests that are under way are lost, and its disk has to be reset.
+//! A volume as the disk of a virtual machine ([`crate::vhost`]): a mount that has a socket instead
+//! of a device. The rest is what a disk has: name, lock and control socket, session, course,
+//! epochs, retained writes and losses. There is no note and no recovery: with the process, the
+//! guest's requests that are under way are lost, and its disk has to be reset.
 
 use std::cell::{Cell, RefCell};
 use std::io;

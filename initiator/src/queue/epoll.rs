@@ -1,5 +1,5 @@
-//! [`Epoll`]: what the queue of a program or of a guest sleeps in. The program may sleep in it, too,
-//! among descriptors of its own: the epoll is readable when something came.
+//! [`Epoll`]: what the queue of a program or of a guest sleeps in. The program may sleep in it,
+//! too, among descriptors of its own: the epoll is readable when something came.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

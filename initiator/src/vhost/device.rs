@@ -1,5 +1,5 @@
-//! [`Device`]: the disk of a guest, whoever is its front end at the moment: the threads of its rings
-//! and the way to control.
+//! [`Device`]: the disk of a guest, whoever is its front end at the moment: the threads of its
+//! rings and the way to control.
 
 use std::io;
 use std::sync::Arc;

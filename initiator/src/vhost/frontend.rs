@@ -1,5 +1,5 @@
-//! [`FrontEnd`]: what one front end asks, in order, until it goes: it agrees on abilities, shares the
-//! memory of its guest, and starts and stops rings.
+//! [`FrontEnd`]: what one front end asks, in order, until it goes: it agrees on abilities, shares
+//! the memory of its guest, and starts and stops rings.
 
 use std::fs::File;
 use std::io;

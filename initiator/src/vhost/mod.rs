@@ -1,6 +1,6 @@
-//! A volume as the disk of a virtual machine: virtio-blk over vhost-user. A front end, such as QEMU,
-//! connects to a socket and shares the memory of its guest. The target moves data between its own
-//! memory and the guest's pages: nothing is copied on this host.
+//! A volume as the disk of a virtual machine: virtio-blk over vhost-user. A front end, such as
+//! QEMU, connects to a socket and shares the memory of its guest. The target moves data between its
+//! own memory and the guest's pages: nothing is copied on this host.
 //!
 //! ```text
 //! guest   ring --kick--> rblk-ring-N: Ring -> UnderWay -> TargetSide -> Engine -> path
@@ -10,8 +10,8 @@
 //!                        control (tokio): Mount -> Link -> Course
 //! ```
 //!
-//! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what the disk of a mount
-//! has, too. The guest and its front end are strangers: whatever they say is checked.
+//! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what the disk of a
+//! mount has, too. The guest and its front end are strangers: whatever they say is checked.
 
 mod connection;
 mod device;
@@ -47,8 +47,8 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Serves a disk by a socket that listens, to one front end after the other. `memories` gets the
-    /// memory of the guest. It is closed when the disk is gone.
+    /// Serves a disk by a socket that listens, to one front end after the other. `memories` gets
+    /// the memory of the guest. It is closed when the disk is gone.
     ///
     /// # Errors
     /// The system has no descriptor or no thread.

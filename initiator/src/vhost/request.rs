@@ -1,13 +1,14 @@
-//! [`GuestRequest`]: one request of a guest, as its descriptors say it, and the [`Step`]s in which it
-//! is done.
+//! [`GuestRequest`]: one request of a guest, as its descriptors say it, and the [`Step`]s in which
+//! it is done.
 //!
-//! A guest may write anything into a descriptor, and change it at any time. So each is read once, and
-//! every address is looked up when it is used. What is wrong with a request is answered with a status
-//! to the guest, if the request names a place for one. A request without such a place breaks its ring.
+//! A guest may write anything into a descriptor, and change it at any time. So each is read once,
+//! and every address is looked up when it is used. What is wrong with a request is answered with a
+//! status to the guest, if the request names a place for one. A request without such a place breaks
+//! its ring.
 //!
-//! The data of a request is in pieces of the guest's memory. The target moves each piece on its own,
-//! straight from or to the guest's memory, where that pays: every piece is whole blocks, and they are
-//! few. Otherwise the data goes through buffers of the queue.
+//! The data of a request is in pieces of the guest's memory. The target moves each piece on its
+//! own, straight from or to the guest's memory, where that pays: every piece is whole blocks, and
+//! they are few. Otherwise the data goes through buffers of the queue.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
@@ -31,8 +32,8 @@ pub(super) const RANGES_MAX: u32 = 16;
 pub(super) const RANGE_SECTORS_MAX: u32 = 1 << 21;
 /// Descriptors of one request, at most: the longest ring has as many.
 const DESCRIPTORS_MAX: usize = 1024;
-/// Pieces that are shorter on the average are gathered in a buffer: to copy so many bytes takes less
-/// time than a request for the target.
+/// Pieces that are shorter on the average are gathered in a buffer: to copy so many bytes takes
+/// less time than a request for the target.
 const PIECE_LEAST: u64 = 16 << 10;
 /// Bytes of the name of a disk.
 pub(super) const ID_BYTES: usize = 20;
@@ -361,8 +362,8 @@ impl GuestRequest {
         Some(Step { offset, len, at, guest, may_unmap: false })
     }
 
-    /// Copies `len` bytes of the data, from the byte `at` on, from the guest's memory to a buffer, or
-    /// the other way. Returns whether all of it is memory.
+    /// Copies `len` bytes of the data, from the byte `at` on, from the guest's memory to a buffer,
+    /// or the other way. Returns whether all of it is memory.
     pub(super) fn copy(
         &self,
         memory: &GuestMemory,

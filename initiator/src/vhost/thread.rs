@@ -1,9 +1,10 @@
-//! [`RingThread`]: the requests of one ring of a guest to the [`Engine`](crate::engine::Engine), and
-//! outcomes back. It is to a guest what the queue thread of a disk is to the driver.
+//! [`RingThread`]: the requests of one ring of a guest to the [`Engine`](crate::engine::Engine),
+//! and outcomes back. It is to a guest what the queue thread of a disk is to the driver.
 //!
 //! What keeps late RDMA out of memory that the guest uses for something else:
 //!
-//! - A request is done when the target has answered it, or when every path that had it is destroyed.
+//! - A request is done when the target has answered it, or when every path that had it is
+//!   destroyed.
 //! - A ring is stopped when none of its requests is under way. A front end that stops a ring waits
 //!   for some time for answers. Then the path is given up, and what is left fails when it
 //!   is destroyed.
@@ -210,8 +211,8 @@ impl RingThread {
         any
     }
 
-    /// One turn of the engine. Returns whether anything happened, and how many requests of the target
-    /// were answered.
+    /// One turn of the engine. Returns whether anything happened, and how many requests of the
+    /// target were answered.
     fn turn_engine(&mut self, moment: Moment) -> (bool, usize) {
         let Self { side, answers, .. } = self;
         let turned = side.turn(moment, |tag, result| answers.push((tag, result)));

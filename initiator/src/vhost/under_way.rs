@@ -1,8 +1,8 @@
 //! [`UnderWay`]: the requests of a ring that are under way: each is one request of the target, or
 //! several, its steps.
 //!
-//! A request that needs more steps than there are tags begins as many as there are, and the next ones
-//! when answers come. Until then no further request is taken from the ring.
+//! A request that needs more steps than there are tags begins as many as there are, and the next
+//! ones when answers come. Until then no further request is taken from the ring.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -245,8 +245,8 @@ impl UnderWay {
         }
     }
 
-    /// The guest's memory is another one from now on. There is no path, so every step waits: it goes
-    /// on where its data is in the new memory, or it has failed.
+    /// The guest's memory is another one from now on. There is no path, so every step waits: it
+    /// goes on where its data is in the new memory, or it has failed.
     pub(super) fn move_to(&mut self, memory: Option<&GuestMemory>, engine: &mut Engine) {
         for index in 0..self.by_tag.len() {
             let tag = Tag(narrow(index));
