@@ -354,13 +354,3 @@ impl DataThread for RingThread {
         self.side.stats().yields.add(1);
     }
 }
-
-/// Bytes that went straight, and through a buffer.
-pub(super) fn count(stats: &crate::engine::QueueStats, bytes: u64, straight: bool) {
-    if straight {
-        stats.shared_memory_bytes.add(bytes);
-    } else {
-        stats.bounced_bytes.add(bytes);
-        stats.copied_bytes.add(bytes);
-    }
-}

@@ -210,7 +210,7 @@ impl UnderWay {
             of_slot.request.fail();
         } else if matches!(op, Op::Read | Op::Write) {
             let straight = step.guest.is_some();
-            super::thread::count(stats, step.len, straight);
+            count(stats, step.len, straight);
             let buffer = (&*self.buffers, tag.index() * self.stride);
             let brings = op == Op::Read && !straight;
             if brings && !of_slot.request.copy(memory, (step.at, step.len), buffer) {
@@ -271,5 +271,15 @@ impl UnderWay {
                 }
             }
         }
+    }
+}
+
+/// Bytes that went straight, and through a buffer.
+fn count(stats: &QueueStats, bytes: u64, straight: bool) {
+    if straight {
+        stats.shared_memory_bytes.add(bytes);
+    } else {
+        stats.bounced_bytes.add(bytes);
+        stats.copied_bytes.add(bytes);
     }
 }
