@@ -141,7 +141,7 @@ mod tests {
         assert_eq!((number(24, 1), number(26, 2), number(28, 4)), (3, 8, 512));
         assert_eq!((number(44, 4), number(56, 1)), (8, 1));
         assert_eq!(disk().config(58, 9), [0; 9], "beyond its end");
-        assert_eq!(disk().config(usize::MAX, 1), [0]);
+        assert_eq!(disk().config(u32::MAX as usize, 1), [0]);
         assert_eq!(&disk().id, b"a volume with quite ");
     }
 
