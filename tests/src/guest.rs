@@ -56,6 +56,7 @@ pub struct Served {
     /// Its socket.
     pub socket: PathBuf,
     log: PathBuf,
+    name: String,
 }
 
 impl Served {
@@ -88,7 +89,7 @@ impl Served {
             let _ = sender.send(said.read_exact(&mut line));
         });
         let ready = receiver.recv_timeout(DEADLINE);
-        let served = Self { child, socket, log };
+        let served = Self { child, socket, log, name };
         assert!(matches!(ready, Ok(Ok(()))), "it does not serve:\n{}", served.log());
         served
     }
@@ -131,6 +132,10 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.kill();
+        // What a killed process leaves where the mounts of this host are listed.
+        for end in ["sock", "lock"] {
+            let _ = std::fs::remove_file(format!("/run/rblk/mounts/{}.{end}", self.name));
+        }
         if std::thread::panicking() {
             eprintln!("log of rblk-initiator vhost:\n{}", self.log());
         }
