@@ -90,13 +90,24 @@ impl Region {
     /// # Errors
     /// The file is empty or not whole pages, or the system cannot map it.
     pub fn map_file(file: &File) -> io::Result<Arc<Self>> {
+        Self::map(file, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE)
+    }
+
+    /// The same, and pages of the file that nobody has touched yet take no memory.
+    ///
+    /// # Errors
+    /// As of [`Self::map_file`].
+    pub fn map_file_lazily(file: &File) -> io::Result<Arc<Self>> {
+        Self::map(file, MapFlags::MAP_SHARED)
+    }
+
+    fn map(file: &File, flags: MapFlags) -> io::Result<Arc<Self>> {
         let len = file.metadata()?.len();
         let mapped = usize::try_from(len).ok().and_then(NonZeroUsize::new);
         let mapped = mapped.filter(|len| len.get().is_multiple_of(4096)).ok_or_else(|| {
             io::Error::other(format!("it has {len} bytes, which is not one page of 4096 or more"))
         })?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
         // SAFETY: a mapping at an address of the kernel's choice aliases nothing of this process;
         // other processes change its bytes as a device would.
         let base = unsafe { mmap(None, mapped, protection, flags, file, 0) }?;

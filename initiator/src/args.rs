@@ -17,7 +17,7 @@ use rblk_protocol::limits;
 use crate::error::SessionError;
 use crate::identity::BadHostId;
 use crate::mount::leftovers::Refused;
-use crate::mount::{AlreadyMounted, HeldHere, NotMounted};
+use crate::mount::{AlreadyMounted, BadSocket, HeldHere, NotMounted, UnsuitedKey};
 use crate::session::{Credentials, TargetKeysError};
 use crate::ublk::UblkError;
 
@@ -42,6 +42,11 @@ pub struct Cli {
 pub enum Command {
     /// Make a block device of a volume. Needs root and the ublk_drv module.
     Mount(Box<MountArgs>),
+    /// Serve a volume as the disk of a virtual machine: a vhost-user socket for QEMU,
+    /// cloud-hypervisor or Firecracker.
+    ///
+    /// The target moves data straight between its memory and the guest's pages. Needs no ublk_drv.
+    Vhost(Box<VhostArgs>),
     /// Make or show the key by which this host proves who it is.
     #[command(subcommand)]
     Key(KeyCommand),
@@ -407,6 +412,35 @@ pub struct MountArgs {
     pub verbose: u8,
 }
 
+/// What a guest gets, and how.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("device_id", |arg| arg.hide(true)),
+    mut_arg("shared_memory", |arg| arg.hide(true)),
+    mut_arg("digest", |arg| arg.hide(true)),
+)]
+pub struct VhostArgs {
+    /// Socket by which the virtual machine's front end connects, such as /run/vm1.sock. Whoever may
+    /// connect has the disk.
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// The rest is as for a mount.
+    #[command(flatten)]
+    pub mount: MountArgs,
+}
+
+impl VhostArgs {
+    /// The configuration of file and flags together, validated.
+    ///
+    /// # Errors
+    /// [`ConfigError`], or it asks for what the disk of a guest cannot have.
+    pub fn configuration(&self) -> anyhow::Result<MountConfig> {
+        let config = self.mount.configuration()?;
+        crate::mount::must_suit_guests(&config)?;
+        Ok(config)
+    }
+}
+
 impl MountArgs {
     /// The configuration of file and flags together, validated.
     ///
@@ -511,6 +545,8 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<KeyWithoutTarget>()
             || cause.is::<BadHostId>()
             || cause.is::<TargetKeysError>()
+            || cause.is::<BadSocket>()
+            || cause.is::<UnsuitedKey>()
         {
             return Exit::Usage;
         }
@@ -520,7 +556,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         {
             return Exit::AlreadyMounted;
         }
-        if cause.is::<crate::mount::NotRoot>() {
+        if cause.is::<crate::mount::NotRoot>() || cause.is::<crate::mount::NotInBackground>() {
             return Exit::NotPermitted;
         }
         if cause.is::<NotMounted>() {

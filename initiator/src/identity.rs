@@ -49,6 +49,20 @@ pub(crate) fn own_id() -> io::Result<HostId> {
     Ok(HostId(id))
 }
 
+/// The id of the disk of a guest, which is known by its socket: the same after a crash, and no
+/// mount's.
+pub(crate) fn id_of_guest(host: HostId, socket: &Path) -> HostId {
+    let mut hash = Sha256::new();
+    hash.update(b"rblk guest");
+    hash.update(host.0);
+    hash.update(socket.as_os_str().as_encoded_bytes());
+    let mut id = [0; 16];
+    id.copy_from_slice(&hash.finalize()[..16]);
+    // All zeros are no id.
+    id[0] |= 1;
+    HostId(id)
+}
+
 /// This host's name to targets: `name`, else that of the system.
 pub(crate) fn host_name(name: Option<&str>) -> Name {
     name_of(name.unwrap_or(&system_name()))

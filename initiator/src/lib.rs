@@ -38,3 +38,5 @@ pub mod session;
 #[allow(unsafe_code)] // the driver's memory and io_uring commands
 pub mod ublk;
 pub mod undestroyed;
+#[allow(unsafe_code)] // the memory of guests, and descriptors of their front ends
+mod vhost;

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use rblk_config::{Exit, said_once};
+use rblk_config::{Exit, MountConfig, said_once};
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, DoctorArgs, MountArgs, Output, RecoverArgs, Report, exit_of,
+    CHECKED, Cli, Command, DoctorArgs, MountArgs, Output, RecoverArgs, Report, VhostArgs, exit_of,
 };
 use rblk_initiator::log_file;
 use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
@@ -21,7 +21,7 @@ use rblk_initiator::mount::note::Note;
 use rblk_initiator::mount::run_dir::{must_be_readable, names};
 use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
 use rblk_initiator::mount::status::MountStatus;
-use rblk_initiator::mount::{NotMounted, NotRoot, device_user};
+use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, device_user};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 use tokio::runtime::Runtime;
 
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
     die_of_closed_pipes();
     let result = match Cli::parse().command {
         Command::Mount(args) => mount(&args),
+        Command::Vhost(args) => vhost(&args),
         Command::Umount { what, force } => umount(&what, force),
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
@@ -106,16 +107,33 @@ fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
     if !nix::unistd::geteuid().is_root() {
         return Err(NotRoot.into());
     }
+    start(args, &config)
+}
+
+/// Serves in this process, or starts the process that serves.
+fn start(args: &MountArgs, config: &MountConfig) -> anyhow::Result<Exit> {
     if args.foreground {
         return Err(become_daemon());
     }
-    let name = args.mount_name(&config)?;
+    let name = args.mount_name(config)?;
     let started = start_daemon(&name, std::env::args_os().skip(1))?;
     if let (Started::Mounted(status), Output::Json) = (&started, args.output) {
         println!("{}", serde_json::to_string_pretty(status)?);
         return Ok(Exit::Ok);
     }
     Ok(started.print())
+}
+
+fn vhost(args: &VhostArgs) -> anyhow::Result<Exit> {
+    let config = args.configuration()?;
+    if args.mount.dump_config {
+        print!("{}", config.dump()?);
+        return Ok(Exit::Ok);
+    }
+    if !args.mount.foreground && !nix::unistd::geteuid().is_root() {
+        return Err(NotInBackground.into());
+    }
+    start(&args.mount, &config)
 }
 
 /// How the start of a daemon ended.

@@ -68,6 +68,11 @@ impl PathChange {
         self.undestroyed.count(dead)
     }
 
+    /// Whether every counted path is destroyed.
+    pub(crate) fn has_let_go(&self) -> bool {
+        self.undestroyed.is_empty()
+    }
+
     /// Makes the pending change, if every counted path is destroyed. Returns whether the engine has
     /// a new path.
     pub fn apply(&mut self, engine: &mut Engine, now: Instant) -> bool {

@@ -112,6 +112,7 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
                 figures::size(m.retain_bytes)
             ),
         ),
+        ("guest's memory", guests_memory(m)),
         ("losses", m.lost.clone().unwrap_or_else(|| m.losses.to_string())),
     ];
     // Writing to a String cannot fail.
@@ -226,6 +227,16 @@ pub(crate) fn top(mounts: &[MountStatus]) -> String {
         ]);
     }
     table.to_string()
+}
+
+/// How the data of a guest went, of the disk of one.
+fn guests_memory(m: &MountStatus) -> String {
+    // A mount's device is there, or is to come.
+    if m.device.is_empty() || m.device.starts_with("/dev/ublkb") {
+        return String::new();
+    }
+    let (straight, copied) = (m.total.shared_memory_bytes, m.total.bounced_bytes);
+    format!("{} straight, {} copied", figures::size(straight), figures::size(copied))
 }
 
 #[cfg(test)]

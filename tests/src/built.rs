@@ -94,12 +94,19 @@ fn build(directory: &Path) {
 pub fn xtask(name: &str) -> Command {
     let test = std::env::current_exe().expect("the path of this test");
     let directory = test.ancestors().nth(2).expect("a build directory");
-    let mut command = cargo();
-    command.args(["run", "--quiet", "--package", "xtask", "--", name]);
+    let mut command = xtask_of_all(name);
     command.args(["--profile", profile(directory)]);
     if !cfg!(feature = "verbs") {
         command.arg("--no-verbs");
     }
+    command
+}
+
+/// `cargo xtask NAME`, for what does not depend on the build of this test.
+#[must_use]
+pub fn xtask_of_all(name: &str) -> Command {
+    let mut command = cargo();
+    command.args(["run", "--quiet", "--package", "xtask", "--", name]);
     command
 }
 

@@ -6,6 +6,7 @@ pub mod bed;
 pub mod browser;
 pub mod built;
 pub mod exerciser;
+pub mod guest;
 pub mod hostile;
 pub mod http;
 pub mod lab;

@@ -37,6 +37,8 @@ struct Cli {
 // What the arguments' types say is shown as help: a comment here would hide it.
 enum Command {
     Lab(LabArgs),
+    #[command(hide = true)]
+    GuestFiles(GuestFilesArgs),
     Demo(demo::DemoArgs),
     #[command(hide = true)]
     DemoInside(demo::InsideArgs),
@@ -97,6 +99,23 @@ struct LabArgs {
     command: Vec<OsString>,
 }
 
+/// Make what a test needs to boot a guest of its own: the lab's kernel, and an initramfs with
+/// busybox and that kernel's modules for a virtio disk with ext4
+#[derive(Debug, Args)]
+struct GuestFilesArgs {
+    /// Kernel version prefix
+    #[arg(long, default_value = lab::DEFAULT_KERNEL, value_name = "VERSION")]
+    kernel: String,
+
+    /// The first process of the guest: a script of /bin/busybox
+    #[arg(long, value_name = "FILE")]
+    init: PathBuf,
+
+    /// Where `vmlinux` and `initramfs.cpio` go
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
 impl LabArgs {
     fn run(self) -> Result<i32> {
         let lab = lab::Lab {
@@ -119,6 +138,10 @@ fn main() -> ExitCode {
     // What this status means when the command itself cannot be carried out.
     let (outcome, failed) = match command {
         Command::Lab(args) => (args.run(), lab::FAILED),
+        Command::GuestFiles(args) => {
+            let GuestFilesArgs { kernel, init, out } = args;
+            (lab::guest_files(&kernel, &init, &out).map(|()| 0), 1)
+        }
         Command::Demo(args) => (args.run(), 1),
         Command::DemoInside(args) => (args.run(), 1),
         Command::Check(args) => (args.run(), 1),

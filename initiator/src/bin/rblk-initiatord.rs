@@ -12,12 +12,12 @@ use rblk_config::{ByteSize, Exit, Log, LogWriter, said_once};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, Output, RecoverArgs, Report,
-    exit_of,
+    VhostArgs, exit_of,
 };
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::journal::{MountFields, MountJournal};
 use rblk_initiator::log_file::LogFile;
-use rblk_initiator::mount::{OnReady, ToldToEnd};
+use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
@@ -33,6 +33,10 @@ fn main() -> ExitCode {
         Command::Mount(args) => {
             lines.begin(writer, args.verbose);
             mount(&args, &mut lines)
+        }
+        Command::Vhost(args) => {
+            lines.begin(writer, args.mount.verbose);
+            vhost(&args, &mut lines)
         }
         Command::Recover(args) => {
             lines.begin(writer, args.verbose);
@@ -60,7 +64,7 @@ fn main() -> ExitCode {
         | Command::Doctor(_)
         | Command::Key(_) => {
             eprintln!(
-                "rblk-initiatord: only `mount`, `recover NAME` and `discover`; use rblk-initiator for everything else"
+                "rblk-initiatord: only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else"
             );
             return Exit::Usage.into();
         }
@@ -158,6 +162,20 @@ fn mount(args: &MountArgs, lines: &mut Lines) -> anyhow::Result<()> {
     })
 }
 
+fn vhost(args: &VhostArgs, lines: &mut Lines) -> anyhow::Result<()> {
+    serve(args.mount.foreground, lines, async |lines, on_ready| {
+        let config = args.configuration()?;
+        let name = args.mount.mount_name(&config)?;
+        lines.fields.named(&name);
+        lines.fields.of_volume(&config.volume);
+        let socket = GuestSocket::bind(&args.socket)?;
+        prepare_for_guest(lines)?;
+        let host = host_identity(config.host_name.as_deref())?;
+        let take_over = args.mount.take_over;
+        rblk_initiator::mount::run_guest(&config, &name, socket, host, take_over, on_ready).await
+    })
+}
+
 fn recover(args: &RecoverArgs, lines: &mut Lines) -> anyhow::Result<()> {
     let Some(name) = &args.which.name else {
         anyhow::bail!("rblk-initiatord serves one mount: name it");
@@ -230,17 +248,10 @@ fn report(foreground: bool, report: &Report) {
 /// writeback. Then it gives up the rights that it does not need any more. It has one thread.
 fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if !nix::unistd::geteuid().is_root() {
         return Err(rblk_initiator::mount::NotRoot.into());
     }
-    for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
-        if let Ok((soft, hard)) = getrlimit(resource)
-            && soft < hard
-        {
-            let _ = setrlimit(resource, hard, hard);
-        }
-    }
+    raise_limits();
     unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace of our own")?;
     // Mounts of other namespaces still appear here. Mounts made here (there are none) do not appear
     // there.
@@ -254,6 +265,29 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     .context("making the mount namespace a slave")?;
     rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
+    settle_process(lines)
+}
+
+/// Prepares this process to serve the disk of a guest. No file system of this host is on it.
+/// Whoever is not root has the limits that it has.
+fn prepare_for_guest(lines: &mut Lines) -> anyhow::Result<()> {
+    raise_limits();
+    settle_process(lines)
+}
+
+fn raise_limits() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
+        if let Ok((soft, hard)) = getrlimit(resource)
+            && soft < hard
+        {
+            let _ = setrlimit(resource, hard, hard);
+        }
+    }
+}
+
+/// Gives up what is not needed any more, and starts the log.
+fn settle_process(lines: &mut Lines) -> anyhow::Result<()> {
     // Only now, as --config may be relative. A directory that is in use cannot be unmounted.
     std::env::set_current_dir("/").context("the directory /")?;
     load_tls();

@@ -12,7 +12,6 @@
 mod buffer;
 #[doc(hidden)]
 pub mod detached;
-mod epoll;
 mod open_error;
 mod options;
 mod pending;

@@ -11,13 +11,12 @@ use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
 use rblk_fabric::spin::Hint;
 use rblk_protocol::Tag;
 
-use super::epoll::Epoll;
 use super::pending::Pending;
 use super::{Buffer, Completion};
 use crate::inflight::WrongState;
 use crate::io::Io;
 use crate::path::Place;
-use crate::queue::{MAIL, TargetParts, TargetSide, Watch};
+use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch};
 
 /// A queue that a program drives.
 pub(super) struct Polled {

@@ -35,7 +35,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, FabricError, Micros, Moment, WcStatus};
+use rblk_fabric::{Completion, FabricError, Micros, Moment, Region, WcStatus};
 use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
 
@@ -43,7 +43,7 @@ use crate::admin::Pulse;
 use crate::durability::{Answered, Ledger, Plan};
 use crate::inflight::{Inflight, WrongState};
 use crate::io::{Io, IoOp};
-use crate::path::{DeadPath, Path, Place};
+use crate::path::{DataMemory, DeadPath, Path, Place};
 use active_path::{ActivePath, Arrival, BeatDue, broken};
 use answer::Answer;
 pub use digests::DigestFailure;
@@ -75,6 +75,8 @@ pub enum PathEnd {
     Corrupted,
     /// Control asked for it.
     Dropped,
+    /// The queue gave it up, to have its buffers back: whoever lent them waits no longer.
+    GivenUp,
     /// The path could not be taken over.
     Unusable,
 }
@@ -106,6 +108,8 @@ pub struct Engine {
     places: Box<[Place]>,
     // Memory of other programs that every path has registered.
     shared: usize,
+    // Which memories these are, where they may be replaced.
+    memories: Option<Arc<[Arc<Region>]>>,
     // Most data of one request: the rest of a buffer is for its trailer.
     data_max: usize,
     inflight: Inflight,
@@ -145,6 +149,7 @@ impl Engine {
                 .map(|tag| Place::own(tag * buffer_stride))
                 .collect(),
             shared: 0,
+            memories: None,
             data_max: buffer_stride,
             inflight: Inflight::new(depth),
             path: None,
@@ -175,6 +180,25 @@ impl Engine {
     pub fn with_shared(mut self, memories: usize) -> Self {
         self.shared = memories;
         self
+    }
+
+    /// From now on requests may have their data in these memories of other programs, and in no
+    /// earlier ones. A present path ends: it has registered others. So has every next one that was
+    /// not made with the same memories, which is not usable.
+    pub(crate) fn replace_shared(&mut self, memories: &Arc<[Arc<Region>]>) {
+        self.end_path(PathEnd::Dropped);
+        self.shared = memories.len();
+        self.memories = Some(Arc::clone(memories));
+    }
+
+    /// Whether a path has registered the memories that requests may have their data in.
+    fn has_memories(&self, path: &Path) -> bool {
+        let have = &path.memory.shared;
+        have.len() == self.shared
+            && self.memories.as_ref().is_none_or(|memories| {
+                let same = |(have, is): (&DataMemory, _)| Arc::ptr_eq(have.sinks.region(), is);
+                have.iter().zip(memories.iter()).all(same)
+            })
     }
 
     /// With an account of what is durable, made for the same depth.
@@ -338,6 +362,15 @@ impl Engine {
         self.submit(tag, io)
     }
 
+    /// The data of a request that is not answered is somewhere else from now on, while there is no
+    /// path.
+    pub(crate) fn replace(&mut self, tag: Tag, place: Place) {
+        debug_assert!(self.path.is_none() && place.memory.is_of(self.shared));
+        if let Some(old) = self.places.get_mut(tag.index()) {
+            *old = place;
+        }
+    }
+
     /// The place of a tag's own buffer, where buffers are not [spare](Self::submit_at).
     #[inline]
     pub(crate) fn buffer_of(&self, tag: Tag) -> Place {
@@ -354,7 +387,7 @@ impl Engine {
         let has_room = self.shared == 0 && room >= READ_TRAILER_BYTES;
         let fits = path.accept.depth == self.depth
             && path.accept.io_max_bytes as usize >= self.data_max
-            && path.memory.shared.len() == self.shared
+            && self.has_memories(&path)
             && (!digests || has_room);
         if !digests {
             self.digests.clear();
@@ -372,6 +405,18 @@ impl Engine {
     /// Ends the present path, if there is one: everything sent waits again.
     pub fn disconnect(&mut self) {
         self.end_path(PathEnd::Dropped);
+    }
+
+    /// The same, for a queue that does not wait for answers any longer. Control hears of it, and
+    /// connects again.
+    pub(crate) fn give_up_path(&mut self) {
+        self.end_path(PathEnd::GivenUp);
+    }
+
+    /// Fails what waits to be sent, this time. No device may touch the buffers of it: dead paths
+    /// are destroyed. Returns whether anything happened.
+    pub(crate) fn cancel_waiting(&mut self, errno: i32, mut done: impl FnMut(Tag, i32)) -> bool {
+        self.fail_waiting(errno, &mut done)
     }
 
     fn end_path(&mut self, end: PathEnd) {
@@ -509,12 +554,7 @@ impl Engine {
     fn fail_waiting(&mut self, errno: i32, done: &mut impl FnMut(Tag, i32)) -> bool {
         let mut busy = false;
         for tag in self.inflight.tags() {
-            if let Some(io) = self.inflight.cancel(tag) {
-                if let Some(ledger) = &mut self.ledger {
-                    ledger.cancelled(tag);
-                }
-                self.digests.cancelled(tag);
-                self.stats.count_unsent(io.op);
+            if self.cancel(tag) {
                 done(tag, -errno);
                 busy = true;
             }
@@ -522,6 +562,17 @@ impl Engine {
         // What was sent may have to fail when its path dies.
         self.waiting.backlog = self.inflight.sent() > 0;
         busy
+    }
+
+    /// Takes out a request that waits to be sent: it has failed. Returns whether there was one.
+    pub(crate) fn cancel(&mut self, tag: Tag) -> bool {
+        let Some(io) = self.inflight.cancel(tag) else { return false };
+        if let Some(ledger) = &mut self.ledger {
+            ledger.cancelled(tag);
+        }
+        self.digests.cancelled(tag);
+        self.stats.count_unsent(io.op);
+        true
     }
 
     fn send_waiting(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {

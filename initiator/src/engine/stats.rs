@@ -71,8 +71,11 @@ rblk_fabric::counters! {
     immediates,
     /// Bytes the initiator's CPU copied between buffers.
     copied_bytes,
-    /// Bytes of requests whose data was in shared memory: the driver copied nothing.
+    /// Bytes of requests whose data was in shared memory, or in the memory of a guest: nothing on
+    /// this host copied them.
     shared_memory_bytes,
+    /// Bytes of a guest's requests that were copied between its memory and a buffer.
+    bounced_bytes,
     /// Turns of the data thread.
     turns,
     /// Times the data thread slept.

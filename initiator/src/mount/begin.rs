@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{MountConfig, said_once};
+use rblk_config::{DigestWish, MountConfig, said_once};
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Name, QueueDepth, limits};
@@ -42,19 +42,45 @@ pub(super) struct First<'f> {
     pub(super) take_over: bool,
     /// Buffers of each queue beyond its depth.
     pub(super) spare_buffers: u16,
+    /// Who has the queues.
+    pub(super) user: User,
 }
 
-impl First<'_> {
-    /// Whether a program has the queues.
-    fn is_of_program(&self) -> bool {
-        self.name.is_empty()
+/// Who has the queues of a mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum User {
+    /// The driver of a disk.
+    Driver,
+    /// A program, by the library.
+    Program,
+    /// A guest, whose memory comes and goes.
+    Guest,
+}
+
+impl<'f> First<'f> {
+    /// Of a disk of the driver.
+    pub(super) fn of_driver(config: &'f MountConfig, name: &'f str, take_over: bool) -> Self {
+        Self { config, name, take_over, spare_buffers: 0, user: User::Driver }
+    }
+
+    /// Whether control tests the paths of the queues.
+    fn tests_paths(&self) -> bool {
+        self.user != User::Driver
     }
 
     /// The memory of other programs: none, where a program has its data in buffers of the queues.
     fn shared_memory(&self) -> anyhow::Result<SharedMemory> {
-        match self.is_of_program() {
-            true => Ok(SharedMemory::default()),
-            false => SharedMemory::map(&self.config.shared_memory),
+        match self.user {
+            User::Program | User::Guest => Ok(SharedMemory::default()),
+            User::Driver => SharedMemory::map(&self.config.shared_memory),
+        }
+    }
+
+    /// Whether the queues ask for digests.
+    fn digest(&self, shared: &SharedMemory) -> DigestWish {
+        match self.user {
+            User::Guest => DigestWish::Off,
+            User::Driver | User::Program => digest_wish(self.config, shared),
         }
     }
 }
@@ -63,10 +89,8 @@ impl First<'_> {
 /// long as `config.wait` says, tells the service manager meanwhile, and leaves the reason in `why`.
 /// Tries every address at least once.
 pub(super) async fn connect_first(
-    config: &MountConfig,
-    name: &str,
+    first: First<'_>,
     host: HostIdentity,
-    take_over: bool,
     why: &RefCell<Option<String>>,
 ) -> anyhow::Result<(Mount, Vec<Path>)> {
     let waits = |text: &str| {
@@ -77,7 +101,6 @@ pub(super) async fn connect_first(
             sd_notify::NotifyState::ExtendTimeoutUsec(ROUND_USEC),
         ]);
     };
-    let first = First { config, name, take_over, spare_buffers: 0 };
     let connected = connect_patiently(first, host, waits).await?;
     if why.borrow().is_some() {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Status("connected")]);
@@ -166,13 +189,13 @@ async fn open_first(
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
     let shared = first.shared_memory()?;
-    let mut wish = first_wish(config, &shared, login.queues_max)?;
+    let mut wish = first_wish(first, &shared, login.queues_max)?;
     let (mut buffers, mut paths) = (Vec::new(), Vec::new());
     for queue in 0..wish.queues {
         let shared = Arc::clone(shared.regions());
         let memory = QueueMemory { buffers: queue_memory(&wish, spare_buffers)?, shared };
         let mut path = session.connect_queue(queue, wish, volume.handle, &memory).await?;
-        if first.is_of_program() {
+        if first.tests_paths() {
             path = match path.test().await {
                 Err(PathEnd::SelfTest) if wish.features.has(Features::WRITE_WITH_IMM) => {
                     tracing::warn!("WRITE_WITH_IMM does not work on this path; going on without");
@@ -206,7 +229,7 @@ async fn open_first(
         fenced: None,
     };
     let (queues, endpoint) = (wish.queues, Endpoint::of(session, &paths));
-    let tests_paths = first.is_of_program();
+    let tests_paths = first.tests_paths();
     let KnownBy { host, credentials } = known_by.clone();
     let setup = Setup {
         volume_name,
@@ -225,10 +248,11 @@ async fn open_first(
 
 /// What the first queue asks for.
 fn first_wish(
-    config: &MountConfig,
+    first: First<'_>,
     shared: &SharedMemory,
     queues_max: u16,
 ) -> anyhow::Result<QueueWish> {
+    let config = first.config;
     let queues = config.queues.unwrap_or_else(|| {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         narrow(cpus.min(QUEUES_DEFAULT_MAX))
@@ -238,7 +262,7 @@ fn first_wish(
         io_max_bytes: u32::try_from(config.max_io.0).context("max_io")?,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
         features: Features::WRITE_WITH_IMM.or(LISTS),
-        digest: digest_wish(config, shared),
+        digest: first.digest(shared),
         lanes: config.lanes,
         queues: queues.min(queues_max),
     })

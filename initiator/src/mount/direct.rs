@@ -10,7 +10,7 @@ use rblk_fabric::spin::SpinMode;
 use rblk_protocol::{OpenReply, VolumeFlags};
 use tokio::sync::{mpsc, oneshot};
 
-use super::begin::{First, connect_patiently};
+use super::begin::{First, User, connect_patiently};
 use super::course::State;
 use super::mounted::{Mount, size_bytes};
 use super::queues::spin_mode;
@@ -68,7 +68,8 @@ impl Direct {
     /// Anything that keeps the volume from being opened. Nothing is left then.
     pub(crate) async fn begin(asked: Asked) -> anyhow::Result<(Self, Vec<GivenQueue>)> {
         let Asked { config, host, take_over, spare_buffers } = asked;
-        let first = First { config: &config, name: "", take_over, spare_buffers };
+        let user = User::Program;
+        let first = First { config: &config, name: "", take_over, spare_buffers, user };
         let (mut mount, paths) = connect_patiently(first, host, |_| {}).await?;
         let (outbox, from_queues) = mpsc::unbounded_channel();
         let parts = match mount.give_queues(&outbox) {

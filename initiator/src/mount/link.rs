@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, said_once};
-use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder};
+use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region};
 use rblk_protocol::{AccessMode, AsyncEvent, Features, Status, VolumeEntry, VolumeHandle};
 
 use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State};
@@ -15,6 +15,7 @@ use super::queues::Queues;
 use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try, VolumeChanged};
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
+use super::shared_memory::SharedMemory;
 use super::status::{MountStatus, auth};
 use super::task;
 use super::{EIO, ENODEV};
@@ -181,6 +182,19 @@ impl Link {
     /// The system does not tell which pages it has.
     pub(super) fn shared_memory_is_registered(&mut self) -> anyhow::Result<()> {
         self.setup.shared.registered()
+    }
+
+    /// Every path registers these memories of other programs from now on, and no others. Present
+    /// paths end.
+    pub(super) fn replace_shared(&mut self, regions: Arc<[Arc<Region>]>, queues: &mut Queues) {
+        if Arc::ptr_eq(self.setup.shared.regions(), &regions) {
+            return;
+        }
+        self.setup.shared = SharedMemory::of_guest(regions);
+        if self.session.is_some() {
+            self.course.lose(Loss::Renegotiate, Instant::now(), random());
+            self.disconnect(None, queues);
+        }
     }
 
     /// A queue has left: it needs no path any more, and its memory is the devices' only.

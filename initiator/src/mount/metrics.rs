@@ -89,8 +89,14 @@ const QUEUES: &[OfQueues] = &[
     (
         "rblk_mount_shared_memory_bytes_total",
         Kind::Counter,
-        "Bytes of requests with shared memory, which the driver did not copy.",
+        "Bytes of requests with shared memory or a guest's, which nothing on this host copied.",
         |c| c.shared_memory_bytes,
+    ),
+    (
+        "rblk_mount_bounced_bytes_total",
+        Kind::Counter,
+        "Bytes that were copied between the memory of a guest and a buffer.",
+        |c| c.bounced_bytes,
     ),
     ("rblk_mount_turns_total", Kind::Counter, "Turns of the queue threads.", |c| c.turns),
     ("rblk_mount_sleeps_total", Kind::Counter, "Times a queue thread slept.", |c| c.sleeps),

@@ -20,6 +20,7 @@
 //!              |  recover              a Mount of a note, whose target is lost
 //!              '> Serving -> Ending    the loop, and how it ends
 //! Direct                               a Mount without a device: a program has its queues
+//! Guest                                the same: a guest has its queues, by a socket
 //!                    '> Mount -> Link -> Course (decides), Tries -> settle
 //!                             '> Queues, NoteKeeper
 //! ```
@@ -29,6 +30,7 @@ pub mod course;
 mod device;
 pub(crate) mod direct;
 mod disk;
+mod guest;
 mod history;
 mod holder;
 pub mod leftovers;
@@ -65,7 +67,10 @@ use tokio::sync::mpsc;
 use crate::queue::FromQueue;
 use crate::session::HostIdentity;
 use crate::ublk::{Control, Device};
+use begin::First;
 pub(crate) use begin::may_pass;
+pub(crate) use guest::{BadSocket, UnsuitedKey};
+pub use guest::{GuestSocket, must_suit_guests, run_guest};
 pub use holder::device_user;
 use leftovers::{Claimed, Purpose};
 use lock::MountLock;
@@ -97,6 +102,11 @@ pub(crate) struct AlreadyMounted {
 #[derive(Debug, thiserror::Error)]
 #[error("this needs root: the ublk driver and the mounts are root's. Run it with sudo")]
 pub struct NotRoot;
+
+/// What runs in the background is listed with the mounts.
+#[derive(Debug, thiserror::Error)]
+#[error("in the background this needs root: give --foreground, or run it with sudo")]
+pub struct NotInBackground;
 
 /// No such mount.
 #[derive(Debug, thiserror::Error)]
@@ -166,8 +176,8 @@ async fn begin(
     })?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
-    let (mut mount, paths) =
-        waiting::connect(&socket, config, lock.name(), host, take_over, signals).await?;
+    let first = First::of_driver(config, lock.name(), take_over);
+    let (mut mount, paths) = waiting::connect(&socket, first, host, signals).await?;
     let built = async {
         let mut device = mount.add_device(control)?;
         mount.start_queues(&mut device, &outbox)?;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use rblk_config::MountConfig;
-use rblk_fabric::LatencyCounts;
 use rblk_fabric::rates::{RateWindow, Rates, Work};
+use rblk_fabric::{LatencyCounts, Region};
 use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Status, VolumeFlags};
 use tokio::sync::mpsc;
@@ -330,6 +330,12 @@ impl Mount {
         let durability = self.status.volatile_cache.then_some(&self.durability);
         let plan = plan(&self.link, &self.config, durability, retain_bytes, outbox);
         self.queues.give(&plan)
+    }
+
+    /// Queues have their data in these memories from now on. They know it already, and have no path
+    /// that is made with others.
+    pub(super) fn replace_shared(&mut self, regions: Arc<[Arc<Region>]>) {
+        self.link.replace_shared(regions, &mut self.queues);
     }
 
     /// Whether every queue has left.

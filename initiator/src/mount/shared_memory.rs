@@ -63,6 +63,12 @@ impl SharedMemory {
         Ok(Self { paths: paths.to_vec(), regions: regions.into(), lens, noted: Vec::new() })
     }
 
+    /// The memory of a guest, which no driver knows.
+    pub(super) fn of_guest(regions: Arc<[Arc<Region>]>) -> Self {
+        let lens = regions.iter().map(|region| wide64(region.len())).collect();
+        Self { regions, lens, ..Self::default() }
+    }
+
     /// Maps the files again that the driver has from an earlier process.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use rblk_config::MountConfig;
 use tokio::sync::mpsc;
 
-use super::begin::connect_first;
+use super::begin::{First, connect_first};
 use super::mounted::Mount;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
@@ -35,15 +35,14 @@ pub struct ToldToEnd {
 /// it.
 pub(super) async fn connect(
     socket: &MountSocket,
-    config: &MountConfig,
-    name: &str,
+    first: First<'_>,
     host: HostIdentity,
-    take_over: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<(Mount, Vec<Path>)> {
+    let First { config, name, .. } = first;
     let why = RefCell::new(None);
     tokio::select! {
-        connected = connect_first(config, name, host, take_over, &why) => connected,
+        connected = connect_first(first, host, &why) => connected,
         () = until_unmounted(socket, config, name, &why) => {
             Err(GivenUp { name: name.to_owned() }.into())
         }

@@ -2,6 +2,7 @@
 //! data thread of a hardware queue is [`thread`]. What it has in common with the queue of a program
 //! ([`crate::client`]) is [`target_side`].
 
+mod epoll;
 mod gathering;
 mod paths;
 mod placement;
@@ -22,6 +23,7 @@ use rblk_fabric::spin::SpinMode;
 use rblk_protocol::BlockSize;
 use tokio::sync::{mpsc, oneshot};
 
+pub(crate) use self::epoll::Epoll;
 pub(crate) use self::paths::MAIL;
 pub(crate) use self::target_side::{TargetParts, TargetSide};
 use self::thread::QueueThread;

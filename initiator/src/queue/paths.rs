@@ -90,6 +90,11 @@ impl Paths {
         Ok(true)
     }
 
+    /// Whether every dead path that control heard of is destroyed.
+    pub(super) fn has_let_go(&self) -> bool {
+        self.change.has_let_go()
+    }
+
     /// Whether nothing wakes the queue for its present path.
     pub(super) fn is_unwatched(&self) -> bool {
         self.watch_at.is_some()

@@ -119,6 +119,12 @@ impl TargetSide {
         self.paths.is_alone()
     }
 
+    /// Whether no path but the present one can touch a buffer any more: every dead one is
+    /// destroyed.
+    pub(crate) fn has_let_go(&self) -> bool {
+        !self.engine.has_ended() && self.paths.has_let_go()
+    }
+
     /// Its counters.
     #[inline]
     pub(crate) fn stats(&self) -> &QueueStats {

@@ -385,7 +385,7 @@ fn a_card_that_completes_nothing_is_left_within_detect() {
         let flags = MountFlags::new(plugged(), "v0").path(&lab.rdma());
         let flags = flags.flag("--detect", "4s").flag("--failback", "24h");
         let witness = Witness::start();
-        witness.judge(&lab.test().to_string(), || {
+        witness.judge(lab.test(), || {
             let _ = std::fs::remove_file(&mute);
             let mounted = Mounted::new(lab, &flags.clone().environment(cards.environment()));
             use_it(&mounted);

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -37,6 +37,9 @@ const BOOT_MODULES: &[&str] = &[
 /// What `--no-rdma` leaves out.
 const RDMA_MODULES: &[&str] = &["ib_uverbs", "rdma_ucm", "rdma_rxe"];
 
+/// What a guest needs that a test boots: a disk on a PCI bus.
+const GUEST_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
+
 const BUSYBOX: &str = "/bin/busybox";
 
 /// The cached archive for `kernel`, made if it is missing or of another version of this program.
@@ -56,11 +59,7 @@ pub(crate) fn base(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
 
 fn make(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
     let modules = kernel.modules();
-    let read = |name: &str| {
-        let path = modules.join(name);
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    let table = Table::parse(&read("modules.dep")?, &read("modules.builtin")?);
+    let table = table(&modules)?;
     let mut archive = Archive::new();
     for dir in ["bin", "proc", "sys", "dev", "host", "newroot", "modules", "lab"] {
         archive.directory(dir);
@@ -71,20 +70,40 @@ fn make(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
     let mut rdma = table.load_order(RDMA_MODULES)?;
     rdma.retain(|path| !boot.contains(path));
     for (list, paths) in [("boot", &boot), ("rdma", &rdma)] {
-        let mut order = String::new();
-        for path in paths {
-            let name = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".xz");
-            archive.file(&format!("modules/{name}"), 0o644, &read_module(&modules.join(path))?);
-            order.push_str(name);
-            order.push('\n');
-        }
+        let order = archive.modules(&modules, paths)?;
         archive.file(&format!("modules/{list}.order"), 0o644, order.as_bytes());
     }
     Ok(archive.finish())
 }
 
+/// Which modules need which others.
+fn table(modules: &Path) -> Result<Table> {
+    let read = |name: &str| {
+        let path = modules.join(name);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    Ok(Table::parse(&read("modules.dep")?, &read("modules.builtin")?))
+}
+
+/// An archive with busybox, a script that is the first process, and the modules that it may load
+/// one after the other, in `modules/order`.
+pub(crate) fn of_guest(kernel: &Kernel, init: &[u8]) -> Result<Vec<u8>> {
+    let busybox = fs::read(BUSYBOX).with_context(|| format!("cannot read {BUSYBOX}"))?;
+    let modules = kernel.modules();
+    let order = table(&modules)?.load_order(GUEST_MODULES)?;
+    let mut archive = Archive::new();
+    for dir in ["bin", "proc", "sys", "dev", "mnt", "modules"] {
+        archive.directory(dir);
+    }
+    archive.file("bin/busybox", 0o755, &busybox);
+    archive.file("init", 0o755, init);
+    let list = archive.modules(&modules, &order)?;
+    archive.file("modules/order", 0o644, list.as_bytes());
+    Ok(archive.finish())
+}
+
 /// A module's plain bytes: an emulated CPU would take seconds to unpack them all.
-fn read_module(path: &std::path::Path) -> Result<Vec<u8>> {
+fn read_module(path: &Path) -> Result<Vec<u8>> {
     match path.extension().and_then(std::ffi::OsStr::to_str) {
         Some("ko") => fs::read(path).with_context(|| format!("cannot read {}", path.display())),
         Some("xz") => {
@@ -129,6 +148,18 @@ impl Archive {
         self.entry(name, 0o100_000 | mode, content);
     }
 
+    /// Adds modules. Returns their names, a line each.
+    fn modules(&mut self, directory: &Path, paths: &[String]) -> Result<String> {
+        let mut order = String::new();
+        for path in paths {
+            let name = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".xz");
+            self.file(&format!("modules/{name}"), 0o644, &read_module(&directory.join(path))?);
+            order.push_str(name);
+            order.push('\n');
+        }
+        Ok(order)
+    }
+
     /// Ends the archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
@@ -160,7 +191,7 @@ impl Archive {
 }
 
 /// Writes the archives one after another to `path`, as the kernel wants them.
-pub(crate) fn join(base: &std::path::Path, own: &[u8], path: &std::path::Path) -> Result<()> {
+pub(crate) fn join(base: &Path, own: &[u8], path: &Path) -> Result<()> {
     let mut bytes = Vec::new();
     fs::File::open(base)
         .and_then(|mut file| file.read_to_end(&mut bytes))

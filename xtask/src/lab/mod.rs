@@ -91,6 +91,21 @@ impl Default for Lab {
     }
 }
 
+/// Puts `vmlinux` and `initramfs.cpio` into `out`, by which a test boots a guest of its own whose
+/// first process is the script `init`.
+pub(crate) fn guest_files(version: &str, init: &Path, out: &Path) -> Result<()> {
+    let cache = cache::Cache::open()?;
+    let kernel = kernel::Kernel::ensure(&cache, version)?;
+    let script = std::fs::read(init).with_context(|| format!("cannot read {}", init.display()))?;
+    let archive = initramfs::of_guest(&kernel, &script)?;
+    let put = |name: &str, make: &dyn Fn(&Path) -> std::io::Result<()>| {
+        let path = out.join(name);
+        make(&path).with_context(|| format!("cannot write {}", path.display()))
+    };
+    put("initramfs.cpio", &|path| std::fs::write(path, &archive))?;
+    put("vmlinux", &|path| std::fs::copy(kernel.image(), path).map(drop))
+}
+
 impl Lab {
     /// Runs `command` in the guest with its output on this process's stdout.
     pub(crate) fn run(&self, command: &[OsString]) -> Result<i32> {

@@ -22,7 +22,7 @@ use rblk_protocol::{
     VolumeFlags, VolumeHandle, WriteVerifier, negotiate,
 };
 
-use super::super::begin::connect_first;
+use super::super::begin::{First, connect_first};
 use super::*;
 use rblk_protocol::auth::Hellos;
 
@@ -391,7 +391,10 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 async fn mounted(config: &MountConfig) -> Mount {
-    connect_first(config, "m", host(), false, &RefCell::default()).await.unwrap().0
+    connect_first(First::of_driver(config, "m", false), host(), &RefCell::default())
+        .await
+        .unwrap()
+        .0
 }
 
 impl Mount {
@@ -568,7 +571,8 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
         toy.is(|manners| manners.is_dead = true);
         let why = RefCell::default();
         let mut config = config(&[&toy]);
-        let error = connect_first(&config, "m", host(), false, &why).await.unwrap_err();
+        let error =
+            connect_first(First::of_driver(&config, "m", false), host(), &why).await.unwrap_err();
         assert!(error.downcast_ref::<SessionError>().unwrap().is_transient(), "{error}");
 
         config.wait = rblk_config::Duration::from_secs(3600);
@@ -576,7 +580,7 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
             tokio::time::sleep(Duration::from_millis(50)).await;
             toy.is(|manners| manners.is_dead = false);
         };
-        let waiting = connect_first(&config, "m", host(), true, &why);
+        let waiting = connect_first(First::of_driver(&config, "m", true), host(), &why);
         let (mounted, ()) =
             tokio::time::timeout(TIME_LIMIT, async { tokio::join!(waiting, revive) })
                 .await
@@ -587,7 +591,7 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
         assert_eq!(toy.heard(), [login(false, 1), take_over]);
 
         toy.is(|manners| manners.open = (Status::InUse, "held by b (10.0.0.2)"));
-        let waiting = connect_first(&config, "m", host(), false, &why);
+        let waiting = connect_first(First::of_driver(&config, "m", false), host(), &why);
         let error = tokio::time::timeout(TIME_LIMIT, waiting).await.expect("at once").unwrap_err();
         let text = format!("{error:#}");
         assert!(text.contains("held by b (10.0.0.2)") && text.contains("--take-over"), "{text}");

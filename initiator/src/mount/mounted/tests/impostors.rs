@@ -216,7 +216,9 @@ fn a_first_mount_says_which_key_is_wrong() {
         let refusal = async |proofs: Option<Proofs>| {
             toy.is(|manners| manners.proofs = proofs);
             let why = RefCell::default();
-            let error = connect_first(&config, "m", host(), false, &why).await.unwrap_err();
+            let error = connect_first(First::of_driver(&config, "m", false), host(), &why)
+                .await
+                .unwrap_err();
             let session_error = error.downcast_ref::<SessionError>().unwrap();
             assert_eq!(session_error.exit(), rblk_config::Exit::Refused);
             error.to_string()
@@ -233,7 +235,8 @@ fn a_first_mount_says_which_key_is_wrong() {
 
         std::fs::remove_file(&config.key_file).unwrap();
         let why = RefCell::default();
-        let error = connect_first(&config, "m", host(), false, &why).await.unwrap_err();
+        let error =
+            connect_first(First::of_driver(&config, "m", false), host(), &why).await.unwrap_err();
         assert!(error.to_string().contains("rblk-initiator key new"), "{error}");
     });
 }

@@ -1,5 +1,5 @@
-//! [`Epoll`]: what the queue of a program sleeps in. The program may sleep in it, too, among
-//! descriptors of its own: the epoll is readable when something came.
+//! [`Epoll`]: what the queue of a program or of a guest sleeps in. The program may sleep in it,
+//! too, among descriptors of its own: the epoll is readable when something came.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,15 +8,15 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::queue::Watch;
+use super::watch::Watch;
 use crate::ublk::WatchToken;
 
-/// The mailbox and the two descriptors of a path.
-const EVENTS: usize = 3;
+/// The mailbox, the two descriptors of a path, and the mailbox and the kick of a guest's ring.
+const EVENTS: usize = 5;
 
 /// A set of descriptors.
 #[derive(Debug)]
-pub(super) struct Epoll {
+pub(crate) struct Epoll {
     epoll: epoll::Epoll,
     // Copies of the descriptors: each stays known by its copy until it is taken out.
     watched: Vec<(WatchToken, OwnedFd)>,
@@ -27,7 +27,7 @@ impl Epoll {
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         Ok(Self { epoll, watched: Vec::with_capacity(EVENTS) })
     }
@@ -37,7 +37,7 @@ impl Epoll {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn wait(
+    pub(crate) fn wait(
         &mut self,
         longest: Duration,
         mut each: impl FnMut(WatchToken),

@@ -1,0 +1,358 @@
+//! A volume as the disk of a virtual machine ([`crate::vhost`]): a mount that has a socket instead
+//! of a device. The rest is what a disk has: name, lock and control socket, session, course,
+//! epochs, retained writes and losses. There is no note and no recovery: with the process, the
+//! guest's requests that are under way are lost, and its disk has to be reset.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use rblk_config::{DigestWish, MountConfig};
+use rblk_protocol::VolumeFlags;
+use tokio::sync::mpsc;
+
+use super::begin::{First, User, connect_first};
+use super::leftovers::{Purpose, claim};
+use super::lock::MountLock;
+use super::mounted::{Mount, size_bytes};
+use super::queues::spin_mode;
+use super::serving::LAST_WORDS;
+use super::signals::Signals;
+use super::socket::{Ask, Asked, MountSocket, Response};
+use super::{OnReady, neighbour, recover, task, waiting};
+use crate::identity::id_of_guest;
+use crate::queue::FromQueue;
+use crate::session::HostIdentity;
+use crate::vhost::{Disk, Memories, Served, ThreadParts};
+
+/// A socket cannot be a front end's.
+#[derive(Debug, thiserror::Error)]
+#[error("--socket {}: {problem}", path.display())]
+pub(crate) struct BadSocket {
+    path: PathBuf,
+    problem: String,
+}
+
+/// The socket by which the front end of a guest connects.
+#[derive(Debug)]
+pub struct GuestSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    unlinked: Cell<bool>,
+}
+
+impl GuestSocket {
+    /// Listens at a path. A socket that a dead process left there is replaced.
+    ///
+    /// # Errors
+    /// Another process listens there, or there is something else, or no socket can be made.
+    pub fn bind(path: &Path) -> anyhow::Result<Self> {
+        let bad = |problem: String| BadSocket { path: path.to_owned(), problem };
+        match std::fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(bad(error.to_string()).into()),
+            Ok(found) if !found.file_type().is_socket() => {
+                let problem = "it is there, and is no socket; name another path, or remove it";
+                return Err(bad(problem.to_owned()).into());
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                let problem = "another process listens there; see `rblk-initiator list`, or name another path";
+                return Err(bad(problem.to_owned()).into());
+            }
+            Ok(_) => std::fs::remove_file(path).map_err(|error| bad(error.to_string()))?,
+        }
+        let listener = UnixListener::bind(path)
+            .map_err(|error| bad(format!("{error}; the directory has to be there")))?;
+        let path = std::path::absolute(path).map_err(|error| bad(error.to_string()))?;
+        Ok(Self { listener, path, unlinked: Cell::new(false) })
+    }
+}
+
+impl GuestSocket {
+    /// Removes the socket's file, once: a later one of that path is another process's.
+    fn unlink(&self) {
+        if !self.unlinked.replace(true) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for GuestSocket {
+    fn drop(&mut self) {
+        self.unlink();
+    }
+}
+
+/// What a guest's disk cannot have.
+///
+/// # Errors
+/// A configuration that asks for it.
+pub fn must_suit_guests(config: &MountConfig) -> anyhow::Result<()> {
+    let refuse = |key: &str, why: &str| -> anyhow::Result<()> {
+        Err(UnsuitedKey { key: key.to_owned(), why: why.to_owned() }.into())
+    };
+    if config.digest == DigestWish::Crc32c {
+        return refuse(
+            "digest",
+            "the digest of a READ travels behind its data, and in the memory of a guest there is no room for it: \
+             set it to \"auto\", which is \"off\" here",
+        );
+    }
+    if !config.shared_memory.is_empty() {
+        return refuse(
+            "shared_memory",
+            "the memory of the guest is shared by its front end: remove it",
+        );
+    }
+    if config.device_id.is_some() {
+        return refuse("device_id", "the disk of a guest has a socket and no device: remove it");
+    }
+    Ok(())
+}
+
+/// A key of the configuration that has no meaning for a guest's disk.
+#[derive(Debug, thiserror::Error)]
+#[error("`{key}` is for mounts, and not for the disk of a guest: {why}")]
+pub(crate) struct UnsuitedKey {
+    key: String,
+    why: String,
+}
+
+/// Serves a volume to front ends, until it is unmounted.
+///
+/// # Errors
+/// Anything that keeps the volume from being opened, or a queue that broke.
+pub async fn run_guest(
+    config: &MountConfig,
+    name: &str,
+    socket: GuestSocket,
+    host: HostIdentity,
+    take_over: bool,
+    on_ready: OnReady<'_>,
+) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
+    let listed = match nix::unistd::geteuid().is_root() {
+        true => Some(Listed::new(name).await?),
+        // The run directory is root's.
+        false => None,
+    };
+    // One socket, one guest, one holder: no mount of this host is taken for it.
+    let host = HostIdentity { id: id_of_guest(host.id, &socket.path), ..host };
+    if !take_over {
+        neighbour::must_not_hold(name, config, host.id, None)?;
+    }
+    let first = First { config, name, take_over, spare_buffers: 0, user: User::Guest };
+    let why = RefCell::new(None);
+    let (mut mount, paths) = match &listed {
+        Some(listed) => waiting::connect(&listed.socket, first, host, &mut signals).await?,
+        None => tokio::select! {
+            connected = connect_first(first, host, &why) => connected?,
+            () = signals.next() => {
+                return Err(waiting::ToldToEnd { name: name.to_owned() }.into());
+            }
+        },
+    };
+    let (outbox, from_queues) = mpsc::unbounded_channel();
+    let (memories, asked_memories) = mpsc::unbounded_channel();
+    let listener = socket.listener.try_clone().context("the socket of the front end");
+    let served =
+        listener.and_then(|listener| serve_rings(&mut mount, config, listener, &outbox, memories));
+    mount.connect_queues(paths);
+    mount.set_disk(&socket.path);
+    let guest = Guest { mount, from_queues, memories: asked_memories };
+    let control = listed.as_ref().map(|listed| &listed.socket);
+    guest.serve(served, &socket, control, &mut signals, on_ready).await
+}
+
+/// The name and the control socket of the mount, by which other commands know it.
+#[derive(Debug)]
+struct Listed {
+    // First, so that it is gone when the name is free.
+    socket: MountSocket,
+    _lock: MountLock,
+}
+
+impl Listed {
+    async fn new(name: &str) -> anyhow::Result<Self> {
+        let lock = recover::lock(name, false).await?;
+        claim(&lock, |_| Purpose::Mount { same: false })?;
+        let socket = MountSocket::bind(&lock).context("the control socket")?;
+        Ok(Self { socket, _lock: lock })
+    }
+}
+
+/// Makes the rings of the disk, and serves them.
+fn serve_rings(
+    mount: &mut Mount,
+    config: &MountConfig,
+    listener: UnixListener,
+    outbox: &mpsc::UnboundedSender<FromQueue>,
+    memories: mpsc::UnboundedSender<Memories>,
+) -> anyhow::Result<Served> {
+    let targets = mount.give_queues(outbox)?;
+    let disk = disk_of(mount, config);
+    let block_size = mount.link().facts().volume.block_size;
+    let buffers = mount.link().setup().buffers.iter().flatten();
+    let parts = targets.into_iter().zip(buffers).map(|(target, buffers)| ThreadParts {
+        target,
+        buffers: Arc::clone(buffers),
+        block_size,
+        id: disk.id,
+    });
+    let parts = parts.collect();
+    Served::start(listener, disk, parts, spin_mode(config.spin), memories)
+        .context("the disk of the guest")
+}
+
+/// The disk of a volume, as guests see it.
+fn disk_of(mount: &Mount, config: &MountConfig) -> Disk {
+    let (facts, setup) = (mount.link().facts(), mount.link().setup());
+    let volume = &facts.volume;
+    let has = |flag| volume.flags.has(flag);
+    let block = volume.block_size.bytes();
+    Disk {
+        size_bytes: size_bytes(facts),
+        block,
+        read_only: has(VolumeFlags::READ_ONLY) || config.read_only,
+        volatile_cache: has(VolumeFlags::VOLATILE_CACHE),
+        discard: has(VolumeFlags::DISCARD).then(|| volume.discard_granularity_bytes.max(block)),
+        write_zeroes: has(VolumeFlags::WRITE_ZEROES),
+        max_io: setup.wish.io_max_bytes,
+        queues: setup.queues,
+        id: Disk::id_of(&config.volume),
+    }
+}
+
+/// A mount that a guest uses.
+#[derive(Debug)]
+struct Guest {
+    mount: Mount,
+    from_queues: mpsc::UnboundedReceiver<FromQueue>,
+    memories: mpsc::UnboundedReceiver<Memories>,
+}
+
+impl Guest {
+    /// Serves until it is unmounted, told to end, or a ring broke.
+    async fn serve(
+        mut self,
+        served: anyhow::Result<Served>,
+        guest_socket: &GuestSocket,
+        socket: Option<&MountSocket>,
+        signals: &mut Signals,
+        on_ready: OnReady<'_>,
+    ) -> anyhow::Result<()> {
+        let served = match served {
+            Ok(served) => served,
+            Err(error) => {
+                self.mount.end(&mut self.from_queues).await;
+                return Err(error);
+            }
+        };
+        announce(&self.mount, on_ready);
+        let (asked_sender, mut asked) = mpsc::channel(16);
+        let answering = async {
+            match socket {
+                Some(socket) => socket.serve(asked_sender).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(answering);
+        let mut pending = None;
+        let result = loop {
+            tokio::select! {
+                () = &mut answering => {}
+                going_on = self.next(&mut asked, &served, &mut pending) => match going_on {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                },
+                () = signals.next() => served.end(),
+            }
+            let facts = self.mount.link().facts();
+            let read_only = facts.volume.flags.has(VolumeFlags::READ_ONLY);
+            served.news().tell(size_bytes(facts), read_only);
+        };
+        self.mount.end(&mut self.from_queues).await;
+        // First, so that whoever hears that it is gone finds nothing.
+        guest_socket.unlink();
+        if let Some(socket) = socket {
+            socket.unlink();
+        }
+        if let Some(request) = pending {
+            // An error means that the command does not wait any more.
+            let _ = request.reply.send(Response::Done);
+            let _ = tokio::time::timeout(LAST_WORDS, &mut answering).await;
+        }
+        result
+    }
+
+    /// Takes the next thing that happens. Returns whether the disk is still there.
+    async fn next(
+        &mut self,
+        asked: &mut mpsc::Receiver<Asked>,
+        served: &Served,
+        pending: &mut Option<Asked>,
+    ) -> anyhow::Result<bool> {
+        let Self { mount, from_queues, memories } = self;
+        let rates_due = mount.rates_due();
+        tokio::select! {
+            Some(message) = from_queues.recv() => mount.on_queue(message)?,
+            () = mount.attend() => {}
+            memory = memories.recv() => match memory {
+                None => return Ok(false),
+                Some(Memories { regions, reply }) => {
+                    mount.replace_shared(regions);
+                    // Whoever asked may be gone.
+                    let _ = reply.try_send(());
+                }
+            },
+            Some(request) = asked.recv() => on_ask(request, mount, served, pending),
+            () = task::until(rates_due) => mount.take_rates(),
+        }
+        Ok(true)
+    }
+}
+
+/// Answers a question of the control socket, now or when the disk is gone.
+fn on_ask(request: Asked, mount: &mut Mount, served: &Served, pending: &mut Option<Asked>) {
+    let response = match &request.ask {
+        Ask::Status => {
+            mount.ask_rates();
+            Response::Status(Box::new(mount.status()))
+        }
+        Ask::Upgrade { .. } => Response::Error(format!(
+            "{}: the disk of a guest cannot be handed over: end the virtual machine, and start the new program",
+            mount.disk()
+        )),
+        Ask::Unmount { force: false } if served.news().has_front_end() => Response::Busy(format!(
+            "{} is in use by a front end; end the virtual machine first, or use --force",
+            mount.disk()
+        )),
+        Ask::Unmount { .. } if pending.is_some() => {
+            Response::Busy(format!("{} is being removed", mount.disk()))
+        }
+        Ask::Unmount { .. } => {
+            served.end();
+            *pending = Some(request);
+            return;
+        }
+    };
+    let _ = request.reply.send(response);
+}
+
+fn announce(mount: &Mount, on_ready: OnReady<'_>) {
+    let status = mount.status();
+    tracing::info!(
+        rblk_event = "mount",
+        socket = status.device,
+        volume = status.volume,
+        address = status.address,
+        "front ends may connect"
+    );
+    on_ready(&status);
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+}

@@ -1,0 +1,309 @@
+//! [`FrontEnd`]: what one front end asks, in order, until it goes: it agrees on abilities, shares
+//! the memory of its guest, and starts and stops rings.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::connection::{Connection, Message, broken};
+use super::device::Device;
+use super::disk::{Disk, PROTOCOL_FEATURES};
+use super::memory::GuestMemory;
+use super::message::{
+    Broken, Header, MemoryPart, Request, RingEvent, RingPlaces, config_change, protocol,
+};
+use super::ring::{RingParts, SIZE_MAX};
+use super::thread::Order;
+
+/// How long a front end that stops a ring waits for answers of the target.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same, when the front end is gone.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is known of a ring that is not served, and the descriptors of one that is.
+#[derive(Debug, Default)]
+struct RingState {
+    size: Option<u16>,
+    places: Option<RingPlaces>,
+    base: u16,
+    call: Option<File>,
+    error: Option<File>,
+    runs: bool,
+    enabled: bool,
+}
+
+/// One front end.
+#[derive(Debug)]
+pub(super) struct FrontEnd<'d> {
+    device: &'d mut Device,
+    connection: Connection,
+    back_channel: Option<Connection>,
+    features: u64,
+    protocol: u64,
+    memory: Option<Arc<GuestMemory>>,
+    rings: Vec<RingState>,
+    // How the disk was when the front end was told.
+    told: Disk,
+}
+
+impl<'d> FrontEnd<'d> {
+    /// A front end that has just connected.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn new(stream: UnixStream, device: &'d mut Device) -> io::Result<Self> {
+        let rings = (0..device.rings()).map(|_| RingState::default()).collect();
+        let told = device.disk();
+        Ok(Self {
+            device,
+            connection: Connection::new(stream)?,
+            back_channel: None,
+            features: 0,
+            protocol: 0,
+            memory: None,
+            rings,
+            told,
+        })
+    }
+
+    /// Readable when there is a message.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+
+    /// Takes a message, and does what it asks. Returns whether the front end is still there.
+    ///
+    /// # Errors
+    /// The front end broke a rule, or something broke: this end hangs up.
+    pub(super) fn take_message(&mut self) -> io::Result<bool> {
+        let Some(Message { header, request, mut files }) = self.connection.receive()? else {
+            return Ok(false);
+        };
+        tracing::trace!(?request, files = files.len(), "vhost-user");
+        match self.answer(request, &mut files)? {
+            Answer::Bytes(bytes) => self.connection.send(&header.answer(&bytes))?,
+            Answer::Done(done) => self.acknowledge(header, done)?,
+        }
+        Ok(true)
+    }
+
+    /// Tells whoever waits for it whether a request without an answer was done.
+    fn acknowledge(&mut self, header: Header, done: io::Result<()>) -> io::Result<()> {
+        if header.wants_answer() && self.protocol & protocol::REPLY_ACK != 0 {
+            if let Err(error) = &done {
+                tracing::warn!(request = header.number(), %error, "refused what a front end asks");
+            }
+            let failed = u64::from(done.is_err());
+            return self.connection.send(&header.answer(&failed.to_le_bytes()));
+        }
+        // Nobody would hear of it.
+        done
+    }
+
+    fn answer(&mut self, request: Request, files: &mut Vec<File>) -> io::Result<Answer> {
+        let number = |number: u64| Answer::Bytes(number.to_le_bytes().to_vec());
+        Ok(match request {
+            Request::GetFeatures => number(self.device.disk().features()),
+            Request::GetProtocolFeatures => number(protocol::ALL),
+            Request::GetRings => number(self.rings.len() as u64),
+            Request::GetConfig { offset, len } => {
+                self.told = self.device.disk();
+                let space = self.told.config(offset, len);
+                let head = [offset, len].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+                let mut bytes = [head[0], head[1], 0].map(u32::to_le_bytes).concat();
+                bytes.extend(space);
+                Answer::Bytes(bytes)
+            }
+            Request::GetRingBase { ring } => {
+                let base = self.stop(ring)?;
+                let index = u32::try_from(ring).unwrap_or(u32::MAX);
+                Answer::Bytes([index, base.into()].map(u32::to_le_bytes).concat())
+            }
+            other => Answer::Done(self.change(other, files)),
+        })
+    }
+
+    /// Does what has no answer of its own.
+    fn change(&mut self, request: Request, files: &mut Vec<File>) -> io::Result<()> {
+        match request {
+            Request::SetOwner | Request::ResetOwner => Ok(()),
+            Request::SetFeatures(features) => self.set_features(features),
+            Request::SetProtocolFeatures(features) => {
+                self.protocol = features & protocol::ALL;
+                Ok(())
+            }
+            Request::SetMemory(table) => self.set_memory(&table, files),
+            Request::SetRingSize { ring, size } => {
+                let size = u16::try_from(size).ok().filter(|size| (1..=SIZE_MAX).contains(size));
+                self.idle_ring(ring)?.size =
+                    Some(size.ok_or_else(|| rule("a ring of no size, or a longer one than 1024"))?);
+                Ok(())
+            }
+            Request::SetRingPlaces { ring, places } => {
+                self.idle_ring(ring)?.places = Some(places);
+                Ok(())
+            }
+            Request::SetRingBase { ring, base } => {
+                self.idle_ring(ring)?.base =
+                    u16::try_from(base).map_err(|_| rule("a ring without such a place"))?;
+                Ok(())
+            }
+            Request::SetKick(event) => self.set_kick(event, files),
+            Request::SetCall(event) => {
+                let call = file(event, files)?;
+                let (ring, state) = self.ring(event.ring)?;
+                if state.runs {
+                    return self.device.order(ring, Order::SetCall(call));
+                }
+                state.call = call;
+                Ok(())
+            }
+            Request::SetError(event) => {
+                let error = file(event, files)?;
+                let (ring, state) = self.ring(event.ring)?;
+                if state.runs {
+                    return self.device.order(ring, Order::SetError(error));
+                }
+                state.error = error;
+                Ok(())
+            }
+            Request::EnableRing { ring, enable } => {
+                let (ring, state) = self.ring(ring)?;
+                state.enabled = enable;
+                self.device.order(ring, Order::Enable(enable))
+            }
+            Request::SetBackChannel => {
+                let file = files.pop().ok_or_else(|| rule("a channel without a descriptor"))?;
+                let stream = UnixStream::from(std::os::fd::OwnedFd::from(file));
+                self.back_channel = Some(Connection::new(stream)?);
+                Ok(())
+            }
+            // The cache of a volume is the target's matter.
+            Request::SetConfig => Err(io::Error::other("the configuration cannot be written")),
+            _ => Err(rule("a request that was not agreed on")),
+        }
+    }
+
+    fn ring(&mut self, ring: usize) -> io::Result<(usize, &mut RingState)> {
+        let state = self.rings.get_mut(ring);
+        state.map(|state| (ring, state)).ok_or_else(|| rule("no such ring: see --queues"))
+    }
+
+    /// A ring that is not served, so that it can be described anew.
+    fn idle_ring(&mut self, ring: usize) -> io::Result<&mut RingState> {
+        let (_, state) = self.ring(ring)?;
+        if state.runs { Err(rule("a ring that is served cannot be changed")) } else { Ok(state) }
+    }
+
+    fn set_features(&mut self, features: u64) -> io::Result<()> {
+        if features & !self.device.disk().features() != 0 {
+            return Err(rule("it takes abilities that were not offered"));
+        }
+        self.features = features;
+        let flushed = Disk::is_flushed(features);
+        (0..self.rings.len()).try_for_each(|ring| self.device.order(ring, Order::Flushed(flushed)))
+    }
+
+    fn set_memory(&mut self, table: &[MemoryPart], files: &[File]) -> io::Result<()> {
+        if files.len() != table.len() {
+            return Err(rule("memory without a descriptor for each region"));
+        }
+        let memory = GuestMemory::map(table, files, self.memory.as_deref())?;
+        let memory = Arc::new(memory);
+        self.device.set_memory(Some(&memory))?;
+        self.memory = Some(memory);
+        Ok(())
+    }
+
+    fn set_kick(&mut self, event: RingEvent, files: &mut Vec<File>) -> io::Result<()> {
+        let kick = file(event, files)?;
+        let (features, memory) = (self.features, self.memory.clone());
+        let state = self.idle_ring(event.ring)?;
+        let kick = kick.ok_or_else(|| rule("a ring that is to be looked at without kicks"))?;
+        let (Some(size), Some(places)) = (state.size, state.places) else {
+            return Err(rule("a ring is started that was not described"));
+        };
+        let RingPlaces { descriptors, available, used } = places;
+        let memory = memory.ok_or_else(|| rule("a ring is started without memory"))?;
+        let places = [descriptors, available, used].map(|place| memory.guest_address(place));
+        let [Some(descriptors), Some(available), Some(used)] = places else {
+            return Err(rule("a ring outside of the guest's memory"));
+        };
+        let parts = RingParts {
+            size,
+            descriptors,
+            available,
+            used,
+            base: state.base,
+            event_index: Disk::has_event_index(features),
+            kick,
+            call: state.call.take(),
+            error: state.error.take(),
+        };
+        let enabled = state.enabled || features & PROTOCOL_FEATURES == 0;
+        self.device.start(event.ring, parts)?;
+        self.rings[event.ring].runs = true;
+        self.device.order(event.ring, Order::Enable(enabled))
+    }
+
+    /// Stops a ring. Returns which request would be its next.
+    fn stop(&mut self, ring: usize) -> io::Result<u16> {
+        let (ring, state) = self.ring(ring)?;
+        let (runs, base) = (state.runs, state.base);
+        *state = RingState { base, ..RingState::default() };
+        if !runs {
+            return Ok(base);
+        }
+        let base = self.device.stop(ring, PATIENCE)?;
+        self.rings[ring].base = base;
+        Ok(base)
+    }
+
+    /// Tells the front end if the disk has changed.
+    ///
+    /// # Errors
+    /// The front end does not listen.
+    pub(super) fn tell_changes(&mut self) -> io::Result<()> {
+        let disk = self.device.disk();
+        if disk == self.told {
+            return Ok(());
+        }
+        self.told = disk;
+        match &mut self.back_channel {
+            Some(channel) => channel.send(&config_change()),
+            None => Ok(()),
+        }
+    }
+
+    /// The front end is gone: its rings stop, and its memory is given back.
+    ///
+    /// # Errors
+    /// The device is broken.
+    pub(super) fn leave(self) -> io::Result<()> {
+        let Self { device, rings, .. } = self;
+        let runs = rings.iter().enumerate().filter(|(_, ring)| ring.runs).map(|(at, _)| at);
+        device.stop_all(runs, LAST_PATIENCE)?;
+        device.set_memory(None)
+    }
+}
+
+enum Answer {
+    Bytes(Vec<u8>),
+    Done(io::Result<()>),
+}
+
+fn rule(text: &'static str) -> io::Error {
+    broken(Broken(text))
+}
+
+/// The descriptor of a ring's event.
+fn file(event: RingEvent, files: &mut Vec<File>) -> io::Result<Option<File>> {
+    match (event.has_descriptor, files.pop()) {
+        (true, None) => Err(rule("an event without a descriptor")),
+        (true, file) => Ok(file),
+        (false, _) => Ok(None),
+    }
+}

@@ -1,0 +1,164 @@
+//! A volume as the disk of a virtual machine: virtio-blk over vhost-user. A front end, such as
+//! QEMU, connects to a socket and shares the memory of its guest. The target moves data between its
+//! own memory and the guest's pages: nothing is copied on this host.
+//!
+//! ```text
+//! guest   ring --kick--> rblk-ring-N: Ring -> UnderWay -> TargetSide -> Engine -> path
+//!              <--call--                  ^ orders
+//! QEMU    socket ------> rblk-front-end: FrontEnd -> Device
+//!                                         | memories    ^ news
+//!                        control (tokio): Mount -> Link -> Course
+//! ```
+//!
+//! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what the disk of a
+//! mount has, too. The guest and its front end are strangers: whatever they say is checked.
+
+mod connection;
+mod device;
+mod disk;
+mod frontend;
+mod memory;
+mod message;
+mod news;
+mod request;
+mod ring;
+mod thread;
+mod under_way;
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rblk_fabric::spin::SpinMode;
+use tokio::sync::mpsc::UnboundedSender;
+
+use device::Device;
+pub(crate) use disk::Disk;
+use frontend::FrontEnd;
+pub(crate) use news::{Memories, News};
+pub(crate) use thread::ThreadParts;
+
+/// The disk of a guest, which is served.
+#[derive(Debug)]
+pub(crate) struct Served {
+    news: Arc<News>,
+}
+
+impl Served {
+    /// Serves a disk by a socket that listens, to one front end after the other. `memories` gets
+    /// the memory of the guest. It is closed when the disk is gone.
+    ///
+    /// # Errors
+    /// The system has no descriptor or no thread.
+    pub(crate) fn start(
+        listener: UnixListener,
+        disk: Disk,
+        parts: Vec<ThreadParts>,
+        spin: SpinMode,
+        memories: UnboundedSender<Memories>,
+    ) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let news = Arc::new(News::new(&disk)?);
+        let device = Device::start_threads(disk, Arc::clone(&news), parts, spin, memories)?;
+        let told = Arc::clone(&news);
+        let serve = move || serve(&listener, device, &told);
+        std::thread::Builder::new().name("rblk-front-end".to_owned()).spawn(serve)?;
+        Ok(Self { news })
+    }
+
+    /// What changes is told here.
+    pub(crate) fn news(&self) -> &News {
+        &self.news
+    }
+
+    /// The disk is to go: what is under way is answered, if the target answers.
+    pub(crate) fn end(&self) {
+        self.news.end();
+    }
+}
+
+/// The thread of the front ends.
+fn serve(listener: &UnixListener, mut device: Device, news: &News) {
+    while !news.ends() {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if let Err(error) = sleep(&[news.event(), std::os::fd::AsFd::as_fd(listener)]) {
+                    tracing::error!(%error, "waiting for a front end");
+                    break;
+                }
+                news.clear();
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot take a front end's connection");
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                continue;
+            }
+        };
+        match serve_one(stream, &mut device, news) {
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!(%error, "the disk of the guest is broken: start the program anew");
+                break;
+            }
+        }
+    }
+    device.end();
+}
+
+/// Serves a front end until it goes.
+///
+/// # Errors
+/// The device is broken.
+fn serve_one(
+    stream: std::os::unix::net::UnixStream,
+    device: &mut Device,
+    news: &News,
+) -> io::Result<()> {
+    // An accepted socket does not have it from its listener on Linux; said all the same.
+    stream.set_nonblocking(false)?;
+    let mut front_end = FrontEnd::new(stream, device)?;
+    tracing::info!(rblk_event = "front-end", "a front end has connected");
+    news.set_front_end(true);
+    let end = loop {
+        let event = match sleep(&[news.event(), front_end.socket()]) {
+            Ok(ready) => ready,
+            Err(error) => break Err(error),
+        };
+        if event[0] {
+            news.clear();
+            if news.ends() {
+                break Ok(());
+            }
+            if let Err(error) = front_end.tell_changes() {
+                tracing::warn!(%error, "the front end does not hear that the disk has changed");
+            }
+        }
+        if event[1] {
+            match front_end.take_message() {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        }
+    };
+    match end {
+        Ok(()) => tracing::info!(rblk_event = "front-end", "the front end has gone"),
+        Err(error) => tracing::warn!(%error, "hung up on the front end"),
+    }
+    let left = front_end.leave();
+    news.set_front_end(false);
+    left
+}
+
+/// Sleeps until one of two descriptors is readable. Says which.
+fn sleep(descriptors: &[std::os::fd::BorrowedFd<'_>; 2]) -> io::Result<[bool; 2]> {
+    let mut polled = descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
+    match poll(&mut polled, PollTimeout::NONE) {
+        Ok(_) | Err(Errno::EINTR) => Ok(polled.map(|polled| polled.any().unwrap_or(true))),
+        Err(error) => Err(error.into()),
+    }
+}

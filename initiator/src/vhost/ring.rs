@@ -1,0 +1,193 @@
+//! [`Ring`]: a ring of a guest: what it offers, what is done, and the events both ways.
+//!
+//! The ring is in the guest's memory. It is read and written through rust-vmm's virtio-queue, which
+//! checks every index and address.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use virtio_queue::{DescriptorChain, Queue, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::memory::GuestMemory;
+
+/// Longest ring.
+pub(super) const SIZE_MAX: u16 = 1024;
+
+/// What a ring is made of. The places are the guest's.
+#[derive(Debug)]
+pub(super) struct RingParts {
+    pub(super) size: u16,
+    pub(super) descriptors: u64,
+    pub(super) available: u64,
+    pub(super) used: u64,
+    pub(super) base: u16,
+    pub(super) event_index: bool,
+    pub(super) kick: File,
+    pub(super) call: Option<File>,
+    pub(super) error: Option<File>,
+}
+
+/// A ring of a guest.
+#[derive(Debug)]
+pub(super) struct Ring {
+    queue: Queue,
+    memory: Arc<GuestMemory>,
+    kick: File,
+    call: Option<File>,
+    error: Option<File>,
+    // Something was done since the guest was told.
+    owes_call: bool,
+    broken: bool,
+}
+
+impl Ring {
+    /// A ring in that memory.
+    ///
+    /// # Errors
+    /// It is not all inside the memory, or not aligned, or its size is none.
+    pub(super) fn new(parts: RingParts, memory: Arc<GuestMemory>) -> io::Result<Self> {
+        let RingParts { size, descriptors, available, used, base, event_index, kick, .. } = parts;
+        let mut queue = Queue::new(SIZE_MAX).map_err(io::Error::other)?;
+        let set = queue
+            .try_set_size(size)
+            .and_then(|()| queue.try_set_desc_table_address(GuestAddress(descriptors)))
+            .and_then(|()| queue.try_set_avail_ring_address(GuestAddress(available)))
+            .and_then(|()| queue.try_set_used_ring_address(GuestAddress(used)));
+        set.map_err(io::Error::other)?;
+        queue.set_event_idx(event_index);
+        queue.set_ready(true);
+        if !queue.is_valid(memory.view()) {
+            return Err(io::Error::other("a ring that is not all inside the guest's memory"));
+        }
+        queue.set_next_avail(base);
+        let done = queue.used_idx(memory.view(), Ordering::Acquire).map_err(io::Error::other)?;
+        queue.set_next_used(done.0);
+        // Whoever else has the descriptor cannot have this thread wait in it.
+        unblocked(&kick)?;
+        let mut ring =
+            Self { queue, memory, kick, call: None, error: None, owes_call: false, broken: false };
+        ring.set_call(parts.call);
+        ring.set_error(parts.error);
+        ring.owes_call = false;
+        Ok(ring)
+    }
+
+    /// Readable when the guest has something new.
+    pub(super) fn kick(&self) -> BorrowedFd<'_> {
+        self.kick.as_fd()
+    }
+
+    /// Resets that.
+    pub(super) fn clear_kick(&mut self) {
+        let mut count = [0; 8];
+        let _ = (&self.kick).read(&mut count);
+    }
+
+    /// How the guest is to be told what is done.
+    pub(super) fn set_call(&mut self, call: Option<File>) {
+        self.call = call.filter(|call| unblocked(call).is_ok());
+        // What was done meanwhile is told by the new one.
+        self.owes_call = true;
+    }
+
+    /// How the front end is to be told that the ring is broken.
+    pub(super) fn set_error(&mut self, error: Option<File>) {
+        self.error = error.filter(|error| unblocked(error).is_ok());
+    }
+
+    /// The memory is another one from now on, with the ring in the same place.
+    pub(super) fn set_memory(&mut self, memory: Arc<GuestMemory>) {
+        self.broken |= !self.queue.is_valid(memory.view());
+        self.memory = memory;
+    }
+
+    /// Descriptors of the ring.
+    pub(super) fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// The next of what the guest offers.
+    pub(super) fn next(&mut self) -> Option<DescriptorChain<&GuestMemoryMmap>> {
+        if self.broken {
+            return None;
+        }
+        let Self { queue, memory, .. } = self;
+        let next = queue.next_avail();
+        let offered = queue.avail_idx(memory.view(), Ordering::Acquire);
+        match offered {
+            Ok(offered) if offered.0 == next => return None,
+            Ok(offered) if offered.0.wrapping_sub(next) <= queue.size() => {}
+            _ => {
+                self.breaks("it offers more requests than it has room for");
+                return None;
+            }
+        }
+        self.queue.pop_descriptor_chain(self.memory.view())
+    }
+
+    /// Whether the guest offers something, or may without saying so.
+    pub(super) fn has_some(&self) -> bool {
+        let offered = self.queue.avail_idx(self.memory.view(), Ordering::Acquire);
+        !self.broken && offered.is_ok_and(|offered| offered.0 != self.queue.next_avail())
+    }
+
+    /// The guest is to kick when it offers something. Look afterwards.
+    pub(super) fn ask_for_kicks(&mut self) {
+        if self.queue.enable_notification(self.memory.view()).is_err() {
+            self.breaks("its flags are not in memory");
+        }
+    }
+
+    /// A request is done.
+    pub(super) fn put(&mut self, (head, len): (u16, u32)) {
+        match self.queue.add_used(self.memory.view(), head, len) {
+            Ok(()) => self.owes_call = true,
+            Err(_) => self.breaks("what is done is not in memory"),
+        }
+    }
+
+    /// Tells the guest what is done, if it wants to know.
+    pub(super) fn call(&mut self) {
+        if !std::mem::take(&mut self.owes_call) {
+            return;
+        }
+        if self.queue.needs_notification(self.memory.view()).unwrap_or(true) {
+            tell(self.call.as_ref());
+        }
+    }
+
+    /// The guest broke a rule: nothing more is taken from the ring. Other rings go on.
+    pub(super) fn breaks(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.broken, true) {
+            tracing::warn!(
+                why,
+                "a ring of the guest is broken: it is not served until the guest resets its disk"
+            );
+            tell(self.error.as_ref());
+        }
+    }
+
+    /// The next request that would be taken.
+    pub(super) fn base(&self) -> u16 {
+        self.queue.next_avail()
+    }
+}
+
+fn unblocked(file: &File) -> io::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
+    fcntl(file, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+/// Adds 1 to an eventfd.
+fn tell(event: Option<&File>) {
+    if let Some(mut event) = event {
+        // One that is full was told before.
+        let _ = event.write(&1u64.to_ne_bytes());
+    }
+}
