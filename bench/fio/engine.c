@@ -27,7 +27,8 @@
 #define MAX_IO_LEAST 4096u
 /* How long one sleep for completions takes at most. */
 #define SLEEP_MS 1000
-/* So many units wait for those that follow at once, or so many bytes. A message holds 16 commands. */
+/* So many units, or so many bytes, wait for those that follow at once. A message holds 16
+ * commands. */
 #define UNSENT_MOST 16u
 #define UNSENT_BYTES_MOST (64u << 10)
 
@@ -104,8 +105,8 @@ struct shared {
 struct job {
 	struct shared *shared;
 	struct rblk_queue *queue;
-	/* Completions of the last looks; fio was told of those before `told`, the last time from `given`
-	 * on. */
+	/* Completions of the last looks. fio was told of those before `told`: of those from `given`
+	 * on the last time. */
 	struct rblk_completion *done;
 	unsigned int given, told, got;
 	unsigned int depth;
@@ -653,7 +654,7 @@ static int engine_getevents(struct thread_data *td, unsigned int min, unsigned i
 static struct io_u *engine_event(struct thread_data *td, int event)
 {
 	struct job *job = td->io_ops_data;
-	const struct rblk_completion *done = &job->done[job->given + (unsigned int)event];
+	const struct rblk_completion *done = job->done + job->given + (unsigned int)event;
 	struct io_u *io_u = (struct io_u *)(uintptr_t)done->user_data;
 
 	io_u->error = 0;
