@@ -27,6 +27,10 @@
 #define MAX_IO_LEAST 4096u
 /* How long one sleep for completions takes at most. */
 #define SLEEP_MS 1000
+/* So many units, or so many bytes, wait for those that follow at once. A message holds 16
+ * commands. */
+#define UNSENT_MOST 16u
+#define UNSENT_BYTES_MOST (64u << 10)
 
 struct options {
 	void *pad; /* fio takes an offset of 0 for no offset */
@@ -101,9 +105,14 @@ struct shared {
 struct job {
 	struct shared *shared;
 	struct rblk_queue *queue;
+	/* Completions of the last looks. fio was told of those before `told`: of those from `given`
+	 * on the last time. */
 	struct rblk_completion *done;
+	unsigned int given, told, got;
 	unsigned int depth;
 	unsigned int unsent;
+	uint64_t unsent_bytes;
+	bool gathers;
 	bool sleep;
 };
 
@@ -416,6 +425,16 @@ static void engine_cleanup(struct thread_data *td)
 	td->io_ops_data = NULL;
 }
 
+/* Whether fio goes on to queue units, or to look for completions, as soon as it has queued one. By
+ * default fio commits each unit alone, also then. What the user says about batches is obeyed. */
+static bool goes_on_at_once(struct thread_data *td)
+{
+	const struct thread_options *o = &td->o;
+
+	return o->iodepth_batch == 1 && !should_check_rate(td) && !o->thinktime &&
+	       !o->flow && !o->read_iolog_file && o->io_submit_mode != IO_MODE_OFFLOAD;
+}
+
 static int engine_init(struct thread_data *td)
 {
 	struct options *given = td->eo;
@@ -429,6 +448,7 @@ static int engine_init(struct thread_data *td)
 		return ENOMEM;
 	td->io_ops_data = job;
 	job->depth = td->o.iodepth;
+	job->gathers = goes_on_at_once(td);
 	job->sleep = given->sleep;
 	job->done = calloc(job->depth, sizeof(*job->done));
 	if (!job->done)
@@ -527,12 +547,22 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 		return FIO_Q_COMPLETED;
 	}
 	job->unsent++;
+	job->unsent_bytes += io_u->xfer_buflen;
 	if (fio_fill_issue_time(td))
 		io_u_queued(td, io_u);
 	return FIO_Q_QUEUED;
 }
 
-/* Sends what is queued. */
+/* What was queued is sent by the next look at the queue. */
+static void mark_sent(struct thread_data *td, struct job *job)
+{
+	if (job->unsent)
+		io_u_mark_submit(td, job->unsent);
+	job->unsent = 0;
+	job->unsent_bytes = 0;
+}
+
+/* Sends what is queued, unless more follows at once. */
 static int engine_commit(struct thread_data *td)
 {
 	struct job *job = td->io_ops_data;
@@ -540,13 +570,14 @@ static int engine_commit(struct thread_data *td)
 
 	if (!job->unsent)
 		return 0;
+	if (job->gathers && job->unsent < UNSENT_MOST && job->unsent_bytes < UNSENT_BYTES_MOST)
+		return 0;
 	error = rblk_poll(job->queue, NULL, 0);
 	if (error < 0) {
 		log_err("rblk: %s\n", rblk_error());
 		return error;
 	}
-	io_u_mark_submit(td, job->unsent);
-	job->unsent = 0;
+	mark_sent(td, job);
 	return 0;
 }
 
@@ -555,11 +586,9 @@ static int64_t milliseconds(const struct timespec *time)
 	return (int64_t)time->tv_sec * 1000 + time->tv_nsec / 1000000;
 }
 
-static int engine_getevents(struct thread_data *td, unsigned int min, unsigned int max,
-			    const struct timespec *longest)
+/* Looks until `wanted` completions are there that fio was not told of, or the time is over. */
+static int look(struct job *job, unsigned int wanted, const struct timespec *longest)
 {
-	struct job *job = td->io_ops_data;
-	unsigned int got = 0;
 	struct timespec now;
 	int64_t until = 0;
 	int count;
@@ -568,37 +597,64 @@ static int engine_getevents(struct thread_data *td, unsigned int min, unsigned i
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		until = milliseconds(&now) + milliseconds(longest);
 	}
-	if (max > job->depth)
-		max = job->depth;
-	if (min > max)
-		min = max;
+	job->got -= job->told;
+	memmove(job->done, job->done + job->told, job->got * sizeof(*job->done));
+	job->told = 0;
 	for (;;) {
-		struct rblk_completion *done = job->done + got;
+		struct rblk_completion *done = job->done + job->got;
+		int room = (int)(job->depth - job->got);
 
-		if (job->sleep && got < min)
-			count = rblk_wait(job->queue, done, (int)(max - got),
-					  longest ? 1 : SLEEP_MS);
+		if (job->sleep && job->got < wanted)
+			count = rblk_wait(job->queue, done, room, longest ? 1 : SLEEP_MS);
 		else
-			count = rblk_poll(job->queue, done, (int)(max - got));
+			count = rblk_poll(job->queue, done, room);
 		if (count < 0) {
 			log_err("rblk: %s\n", rblk_error());
 			return count;
 		}
-		got += (unsigned int)count;
-		if (got >= min)
-			return (int)got;
+		job->got += (unsigned int)count;
+		if (job->got >= wanted)
+			return 0;
 		if (longest) {
 			clock_gettime(CLOCK_MONOTONIC, &now);
 			if (milliseconds(&now) >= until)
-				return (int)got;
+				return 0;
 		}
 	}
+}
+
+/* By default fio takes one completion at a time. A look at the queue for each of them would send one
+ * command, so what a look has found is told first. */
+static int engine_getevents(struct thread_data *td, unsigned int min, unsigned int max,
+			    const struct timespec *longest)
+{
+	struct job *job = td->io_ops_data;
+	unsigned int left;
+	int error;
+
+	if (max > job->depth)
+		max = job->depth;
+	if (min > max)
+		min = max;
+	left = job->got - job->told;
+	if (!left || left < min) {
+		mark_sent(td, job);
+		error = look(job, min, longest);
+		if (error < 0)
+			return error;
+		left = job->got - job->told;
+	}
+	if (left > max)
+		left = max;
+	job->given = job->told;
+	job->told += left;
+	return (int)left;
 }
 
 static struct io_u *engine_event(struct thread_data *td, int event)
 {
 	struct job *job = td->io_ops_data;
-	const struct rblk_completion *done = &job->done[event];
+	const struct rblk_completion *done = job->done + job->given + (unsigned int)event;
 	struct io_u *io_u = (struct io_u *)(uintptr_t)done->user_data;
 
 	io_u->error = 0;
