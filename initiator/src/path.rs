@@ -6,8 +6,8 @@
 //! CQ, and the path ends when one of them does.
 //!
 //! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets
-//! dead keys. They are made for one path, a little before it ([`registering`]). Each key has one direction: the target may write where reads land, and read where
-//! writes are, and nothing else.
+//! dead keys. They are made for one path, a little before it ([`registering`]). Each key has one
+//! direction: the target may write where reads land, and read where writes are, and nothing else.
 
 pub(crate) mod registering;
 #[cfg(test)]

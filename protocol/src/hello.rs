@@ -46,8 +46,8 @@ pub struct HelloRequest {
     pub io_max_bytes: u32,
     /// Epoch of the connection; 0 on a first admin connection.
     pub epoch: Epoch,
-    /// READs of the target that the initiator serves at once on this connection; 0 where it does not
-    /// say. Some drivers report a limit of the target's own device as that of the peer.
+    /// READs of the target that the initiator serves at once on this connection; 0 where it does
+    /// not say. Some drivers report a limit of the target's own device as that of the peer.
     pub reads_in: u8,
     /// The session to join or resume; none on a first admin connection.
     pub session: SessionId,

@@ -11,8 +11,9 @@
 //! the QP of the id, without a lock. So one lock per channel covers here: fetching an event, acting
 //! on it and acknowledging it; making ids and naming their QPs; and taking both away. Taken away
 //! means: the id is not in the table, so its events are acknowledged and nothing else, and it names
-//! no QP. QPs are made before the lock, and both are destroyed after it: the device may take long. `rdma_destroy_id` waits for the acknowledgement of an event
-//! that was fetched, and the kernel drops the others.
+//! no QP. QPs are made before the lock, and both are destroyed after it: the device may take long.
+//! `rdma_destroy_id` waits for the acknowledgement of an event that was fetched, and the kernel
+//! drops the others.
 
 use std::collections::HashMap;
 use std::io;

@@ -7,10 +7,11 @@
 //! bits ahead of another is taken away, multiplied by x^D mod P, and added to the other. A piece is
 //! 128 bits: two halves of 64, each times a constant of its own.
 //!
-//! The constants. Bit i of a half is x^(63 - i), bit i of a product is x^(127 - i), and a product of
-//! bits i and j is bit i + j. So the instruction yields the product of two halves times x, and a
+//! The constants. Bit i of a half is x^(63 - i), bit i of a product is x^(127 - i), and a product
+//! of bits i and j is bit i + j. So the instruction yields the product of two halves times x, and a
 //! constant is one power less: x^(D - 1) mod P for the second half of a piece, and x^(D + 63) mod P
-//! for the first half, which is 64 bits further ahead. [`x_to`] computes them when this is compiled.
+//! for the first half, which is 64 bits further ahead. [`x_to`] computes them when this is
+//! compiled.
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{

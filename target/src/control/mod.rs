@@ -539,8 +539,9 @@ impl Control {
         }
     }
 
-    /// How long a device waits for an acknowledgement of a host. On InfiniBand the kernel would take
-    /// what the subnet manager says, for this end alone. Before LOGIN nothing is known of a host.
+    /// How long a device waits for an acknowledgement of a host. On InfiniBand the kernel would
+    /// take what the subnet manager says, for this end alone. Before LOGIN nothing is known of a
+    /// host.
     fn ack_timeout(&self, session: SessionIndex) -> AckTimeout {
         if let Some(time) = self.volumes.running().ack_timeout {
             return AckTimeout::of(time.get());

@@ -274,15 +274,17 @@ impl<S: Store> PollGroup<S> {
     pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
         self.turn.begin(now.into());
         let mut busy = self.reap();
+        let mut waits = self.turn.us >= self.look_at;
         if self.turn.groups() > 1 {
             busy |= self.take_peer_mail();
+            waits |= self.turn.peers.keeps();
         }
         let stored = self.turn.shard.reap();
-        if busy | stored || self.turn.us >= self.look_at {
+        if busy | stored | waits {
             return self.act(busy, stored);
         }
         debug_assert!(!self.turn.rare && !self.has_rare_work() && !self.turn.shard.has_reply());
-        debug_assert!(!self.turn.peers.keeps() && self.connections.listed(0).is_none());
+        debug_assert!(self.connections.listed(0).is_none());
         false
     }
 
@@ -307,7 +309,7 @@ impl<S: Store> PollGroup<S> {
             busy |= self.do_rare_work();
         }
         self.post_all();
-        busy | (self.turn.groups() > 1 && self.flush_peers())
+        busy | (self.turn.groups() > 1 && self.turn.peers.flush())
     }
 
     /// Something waits in the shard, or may wait there since `replies` of it were acted on: notes
@@ -321,16 +323,6 @@ impl<S: Store> PollGroup<S> {
             Some(at) => at,
             None => NEVER,
         };
-    }
-
-    /// Sends the other poll groups what they had no room for. Returns whether there was something.
-    #[inline(never)]
-    fn flush_peers(&mut self) -> bool {
-        let keeps = self.turn.peers.flush();
-        if keeps {
-            self.look_at = Micros::default();
-        }
-        keeps
     }
 
     /// Whether there is work that most turns do not have. Who begins such work says so in the
