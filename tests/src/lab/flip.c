@@ -16,7 +16,6 @@
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
-#include <rdma/rdma_cma.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -377,16 +376,15 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	return real(mr);
 }
 
-int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	int (*real)(struct rdma_cm_id *, struct ibv_pd *, struct ibv_qp_init_attr *) =
-		next("rdma_create_qp");
-	int error = real(id, pd, attr);
+	struct ibv_qp *(*real)(struct ibv_pd *, struct ibv_qp_init_attr *) = next("ibv_create_qp");
+	struct ibv_qp *qp = real(pd, attr);
 
-	if (error || !is_on)
-		return error;
+	if (!qp || !is_on)
+		return qp;
 	pthread_mutex_lock(&lock);
-	uint32_t num = id->qp->qp_num, i = 0;
+	uint32_t num = qp->qp_num, i = 0;
 	while (i < QPS && qps[(num + i) % QPS] && qps[(num + i) % QPS]->num != num)
 		i++;
 	struct qp **place = &qps[(num + i) % QPS];
@@ -396,5 +394,5 @@ int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_
 	memset(*place, 0, sizeof **place);
 	(*place)->num = num;
 	pthread_mutex_unlock(&lock);
-	return 0;
+	return qp;
 }
