@@ -70,9 +70,7 @@ impl GuestSocket {
         let path = std::path::absolute(path).map_err(|error| bad(error.to_string()))?;
         Ok(Self { listener, path, unlinked: Cell::new(false) })
     }
-}
 
-impl GuestSocket {
     /// Removes the socket's file, once: a later one of that path is another process's.
     fn unlink(&self) {
         if !self.unlinked.replace(true) {
