@@ -145,8 +145,8 @@ impl Region {
     #[must_use]
     #[inline]
     pub fn pointer(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
-        let end = offset.checked_add(len)?;
-        if end > self.len {
+        // Two comparisons, and no sum that may overflow.
+        if len > self.len || offset > self.len - len {
             return None;
         }
         // SAFETY: offset <= len of the mapping, so the result is inside it or one past its end.
