@@ -196,7 +196,7 @@ fn a_slow_peer_that_moves_is_not_ended() {
             assert_eq!(bed.rig.connections(suspect), 1, "{opcode:?}, {round}");
             peer.wire.stall(End::A, false);
             peer.wire.stall(End::B, false);
-            for _ in 0..50 {
+            for _ in 0..100 {
                 bed.rig.step();
                 let heard = peer.listen();
                 assert!(!heard.iter().any(|heard| matches!(heard, Heard::End(_))), "{round}");
