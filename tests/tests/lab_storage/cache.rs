@@ -256,16 +256,16 @@ fn read_ahead() {
             results.push((did, reads));
             mounted.umount();
         }
-        let [(without, reads_without), (with, reads_with)] = &results[..] else { return };
+        let [(without, _), (with, reads)] = &results[..] else { panic!("two were measured") };
         assert_eq!((without.get("cache_prefetched"), without.get("cache_hits")), (0, 0));
         assert!(
             with.get("cache_prefetched") * 4096 >= SEQUENCE / 2,
             "half of it was not read ahead"
         );
         assert!(hit_ratio(with) > 60.0, "{:.0} % hits", hit_ratio(with));
-        assert!(
-            reads_with <= reads_without,
-            "{reads_with} reads of the disk, {reads_without} without"
-        );
+        // A read may find a part of what it wants on its way, and then the rest is read by itself.
+        // But most of the disk's reads are as large as those of the reader.
+        let filled = with.get("fill_bytes");
+        assert!(reads * 96 * KIB <= filled, "{reads} reads of the disk for {filled} bytes");
     });
 }
