@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::{BlockCount, Lba};
 use crate::descriptor::KeyedDescriptor;
-use crate::digest::{DataDigests, crc32c};
+use crate::digest::{DataDigests, of_capsule, of_two_words};
 use crate::identity::{Epoch, Sequence, VolumeHandle};
 use crate::limits::{COMMAND_BYTES, DESCRIPTOR_BYTES, IN_CAPSULE_MAX_BYTES, RESPONSE_BYTES};
 use crate::opcode::Opcode;
@@ -126,7 +126,7 @@ struct WireCommand {
     descriptor: [u8; DESCRIPTOR_BYTES],
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct WireResponse {
     tag: U16,
@@ -137,9 +137,8 @@ struct WireResponse {
     reserved: U16,
 }
 
-/// Offsets of the digests.
-const COMMAND_DIGEST_AT: usize = offset_of!(WireCommand, digest);
-const RESPONSE_DIGEST_AT: usize = offset_of!(WireResponse, digest);
+/// Bits in front of the digest of a response, in its first word.
+const RESPONSE_DIGEST_SHIFT: usize = 8 * offset_of!(WireResponse, digest);
 
 const _: () = {
     assert!(size_of::<WireCommand>() == COMMAND_BYTES);
@@ -165,11 +164,32 @@ impl CommandCapsule {
         }
     }
 
+    /// Offset of the digest, four bytes, in the capsule.
+    pub const DIGEST_AT: usize = offset_of!(WireCommand, digest);
+
     /// The 64 bytes. In-capsule data is behind them in the message.
     #[must_use]
-    #[inline]
     pub fn to_wire(&self) -> [u8; COMMAND_BYTES] {
-        let wire = WireCommand {
+        let mut bytes = self.to_wire_unsealed();
+        if self.flags.digest {
+            let digest = Self::digest_of(&bytes).to_le_bytes();
+            bytes[Self::DIGEST_AT..][..digest.len()].copy_from_slice(&digest);
+        }
+        bytes
+    }
+
+    /// The digest of a capsule, whatever it has for one.
+    #[must_use]
+    #[inline(always)]
+    pub fn digest_of(bytes: &[u8; COMMAND_BYTES]) -> u32 {
+        of_capsule::<COMMAND_BYTES, { Self::DIGEST_AT }>(bytes)
+    }
+
+    /// The 64 bytes, with zeros for the digest: it can be made where they are then.
+    #[must_use]
+    #[inline(always)]
+    pub fn to_wire_unsealed(&self) -> [u8; COMMAND_BYTES] {
+        zerocopy::transmute!(WireCommand {
             opcode: self.opcode as u8,
             flags: self.flags.to_bits(),
             tag: self.tag.0.into(),
@@ -182,11 +202,7 @@ impl CommandCapsule {
             in_capsule_bytes: self.in_capsule_bytes.into(),
             data_digests: [self.data_digests.first.into(), self.data_digests.second.into()],
             descriptor: self.buffer.map_or([0; DESCRIPTOR_BYTES], KeyedDescriptor::to_wire),
-        };
-        if self.flags.digest {
-            return with_digest(zerocopy::transmute!(wire), COMMAND_DIGEST_AT);
-        }
-        zerocopy::transmute!(wire)
+        })
     }
 
     /// Parses the fixed part of a message that has `message_bytes` bytes in all and holds one
@@ -230,7 +246,7 @@ impl CommandCapsule {
         let [first, second] = wire.data_digests;
         let data_digests = DataDigests { first: first.get(), second: second.get() };
         if flags.digest {
-            if !has_digest(*bytes, COMMAND_DIGEST_AT) {
+            if wire.digest.get() != Self::digest_of(bytes) {
                 return Err(CapsuleError::Digest);
             }
         } else if wire.digest.get() | data_digests.first | data_digests.second != 0 {
@@ -260,25 +276,10 @@ impl CommandCapsule {
     }
 }
 
-/// Puts its digest, which is at `at`, into a capsule that has none yet. Out of line, so that a
-/// capsule without one costs one test.
-#[cold]
-#[inline(never)]
-fn with_digest<const N: usize>(mut bytes: [u8; N], at: usize) -> [u8; N] {
-    let digest = crc32c(&bytes);
-    bytes[at..at + 4].copy_from_slice(&digest.to_le_bytes());
-    bytes
-}
-
-/// Whether a capsule has its digest, at `at`. By value, so that a capsule that needs none stays in
-/// registers.
-#[cold]
-#[inline(never)]
-fn has_digest<const N: usize>(mut bytes: [u8; N], at: usize) -> bool {
-    let (mut found, place) = ([0; 4], at..at + 4);
-    found.copy_from_slice(&bytes[place.clone()]);
-    bytes[place].fill(0);
-    crc32c(&bytes).to_le_bytes() == found
+/// The bytes of a response.
+#[inline(always)]
+fn wire_of_words(words: [u64; 2]) -> [u8; RESPONSE_BYTES] {
+    zerocopy::transmute!(words.map(u64::to_le))
 }
 
 /// A response.
@@ -305,16 +306,24 @@ impl ResponseCapsule {
     }
 
     /// The 16 bytes, with their digest. The digest of the capsule itself must be 0.
+    #[inline]
     #[must_use]
     pub fn to_wire_sealed(&self) -> [u8; RESPONSE_BYTES] {
         debug_assert!(self.digest == 0, "a digest in a response that is still to get it");
-        with_digest(self.to_wire(), RESPONSE_DIGEST_AT)
+        let [first, second] = self.words();
+        let digest = u64::from(of_two_words([first, second]));
+        wire_of_words([first | digest << RESPONSE_DIGEST_SHIFT, second])
     }
 
     /// Whether the bytes of a response have their digest.
+    #[inline]
     #[must_use]
     pub fn has_its_digest(bytes: &[u8; RESPONSE_BYTES]) -> bool {
-        has_digest(*bytes, RESPONSE_DIGEST_AT)
+        let words: [u64; 2] = zerocopy::transmute!(*bytes);
+        let [first, second] = words.map(u64::from_le);
+        let found = first >> RESPONSE_DIGEST_SHIFT;
+        let others = first & ((1 << RESPONSE_DIGEST_SHIFT) - 1);
+        found == u64::from(of_two_words([others, second]))
     }
 
     /// Whether it answers the command with that sequence.
@@ -326,15 +335,15 @@ impl ResponseCapsule {
     /// The 16 bytes.
     #[must_use]
     pub fn to_wire(&self) -> [u8; RESPONSE_BYTES] {
-        let wire = WireResponse {
-            tag: self.tag.0.into(),
-            status: (self.status as u16).into(),
-            digest: self.digest.into(),
-            value: self.value.into(),
-            check: self.check.into(),
-            reserved: 0.into(),
-        };
-        zerocopy::transmute!(wire)
+        wire_of_words(self.words())
+    }
+
+    /// The fields of [`WireResponse`], the lowest byte of each word first.
+    #[inline(always)]
+    fn words(&self) -> [u64; 2] {
+        let [tag, status] = [self.tag.0, self.status as u16].map(u64::from);
+        let digest = u64::from(self.digest) << RESPONSE_DIGEST_SHIFT;
+        [tag | status << 16 | digest, u64::from(self.value) | u64::from(self.check) << 32]
     }
 
     /// Parses a message of `message_bytes` bytes.

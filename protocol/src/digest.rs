@@ -16,6 +16,7 @@ use crate::limits::{DIGEST_IO_MAX_BYTES, DIGEST_STRIPE_BYTES, READ_TRAILER_BYTES
 
 /// The CRC-32C of bytes in one piece.
 pub use rblk_crc32c::crc32c;
+pub(crate) use rblk_crc32c::{of_capsule, of_two_words};
 
 /// The CRC-32C of bytes in several pieces.
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,8 +82,16 @@ impl DataDigests {
     #[must_use]
     pub fn of(offset: u64, len: u32, mut crc: impl FnMut(u32, u32) -> u32) -> Self {
         let cut = Self::cut(offset, len);
-        let second = if cut == len { 0 } else { crc(cut, len - cut) };
-        Self { first: crc(0, cut), second }
+        if cut == len {
+            return Self { first: crc(0, len), second: 0 };
+        }
+        Self::of_two_stripes(cut, len, &mut crc)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn of_two_stripes(cut: u32, len: u32, crc: &mut impl FnMut(u32, u32) -> u32) -> Self {
+        Self { first: crc(0, cut), second: crc(cut, len - cut) }
     }
 
     /// How many of `len` bytes for the volume from `offset` on are in its first stripe.

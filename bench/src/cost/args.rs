@@ -66,6 +66,9 @@ pub struct CostArgs {
     /// What the process does whose steps are counted.
     #[arg(long, hide = true)]
     pub crc_calls: Option<u32>,
+    /// What it calls.
+    #[arg(long, hide = true, value_enum, default_value_t = crc::Called::Crc)]
+    pub crc_called: crc::Called,
     /// Running daemons.
     #[command(flatten)]
     pub live: live::LiveArgs,
@@ -79,7 +82,7 @@ impl CostArgs {
     pub fn run(&self) -> Result<Report> {
         let plan = self.plan()?;
         if let Some(calls) = self.crc_calls {
-            crc::calls(plan.sizes.first().copied().unwrap_or_default(), calls)?;
+            crc::calls(plan.sizes.first().copied().unwrap_or_default(), calls, self.crc_called)?;
         }
         if self.crc {
             let sizes = if self.sizes.is_empty() { &crc::SIZES[..] } else { &plan.sizes };

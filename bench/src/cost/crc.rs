@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Result;
+use clap::ValueEnum;
 use rblk_protocol::digest::crc32c;
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ const ROUND_BYTES: u32 = 4 << 20;
 pub struct CrcCost {
     /// So many bytes.
     pub bytes: u32,
-    /// Instructions of one call, and of the loop around it.
+    /// Instructions of one call, from its first to its return.
     pub instructions: u64,
     /// Nanoseconds of one call, the data in the CPU's cache.
     pub nanoseconds: f64,
@@ -63,30 +64,62 @@ fn best(bytes: u32, mut once: impl FnMut()) -> f64 {
     (0..ROUNDS).map(round).fold(f64::MAX, f64::min)
 }
 
-/// The instructions of one call.
+/// The instructions of one call, without the loop around it.
 ///
 /// # Errors
 /// This process may not trace a child of its own.
 pub(super) fn instructions(bytes: u32) -> Result<u64> {
-    let of = |calls: u32| {
+    let of = |calls: u32, what: Called| {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["cost", &format!("--crc-calls={calls}"), &format!("--sizes={bytes}")]);
+        command.arg(format!("--crc-called={}", what.word()));
         steps::count(&mut command)
     };
-    Ok(of(2)?.saturating_sub(of(1)?))
+    let one = |what: Called| Ok::<_, anyhow::Error>(of(2, what)?.saturating_sub(of(1, what)?));
+    Ok((one(Called::Crc)? + NOTHING).saturating_sub(one(Called::Nothing)?))
+}
+
+/// What the child calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Called {
+    /// The CRC.
+    Crc,
+    /// A function that does nothing, which takes as many instructions as the loop, and [`NOTHING`].
+    Nothing,
+}
+
+impl Called {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Crc => "crc",
+            Self::Nothing => "nothing",
+        }
+    }
+}
+
+/// Instructions of [`nothing`]: one for the value, and the return.
+const NOTHING: u64 = 2;
+
+#[inline(never)]
+fn nothing(_bytes: &[u8]) -> u32 {
+    0
 }
 
 /// In the child: so many calls under single steps.
 ///
 /// # Errors
 /// Nobody counts.
-pub(super) fn calls(bytes: u32, calls: u32) -> Result<()> {
+pub(super) fn calls(bytes: u32, calls: u32, called: Called) -> Result<()> {
     let data = data(bytes)?;
+    let function = black_box(match called {
+        Called::Crc => crc32c,
+        Called::Nothing => nothing,
+    });
     // The CPU has been looked at when the count begins.
     black_box(crc32c(black_box(&data)));
     steps::under_steps(|| {
         for _ in 0..black_box(calls) {
-            black_box(crc32c(black_box(&data)));
+            black_box(function(black_box(&data)));
         }
     })
 }

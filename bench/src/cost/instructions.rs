@@ -107,9 +107,9 @@ fn profiles(plan: &Plan) -> Result<Vec<Profile>> {
     Ok(profiles)
 }
 
-/// What callgrind counts of a CRC of the data, where it knows no instructions for it.
-fn is_slow_crc(name: &str) -> bool {
-    name.contains("rblk_crc32c::by_crc_fast")
+/// The CRC of the data, which callgrind counts otherwise where it does not know the instructions.
+fn is_crc(name: &str) -> bool {
+    name.contains("rblk_crc32c::crc32c")
 }
 
 /// Puts the CRCs of the data, as this CPU computes them, into what callgrind counted, and says what
@@ -120,27 +120,23 @@ fn add_digests(
     plain: &InstructionCost,
     profile: &Profile,
 ) -> Result<()> {
-    let slow = profile.sum(|_, to| is_slow_crc(to));
-    // What callgrind counts as this CPU does needs no change.
-    if slow.calls > 0 {
-        let most = 2 * (cost.ios + u64::from(cost.case.depth));
-        ensure!(
-            (2 * cost.ios..=most).contains(&slow.calls),
-            "{}: {} CRCs of data, but each end computes one per I/O",
-            cost.case,
-            slow.calls
-        );
-        // More by the call and the loop around it, which callgrind counted already.
-        let of_data = crc::instructions(cost.case.bytes)? as f64;
-        let slow = slow.cost as f64 / slow.calls as f64;
-        for end in [&mut cost.initiator, &mut cost.target] {
-            end.engine += of_data - slow;
-        }
+    let counted = profile.sum(|_, to| is_crc(to));
+    let most = 2 * (cost.ios + u64::from(cost.case.depth));
+    ensure!(
+        (2 * cost.ios..=most).contains(&counted.calls),
+        "{}: {} CRCs of data, but each end computes one per I/O",
+        cost.case,
+        counted.calls
+    );
+    let of_data = crc::instructions(cost.case.bytes)? as f64;
+    let counted = counted.cost as f64 / counted.calls as f64;
+    for end in [&mut cost.initiator, &mut cost.target] {
+        end.engine += of_data - counted;
     }
     cost.digests = Some(DigestInstructions {
         initiator: cost.initiator.engine - plain.initiator.engine,
         target: cost.target.engine - plain.target.engine,
-        of_data: crc::instructions(cost.case.bytes)? as f64,
+        of_data,
     });
     Ok(())
 }

@@ -40,7 +40,7 @@ pub(super) enum Verdict {
 struct OfTag {
     // Of a WRITE, since it was first sent with digests.
     data: Option<DataDigests>,
-    // Its command was a READ or a WRITE, not a FLUSH ahead of it.
+    // Its command was a WRITE, not a FLUSH ahead of it.
     moves_data: bool,
     tried_again: bool,
 }
@@ -68,7 +68,8 @@ impl Digests {
         }
     }
 
-    /// Puts the digests of a request into its command. Its data is at `offset` of `buffers`.
+    /// Puts the digests of a request that is no READ into its command. Its data is at `offset` of
+    /// `buffers`.
     #[inline(never)]
     pub(super) fn seal(
         &mut self,
@@ -79,45 +80,50 @@ impl Digests {
     ) {
         let Some(of_tag) = self.of_tag.get_mut(command.tag.index()) else { return };
         command.flags.digest = true;
-        of_tag.moves_data = true;
-        match (command.opcode, &mut command.buffer) {
-            (Opcode::Write, _) => {
-                command.data_digests = *of_tag.data.get_or_insert_with(|| {
-                    DataDigests::of(first_byte(io), io.data_bytes, |from, len| {
-                        buffers.sum(offset + wide(from), wide(len), crc32c)
-                    })
-                });
-            }
-            (Opcode::Read, Some(buffer)) => {
-                buffer.length += TRAILER_LEN;
-                let nothing = ReadTrailer { crc: 0, sequence: Sequence(!command.sequence.0) };
-                buffers.write(offset + wide(io.data_bytes), &nothing.to_wire());
-            }
-            _ => of_tag.moves_data = false,
+        of_tag.moves_data = command.opcode == Opcode::Write;
+        if of_tag.moves_data {
+            command.data_digests = *of_tag.data.get_or_insert_with(|| {
+                DataDigests::of(first_byte(io), io.data_bytes, |from, len| {
+                    buffers.sum(offset + wide(from), wide(len), crc32c)
+                })
+            });
         }
     }
 
-    /// A request was answered. Says what becomes of it, once the data of a READ is found to be the
-    /// answer to this command and whole.
-    pub(super) fn answered(
-        &mut self,
-        tag: Tag,
-        io: &Io,
-        (status, sequence): (Status, Sequence),
-        buffers: &Region,
-        offset: usize,
-    ) -> Verdict {
+    /// The data of a READ came whole.
+    #[inline(always)]
+    pub(super) fn came(&mut self, tag: Tag) {
+        if let Some(of_tag) = self.of_tag.get_mut(tag.index()) {
+            of_tag.tried_again = false;
+        }
+    }
+
+    /// The command of a write was answered well: the WRITE, or the FLUSH ahead of it, which leaves
+    /// the digests of the WRITE to be sent.
+    #[inline(always)]
+    pub(super) fn written(&mut self, tag: Tag) {
+        if let Some(of_tag) = self.of_tag.get_mut(tag.index())
+            && of_tag.moves_data
+        {
+            *of_tag = OfTag::default();
+        }
+    }
+
+    /// Any other read or write was answered. Says what becomes of it. The data of a READ with the
+    /// status [`Status::Ok`] did not come whole.
+    pub(super) fn answered(&mut self, tag: Tag, io: &Io, status: Status) -> Verdict {
         let Some(of_tag) = self.of_tag.get_mut(tag.index()) else { return Verdict::Done(status) };
-        let lost = match (io.op, status) {
-            (IoOp::Read, Status::Ok) => !is_whole(io, sequence, buffers, offset),
-            (IoOp::Read | IoOp::Write, Status::DigestMismatch) => of_tag.moves_data,
+        let is_read = io.op == IoOp::Read;
+        let lost = match status {
+            Status::Ok => is_read,
+            Status::DigestMismatch => is_read || of_tag.moves_data,
             _ => false,
         };
         if lost && !of_tag.tried_again {
             of_tag.tried_again = true;
             return Verdict::Again;
         }
-        if of_tag.moves_data || io.op != IoOp::Write {
+        if is_read || of_tag.moves_data {
             *of_tag = OfTag::default();
         }
         if !lost {
@@ -139,13 +145,28 @@ impl Digests {
     }
 }
 
-/// Whether the trailer of a READ's data is that of this command, and fits the data.
-fn is_whole(io: &Io, sequence: Sequence, buffers: &Region, offset: usize) -> bool {
-    let mut trailer = [0; READ_TRAILER_BYTES];
-    let len = wide(io.data_bytes);
-    buffers.read(offset + len, &mut trailer);
-    let trailer = ReadTrailer::from_wire(trailer);
-    trailer.sequence == sequence && trailer.crc == buffers.sum(offset, len, crc32c)
+/// Makes the command of a READ ask for a trailer, and puts one behind its data that fits nothing.
+/// The data goes to `offset` of `buffers`.
+#[inline(never)]
+pub(super) fn expect(command: &mut CommandCapsule, len: u32, buffers: &Region, offset: usize) {
+    command.flags.digest = true;
+    if let Some(buffer) = &mut command.buffer {
+        buffer.length += TRAILER_LEN;
+        let nothing = ReadTrailer { crc: 0, sequence: Sequence(!command.sequence.0) };
+        buffers.write(offset + wide(len), &nothing.to_wire());
+    }
+}
+
+/// Whether the trailer behind the data of a READ, which is at `offset` of `buffers`, is that of the
+/// command with this sequence, and fits the data.
+#[inline]
+pub(super) fn is_whole(len: u32, sequence: Sequence, buffers: &Region, offset: usize) -> bool {
+    let differs = buffers.sum(offset, wide(len + TRAILER_LEN), |bytes| {
+        let Some((data, trailer)) = bytes.split_last_chunk() else { return 1 };
+        let trailer = ReadTrailer::from_wire(*trailer);
+        (trailer.sequence.0 ^ sequence.0) | (trailer.crc ^ crc32c(data))
+    });
+    differs == 0
 }
 
 /// First byte of a request in the volume. The range was made of bytes, so this does not overflow.

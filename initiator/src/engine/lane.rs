@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
-    Poller, PostError, QpIndex, RecvWr, SendCredits, SendOp, SendWr, Sge, SgeList, WrId,
+    Poller, PostError, QpIndex, RecvWr, Region, SendCredits, SendOp, SendWr, Sge, SgeList, WrId,
 };
 use rblk_protocol::auth::{PROOF_BYTES, QueueProof, TargetProof};
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_LIST_BYTES};
@@ -335,10 +335,9 @@ impl Lane {
         command: &CommandCapsule,
         data: Option<Sge>,
     ) {
-        let bytes = command.to_wire();
         let wrs = &mut self.wrs;
         if let (Some(open), Some(wr)) = (&mut wrs.open, wrs.sends.last_mut()) {
-            terms.memory().slots.region().write(open.end, &bytes);
+            write_capsule(terms, open.end, command);
             wr.sges.grow_first(COMMAND_LEN);
             open.end += COMMAND_BYTES;
             open.commands += 1;
@@ -356,7 +355,7 @@ impl Lane {
             return;
         }
         let offset = self.slots_at + terms.layout().capsule_offset(command.tag.index());
-        terms.memory().slots.region().write(offset, &bytes);
+        write_capsule(terms, offset, command);
         let capsule = terms.memory().slots.sge(offset, COMMAND_LEN);
         debug_assert!(
             capsule.is_some(),
@@ -409,4 +408,23 @@ impl Lane {
         stats.listed.add(lists + std::mem::take(&mut wrs.joined));
         posted
     }
+}
+
+/// Writes a command to where it is sent from.
+#[inline(always)]
+fn write_capsule(terms: &Terms, offset: usize, command: &CommandCapsule) {
+    let slots = terms.memory().slots.region();
+    slots.write(offset, &command.to_wire_unsealed());
+    if command.flags.digest {
+        seal(slots, offset);
+    }
+}
+
+/// Makes the digest of a command where it is, so that a command without one stays in registers.
+#[cold]
+#[inline(never)]
+fn seal(slots: &Region, offset: usize) {
+    let digest = slots
+        .sum(offset, COMMAND_BYTES, |bytes| bytes.try_into().map_or(0, CommandCapsule::digest_of));
+    slots.write(offset + CommandCapsule::DIGEST_AT, &digest.to_le_bytes());
 }

@@ -634,7 +634,11 @@ impl Engine {
             // With digests all data is in the queue's own buffers: see `connect`.
             let Place { offset, .. } = self.places[tag.index()];
             let buffers = path.terms().memory().buffers.sources.region();
-            self.digests.seal(&mut command, &io, buffers, offset);
+            if command.opcode == Opcode::Read {
+                digests::expect(&mut command, io.data_bytes, buffers, offset);
+            } else {
+                self.digests.seal(&mut command, &io, buffers, offset);
+            }
         }
         path.send(lane, &command, data, io.data_bytes);
         let sent = self.inflight.send(tag, command.sequence);
@@ -699,9 +703,16 @@ impl Engine {
         let inside = path.terms().fits_capsule(io.data_bytes);
         let mut status = answer.status;
         if path.terms().with_digests() {
-            match self.check_data(answer, &io, sent) {
-                Verdict::Done(checked) => status = checked,
-                Verdict::Again => return Ok(()),
+            match (io.op, status) {
+                (IoOp::Write, Status::Ok) => self.digests.written(answer.tag),
+                (IoOp::Read, Status::Ok) if self.came_whole(answer.tag, io.data_bytes, sent) => {
+                    self.digests.came(answer.tag);
+                }
+                (IoOp::Read | IoOp::Write, _) => match self.after_error(answer, &io) {
+                    Verdict::Done(checked) => status = checked,
+                    Verdict::Again => return Ok(()),
+                },
+                _ => {}
             }
         }
         if let Some(status) = self.account(answer.tag, status, &io) {
@@ -711,16 +722,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks the data of an answered READ, and what the target says of that of a WRITE. If it is
-    /// to be sent again, it waits for that.
+    /// Whether the data of a READ, which was answered, is the answer to this command and whole.
     #[inline(never)]
-    fn check_data(&mut self, answer: &Answer, io: &Io, sent: Sequence) -> Verdict {
-        let Some(path) = &self.path else { return Verdict::Done(answer.status) };
+    fn came_whole(&self, tag: Tag, len: u32, sent: Sequence) -> bool {
+        let Some(path) = &self.path else { return false };
         // With digests all data is in the queue's own buffers: see `connect`.
-        let Place { offset, .. } = self.places[answer.tag.index()];
+        let Place { offset, .. } = self.places[tag.index()];
         let buffers = path.terms().memory().buffers.sinks.region();
-        let answered = (answer.status, sent);
-        let verdict = self.digests.answered(answer.tag, io, answered, buffers, offset);
+        digests::is_whole(len, sent, buffers, offset)
+    }
+
+    /// Says what becomes of a read or a write that did not go well. If it is to be sent again, it
+    /// waits for that.
+    #[cold]
+    #[inline(never)]
+    fn after_error(&mut self, answer: &Answer, io: &Io) -> Verdict {
+        let verdict = self.digests.answered(answer.tag, io, answer.status);
         match verdict {
             Verdict::Again => {
                 self.stats.digest_mismatches.add(1);

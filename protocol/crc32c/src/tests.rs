@@ -74,6 +74,31 @@ fn golden_values_of_rfc_3720() {
     }
 }
 
+/// Both sizes of capsules, and a field in either half of a word.
+#[test]
+fn a_capsule_has_the_crc_of_zeros_in_its_field() {
+    fn check<const BYTES: usize, const AT: usize>() {
+        let mut bytes = [0; BYTES];
+        bytes.copy_from_slice(&noise(BYTES));
+        let found = of_capsule::<BYTES, AT>(&bytes);
+        bytes[AT..AT + 4].fill(0);
+        assert_eq!(found, slow(0, &bytes), "{AT} of {BYTES} bytes");
+        assert_eq!(of_capsule::<BYTES, AT>(&bytes), found, "the field counts");
+    }
+    check::<64, 32>();
+    check::<64, 36>();
+    check::<16, 4>();
+    check::<8, 0>();
+}
+
+#[test]
+fn two_words_have_the_crc_of_their_bytes() {
+    let bytes = noise(16);
+    let (words, _) = bytes.as_chunks();
+    let words = [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])];
+    assert_eq!(of_two_words(words), slow(0, &bytes));
+}
+
 #[test]
 fn every_length_has_the_crc_of_crc_fast() {
     let most = if cfg!(miri) { 70 } else { 8192 };

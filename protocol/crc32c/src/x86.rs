@@ -32,26 +32,44 @@ const FOLDING: u8 = 3;
 
 static CPU: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// The CRC of earlier bytes and of `bytes`, if the CPU has instructions for so many.
+/// The CRC of earlier bytes and of `bytes`, if the CPU is known to have instructions for so many.
 #[inline(always)]
 pub(super) fn extend(crc: u32, bytes: &[u8]) -> Option<u32> {
-    let mut cpu = CPU.load(Ordering::Relaxed);
-    if cpu == UNKNOWN {
-        cpu = look();
-    }
     if bytes.len() < FOLD_MIN_BYTES {
         // SAFETY: `look` found SSE4.2.
-        (cpu >= CRC32).then(|| unsafe { by_instruction(crc, bytes) })
+        (cpu() >= CRC32).then(|| unsafe { by_instruction(crc, bytes) })
     } else {
         // SAFETY: `look` found the features that the function names.
-        (cpu == FOLDING).then(|| unsafe { by_folding(crc, bytes) })
+        (cpu() == FOLDING).then(|| unsafe { by_folding(crc, bytes) })
     }
 }
 
-/// Looks at the CPU, and notes what it has. Threads that look at once find the same.
-#[cold]
-#[inline(never)]
-fn look() -> u8 {
+/// The CRC of a capsule with zeros at `AT`, if the CPU is known to have `CRC32`.
+#[inline(always)]
+pub(super) fn of_capsule<const BYTES: usize, const AT: usize>(bytes: &[u8; BYTES]) -> Option<u32> {
+    // SAFETY: `look` found SSE4.2.
+    (cpu() >= CRC32).then(|| unsafe { capsule_by_instruction::<BYTES, AT>(bytes) })
+}
+
+/// The CRC of two words of eight bytes, if the CPU is known to have `CRC32`.
+#[inline(always)]
+pub(super) fn of_two_words(words: [u64; 2]) -> Option<u32> {
+    // SAFETY: `look` found SSE4.2.
+    (cpu() >= CRC32).then(|| unsafe { words_by_instruction(words) })
+}
+
+/// What the CPU has.
+#[inline(always)]
+fn cpu() -> u8 {
+    CPU.load(Ordering::Relaxed)
+}
+
+/// Looks at the CPU, and notes what it has; false if that was known. Threads that look at once find
+/// the same.
+pub(super) fn look() -> bool {
+    if cpu() != UNKNOWN {
+        return false;
+    }
     let cpu = if has_folding() {
         FOLDING
     } else if has_crc32() {
@@ -60,7 +78,7 @@ fn look() -> u8 {
         NEITHER
     };
     CPU.store(cpu, Ordering::Relaxed);
-    cpu
+    true
 }
 
 pub(super) fn has_crc32() -> bool {
@@ -75,13 +93,6 @@ pub(super) fn has_folding() -> bool {
 /// waits for the one before.
 #[target_feature(enable = "sse4.2")]
 pub(super) fn by_instruction(crc: u32, bytes: &[u8]) -> u32 {
-    // Commands and responses have no loop.
-    if let Ok(command) = bytes.try_into() {
-        return !low(exactly::<64>(!crc, command));
-    }
-    if let Ok(response) = bytes.try_into() {
-        return !low(exactly::<16>(!crc, response));
-    }
     let mut state = !crc;
     let (lines, rest) = bytes.as_chunks();
     for line in lines {
@@ -95,6 +106,27 @@ pub(super) fn by_instruction(crc: u32, bytes: &[u8]) -> u32 {
         state = _mm_crc32_u8(state, *byte);
     }
     !state
+}
+
+/// By `CRC32`.
+#[target_feature(enable = "sse4.2")]
+fn words_by_instruction([first, second]: [u64; 2]) -> u32 {
+    !low(_mm_crc32_u64(_mm_crc32_u64(u64::from(!0_u32), first), second))
+}
+
+/// By `CRC32`, without a loop.
+#[target_feature(enable = "sse4.2")]
+fn capsule_by_instruction<const BYTES: usize, const AT: usize>(bytes: &[u8; BYTES]) -> u32 {
+    let mut state = u64::from(!0_u32);
+    for (at, word) in bytes.as_chunks().0.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let kept = match AT % 8 {
+            0 => word >> 32 << 32,
+            _ => word & u64::from(u32::MAX),
+        };
+        state = _mm_crc32_u64(state, if at == AT / 8 { kept } else { word });
+    }
+    !low(state)
 }
 
 /// The state after so many bytes, whole words of eight. The state is the CRC before its last
@@ -122,43 +154,55 @@ const ROUND: usize = 8 * 64;
 const LINE_BITS: u64 = 512;
 const _: () = assert!(ROUND <= FOLD_MIN_BYTES, "the first round has all its bytes");
 
+/// A block of 4 KiB, which most data is.
+const PAGE: usize = 4096;
+
 /// By folding; input of less than a round by `CRC32`.
-// The accumulators are named one by one: the compiler keeps an array with a variable index, or one
-// that `from_fn` makes, on the stack.
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
 pub(super) fn by_folding(crc: u32, bytes: &[u8]) -> u32 {
-    let (rounds, rest) = bytes.as_chunks::<ROUND>();
+    if let Ok(page) = bytes.try_into() {
+        return of_page(crc, page);
+    }
+    let (rounds, rest) = bytes.as_chunks();
     let Some((first, rounds)) = rounds.split_first() else {
         return by_instruction(crc, bytes);
     };
-    let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = lines(first);
-    // The state of earlier bytes is added to the first 32 bits.
-    a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128((!crc).cast_signed())));
+    let crc = of_rounds(crc, first, rounds);
+    if rest.is_empty() { crc } else { by_instruction(crc, rest) }
+}
 
+/// The CRC of a page. The compiler knows how many rounds there are, and makes no loop.
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+#[inline]
+fn of_page(crc: u32, page: &[u8; PAGE]) -> u32 {
+    let (first, rounds) = const { (ROUND, (PAGE - ROUND) / ROUND) };
+    let (first, rest) = page.split_at(first);
+    let [(first, _), (rest, _)] = [first.as_chunks::<ROUND>(), rest.as_chunks()];
+    of_rounds(crc, &first[0], &rest[..rounds])
+}
+
+/// The CRC of whole rounds.
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+#[inline]
+fn of_rounds(crc: u32, first: &[u8; ROUND], rounds: &[[u8; ROUND]]) -> u32 {
+    let mut sums = lines(first);
+    // The state of earlier bytes is added to the first 32 bits.
+    let before = _mm512_zextsi128_si512(_mm_cvtsi32_si128((!crc).cast_signed()));
+    sums[0] = _mm512_xor_si512(sums[0], before);
     let ahead = each_piece(const { pair(8 * LINE_BITS) });
     for round in rounds {
-        let to = lines(round);
-        a = folded(a, ahead, to[0]);
-        b = folded(b, ahead, to[1]);
-        c = folded(c, ahead, to[2]);
-        d = folded(d, ahead, to[3]);
-        e = folded(e, ahead, to[4]);
-        f = folded(f, ahead, to[5]);
-        g = folded(g, ahead, to[6]);
-        h = folded(h, ahead, to[7]);
+        sums = after_round(sums, ahead, round);
     }
+    let [a, b, c, d, e, f, g, h] = sums;
     let ahead = each_piece(const { pair(4 * LINE_BITS) });
     let [a, b] = [folded(a, ahead, e), folded(b, ahead, f)];
     let [c, d] = [folded(c, ahead, g), folded(d, ahead, h)];
     let ahead = each_piece(const { pair(2 * LINE_BITS) });
     let [a, b] = [folded(a, ahead, c), folded(b, ahead, d)];
-    let a = folded(a, each_piece(const { pair(LINE_BITS) }), b);
-
-    let last = last_piece(a);
-    // What is left of all bytes so far is 16 bytes with the same remainder.
+    let last = last_piece(folded(a, each_piece(const { pair(LINE_BITS) }), b));
+    // What is left of all bytes is 16 bytes with the same remainder.
     let state = _mm_crc32_u64(0, _mm_cvtsi128_si64(last).cast_unsigned());
-    let state = low(_mm_crc32_u64(state, _mm_extract_epi64::<1>(last).cast_unsigned()));
-    if rest.is_empty() { !state } else { by_instruction(!state, rest) }
+    !low(_mm_crc32_u64(state, _mm_extract_epi64::<1>(last).cast_unsigned()))
 }
 
 /// The lines of 64 bytes of a round.
@@ -175,6 +219,26 @@ fn lines(round: &[u8; ROUND]) -> [__m512i; 8] {
         line(&lines[5]),
         line(&lines[6]),
         line(&lines[7]),
+    ]
+}
+
+/// What the lines of a round are, once those before them are folded onto them.
+// The lines are named one by one: the compiler keeps an array with a variable index, or one that
+// `from_fn` makes, on the stack.
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+#[inline]
+fn after_round(sums: [__m512i; 8], ahead: __m512i, round: &[u8; ROUND]) -> [__m512i; 8] {
+    let [a, b, c, d, e, f, g, h] = sums;
+    let to = lines(round);
+    [
+        folded(a, ahead, to[0]),
+        folded(b, ahead, to[1]),
+        folded(c, ahead, to[2]),
+        folded(d, ahead, to[3]),
+        folded(e, ahead, to[4]),
+        folded(f, ahead, to[5]),
+        folded(g, ahead, to[6]),
+        folded(h, ahead, to[7]),
     ]
 }
 

@@ -411,7 +411,7 @@ impl Connection {
     }
 
     /// The trailer of a READ's data, which has that CRC, to be gathered behind the data.
-    #[inline(never)]
+    #[inline(always)]
     pub(crate) fn write_trailer(&self, command: &CommandCapsule, crc: u32) -> Sge {
         let at = self.params.layout.trailer_offset(command.tag);
         let trailer = ReadTrailer { crc, sequence: command.sequence };
@@ -524,7 +524,6 @@ impl Connection {
         self.sends.responses_are_full()
     }
 
-    #[cold]
     #[inline(never)]
     fn write_sealed(&self, offset: usize, response: &ResponseCapsule) {
         self.region().write(offset, &response.to_wire_sealed());

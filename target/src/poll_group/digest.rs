@@ -21,7 +21,7 @@ use crate::store::Store;
 const _: () = assert!(STRIPE_BYTES == DIGEST_STRIPE_BYTES, "a part has a CRC of its own");
 
 /// Whether the in-capsule data of a WRITE is what was sent. Counts data that is not.
-#[inline(never)]
+#[inline(always)]
 pub(super) fn fits_capsule<S: Store>(
     connection: &Connection,
     turn: &Turn<S>,
