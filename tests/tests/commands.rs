@@ -59,6 +59,22 @@ fn serve(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// The driver of an mlx5 card ends a program of several threads that was started so.
+#[test]
+fn a_driver_without_locks_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut discover = Command::new(program("rblk-initiator"));
+    discover.args(["discover", "rdma://127.0.0.1"]);
+    let flags = ["--insecure", "--memory", "m=1MiB", "--listen", "rdma://127.0.0.1"];
+    for mut command in [serve(dir.path(), &flags), discover] {
+        let ended = run(command.env("MLX5_SINGLE_THREADED", "1"));
+        if ended.stderr.contains("without RDMA") {
+            return assert_no_rdma(&ended);
+        }
+        assert_refused(&ended, 7, &["MLX5_SINGLE_THREADED=1", "several threads", "Unset it"]);
+    }
+}
+
 #[test]
 fn a_target_that_cannot_serve_says_why_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();

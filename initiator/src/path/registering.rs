@@ -17,6 +17,22 @@ use super::{DataMemory, QueueMemory};
 /// Threads of this process that register. One cannot be stopped when its try was given up.
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
+/// One of them, until it ends, also by a panic.
+struct AtWork;
+
+impl AtWork {
+    fn begin() -> Self {
+        AT_WORK.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        AT_WORK.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A way that the data of requests moves.
 #[derive(Clone, Copy, Debug)]
 enum Direction {
@@ -82,16 +98,14 @@ impl Registering {
         let start = |direction: Direction| {
             let (sender, answer) = oneshot::channel();
             let (pd, memory) = (pd.clone(), memory.clone());
+            let at_work = AtWork::begin();
             let work = move || {
                 // It fails when nobody wants the keys any more. They die with it.
                 let _ = sender.send(direction.register(&pd, &memory));
-                AT_WORK.fetch_sub(1, Ordering::Relaxed);
+                drop(at_work);
             };
-            AT_WORK.fetch_add(1, Ordering::Relaxed);
             // Without a thread there is no answer, and `end` registers.
-            if thread::Builder::new().name("rblk-register".into()).spawn(work).is_err() {
-                AT_WORK.fetch_sub(1, Ordering::Relaxed);
-            }
+            let _ = thread::Builder::new().name("rblk-register".into()).spawn(work);
             answer
         };
         let under_way = Some((start(Direction::Sink), start(Direction::Source)));

@@ -83,8 +83,8 @@ fn extended(crc: u32, bytes: &[u8]) -> u32 {
     otherwise(crc, bytes)
 }
 
-// The rest is out of line, and where a function ends, so that the functions above it keep nothing on
-// the stack.
+// The rest is out of line, and called where a function ends, so that the functions above it keep
+// nothing on the stack.
 
 /// For a CPU that was not looked at yet, or has no instructions.
 #[cold]

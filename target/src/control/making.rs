@@ -6,6 +6,7 @@
 //! Invariant: what ends connections also ends those that are being made. Their poll group does not
 //! know them yet, so it would serve them later as if nothing had been said.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -65,10 +66,13 @@ struct Job {
 }
 
 impl Job {
+    /// A panic is a bug, which is printed. It must not leave the connection under way for ever.
     fn run(self) -> Made {
         let Self { incoming, asked, granted, progress_max } = self;
         let id = granted.admitted.id;
-        let result = admission::prepare(incoming, &asked, granted, progress_max);
+        // What was moved in is gone after a panic, so nobody sees it half made.
+        let make = AssertUnwindSafe(|| admission::prepare(incoming, &asked, granted, progress_max));
+        let result = catch_unwind(make).unwrap_or_else(|_| Err("its making panicked".to_owned()));
         let boxed = |(connection, params, accept)| (connection, Box::new(params), accept);
         Made { id, result: result.map(boxed) }
     }
