@@ -61,7 +61,11 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
         Some(dir) => std::path::absolute(dir)?,
         None => programs()?,
     };
-    let fio_engine = args.fio_engine.clone().or_else(|| engine_near(&programs));
+    let fio_engine = match &args.fio_engine {
+        // fio takes no relative one.
+        Some(path) => Some(std::path::absolute(path)?),
+        None => engine_near(&programs),
+    };
     let wire = if args.no_perftest || !(args.rblk.is_empty() && args.peer.is_empty()) {
         None
     } else {
