@@ -11,7 +11,7 @@
 
 use crate::work::{Owner, QpIndex};
 
-/// Bytes that an owner may send in one turn: what a link takes in about 15 us.
+/// Bytes that an owner may send in one turn: what a link takes in about 8 us.
 const SENT: usize = 32 << 10;
 /// Bytes that an owner may receive in one turn. It is more, because most of them are what this end
 /// asked for by READs, whose number is bounded: shorter calls would cost more than they save.
