@@ -72,7 +72,7 @@ fn mount_cycles_leak_nothing() {
         // The first ones register with the device and fill pools.
         (0..2).for_each(|_| cycle());
         let before = settled(&[target.pid()], || target.status().sessions.is_empty());
-        let cycles = lab.times(30, 2000);
+        let cycles = lab.times(50, 2000);
         let mut sizes = Vec::new();
         for _ in 0..cycles {
             cycle();
