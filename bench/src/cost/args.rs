@@ -5,7 +5,7 @@ use clap::Args;
 use rblk_config::ByteSize;
 use rblk_protocol::limits;
 
-use super::{Op, Plan, Report, Volume, crc, instructions, live, rig};
+use super::{Op, Plan, Report, Volume, crc, instructions, live, rig, time};
 
 /// What to count, and of which I/O.
 #[derive(Clone, Debug, Args)]
@@ -13,7 +13,7 @@ pub struct CostArgs {
     /// Operations to measure.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "read,write")]
     pub ops: Vec<Op>,
-    /// Bytes per I/O, whole blocks of 512; with --instructions or --live 4KiB unless given.
+    /// Bytes per I/O, whole blocks of 512; with --instructions, --time or --live 4KiB unless given.
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     pub sizes: Vec<ByteSize>,
     /// I/Os outstanding.
@@ -69,6 +69,9 @@ pub struct CostArgs {
     /// What it calls.
     #[arg(long, hide = true, value_enum, default_value_t = crc::Called::Crc)]
     pub crc_called: crc::Called,
+    /// Time both ends' engines instead, without the fabric under them.
+    #[arg(long, conflicts_with_all = ["live", "instructions", "crc"])]
+    pub time: bool,
     /// Running daemons.
     #[command(flatten)]
     pub live: live::LiveArgs,
@@ -90,6 +93,9 @@ impl CostArgs {
         }
         if self.live.is_wanted() {
             return Ok(Report { live: live::measure(&self.live, &plan)?, ..Report::default() });
+        }
+        if self.time {
+            return time::measure(&plan);
         }
         if !self.instructions {
             return rig::measure(&plan);
@@ -119,7 +125,7 @@ impl CostArgs {
         let mut sizes = self.sizes.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
         if sizes.is_empty() {
             sizes.push(4 << 10);
-            if !self.instructions && !self.live.is_wanted() {
+            if !self.instructions && !self.time && !self.live.is_wanted() {
                 sizes.push(128 << 10);
             }
         }

@@ -6,6 +6,7 @@
 //! | [`rig`] | both ends' own counters, over a closed loop of I/Os through the real engines |
 //! | [`instructions`] | instructions of each end's engine in the same loop, by callgrind |
 //! | [`crc`] | instructions of one CRC, by single steps |
+//! | [`time`] | time of each end's engine in the same loop |
 //! | [`live`] | counters of running daemons while a device is under load |
 //!
 //! Nothing of [`rig`] and [`instructions`] is timed: the numbers are exact and the same in every
@@ -19,6 +20,7 @@ pub mod live;
 pub mod rig;
 mod steps;
 mod table;
+pub mod time;
 
 use clap::ValueEnum;
 use rblk_initiator::io::IoOp;
@@ -32,6 +34,7 @@ pub use instructions::InstructionCost;
 pub use live::LiveCost;
 pub use rig::{Cost, EndCost, Plan};
 pub use table::table;
+pub use time::TimeCost;
 
 /// Which way the data goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum, Serialize, Deserialize)]
@@ -141,6 +144,9 @@ pub struct Report {
     pub instructions: Vec<InstructionCost>,
     /// Of CRCs alone.
     pub crcs: Vec<CrcCost>,
+    /// By the clock.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub times: Vec<TimeCost>,
     /// Of running daemons.
     pub live: Vec<LiveCost>,
 }
@@ -162,6 +168,9 @@ impl Report {
         }
         if !other.crcs.is_empty() {
             self.crcs = other.crcs;
+        }
+        if !other.times.is_empty() {
+            self.times = other.times;
         }
         if !other.live.is_empty() {
             self.live = other.live;

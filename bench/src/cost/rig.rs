@@ -173,6 +173,21 @@ pub fn measure(plan: &Plan) -> Result<Report> {
 }
 
 fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
+    let (mut rig, queue) = warm(plan, case)?;
+    let before = Counts::of(&rig, queue);
+    measured_loop(&mut rig, queue, case, plan.ios)?;
+    let after = Counts::of(&rig, queue);
+    Ok(Cost {
+        case,
+        ios: plan.ios,
+        keyed: per_io(plan.ios, after.initiator.keyed_commands, before.initiator.keyed_commands),
+        initiator: initiator_cost(plan.ios, &before, &after),
+        target: target_cost(plan.ios, &before, &after),
+    })
+}
+
+/// Both ends in their steady state.
+pub(super) fn warm(plan: &Plan, case: Case) -> Result<(Rig<RamStore>, QueueId)> {
     let Case { bytes, depth, .. } = case;
     ensure!(plan.ios > 0, "no I/O to measure");
     ensure!(bytes > 0 && bytes.is_multiple_of(512), "the size is not whole blocks of 512 bytes");
@@ -214,16 +229,7 @@ fn measure_one(plan: &Plan, case: Case) -> Result<Cost> {
     // so that the cache has them.
     run(&mut rig, queue, Case { op: Op::Read, ..case }, u64::from(depth))?;
     run(&mut rig, queue, case, WARM_UP.max(2 * u64::from(depth.max(plan.queue_depth))))?;
-    let before = Counts::of(&rig, queue);
-    measured_loop(&mut rig, queue, case, plan.ios)?;
-    let after = Counts::of(&rig, queue);
-    Ok(Cost {
-        case,
-        ios: plan.ios,
-        keyed: per_io(plan.ios, after.initiator.keyed_commands, before.initiator.keyed_commands),
-        initiator: initiator_cost(plan.ios, &before, &after),
-        target: target_cost(plan.ios, &before, &after),
-    })
+    Ok((rig, queue))
 }
 
 struct Counts {
@@ -253,7 +259,7 @@ fn measured_loop(rig: &mut Rig<RamStore>, queue: QueueId, case: Case, ios: u64) 
 }
 
 /// A closed loop: as many I/Os as the depth are outstanding until the last have begun.
-fn run(rig: &mut Rig<RamStore>, queue: QueueId, case: Case, ios: u64) -> Result<()> {
+pub(super) fn run(rig: &mut Rig<RamStore>, queue: QueueId, case: Case, ios: u64) -> Result<()> {
     let Case { op, bytes, depth, .. } = case;
     let io = |rig: &Rig<RamStore>, tag: u16| {
         let offset = u64::from(tag) * SPREAD_BYTES.max(bytes.into());

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::live::LiveEnd;
-use super::{Case, CrcCost, EndCost, InstructionCost, LiveCost, Report};
+use super::time::hit_ns;
+use super::{Case, CrcCost, EndCost, InstructionCost, LiveCost, Report, TimeCost};
 
 /// The report as tables, one per way of measuring.
 #[must_use]
@@ -18,6 +19,9 @@ pub fn table(report: &Report) -> String {
     }
     if !report.crcs.is_empty() {
         let _ = crcs(&mut text, &report.crcs);
+    }
+    if !report.times.is_empty() {
+        let _ = times(&mut text, &report.times);
     }
     if !report.live.is_empty() {
         let _ = live(&mut text, &report.live);
@@ -121,6 +125,26 @@ fn crcs(text: &mut String, rows: &[CrcCost]) -> std::fmt::Result {
         write!(text, "{bytes:>8} {instructions:>13}")?;
         write!(text, " {nanoseconds:>10.1} {:>9.1}", rate(nanoseconds))?;
         writeln!(text, " {memcpy_nanoseconds:>13.1} {:>9.1}", rate(memcpy_nanoseconds))?;
+    }
+    Ok(())
+}
+
+fn times(text: &mut String, rows: &[TimeCost]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "nanoseconds per I/O, best of several rounds: the engines, the same with the in-memory fabric, and what a core \
+         does with it (I: initiator, T: target)"
+    )?;
+    heading(text, &[("engine", 7), ("with fabric", 7), ("million/s", 7)])?;
+    for row in rows {
+        let (i, t) = (row.initiator, row.target);
+        write!(text, "{}  {:>7.0} {:>7.0}", case(&row.case), i.engine_ns, t.engine_ns)?;
+        write!(text, "  {:>7.0} {:>7.0}", i.with_fabric_ns, t.with_fabric_ns)?;
+        write!(text, "  {:>7.2} {:>7.2}", 1e3 / i.with_fabric_ns, 1e3 / t.with_fabric_ns)?;
+        match hit_ns(rows, row) {
+            Some(hit) => writeln!(text, "  a hit: {hit:.0} ns")?,
+            None => writeln!(text)?,
+        }
     }
     Ok(())
 }

@@ -20,6 +20,12 @@ use crate::interrupt;
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// Longest wait for completions that are due.
 pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(20);
+/// How long the first message of a connection may be unseen before another is sent.
+const UNSEEN: Duration = Duration::from_millis(500);
+/// Messages that may be needed until the first of a connection is seen.
+const FIRST_MESSAGES: u8 = 8;
+/// Bytes of each.
+const FIRST_BYTES: u32 = 8;
 /// Completions taken at once.
 const BATCH: usize = 64;
 /// Looks without a completion before a thread gives the processor away for longer. Kernel threads
@@ -69,6 +75,8 @@ pub(super) struct Ends {
     // The software provider works only in its turns.
     polls_both: bool,
     idle: u32,
+    // What the first message of a connection reads, at each end, where it may stay unseen.
+    first: Option<(MemoryRegion, MemoryRegion)>,
 }
 
 /// A connection between the two.
@@ -80,6 +88,8 @@ pub(super) struct Link {
     pub(super) facts: Option<QpFacts>,
     /// READs that `a` may have outstanding.
     pub(super) reads_out: u8,
+    /// Messages until the first one was seen.
+    pub(super) first_messages: u8,
 }
 
 /// Sizes of a QP with so many WRs in each queue.
@@ -106,16 +116,70 @@ impl Ends {
         let (a, b) = (Side::new(site, entries)?, Side::new(site, entries)?);
         let transport = site.device.caps().transport;
         let polls_both = matches!(transport, Transport::SoftTcp | Transport::SoftMemory);
-        Ok(Self { a, b, listener: listener(site)?, polls_both, idle: 0 })
+        let first = match transport {
+            Transport::Iwarp => Some((
+                a.memory(FIRST_BYTES as usize, Access::LOCAL_WRITE)?,
+                b.memory(FIRST_BYTES as usize, Access::REMOTE)?,
+            )),
+            _ => None,
+        };
+        Ok(Self { a, b, listener: listener(site)?, polls_both, idle: 0, first })
     }
 
-    /// Connects `a` to `b`, which has `recvs` posted before it accepts.
+    /// Connects `a` to `b`, which has `recvs` posted before it accepts. Over iWARP `b` has seen a
+    /// message.
     pub(super) fn connect(
         &mut self,
         site: &Site,
         sizes: QpLimits,
         recvs: &[RecvWr],
     ) -> Result<Link> {
+        let mut link = self.connect_only(site, sizes, recvs)?;
+        link.first_messages = self.see_first(&link)?;
+        Ok(link)
+    }
+
+    /// Has `a` read from `b` until an answer comes. Returns how many READs that took.
+    ///
+    /// Soft-iWARP may not look at what came while it took the TCP connection over, until the next
+    /// message comes. What is checked here must not wait for that.
+    fn see_first(&mut self, link: &Link) -> Result<u8> {
+        let Some((own, far)) = &self.first else { return Ok(1) };
+        let sge = own.sge(0, FIRST_BYTES).context("a place")?;
+        let read = wr(0, SendOp::Read(far.remote(0)), sge);
+        let most = FIRST_MESSAGES.min(link.reads_out);
+        let (mut sent, mut seen) = (0_u8, 0_u8);
+        while seen == 0 {
+            ensure!(sent < most, "{sent} READs had no answer, {UNSEEN:?} each");
+            self.a.poller.post_send(link.a, &[read])?;
+            sent += 1;
+            seen = self.answers(sent)?;
+        }
+        ensure!(self.answers(sent - seen)? == sent - seen, "a READ after the first had no answer");
+        Ok(sent)
+    }
+
+    /// Waits for so many completions. Returns how many came in time.
+    fn answers(&mut self, due: u8) -> Result<u8> {
+        let deadline = Instant::now() + UNSEEN;
+        let mut seen = 0;
+        while seen < due && Instant::now() < deadline {
+            let mut bad = None;
+            self.turn(|_, completion| {
+                seen += 1;
+                if completion.status != WcStatus::Success {
+                    bad = Some(completion.status);
+                }
+            })?;
+            if let Some(status) = bad {
+                bail!("the first message of a connection: a completion says {status:?}");
+            }
+            interrupt::check()?;
+        }
+        Ok(seen)
+    }
+
+    fn connect_only(&mut self, site: &Site, sizes: QpLimits, recvs: &[RecvWr]) -> Result<Link> {
         interrupt::check()?;
         let Self { a, b, listener, .. } = self;
         let address = listener.address().clone();
@@ -145,7 +209,7 @@ impl Ends {
         let facts = established.connection.facts()?;
         let reads_out = established.reads_out;
         let qp_a = self.a.poller.attach(established.connection)?;
-        Ok(Link { a: qp_a, b: qp_b, facts, reads_out })
+        Ok(Link { a: qp_a, b: qp_b, facts, reads_out, first_messages: 1 })
     }
 
     /// Takes what completed at both ends; how many there were.

@@ -22,6 +22,8 @@ const SIZES: [u32; 5] = [1, 512, 4096, 128 << 10, 1 << 20];
 const MEMORY: usize = 4 << 20;
 /// READs of this size are outstanding at once.
 const READ: u32 = 64 << 10;
+/// Connections whose first message is looked at.
+const CONNECTIONS: u32 = 50;
 /// How long `rblk-initiator doctor` may take.
 const DOCTOR: Duration = Duration::from_secs(60);
 
@@ -95,10 +97,39 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
             Err(error) => Finding::fail(what, format!("{error:#}")),
         });
     }
+    if caps.transport == Transport::Iwarp {
+        out.add(
+            first_messages(site)
+                .unwrap_or_else(|error| Finding::fail("first message", format!("{error:#}"))),
+        );
+    }
     if let Some(target) = &site.target {
         out.add_all(doctor(site, target));
     }
     Ok(())
+}
+
+/// How often the first message of a connection is seen only when another one comes.
+fn first_messages(site: &Site) -> Result<Finding> {
+    let mut ends = Ends::new(site, 64)?;
+    let mut late = 0;
+    for _ in 0..CONNECTIONS {
+        let link = ends.connect(site, limits(site.device.caps(), 16), &[])?;
+        late += u32::from(link.first_messages > 1);
+        ends.close(link);
+        while ends.turn(|_, _| ())? > 0 {}
+    }
+    let subject = "first message";
+    Ok(match late {
+        0 => Finding::ok(subject, format!("it was seen at once on {CONNECTIONS} connections")),
+        _ => Finding::warn(
+            subject,
+            format!(
+                "on {late} of {CONNECTIONS} connections it was seen when another one came; rblk sends \
+                 another one after a second"
+            ),
+        ),
+    })
 }
 
 /// What a device without immediates answers a read with.

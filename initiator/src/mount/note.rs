@@ -279,7 +279,9 @@ impl Note {
         rule((1..=limits::MOUNT_QPS_MAX).contains(&self.queues), "the number of queues is none")?;
         let texts = [Some(&self.address), Some(&self.rdma_device), Some(&self.transport)];
         let longest = texts.into_iter().chain([self.fenced.as_ref()]).flatten().map(String::len);
-        rule(longest.max() <= Some(TEXT_MAX), "a text is too long")
+        rule(longest.max() <= Some(TEXT_MAX), "a text is too long")?;
+        let is_address = |text: &String| text.parse::<Address>().is_ok();
+        rule(self.config.target.iter().all(is_address), "an address of the target is none")
     }
 
     /// For `tests/fuzz`: whether the bytes are a note of mount `m`. What was accepted can be used,

@@ -20,6 +20,7 @@ mod options;
 mod poller;
 mod queue;
 mod target;
+mod timing;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ use queue::Queue;
 pub use queue::QueueId;
 pub use target::CqNews;
 use target::{Group, SessionState};
+pub use timing::{EngineTime, Times, time_turns};
 
 use crate::allocations;
 use crate::seed::Random;
@@ -160,6 +162,7 @@ pub struct Rig<S> {
     changing: Changing,
     fingerprint: u64,
     allocations: Allocations,
+    times: Times,
     steps: u64,
     listened: Instant,
     destroys: Destroys,
@@ -223,6 +226,7 @@ impl<S: Store> Rig<S> {
             changing: Changing::default(),
             fingerprint: options.seed,
             allocations: Allocations::default(),
+            times: Times::default(),
             steps: 0,
             listened: now,
             destroys: Destroys::new(options.seed, options.destroy_steps),
@@ -305,7 +309,9 @@ impl<S: Store> Rig<S> {
                 continue;
             }
             let allocated = allocations::of_this_thread();
-            busy |= group.turn(Moment::from(self.now)) || group.engine.has_outbox();
+            let now = Moment::from(self.now);
+            busy |= timing::turn(&mut self.times.target, || group.turn(now))
+                || group.engine.has_outbox();
             self.allocations.target += allocations::of_this_thread() - allocated;
             messages.extend(group.engine.take_outbox());
         }
@@ -360,6 +366,12 @@ impl<S: Store> Rig<S> {
     #[must_use]
     pub fn allocations(&self) -> Allocations {
         self.allocations
+    }
+
+    /// The time of the turns so far in which this thread was [timed](time_turns).
+    #[must_use]
+    pub fn times(&self) -> Times {
+        self.times
     }
 
     /// Connections the target reported gone since the last call.

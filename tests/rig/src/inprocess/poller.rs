@@ -12,6 +12,8 @@ use rblk_fabric::{
     PollerHandle, PostError, ProtectionDomain, QpIndex, RecvWr, SendWr,
 };
 
+use super::timing::{below, is_timed};
+
 /// What breaks a CQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CqFault {
@@ -88,16 +90,16 @@ impl Poller for PairedPoller {
     }
 
     fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {
-        self.inner.post_recv(qp, wrs)
+        below(|| self.inner.post_recv(qp, wrs))
     }
 
     fn post_send(&mut self, qp: QpIndex, wrs: &[SendWr]) -> std::result::Result<(), PostError> {
-        self.inner.post_send(qp, wrs)
+        below(|| self.inner.post_send(qp, wrs))
     }
 
     fn poll(&mut self, out: &mut [Completion]) -> rblk_fabric::Result<usize> {
         self.breaker.check(&self.breaker.0.poll)?;
-        self.inner.poll(out)
+        below(|| self.inner.poll(out))
     }
 
     fn arm(&mut self) -> rblk_fabric::Result<()> {
@@ -128,6 +130,11 @@ impl Poller for PairedPoller {
     fn counters(&self) -> PollerCounters {
         self.inner.counters()
     }
+}
+
+/// A poller of which the time is measured, if this thread is timed now.
+pub(super) fn timed(inner: Box<dyn Poller>) -> Box<dyn Poller> {
+    if is_timed() { breakable(inner).0 } else { inner }
 }
 
 /// A poller that may be broken.

@@ -17,8 +17,9 @@ use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;
 
 use super::destroying::Ended;
+use super::poller::timed;
 use super::target::Made;
-use super::{Join, Outcome, QueueOptions, RawEnd, Rig};
+use super::{Join, Outcome, QueueOptions, RawEnd, Rig, timing};
 use crate::allocations;
 
 /// Names an I/O queue of a rig.
@@ -269,6 +270,7 @@ impl<S: Store> Rig<S> {
         let sizes = layout.qp_limits(caps.inline_bytes, options.reads_out, options.features);
         let entries = u32::try_from(joins.len())? * (sizes.send_wrs + sizes.recv_wrs);
         let (poller, handle) = self.initiator_pd.poller(entries)?;
+        let poller = timed(poller);
         let (first, others) = joins.split_first().context("a lane at least")?;
         let Made { connection, wire, accept, .. } =
             self.connect(*first, options, &handle, sizes)?;
@@ -422,7 +424,8 @@ impl<S: Store> Rig<S> {
     pub fn submit(&mut self, queue: QueueId, tag: Tag, io: Io) -> Result<(), WrongState> {
         self.note(&[1, queue.0 as u64, u64::from(tag.0), io.lba.0, io.count.0]);
         let allocated = allocations::of_this_thread();
-        let submitted = self.queue_mut(queue).submit(tag, io);
+        let engine = self.queues[queue.0].as_mut().expect("a queue that was not dropped");
+        let submitted = timing::turn(&mut self.times.initiator, || engine.submit(tag, io));
         self.allocations.initiator += allocations::of_this_thread() - allocated;
         submitted
     }
@@ -446,7 +449,8 @@ impl<S: Store> Rig<S> {
             return false;
         };
         let allocated = allocations::of_this_thread();
-        let mut busy = queue.turn(now.into());
+        let now: Moment = now.into();
+        let mut busy = timing::turn(&mut self.times.initiator, || queue.turn(now));
         self.allocations.initiator += allocations::of_this_thread() - allocated;
         let from = self.outcomes.len();
         let of = QueueId(at);
