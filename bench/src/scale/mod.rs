@@ -7,6 +7,7 @@
 //! | `connect` | sessions and mounts that connect at once, with keys and without |
 //! | `mounts` | queues of a mount, mounted volumes (IOPS, memory), and idle mounts |
 //! | `neighbour` | busy queues of another volume: the p99 of a quiet one beside them |
+//! | `apart` | target and clients on processors of their own |
 //! | [`fit`], `plot` | the exponent of growth |
 //! | `target`, `client` | a target in a process of its own, and a session without a block device |
 //!
@@ -14,6 +15,7 @@
 //! it costs: 1 where twice as much costs twice as much, and more is flagged. What cannot be
 //! measured here is a plot with the reason.
 
+mod apart;
 mod blocks;
 mod client;
 mod connect;

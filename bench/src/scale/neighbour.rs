@@ -3,7 +3,7 @@
 //! The noisy volume has queues that are always full of large I/Os. The quiet one reads 4 KiB at
 //! depth 1. Samples without and with the neighbour alternate, and a ratio is of two samples of the
 //! same round. The bytes that the neighbour got during one quiet read do not depend on how fast the
-//! machine is.
+//! machine is. Where the machine allows, target and clients are [`Apart`], as hosts are.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use rblk_protocol::AccessMode;
 use tokio::runtime::Runtime;
 
 use super::Setting;
+use super::apart::Apart;
 use super::client::{self, BLOCK, Client, IO_MAX, Wish};
 use super::plot::{Line, plot};
 use super::target::Target;
@@ -57,6 +58,12 @@ pub(super) fn measure(setting: &Setting) -> Result<Vec<ScalePlot>> {
     let flags = ["--memory", "quiet=16MiB", "--memory", "noisy=64MiB", "--poll-groups", "1"];
     let target = setting.target("neighbour", &flags.map(str::to_owned), |_| Ok(()))?;
     let runtime = runtime()?;
+    let apart = Apart::of(target.pid());
+    setting.tell(&match &apart {
+        Ok(_) => "the target has the first processor; the quiet client goes first on the others"
+            .to_owned(),
+        Err(error) => format!("target and clients share processors: {error:#}"),
+    });
     let mut quiet = Client::connect(&runtime, &target, "quiet", 0, &client::buffers()?)?;
     let mut lines = [(IoOp::Read, Lines::default()), (IoOp::Write, Lines::default())];
     for (op, lines) in &mut lines {
@@ -87,7 +94,7 @@ pub(super) fn measure(setting: &Setting) -> Result<Vec<ScalePlot>> {
         }
     }
     quiet.leave(&runtime);
-    Ok(plots(lines.map(|(_, lines)| lines)))
+    Ok(plots(lines.map(|(_, lines)| lines), apart.is_ok()))
 }
 
 /// Reads the quiet volume beside so many queues of the noisy one.
@@ -196,13 +203,16 @@ impl Lines {
     }
 }
 
-fn plots([reads, writes]: [Lines; 2]) -> Vec<ScalePlot> {
+fn plots([reads, writes]: [Lines; 2], are_apart: bool) -> Vec<ScalePlot> {
     let of_queues = |name, title, label: &str, unit, lines| {
         let axis = |label: &str, unit| Axis { label: label.to_owned(), unit, log: false };
-        let what = "4 KiB reads of one volume at depth 1 beside 128 KiB I/Os of another at depth \
-                    32 a queue, over TCP on one host, both in memory, one data thread";
+        let what = format!(
+            "4 KiB reads of one volume at depth 1 beside 128 KiB I/Os of another at depth 32 a \
+             queue, over TCP on one host, both in memory, one data thread, {}",
+            if are_apart { "on a processor of its own" } else { "on processors that all share" }
+        );
         let queues = axis("queues of the neighbour", Unit::Count);
-        ScalePlot { lines, ..plot(name, title, queues, axis(label, unit), what.to_owned()) }
+        ScalePlot { lines, ..plot(name, title, queues, axis(label, unit), what) }
     };
     vec![
         of_queues(

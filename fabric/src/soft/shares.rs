@@ -13,9 +13,9 @@ use crate::work::{Owner, QpIndex};
 
 /// Bytes that an owner may send in one turn: what a link takes in about 8 us.
 const SENT: usize = 32 << 10;
-/// Bytes that an owner may receive in one turn. It is more, because most of them are what this end
-/// asked for by READs, whose number is bounded: shorter calls would cost more than they save.
-const RECEIVED: usize = 16 * SENT;
+/// Bytes that an owner may receive in one turn. It is more than [`SENT`], because a turn for a part
+/// of a payload has a call that finds nothing else.
+const RECEIVED: usize = 2 * SENT;
 /// Owners are bounded until so many bytes were moved without a change of the owner.
 const LATELY: u64 = 64 << 20;
 
