@@ -99,7 +99,7 @@ pub struct CompareArgs {
     pub engine: CompareEngine,
     /// Systems to measure, by key: rblk-verbs, rblk-tcp, nvme-rdma, nvme-tcp, nbd, local,
     /// ublk-null; rblk-engine, rblk-engine-tcp, nbdkit-tcp, nbdkit-unix, qemu-nbd-tcp,
-    /// qemu-nbd-unix; `none` for variants alone [default: all that this machine can set up].
+    /// qemu-nbd-unix, tgt; `none` for variants alone [default: all that this machine can set up].
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub systems: Vec<String>,
     /// librblk_fio.so, which `cargo xtask fio-engine` makes [default: beside the programs, or in
@@ -142,7 +142,8 @@ pub struct CompareArgs {
     pub peer: Vec<String>,
     /// One more rblk beside the others, as NAME=WORDS, to compare it with itself: `tcp`,
     /// `VARIABLE=value` and `--flag=value` for both ends, `target:--flag=value`,
-    /// `mount:--flag=value`, `programs=DIR`. Repeat for several.
+    /// `mount:--flag=value`, `programs=DIR`; `engine` for fio's engine without a mount, and
+    /// `engine:KEY=value` for a line of its file. Repeat for several.
     #[arg(long, value_name = "NAME=WORDS")]
     pub variant: Vec<String>,
     /// Do not count system calls and context switches in extra samples.
@@ -297,6 +298,9 @@ pub struct ReportArgs {
     /// Folder that the report goes to [default: the run's].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Also write the chart of a run of `compare --engine direct` to this file, as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub chart: Option<PathBuf>,
     /// Form of the answer on stdout.
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,

@@ -120,6 +120,10 @@ fn draw_again(args: &ReportArgs) -> Result<()> {
     let folder = RunFolder::open(out)?;
     report::draw(&run, &folder)?;
     eprintln!("rblk-bench: the report is {}", folder.path().join(report::FILE).display());
+    if let Some(file) = &args.chart {
+        std::fs::write(file, report::chart(&run)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
     tell(&run, args.output)
 }
 

@@ -9,12 +9,13 @@
 //! |---|---|
 //! | [`plan`] | keys of systems and workloads, and their order |
 //! | [`rounds`] | the measuring |
-//! | [`fio`] | one sample |
+//! | [`fio`], [`iscsi`] | one sample |
 //! | [`probe`] | what it cost the processor |
 //! | [`profile`] | where the processors' time went |
 //! | [`wire`] | perftest beside |
 
 pub mod fio;
+pub mod iscsi;
 pub mod plan;
 pub mod probe;
 pub mod profile;

@@ -74,6 +74,7 @@ impl Candidate {
             system::NBDKIT_UNIX => Self::nbd(key, "nbdkit, Unix socket", false, true),
             system::QEMU_NBD_TCP => Self::nbd(key, "qemu-nbd, TCP", true, false),
             system::QEMU_NBD_UNIX => Self::nbd(key, "qemu-nbd, Unix socket", true, true),
+            system::TGT => Self::new(key, "tgt, iscsi-perf", Family::Kernel, "tcp", Kind::Iscsi),
             system::NBD => Self::new(key, "NBD", Family::Kernel, "tcp", Kind::Nbd),
             system::UBLK_NULL => Self::new(key, "ublk null", Family::Floor, "", Kind::UblkNull),
             system::LOCAL => Self::new(key, "local RAM disk", Family::Floor, "", Kind::Local),
@@ -129,7 +130,8 @@ pub fn systems(
         let variant = Variant::parse(words)?;
         let transport = if variant.carrier == Carrier::Tcp { "tcp" } else { "rdma" };
         let title = format!("rblk {name}");
-        systems.push(Candidate::new(name, &title, Family::Rblk, transport, Kind::Rblk(variant)));
+        let kind = if variant.engine { Kind::RblkEngine(variant) } else { Kind::Rblk(variant) };
+        systems.push(Candidate::new(name, &title, Family::Rblk, transport, kind));
     }
     for text in rblk {
         let (name, path) = text.split_once('=').unwrap_or((system::RBLK_VERBS, text));

@@ -12,9 +12,10 @@ use anyhow::{Context, Result};
 use super::plan::{Candidate, order};
 use super::probe::{self, Look};
 use super::profile::{Sampler, Window};
-use super::{fio, wire};
+use super::{fio, iscsi, wire};
 use crate::folder::RunFolder;
 use crate::interrupt;
+use crate::peer::access::Access;
 use crate::peer::rblk::Counters;
 use crate::peer::undo::{Journal, Step};
 use crate::peer::{QUEUE_DEPTH, QUEUE_DEPTH_DEEP, Setting, System};
@@ -202,7 +203,7 @@ impl Rounds<'_> {
     ) -> Result<bool> {
         let key = contender.candidate.info.key.clone();
         let Some(system) = &contender.system else { return Ok(false) };
-        if self.run.sample(&key, &cell.key, round).is_some() {
+        if !can(system, cell) || self.run.sample(&key, &cell.key, round).is_some() {
             return Ok(false);
         }
         let measured = self.sample(system, &key, cell, round, setting);
@@ -250,12 +251,25 @@ impl Rounds<'_> {
         let (path, raw) = self.folder.raw(&format!("{name}.json"));
         let load_before = probe::load()?;
         let before = Look::at(system);
-        let words = fio::words(cell, system.access(), setting.bytes, self.seconds, &path);
-        load(&setting.journal, &words, self.seconds)?;
-        let after = Look::at(system);
-        let measured = fio::read(&path)?;
+        let (measured, after, ramp) = match system.access() {
+            Access::Iscsi(url) => {
+                let (tag, undo) = load_tag(&setting.journal)?;
+                let (measured, said) = iscsi::run(cell, url, self.seconds, &tag)?;
+                undo.forget();
+                let after = Look::at(system);
+                std::fs::write(&path, said)
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+                (measured, after, 0)
+            }
+            access => {
+                let words = fio::words(cell, access, setting.bytes, self.seconds, &path);
+                load(&setting.journal, &words, self.seconds)?;
+                let after = Look::at(system);
+                (fio::read(&path)?, after, fio::RAMP)
+            }
+        };
         // fio does not tell of the I/Os of its first second, which are counted, too.
-        let ios = measured.iops * (measured.seconds + f64::from(fio::RAMP));
+        let ios = measured.iops * (measured.seconds + f64::from(ramp));
         let mut spent = after.since(&before, Some(ios));
         spent.cpu.fio = measured.cpu;
         let (counters, _) = self.folder.raw(&format!("{name}.counters.json"));
@@ -458,7 +472,16 @@ fn load_tag(journal: &Journal) -> Result<(String, crate::peer::undo::Undo)> {
     Ok((tag, undo))
 }
 
+/// Whether what measures a system can do what a cell asks for.
+fn can(system: &System, cell: &Cell) -> bool {
+    !matches!(system.access(), Access::Iscsi(_)) || iscsi::can(cell)
+}
+
 fn fill(system: &System, setting: &Setting) -> Result<()> {
+    if matches!(system.access(), Access::Iscsi(_)) {
+        // It wrote its file itself.
+        return Ok(());
+    }
     let words = fio::fill_words(system.access(), setting.bytes);
     load(&setting.journal, &words, FILL_SECONDS).context("writing the whole disk once")
 }

@@ -1,16 +1,18 @@
-//! [`Access`]: how fio reaches a system.
+//! [`Access`]: how fio, or what measures instead of fio, reaches a system.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// How fio reaches a system.
+/// How a system is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Access {
     /// By the kernel: a block device, with `ioengine=io_uring` and `direct=1`.
     Disk(PathBuf),
     /// By an engine of fio's that speaks to a server itself: its options.
     Engine(Vec<String>),
+    /// Not by fio: a LUN for `iscsi-perf`.
+    Iscsi(String),
 }
 
 impl Access {
@@ -43,7 +45,7 @@ impl Access {
         Self::Engine(vec!["--ioengine=nbd".to_owned(), format!("--uri={uri}")])
     }
 
-    /// The options of fio that say so.
+    /// The options of fio that say so; none if it is not fio that measures.
     #[must_use]
     pub fn words(&self) -> Vec<String> {
         match self {
@@ -52,6 +54,7 @@ impl Access {
                 vec![disk, "--ioengine=io_uring".to_owned(), "--direct=1".to_owned()]
             }
             Self::Engine(words) => words.clone(),
+            Self::Iscsi(_) => Vec::new(),
         }
     }
 
@@ -60,7 +63,7 @@ impl Access {
     pub fn disk(&self) -> Option<&Path> {
         match self {
             Self::Disk(disk) => Some(disk),
-            Self::Engine(_) => None,
+            Self::Engine(_) | Self::Iscsi(_) => None,
         }
     }
 }
@@ -70,6 +73,7 @@ impl fmt::Display for Access {
         match self {
             Self::Disk(disk) => write!(f, "{}", disk.display()),
             Self::Engine(words) => f.write_str(words.first().map_or("", String::as_str)),
+            Self::Iscsi(url) => f.write_str(url),
         }
     }
 }

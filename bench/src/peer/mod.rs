@@ -5,6 +5,7 @@
 //! | [`rblk`], [`daemon`] | a target of ours and a mount; what running ones say |
 //! | [`nvmet`], `nvme_kernel` | the kernel's target and host of NVMe over RDMA and TCP |
 //! | [`nbd`], [`nbd_server`] | servers of NBD, and the kernel's client |
+//! | [`tgt`] | a server of iSCSI |
 //! | [`ublk_null`] | a ublk disk that does nothing |
 //! | [`local`] | RAM disks |
 //! | [`undo`] | the journal by which all of it is taken down |
@@ -29,6 +30,7 @@ use self::nbd::Nbd;
 use self::nbd_server::{NbdProgram, NbdServer, NbdSocket};
 use self::nvmet::{Nvme, Transport};
 use self::rblk::{Backing, Carrier, Counters, Rblk, RblkSpec, Served};
+use self::tgt::Tgt;
 use self::ublk_null::{NullDisk, UblkNull};
 use self::undo::{Journal, Step, Undo};
 use crate::child;
@@ -43,6 +45,7 @@ pub mod nbd_server;
 mod nvme_kernel;
 pub mod nvmet;
 pub mod rblk;
+pub mod tgt;
 pub mod trigger;
 pub mod ublk_null;
 pub mod undo;
@@ -55,6 +58,9 @@ pub const QUEUE_DEPTH_DEEP: u16 = 512;
 const NBD_PORT: u16 = 10809;
 /// Where servers for engines listen, each with its number added.
 const ENGINE_PORT: u16 = 10820;
+
+/// Number of the control socket of `tgtd`, with the system's number added. Others begin at 0.
+const TGT_CONTROL: u16 = 7700;
 
 /// What a system is.
 #[derive(Clone, Debug)]
@@ -69,6 +75,8 @@ pub enum Kind {
     Nbd,
     /// A server of NBD, and fio's own engine.
     NbdEngine(NbdKind),
+    /// iSCSI, and libiscsi's own load.
+    Iscsi,
     /// A ublk disk that does nothing.
     UblkNull,
     /// A RAM disk.
@@ -97,6 +105,10 @@ pub struct Variant {
     pub target_flags: Vec<String>,
     /// More flags of the mount.
     pub mount_flags: Vec<String>,
+    /// No mount: fio's engine is the initiator.
+    pub engine: bool,
+    /// More lines of the engine's file, as in `mounts.d`.
+    pub engine_lines: Vec<String>,
     /// Where its programs are, if not where the others' are.
     pub programs: Option<PathBuf>,
 }
@@ -153,6 +165,7 @@ enum What {
     Rblk(Box<Rblk>),
     Served(Box<Served>),
     NbdServer(NbdServer),
+    Tgt(Tgt),
     // Dropped before the notes in `_more`, which then find nothing.
     Nbd { server_pid: u32, _nbd: Nbd },
     UblkNull(#[expect(dead_code, reason = "held, so that the disk is")] UblkNull),
@@ -170,12 +183,15 @@ impl Variant {
             environment: Vec::new(),
             target_flags: Vec::new(),
             mount_flags: Vec::new(),
+            engine: false,
+            engine_lines: Vec::new(),
             programs: None,
         }
     }
 
     /// A variant in words: `tcp`, `programs=DIR`, `VARIABLE=VALUE` for both ends, `--flag=value`
-    /// for both ends, `target:--flag=value`, `mount:--flag=value`.
+    /// for both ends, `target:--flag=value`, `mount:--flag=value`; `engine` for fio's engine
+    /// without a mount, and `engine:KEY=VALUE` for a line of its file.
     ///
     /// # Errors
     /// A word is none of these.
@@ -186,6 +202,10 @@ impl Variant {
                 variant.carrier = Carrier::Tcp;
             } else if word == "verbs" {
                 variant.carrier = Carrier::Verbs;
+            } else if word == "engine" {
+                variant.engine = true;
+            } else if let Some(line) = word.strip_prefix("engine:") {
+                variant.engine_lines.push(line.to_owned());
             } else if let Some(flag) = word.strip_prefix("target:") {
                 variant.target_flags.push(flag.to_owned());
             } else if let Some(flag) = word.strip_prefix("mount:") {
@@ -199,7 +219,8 @@ impl Variant {
                 variant.environment.push((name.to_owned(), value.to_owned()));
             } else {
                 bail!(
-                    "`{word}` is none of tcp, programs=DIR, VARIABLE=VALUE, --flag=value, target:--flag=value, mount:--flag=value"
+                    "`{word}` is none of tcp, engine, programs=DIR, VARIABLE=VALUE, --flag=value, \
+                     target:--flag=value, mount:--flag=value, engine:KEY=VALUE"
                 );
             }
         }
@@ -217,6 +238,7 @@ impl System {
             Kind::Rblk(variant) => Self::rblk(setting, key, variant, number),
             Kind::RblkEngine(variant) => Self::rblk_engine(setting, key, variant, number),
             Kind::NbdEngine(kind) => Self::nbd_engine(setting, key, *kind, number),
+            Kind::Iscsi => Self::iscsi(setting, key, number),
             Kind::Nvme(transport) => Self::nvme(setting, *transport),
             Kind::Nbd => Self::nbd(setting),
             Kind::UblkNull => Self::ublk_null(setting),
@@ -261,7 +283,7 @@ impl System {
         )?;
         let (spec, more) = Self::rblk_spec(setting, key, variant, number)?;
         let served = Served::start(&setting.journal, &spec)?;
-        let access = served.access(library)?;
+        let access = served.access(library, &variant.engine_lines)?;
         let detail = format!("one queue for each job, no mount, on {:?}", setting.volume);
         let mut system = Self::new(access, detail, What::Served(Box::new(served)));
         system._more = more;
@@ -289,6 +311,23 @@ impl System {
         let server = NbdServer::start(&program, &socket, setting.bytes, &tag)?;
         let mut system = Self::new(access, format!("{socket}"), What::NbdServer(server));
         system._more = more;
+        Ok(system)
+    }
+
+    fn iscsi(setting: &Setting, key: &str, number: u16) -> Result<Self> {
+        let name = format!("{}-{key}", std::process::id());
+        let (dir, directory) = setting.journal.directory(&name)?;
+        let file = nbd_server::file_of(&dir, setting.bytes)?;
+        // iscsi-perf does not write, so the file gets its memory here.
+        let mut zeroes = std::io::Read::take(std::io::repeat(0), setting.bytes);
+        std::io::copy(&mut zeroes, &mut std::fs::File::options().write(true).open(&file)?)?;
+        let tag = format!("{name}-server");
+        let processes = setting.journal.note(Step::Processes { tag: tag.clone() })?;
+        let at = SocketAddr::new(setting.address, ENGINE_PORT + number);
+        let server = Tgt::start(&file, at, TGT_CONTROL + number, &tag)?;
+        let detail = "tgtd on a file, iscsi-perf: reads of one job".to_owned();
+        let mut system = Self::new(Access::Iscsi(Tgt::url(at)), detail, What::Tgt(server));
+        system._more = vec![processes, directory];
         Ok(system)
     }
 
@@ -425,7 +464,7 @@ impl System {
             What::Rblk(rblk) => Some(rblk.initiator_pid()),
             What::UblkNull(_) => Some(std::process::id()),
             What::Given { mount } => Some(daemon::mount_status(mount.as_deref()?)?.pid),
-            What::Served(_) | What::NbdServer(_) => None,
+            What::Served(_) | What::NbdServer(_) | What::Tgt(_) => None,
             What::Nbd { .. } | What::Nvme(_) | What::Local => None,
         }
     }
@@ -438,6 +477,7 @@ impl System {
             What::Nbd { server_pid, .. } => Some(*server_pid),
             What::Served(served) => Some(served.target_pid()),
             What::NbdServer(server) => Some(server.pid()),
+            What::Tgt(server) => Some(server.pid()),
             _ => None,
         }
     }
@@ -514,6 +554,9 @@ mod tests {
         assert_eq!(variant.target_flags, ["--spin=always", "--poll-groups=1"]);
         assert_eq!(variant.mount_flags, ["--spin=always", "--max-io=256KiB"]);
         assert_eq!(variant.programs, Some("/x".into()));
+        assert!(!variant.engine);
+        let variant = Variant::parse("engine tcp engine:digest=\"off\"").unwrap();
+        assert!(variant.engine && variant.engine_lines == ["digest=\"off\""]);
         assert!(Variant::parse("fast").is_err());
         assert_eq!(Variant::parse("").unwrap(), Variant::plain(Carrier::Verbs));
     }

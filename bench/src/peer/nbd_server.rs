@@ -136,7 +136,8 @@ impl Drop for NbdServer {
     }
 }
 
-/// A file of zeroes: in memory if `dir` is on a file system in memory, else in the page cache.
+/// A file of zeroes, without memory of its own yet: in memory if `dir` is on a file system in
+/// memory, else in the page cache.
 ///
 /// # Errors
 /// It cannot be made.

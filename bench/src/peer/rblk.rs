@@ -157,13 +157,14 @@ impl Served {
         Ok(Self { socket, dir, url, keys, target, _dir: dir_undo })
     }
 
-    /// How fio reaches it by the engine of `library`, without a mount.
+    /// How fio reaches it by the engine of `library`, without a mount. `lines` are more lines of
+    /// the file for the engine.
     ///
     /// # Errors
     /// The file for the engine cannot be written.
-    pub fn access(&self, library: &Path) -> Result<Access> {
+    pub fn access(&self, library: &Path, lines: &[String]) -> Result<Access> {
         let config = self.dir.join("engine.toml");
-        let text = Keys::file_of_mount(self.keys.as_ref(), &self.url, VOLUME);
+        let text = Keys::file_of_mount(self.keys.as_ref(), &self.url, VOLUME) + &lines.join("\n");
         std::fs::write(&config, text)
             .with_context(|| format!("cannot write {}", config.display()))?;
         Ok(Access::rblk(library, &self.url, VOLUME, &config))

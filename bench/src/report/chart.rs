@@ -158,12 +158,14 @@ impl Bars {
         const BAR: f64 = 17.0;
         /// Most pixels of a label.
         const LABEL: f64 = 240.0;
+        /// Labels are bold, and the reader's font may be a wide one.
+        const BOLD: f64 = 1.18;
         let top = if self.means.is_empty() { 34.0 } else { 50.0 };
         let bottom = top + ROW * nth(self.bars.len().max(1));
         let mut svg = Svg::new(self.width, bottom + 26.0, &self.title);
         svg.text((0.0, 15.0), Anchor::Start, "head", &self.title, None);
-        let left =
-            self.bars.iter().map(|bar| width_of(&bar.label)).fold(40.0, f64::max).min(LABEL) + 14.0;
+        let widest = self.bars.iter().map(|bar| width_of(&bar.label)).fold(40.0, f64::max);
+        let left = widest.min(LABEL) * BOLD + 14.0;
         // Where lines cross the plot, values stand in a column of their own.
         let column = !self.means.is_empty();
         let right = self.width - if column { 88.0 } else { 64.0 };

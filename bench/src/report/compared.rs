@@ -1,13 +1,14 @@
 //! The sections of `compare`: ratios first, then systems beside each other, then what they took of
 //! the processors.
 
-use crate::result::{Cell, Family, Run, Sample, Summary, Unit, system};
+use crate::result::{Cell, Family, Run, Sample, Summary, SystemInfo, Unit, system};
 
 use super::chart::{Bar, Bars, Form, Mean};
 use super::goals;
 use super::html::Html;
 use super::number;
 use super::page::{Page, look, systems, title};
+use super::svg::Svg;
 
 /// From here on bandwidth says more than IOPS.
 const LARGE: u64 = 64 << 10;
@@ -53,6 +54,7 @@ fn name(run: &Run, key: &str) -> String {
 pub(super) fn ratios(page: &mut Page, run: &Run) {
     let pairs = pairs(run);
     let Some((first, rest)) = pairs.split_first() else { return };
+    let best = against_best(run);
     page.section(
         "ratios",
         "How many times as fast",
@@ -63,6 +65,9 @@ pub(super) fn ratios(page: &mut Page, run: &Run) {
     let (decide, others): (Vec<&Cell>, Vec<&Cell>) =
         run.cells.iter().partition(|cell| gate.iter().any(|one| one.key == cell.key));
     let (decide, others) = if decide.is_empty() { (others, decide) } else { (decide, others) };
+    if let Some(best) = best {
+        page.card("ratio-best", &best, true, "In each line the peer that was fastest there.");
+    }
     ratio_card(page, run, first, &decide, true);
     page.cards(|page| {
         ratio_card(page, run, first, &others, false);
@@ -118,6 +123,50 @@ fn ratio_card(
     };
     let file = if whole { "" } else { "-others" };
     page.card(&format!("ratio-{ours}-{theirs}{file}"), &chart.draw(), wide, "");
+}
+
+/// Each of ours that is reached without a disk, against the fastest such peer, cell by cell. `None`
+/// if there is none of either.
+pub(super) fn against_best(run: &Run) -> Option<Svg> {
+    let has = |info: &&SystemInfo| run.samples.iter().any(|sample| sample.system == info.key);
+    let all = systems(run).into_iter().filter(has);
+    let (ours, peers): (Vec<_>, Vec<_>) = all
+        .filter(|info| !system::ORDER.contains(&info.key.as_str()))
+        .partition(|info| info.family == Family::Rblk);
+    let median = |info: &SystemInfo, cell: &Cell| {
+        run.summary(&info.key, &cell.key, iops).map_or(0.0, |value| value.median)
+    };
+    let mut bars = Vec::new();
+    for cell in &run.cells {
+        let fastest =
+            |a: &&&SystemInfo, b: &&&SystemInfo| median(a, cell).total_cmp(&median(b, cell));
+        let Some(best) = peers.iter().max_by(fastest) else { continue };
+        for (at, info) in ours.iter().enumerate() {
+            let Some(value) = run.ratio(&info.key, &best.key, &cell.key, iops) else { continue };
+            let of = |info: &SystemInfo| {
+                format!("{}: {} IOPS", title(info), number::thousands(median(info, cell)))
+            };
+            bars.push(Bar {
+                // The first one is in the title, and those below are of the same cell.
+                label: if at == 0 { cell.title() } else { info.key.clone() },
+                look: look(run, &info.key),
+                value: Ok(value),
+                need: None,
+                floor: false,
+                tip: format!("{}\n{}", of(info), of(best)),
+            });
+        }
+    }
+    let peers: Vec<&str> = peers.iter().map(|info| title(info)).collect();
+    let first = ours.first().map_or("", |info| title(info));
+    let chart = Bars {
+        title: format!("{first}, against the fastest of {}", peers.join("; ")),
+        form: Form::Ratio,
+        means: vec![Mean { value: 1.0, label: "as fast".to_owned() }],
+        width: 1060.0,
+        bars,
+    };
+    (!chart.bars.is_empty()).then(|| chart.draw())
 }
 
 /// Every system in every cell.

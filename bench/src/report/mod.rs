@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`goals`] | what the run says of each goal |
 //! | [`table`] | the run as text |
-//! | [`chart`], [`axis`], [`svg`] | plots: what is shown, where, and with what |
+//! | [`mod@chart`], [`axis`], [`svg`] | plots: what is shown, where, and with what |
 //! | [`html`], [`style`] | pages and their looks |
 //! | [`number`] | numbers as people read them |
 //! | [`notes`] | what a person adds to a run |
@@ -55,6 +55,16 @@ pub fn draw(run: &Run, folder: &RunFolder) -> Result<()> {
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
     };
     folder.write(FILE, whole::write(run, &notes).as_bytes())
+}
+
+/// The chart of a run of `compare --engine direct`, as an SVG file.
+///
+/// # Errors
+/// The run has no such chart.
+pub fn chart(run: &Run) -> Result<String> {
+    let chart = compared::against_best(run);
+    let chart = chart.context("the run has nothing of `compare --engine direct`")?;
+    Ok(chart.file(&style::drawing()))
 }
 
 #[cfg(test)]

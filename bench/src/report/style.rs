@@ -67,9 +67,9 @@ fn variables(dark: bool) -> String {
     format!("{colours}{rest}")
 }
 
-/// The style of the page and of the drawings in it.
+/// The style of a drawing that is a file of its own.
 #[must_use]
-pub fn page() -> String {
+pub fn drawing() -> String {
     let mut text = format!(
         ":root{{color-scheme:light dark;{}}}\n@media (prefers-color-scheme:dark){{:root{{{}}}}}\n",
         variables(false),
@@ -78,7 +78,13 @@ pub fn page() -> String {
     for look in 0..LOOKS {
         text += &format!(".s{look}{{fill:var(--s{look});stroke:var(--s{look})}}\n");
     }
-    text + DRAWING + PAGE
+    text + DRAWING
+}
+
+/// The style of the page and of the drawings in it.
+#[must_use]
+pub fn page() -> String {
+    drawing() + PAGE
 }
 
 const DRAWING: &str = "\

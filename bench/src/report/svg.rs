@@ -159,6 +159,19 @@ impl Svg {
         format!(r#"viewBox="0 0 {w} {h}" role="img" aria-label="{title}" class="plot""#)
     }
 
+    /// A file of its own, with the style.
+    #[must_use]
+    pub fn file(&self, style: &str) -> String {
+        let (w, h) = (number(self.width), number(self.height));
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" {}>\n\
+             <style>\n{style}</style>\n\
+             <rect width=\"{w}\" height=\"{h}\" class=\"ground\"/>\n{}</svg>\n",
+            self.head(),
+            self.body
+        )
+    }
+
     /// For a place inside an HTML page that has the style.
     #[must_use]
     pub fn inline(&self) -> String {

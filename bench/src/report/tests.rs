@@ -476,3 +476,25 @@ fn the_tiles_have_the_worst_cell_and_say_what_the_wire_is() {
         assert!(page.contains(text), "{text}");
     }
 }
+
+#[test]
+fn a_direct_run_is_one_chart_against_the_fastest_peer() {
+    let mut run = Run::default();
+    let cell = Cell::new("randread", 4096, 1, 1, 1, 100);
+    run.add_cell(cell.clone());
+    let systems = [
+        (system::RBLK_ENGINE_TCP, Family::Rblk, 300.0),
+        (system::NBDKIT_TCP, Family::Kernel, 100.0),
+        (system::NBDKIT_UNIX, Family::Kernel, 150.0),
+    ];
+    for (key, family, iops) in systems {
+        run.set_system(SystemInfo { key: key.to_owned(), family, ..SystemInfo::default() });
+        let (system, cell) = (key.to_owned(), cell.key.clone());
+        run.set_sample(Sample { system, cell, round: 1, iops, ..Sample::default() });
+    }
+    let svg = chart(&run).unwrap();
+    assert!(svg.starts_with("<svg xmlns=") && svg.contains("<style>"), "{svg}");
+    assert!(svg.contains(&number::ratio(2.0)) && !svg.contains(&number::ratio(3.0)), "{svg}");
+    assert!(page_of(&run).contains("ratio-best"));
+    assert!(chart(&Run::default()).is_err());
+}

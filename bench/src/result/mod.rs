@@ -53,6 +53,8 @@ pub mod system {
     pub const QEMU_NBD_TCP: &str = "qemu-nbd-tcp";
     /// The same over a Unix socket.
     pub const QEMU_NBD_UNIX: &str = "qemu-nbd-unix";
+    /// tgt by iscsi-perf of libiscsi, over TCP.
+    pub const TGT: &str = "tgt";
     /// The kernel's NVMe over RDMA.
     pub const NVME_RDMA: &str = "nvme-rdma";
     /// The kernel's NVMe over TCP.
@@ -67,9 +69,9 @@ pub mod system {
     /// Those that are disks, in order.
     pub const ORDER: [&str; 8] =
         [RBLK_VERBS, RBLK_VERBS_SPIN, RBLK_TCP, NVME_RDMA, NVME_TCP, NBD, UBLK_NULL, LOCAL];
-    /// Those that fio reaches by an engine of its own, in order.
-    pub const ENGINES: [&str; 6] =
-        [RBLK_ENGINE, RBLK_ENGINE_TCP, NBDKIT_TCP, NBDKIT_UNIX, QEMU_NBD_TCP, QEMU_NBD_UNIX];
+    /// Those that are reached without a disk, in order.
+    pub const ENGINES: [&str; 7] =
+        [RBLK_ENGINE, RBLK_ENGINE_TCP, NBDKIT_TCP, NBDKIT_UNIX, QEMU_NBD_TCP, QEMU_NBD_UNIX, TGT];
 
     /// All of them, in order.
     pub fn all() -> impl Iterator<Item = &'static str> {

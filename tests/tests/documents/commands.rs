@@ -48,12 +48,30 @@ fn commands(block: &Block) -> Vec<Vec<String>> {
 /// The words of a command of one of the programs, without what stands before its name, what its
 /// output goes to, and the quotes of a word.
 fn of_program(command: &str) -> Option<Vec<String>> {
-    let is_after = |word: &&str| word.starts_with(['#', '>']) || *word == "&";
-    let words = command.split_whitespace().take_while(|word| !is_after(word));
-    let is_before = |word: &&str| *word == "sudo" || word.contains('=');
-    let unquoted = |word: &str| word.trim_matches('\'').to_owned();
-    let words: Vec<String> = words.skip_while(is_before).map(unquoted).collect();
+    let is_after = |word: &String| word.starts_with(['#', '>']) || word == "&";
+    let words = split(command).into_iter().take_while(|word| !is_after(word));
+    let is_before = |word: &String| word == "sudo" || word.contains('=');
+    let words: Vec<String> = words.skip_while(is_before).collect();
     PROGRAMS.contains(&words.first()?.as_str()).then_some(words)
+}
+
+/// The words of a command as a shell splits them, without the single quotes.
+fn split(command: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    for (at, part) in command.split('\'').enumerate() {
+        let is_quoted = at % 2 == 1;
+        let mut pieces = part.split(|c: char| c.is_whitespace() && !is_quoted);
+        let last = words.last_mut().unwrap_or_else(|| unreachable!("there is one"));
+        last.push_str(pieces.next().unwrap_or_default());
+        words.extend(pieces.map(str::to_owned));
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+#[test]
+fn a_quoted_word_is_one() {
+    assert_eq!(split("a  'b c'=d 'e' f"), ["a", "b c=d", "e", "f"]);
 }
 
 /// What is wrong with a command line that somebody may type.
