@@ -400,15 +400,13 @@ fn a_ring_is_stopped_without_its_target() {
     guest.fill(data(0), &[5; 8192]);
     guest.request(0, 1, Ask::Write, 0, &[(data(0), 8192)]);
     // A ring that is stopped before its thread took the request goes on where it was.
-    let taken = (0..500).find(|_| {
+    wait_for("the thread of the ring takes the request", || {
         let next = guest.stop(0);
         if next == 0 {
             guest.start(0, 0);
-            std::thread::sleep(Duration::from_millis(10));
         }
-        next == 1
+        (next == 1).then_some(())
     });
-    assert!(taken.is_some(), "the request was never taken");
     assert_eq!(guest.done(0), Some((1, IO_ERROR)));
     guest.start(0, 1);
     bed.restart_target();

@@ -15,9 +15,9 @@ use crate::result::{Cell, Latency};
 /// Seconds that a load runs before it is measured.
 pub const RAMP: u32 = 1;
 
-/// fio may take so much longer than it should: it starts slowly on a guest's shared file system,
+/// A load may take so much longer than it should: it starts slowly on a guest's shared file system,
 /// and many jobs end one after the other.
-const LATE: Duration = Duration::from_secs(45);
+pub(super) const LATE: Duration = Duration::from_secs(45);
 
 /// Bins of fio that become one here: 16 are left for each doubling, which is 6 % at most.
 const BINS_TOGETHER: u32 = 4;

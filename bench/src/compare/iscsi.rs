@@ -8,13 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::fio::{Measured, RAMP};
+use super::fio::{LATE, Measured, RAMP};
 use crate::child;
 use crate::peer::tgt::{BLOCK, CLIENT};
 use crate::result::{Cell, Latency};
-
-/// It may take so much longer than it should.
-const LATE: Duration = Duration::from_secs(45);
 
 /// Whether the program can do what a cell asks for.
 #[must_use]

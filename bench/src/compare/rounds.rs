@@ -253,9 +253,8 @@ impl Rounds<'_> {
         let before = Look::at(system);
         let (measured, after, ramp) = match system.access() {
             Access::Iscsi(url) => {
-                let (tag, undo) = load_tag(&setting.journal)?;
-                let (measured, said) = iscsi::run(cell, url, self.seconds, &tag)?;
-                undo.forget();
+                let run = |tag: &str| iscsi::run(cell, url, self.seconds, tag);
+                let (measured, said) = load(&setting.journal, run)?;
                 let after = Look::at(system);
                 std::fs::write(&path, said)
                     .with_context(|| format!("cannot write {}", path.display()))?;
@@ -263,7 +262,7 @@ impl Rounds<'_> {
             }
             access => {
                 let words = fio::words(cell, access, setting.bytes, self.seconds, &path);
-                load(&setting.journal, &words, self.seconds)?;
+                load(&setting.journal, |tag| fio::run(&words, self.seconds, tag))?;
                 let after = Look::at(system);
                 (fio::read(&path)?, after, fio::RAMP)
             }
@@ -453,10 +452,11 @@ fn wait_for_io(system: &System) -> Result<()> {
     interrupt::sleep(Duration::from_millis(500))
 }
 
-/// Runs a load. Its processes are in the journal: a later run ends them if this process is killed.
-fn load(journal: &Journal, words: &[String], seconds: u32) -> Result<()> {
+/// Runs a load, whose processes carry the tag that `run` is given. They are in the journal: a later
+/// run ends them if this process is killed.
+fn load<T>(journal: &Journal, run: impl FnOnce(&str) -> Result<T>) -> Result<T> {
     let (tag, undo) = load_tag(journal)?;
-    let done = fio::run(words, seconds, &tag);
+    let done = run(&tag);
     if done.is_ok() {
         undo.forget();
     } else if let Err(error) = undo.undo() {
@@ -483,7 +483,8 @@ fn fill(system: &System, setting: &Setting) -> Result<()> {
         return Ok(());
     }
     let words = fio::fill_words(system.access(), setting.bytes);
-    load(&setting.journal, &words, FILL_SECONDS).context("writing the whole disk once")
+    let run = |tag: &str| fio::run(&words, FILL_SECONDS, tag);
+    load(&setting.journal, run).context("writing the whole disk once")
 }
 
 fn take_down(contender: &mut Contender<'_>) {
