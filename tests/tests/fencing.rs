@@ -51,6 +51,14 @@ fn assert_fenced(target: &Target, host: u8, generation: Generation) {
     }
 }
 
+/// A target answers before its last lines are in its log.
+fn await_words(target: &Target, words: &[&str]) {
+    wait_for(&format!("{words:?} in the log"), || {
+        let log = target.log();
+        words.iter().all(|word| log.contains(word)).then_some(())
+    });
+}
+
 fn assert_in_use(target: &Target, host: u8, words: &str) {
     assert_says_in_use(&claim(&target.address, host, AccessMode::Exclusive).unwrap_err(), words);
 }
@@ -150,6 +158,9 @@ fn what_cannot_be_remembered_lets_nobody_in() {
     assert_eq!(target.status().take_overs, 0);
     let first = alice.volume.generation;
     drop(alice);
+    // The end of the lease cannot be remembered, either.
+    let is_cut_off = || target.status().sessions.iter().all(|session| session.connections == 0);
+    wait_for("the loss of the connections", || is_cut_off().then_some(()));
     let alice = claim(&target.address, ALICE, returning(first)).unwrap();
     std::fs::remove_dir(&new).unwrap();
     drop(alice);
@@ -204,8 +215,7 @@ fn holders_that_cannot_be_read_are_neither_forgotten_nor_missing() {
     // One that is gone fences, and says so.
     std::fs::remove_file(&path).unwrap();
     let target = start(dir.path(), &[]);
-    let log = target.log();
-    assert!(log.contains("is gone") && log.contains("mounted anew"), "{log}");
+    await_words(&target, &["is gone", "mounted anew"]);
     assert_fenced(&target, ALICE, first);
     let bob = claim(&target.address, BOB, AccessMode::Exclusive).unwrap();
     assert!(bob.volume.generation > first, "a generation that was given before");
@@ -225,8 +235,7 @@ fn a_volume_on_another_file_fences_who_comes_back() {
     let (path, old) = (dir.path().join("v.img"), dir.path().join("old.img"));
     std::fs::rename(&path, &old).unwrap();
     let mut target = start(dir.path(), &[]);
-    let log = target.log();
-    assert!(log.contains("another file or device") && log.contains("v.img"), "{log}");
+    await_words(&target, &["another file or device", "v.img"]);
     match claim(&target.address, ALICE, returning(first)) {
         Err(SessionError::Fenced { by, .. }) => assert!(by.contains("another file"), "{by}"),
         other => panic!("not fenced: {other:?}"),

@@ -9,20 +9,31 @@ use std::time::{Duration, Instant};
 use rblk_protocol::width::wide64;
 
 use crate::bed::pattern;
+use crate::lab::CpuWaits;
 use crate::program::Client;
 
 /// Bytes of one request.
 const BLOCK: usize = 16 << 10;
 /// Blocks that it works on.
 const BLOCKS: usize = 64;
+/// Who waited that long is asked for how long there was no CPU.
+const LATE: Duration = Duration::from_millis(200);
 
 /// What a bystander saw.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Requests that were answered.
     pub requests: u64,
-    /// The longest time that one took.
+    /// The longest time that one took, without the time in which threads of the target and of this
+    /// process were ready to run and had no CPU.
     pub longest: Duration,
+}
+
+/// For how long the two ends were ready to run and had no CPU.
+#[derive(Debug)]
+struct Waits {
+    ends: [CpuWaits; 2],
+    until: Duration,
 }
 
 /// An honest host. See the module.
@@ -40,10 +51,23 @@ fn content(block: usize, round: usize) -> Vec<u8> {
     pattern(wide64(block * 1_000_003 + round), BLOCK)
 }
 
+impl Waits {
+    fn of(target: u32) -> Self {
+        Self { ends: [target, std::process::id()].map(CpuWaits::start), until: Duration::ZERO }
+    }
+
+    /// Since this was called last.
+    fn anew(&mut self) -> Duration {
+        let so_far = self.ends.iter().map(CpuWaits::so_far).sum();
+        so_far - std::mem::replace(&mut self.until, so_far).min(so_far)
+    }
+}
+
 impl Bystander {
-    /// Begins to work: each round writes a block anew, and reads back another one.
+    /// Begins to work on a volume of the target with this process id: each round writes a block
+    /// anew, and reads back another one.
     #[must_use]
-    pub fn start(mut client: Client) -> Self {
+    pub fn start(mut client: Client, target: u32) -> Self {
         for block in 0..BLOCKS {
             client.write(offset(block), &content(block, 0));
         }
@@ -51,18 +75,22 @@ impl Bystander {
         let told = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut seen = Seen::default();
+            let mut waits = Waits::of(target);
             let mut rounds = [0; BLOCKS];
             let mut round = 0;
             while !told.load(Ordering::Relaxed) {
                 round += 1;
+                if round % BLOCKS == 0 {
+                    waits.anew();
+                }
                 let (write, read) = (round % BLOCKS, round * 7 % BLOCKS);
                 let begun = Instant::now();
                 client.write(offset(write), &content(write, round));
                 rounds[write] = round;
-                seen.note(begun);
+                seen.note(begun.elapsed(), &mut waits);
                 let begun = Instant::now();
                 let bytes = client.read(offset(read), BLOCK);
-                seen.note(begun);
+                seen.note(begun.elapsed(), &mut waits);
                 assert!(
                     bytes == content(read, rounds[read]),
                     "block {read} of the bystander changed"
@@ -101,8 +129,10 @@ impl Bystander {
 }
 
 impl Seen {
-    fn note(&mut self, begun: Instant) {
+    fn note(&mut self, took: Duration, waits: &mut Waits) {
         self.requests += 1;
-        self.longest = self.longest.max(begun.elapsed());
+        // To ask costs more than a request.
+        let no_cpu = if took > LATE { waits.anew() } else { Duration::ZERO };
+        self.longest = self.longest.max(took.saturating_sub(no_cpu));
     }
 }

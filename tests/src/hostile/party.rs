@@ -111,7 +111,7 @@ impl Party {
         let door = Door { address: address.clone(), transport, keys };
         let witness = Witness::start();
         let moment = witness.now();
-        let bystander = Bystander::start(client);
+        let bystander = Bystander::start(client, status().pid);
         // Its queue was served, so the target knows that it is proven.
         let before = (Held::of(&status()), Usage::of(status().pid).rss_kib);
         for case in CASES {
