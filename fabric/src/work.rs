@@ -151,6 +151,13 @@ impl SgeList {
         &self.entries[..usize::from(self.count)]
     }
 
+    /// Whether it is one entry of at most so many bytes.
+    #[must_use]
+    #[inline]
+    pub fn is_one_within(&self, bytes: u32) -> bool {
+        self.count == 1 && self.entries[0].len <= bytes
+    }
+
     /// Sum of the lengths in bytes.
     #[must_use]
     pub(crate) fn total_bytes(&self) -> u64 {

@@ -55,6 +55,7 @@ pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
+pub(crate) use send_queue::INLINE_BYTES;
 use send_queue::{Responses, SendQueue};
 pub(crate) use wr_id::WrKind;
 

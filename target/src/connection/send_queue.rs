@@ -17,6 +17,10 @@ use super::wr_id::WrKind;
 /// At least every n-th send WR is signaled.
 pub(super) const SIGNAL_INTERVAL: u32 = 16;
 
+/// Bytes of payload that a connection asks its device to take inside a WR: a few responses, or a
+/// small reply. The device may grant less, and then gathers them.
+pub(crate) const INLINE_BYTES: u32 = 64;
+
 /// Responses that go out together, in the response buffer of the first one's tag.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Responses {
@@ -120,7 +124,10 @@ impl SendQueue {
             Some(immediate) => SendOp::WriteWithImm(remote, immediate.to_bits()),
             None => SendOp::Write(remote),
         };
-        self.queue(WrKind::WriteData(tag), op, sges, must_signal, false)
+        // Replies and digests. To a card that is one read of memory less. On Soft-iWARP (siw) it is
+        // a must: see `docs/internals/kernel-facts.md`.
+        let inline = sges.is_one_within(INLINE_BYTES);
+        self.queue(WrKind::WriteData(tag), op, sges, must_signal, inline)
     }
 
     /// Takes a place among the responses of this message: whose buffer they are in, and how many

@@ -15,7 +15,7 @@ use rblk_protocol::{
 
 use super::Limits;
 use super::core::{Admitted, Introduction, NO_KEYS, Refused};
-use crate::connection::{BounceMemory, ConnectionParams, Layout, ProofDue};
+use crate::connection::{BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue};
 use crate::terms::Terms;
 
 /// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
@@ -258,7 +258,7 @@ pub(super) fn prepare(
         send_wrs: terms.layout.send_wrs(),
         recv_wrs: terms.layout.recv_wrs(),
         send_sges,
-        inline_bytes: 64,
+        inline_bytes: INLINE_BYTES,
         reads_out,
         reads_in: 0,
     };

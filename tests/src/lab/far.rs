@@ -57,7 +57,7 @@ impl Names {
             ends: ["near", "far"].map(|side| format!("rblk{side}{cable}")),
             ports: ["near", "far"].map(|side| format!("rblk{side}p{cable}")),
             bridge: format!("rblkbridge{cable}"),
-            devices: ["near", "far"].map(|side| format!("rxe{side}{cable}")),
+            devices: ["near", "far"].map(|side| format!("rdma{side}{cable}")),
             hosts: [1, 2].map(|side| format!("10.91.{}.{side}", 7 + cable)),
             links: [1, 2].map(|side| format!("02:72:62:6c:6b:{cable}{side}")),
         }
@@ -65,7 +65,7 @@ impl Names {
 }
 
 impl FarHost {
-    /// Makes it, with one cable. `lab` is proof that this machine may be changed.
+    /// Makes it, with one cable and devices of the lab's kind: Soft-RoCE, or Soft-iWARP (siw).
     ///
     /// # Panics
     /// The kernel has no network namespaces for Soft-RoCE (before 7.1), or other things are
@@ -80,7 +80,7 @@ impl FarHost {
     /// # Panics
     /// As [`new`](Self::new).
     #[must_use]
-    pub fn with_cables(_lab: &Lab, cables: usize) -> Self {
+    pub fn with_cables(lab: &Lab, cables: usize) -> Self {
         assert!((1..=CABLES).contains(&cables), "{cables} cables");
         for module in ["veth", "bridge"] {
             // Built in, maybe.
@@ -94,7 +94,7 @@ impl FarHost {
         ip(&format!("ip -n {SPACE} link set lo up"));
         for cable in 0..cables {
             let names = Names::of(cable);
-            plug(&names);
+            plug(&names, if lab.is_iwarp() { "siw" } else { "rxe" });
             host.hosts.push(names.hosts[1].clone());
         }
         host
@@ -139,7 +139,7 @@ impl FarHost {
     }
 }
 
-fn plug(names: &Names) {
+fn plug(names: &Names, kind: &str) {
     let Names { ends: [near, far], ports, bridge, devices, hosts, links } = names;
     ip(&format!("ip link add {bridge} mtu 4500 type bridge"));
     ip(&format!("ip link set {bridge} up"));
@@ -158,8 +158,8 @@ fn plug(names: &Names) {
     // which then sits out its whole timeout.
     ip(&format!("ip neigh replace {} lladdr {} dev {near}", hosts[1], links[1]));
     ip(&format!("ip -n {SPACE} neigh replace {} lladdr {} dev {far}", hosts[0], links[0]));
-    ip(&format!("rdma link add {} type rxe netdev {near}", devices[0]));
-    ip(&format!("ip netns exec {SPACE} rdma link add {} type rxe netdev {far}", devices[1]));
+    ip(&format!("rdma link add {} type {kind} netdev {near}", devices[0]));
+    ip(&format!("ip netns exec {SPACE} rdma link add {} type {kind} netdev {far}", devices[1]));
 }
 
 impl Drop for Cut<'_> {

@@ -69,6 +69,15 @@ impl Lab {
         &self.rdma_host
     }
 
+    /// Whether the devices are iWARP ones, as those of Soft-iWARP (siw) are (`node_type` of
+    /// `enum rdma_node_type`: 4 is an RNIC).
+    #[must_use]
+    pub fn is_iwarp(&self) -> bool {
+        let devices = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+        let kinds = devices.map(|device| std::fs::read_to_string(device.path().join("node_type")));
+        kinds.flatten().any(|kind| kind.starts_with('4'))
+    }
+
     /// The target's RDMA address.
     #[must_use]
     pub fn rdma(&self) -> String {

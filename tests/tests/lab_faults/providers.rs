@@ -1,8 +1,10 @@
 //! Devices that behave like cards of several makers, below verified I/O: with kills, and with one
 //! of two devices that fails.
 
+use std::time::Instant;
+
 use rblk_tests::lab::{
-    Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, StallMeter, Target, run, until,
+    Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, StallMeter, Target, run, start, until,
 };
 
 use super::{MIB, endless_fio, flags, serve_file, sh, wait_for_io};
@@ -31,34 +33,57 @@ fn verify_under_kills(lab: &Lab, plan: &str) {
     mounted.umount();
 }
 
-#[test]
-#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn verified_io_on_devices_like_mlx5() {
-    run("verified_io_on_devices_like_mlx5", |lab| verify_under_kills(lab, "late=1000"));
+/// What the head of `cards.c` says of each maker; irdma's accept is shorter.
+pub(crate) const PROFILES: [(&str, &str); 4] = [
+    ("mlx5", "late=1000"),
+    // The driver of the card waits in accept, up to 12 s; here it is a part of `connect_timeout`.
+    ("irdma", "inline=101 slow-accept=300"),
+    ("bnxt", "late=1000 slow-modify=1"),
+    ("cxgb4", "max-sges=4 read-sges=1 max-cqe=32767"),
+];
+
+macro_rules! verified_io {
+    ($($name:ident: $profile:literal),* $(,)?) => {$(
+        #[test]
+        #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+        fn $name() {
+            let (maker, plan) = PROFILES[$profile];
+            assert!(stringify!($name).ends_with(maker));
+            run(stringify!($name), |lab| verify_under_kills(lab, plan));
+        }
+    )*};
 }
 
-/// The driver of the card waits in accept, up to 12 s; here it is a part of `connect_timeout`.
-#[test]
-#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn verified_io_on_devices_like_irdma() {
-    run("verified_io_on_devices_like_irdma", |lab| {
-        verify_under_kills(lab, "inline=101 slow-accept=300");
-    });
+verified_io! {
+    verified_io_on_devices_like_mlx5: 0,
+    verified_io_on_devices_like_irdma: 1,
+    verified_io_on_devices_like_bnxt: 2,
+    verified_io_on_devices_like_cxgb4: 3,
 }
 
+/// What the fabric promises, on devices like those of each maker: the whole suite of the fabric.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn verified_io_on_devices_like_bnxt() {
-    run("verified_io_on_devices_like_bnxt", |lab| {
-        verify_under_kills(lab, "late=1000 slow-modify=1");
-    });
-}
-
-#[test]
-#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn verified_io_on_devices_like_cxgb4() {
-    run("verified_io_on_devices_like_cxgb4", |lab| {
-        verify_under_kills(lab, "max-sges=4 read-sges=1 max-cqe=32767");
+fn conformance_of_devices_like_cards() {
+    run("conformance_of_devices_like_cards", |lab| {
+        let suite = std::env::var("RBLK_LAB_CONFORMANCE").unwrap_or_else(|_| {
+            panic!("RBLK_LAB_CONFORMANCE has no path of the test binary `verbs_conformance`")
+        });
+        for (maker, plan) in PROFILES {
+            let cards = Cards::new(lab, plan);
+            let begun = Instant::now();
+            let mut words = vec!["env".to_owned(), "RBLK_CARDS_ALL=1".to_owned()];
+            words.push(format!("RBLK_TEST_RDMA_ADDR={}", lab.host()));
+            words.extend(cards.environment().iter().map(|(name, value)| format!("{name}={value}")));
+            words.extend([suite.clone(), "--ignored".to_owned(), "--test-threads=1".to_owned()]);
+            let output = start(&words).finish(4 * DEADLINE).ok();
+            let took = begun.elapsed();
+            assert!(output.contains("test result: ok. 2 passed"), "{maker}: {output}");
+            // The library was there.
+            let program = suite.rsplit('/').next().unwrap_or_default();
+            assert!(!cards.asked(program, "by").is_empty(), "{maker}: no call was seen");
+            println!("{maker}: 2 passed in {took:.2?}");
+        }
     });
 }
 

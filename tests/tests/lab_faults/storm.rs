@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use rblk_fabric::Address;
 use rblk_tests::hostile::end::{End, keep_device};
 use rblk_tests::hostile::wire::{Hello, feature};
-use rblk_tests::lab::{Cards, DEADLINE, Mounted, StallMeter, Target, Witness, run};
+use rblk_tests::lab::{Cards, DEADLINE, Lab, Mounted, StallMeter, Target, Witness, run};
 
+use super::providers::PROFILES;
 use super::{MIB, endless_fio, flags, serve_file, wait_for_io};
 
 const TARGET: &str = "rblk-targetd";
 /// What takes 2 ms.
 const SLOW: &str = "late=1000 slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
 /// Hosts that connect at once: as many strangers as one address may have.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 16;
 
 /// Connects and leaves, `count` times in all. Returns how long the slowest connect took.
 fn storm(address: &Address, count: usize) -> Duration {
@@ -38,36 +39,51 @@ fn storm(address: &Address, count: usize) -> Duration {
     })
 }
 
+/// A storm on devices of that plan, beside a host that works.
+fn beside_a_host(lab: &Lab, plan: &str, count: usize) {
+    let cards = Cards::new(lab, plan);
+    // Room for as long as the storm takes.
+    let serves = serve_file(lab, 256 * MIB).environment(cards.environment());
+    let target = Target::start(lab, &serves);
+    let mounted = Mounted::new(lab, &flags(lab.rdma()));
+    let fio = endless_fio(&mounted).start();
+    let (meter, witness) = (StallMeter::start(mounted.device()), Witness::start());
+    wait_for_io(&mounted, &meter);
+    let before = cards.asked(TARGET, "by").len();
+    let (moment, begun) = (witness.now(), Instant::now());
+    let _ = meter.longest();
+    let slowest = storm(&lab.rdma().parse().expect("an address"), count);
+    println!(
+        "{plan}: {count} connects and disconnects in {:.2?}, the slowest connect {slowest:.2?}; another host's I/O was \
+         without an answer for {:.2?} at most; the machine stood still {:.2?}",
+        begun.elapsed(),
+        meter.longest(),
+        witness.lost_since(&moment),
+    );
+    fio.stop(DEADLINE).ok();
+    assert_eq!(mounted.status().total.errors, 0, "requests failed");
+    mounted.umount();
+    drop(target);
+    judge(&cards.asked(TARGET, "by")[before..], count);
+}
+
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn a_storm_of_connects_stops_no_poll_group() {
     keep_device();
     run("a_storm_of_connects_stops_no_poll_group", |lab| {
-        let count = lab.times(200, 1000);
-        let cards = Cards::new(lab, SLOW);
-        // Room for as long as the storm takes.
-        let serves = serve_file(lab, 256 * MIB).environment(cards.environment());
-        let target = Target::start(lab, &serves);
-        let mounted = Mounted::new(lab, &flags(lab.rdma()));
-        let fio = endless_fio(&mounted).start();
-        let (meter, witness) = (StallMeter::start(mounted.device()), Witness::start());
-        wait_for_io(&mounted, &meter);
-        let before = cards.asked(TARGET, "by").len();
-        let (moment, begun) = (witness.now(), Instant::now());
-        let _ = meter.longest();
-        let slowest = storm(&lab.rdma().parse().expect("an address"), count);
-        println!(
-            "{count} connects and disconnects in {:.2?}, the slowest connect {slowest:.2?}; another host's I/O was \
-             without an answer for {:.2?} at most; the machine stood still {:.2?}",
-            begun.elapsed(),
-            meter.longest(),
-            witness.lost_since(&moment),
-        );
-        fio.stop(DEADLINE).ok();
-        assert_eq!(mounted.status().total.errors, 0, "requests failed");
-        mounted.umount();
-        drop(target);
-        judge(&cards.asked(TARGET, "by")[before..], count);
+        beside_a_host(lab, SLOW, lab.times(200, 1000));
+    });
+}
+
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn storms_on_devices_like_cards() {
+    keep_device();
+    run("storms_on_devices_like_cards", |lab| {
+        for (_, plan) in PROFILES {
+            beside_a_host(lab, plan, lab.times(50, 1000));
+        }
     });
 }
 

@@ -349,6 +349,8 @@ impl Run<'_> {
     ) -> Result<Work> {
         let mut environment: Vec<(&'static str, OsString)> =
             vec![("RBLK_BIN_DIR", artifacts.dir().into())];
+        // `lab_faults` runs this one on devices of many kinds.
+        environment.push(("RBLK_LAB_CONFORMANCE", artifacts.program("verbs_conformance").into()));
         environment.extend(self.long().into_iter().map(|(name, value)| (name, value.into())));
         let shares: Vec<PathBuf> = vec![self.workspace.root.clone(), artifacts.dir().to_owned()];
         let suite = Suite {
