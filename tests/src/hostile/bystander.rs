@@ -29,10 +29,10 @@ pub struct Seen {
     pub longest: Duration,
 }
 
-/// For how long the two ends were ready to run and had no CPU.
+/// For how long the two ends were ready to run and had no CPU: never, where no kernel counts that.
 #[derive(Debug)]
 struct Waits {
-    ends: [CpuWaits; 2],
+    ends: Vec<CpuWaits>,
     until: Duration,
 }
 
@@ -53,7 +53,9 @@ fn content(block: usize, round: usize) -> Vec<u8> {
 
 impl Waits {
     fn of(target: u32) -> Self {
-        Self { ends: [target, std::process::id()].map(CpuWaits::start), until: Duration::ZERO }
+        let ends = [target, std::process::id()];
+        let counted = ends.into_iter().filter(|_| CpuWaits::are_counted());
+        Self { ends: counted.map(CpuWaits::start).collect(), until: Duration::ZERO }
     }
 
     /// Since this was called last.

@@ -15,6 +15,12 @@ pub struct CpuWaits {
 }
 
 impl CpuWaits {
+    /// Whether the kernel counts waits (`CONFIG_SCHED_INFO`): the one of user-mode Linux does not.
+    #[must_use]
+    pub fn are_counted() -> bool {
+        std::fs::read_to_string("/proc/self/schedstat").is_ok()
+    }
+
     /// Begins to count.
     ///
     /// # Panics
