@@ -177,3 +177,24 @@ impl SendQueue {
         self.waiting.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rblk_fabric::{Lkey, Rkey, Sge};
+
+    use super::*;
+
+    /// What siw must not gather (`docs/internals/kernel-facts.md`): 32 bytes and less.
+    #[test]
+    fn short_writes_go_inside_their_wrs() {
+        let mut queue = SendQueue::new(16, 4, true);
+        let sge = |len| Sge { addr: 4096, len, lkey: Lkey(1) };
+        let remote = RemoteBuffer { addr: 8192, rkey: Rkey(2) };
+        for len in [8, 24, 32, 64, 65, 512, 4096] {
+            queue.queue_write(Tag(0), &SgeList::one(sge(len)), remote, None, false);
+        }
+        queue.queue_write(Tag(0), &SgeList::two(sge(4096), sge(8)), remote, None, false);
+        let inline: Vec<bool> = queue.queued.iter().map(|wr| wr.inline).collect();
+        assert_eq!(inline, [true, true, true, true, false, false, false, false]);
+    }
+}

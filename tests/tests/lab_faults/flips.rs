@@ -27,18 +27,28 @@ const EVERYWHERE: FlipRates = [800, 5, 8, 800, 8, 40];
 /// Where nothing is checked, a flip in a command may do anything. Flips in data change data.
 const IN_DATA: FlipRates = [0, 10, 10, 0, 10, 0];
 
-/// One block of the volume: the seeds of the patterns that it may have. The second one is of a
-/// write that failed.
-#[derive(Clone, Copy, Default)]
+/// One block of the volume: the seeds of the patterns that it may have, of the last write that
+/// worked and of those that failed since. A write that failed may have stored a part of its blocks.
+#[derive(Clone, Default)]
 struct Block {
     now: u64,
-    maybe: Option<u64>,
+    failed: Vec<u64>,
 }
 
 impl Block {
-    fn may_hold(self, found: &[u8]) -> bool {
+    fn may_hold(&self, found: &[u8]) -> bool {
         let content = |seed| if seed == 0 { vec![0; BLOCK] } else { pattern(seed, BLOCK) };
-        found == content(self.now) || self.maybe.is_some_and(|seed| found == content(seed))
+        found == content(self.now) || self.failed.iter().any(|seed| found == content(*seed))
+    }
+
+    /// What is said of bytes that it may not hold.
+    fn difference(&self, found: &[u8]) -> String {
+        let expected = if self.now == 0 { vec![0; BLOCK] } else { pattern(self.now, BLOCK) };
+        let differ = found.iter().zip(&expected).filter(|(found, expected)| found != expected);
+        let (bytes, failed) = (differ.count(), self.failed.len());
+        let older = (1..=4 * BLOCKS as u64).map(|back| self.now.wrapping_sub(back));
+        let older = older.take_while(|seed| *seed > 0).find(|seed| found == pattern(*seed, BLOCK));
+        format!("{bytes} bytes differ; {failed} writes failed; it is of an older write: {older:?}")
     }
 }
 
@@ -96,12 +106,12 @@ impl User {
             let mut data = Vec::new();
             for block in &mut *blocks {
                 self.seeds += 1;
-                block.maybe = Some(self.seeds);
+                block.failed.push(self.seeds);
                 data.extend(pattern(self.seeds, BLOCK));
             }
             match Aligned::write_at(&self.file, &data, offset) {
                 Ok(()) => blocks.iter_mut().for_each(|block| {
-                    *block = Block { now: block.maybe.unwrap_or(0), maybe: None };
+                    *block = Block { now: block.failed.pop().unwrap_or(0), failed: Vec::new() };
                 }),
                 Err(error) => self.seen.fail(&error),
             }
@@ -110,8 +120,12 @@ impl User {
         self.seen.reads += 1;
         match Aligned::read_at(&self.file, count * BLOCK, offset) {
             Ok(data) => {
-                let wrong = data.chunks(BLOCK).zip(&*blocks).filter(|(d, b)| !b.may_hold(d));
-                self.seen.wrong += wrong.count() as u64;
+                for (found, block) in data.chunks(BLOCK).zip(&*blocks) {
+                    if !block.may_hold(found) {
+                        self.seen.wrong += 1;
+                        println!("a wrong block: {}", block.difference(found));
+                    }
+                }
             }
             Err(error) => self.seen.fail(&error),
         }
