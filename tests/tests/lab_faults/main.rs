@@ -70,6 +70,19 @@ fn endless_fio(mounted: &Mounted<'_>) -> Fio {
         .with("verify_state_save", 0)
 }
 
+/// Small requests at a steady rate, 5 ms apart: a longer time without an answer is not fio's.
+fn steady_fio(mounted: &Mounted<'_>) -> Fio {
+    Fio::new(mounted.device(), "randwrite")
+        .with("bs", "4k")
+        .with("iodepth", 16)
+        .with("size", "100%")
+        .with("rate_iops", "100,100")
+        .with("verify", "crc32c")
+        .with("verify_backlog", 1)
+        .with("verify_fatal", 1)
+        .with("verify_state_save", 0)
+}
+
 /// Waits until requests are answered, and go on being answered.
 fn wait_for_io(mounted: &Mounted<'_>, meter: &StallMeter) {
     let lively = Duration::from_millis(300);

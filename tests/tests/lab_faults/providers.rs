@@ -1,13 +1,13 @@
 //! Devices that behave like cards of several makers, below verified I/O: with kills, and with one
 //! of two devices that fails.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rblk_tests::lab::{
     Cards, DEADLINE, Lab, MountFlags, Mounted, Plug, StallMeter, Target, run, start, until,
 };
 
-use super::{MIB, endless_fio, flags, serve_file, sh, wait_for_io};
+use super::{MIB, endless_fio, flags, serve_file, sh, steady_fio, wait_for_io};
 
 const TARGET: &str = "rblk-targetd";
 
@@ -108,11 +108,13 @@ fn one_of_two_devices_fails_and_comes_back() {
         let shaken = Mounted::new(lab, &shaken);
         let (meter, shaken_meter) =
             (StallMeter::start(steady.device()), StallMeter::start(shaken.device()));
-        let jobs = [&steady, &shaken].map(|mounted| endless_fio(mounted).start());
+        let jobs = [steady_fio(&steady).start(), endless_fio(&shaken).start()];
         wait_for_io(&steady, &meter);
         wait_for_io(&shaken, &shaken_meter);
         let before = steady.counts();
         let _ = meter.longest();
+        std::thread::sleep(Duration::from_secs(1));
+        let alone = meter.longest();
         for round in 0..lab.times(1, 10) {
             let lost = shaken.counts().get("paths_lost");
             std::fs::write(&fails, "").expect("a file");
@@ -139,7 +141,8 @@ fn one_of_two_devices_fails_and_comes_back() {
             let _ = job.stop(DEADLINE).ok();
         }
         println!(
-            "{}: the device lost {lost} paths; the mount by the other had {} I/Os and no answer for {pause:.2?} at most",
+            "{}: the device lost {lost} paths; the mount by the other had {} I/Os and no answer for {pause:.2?} at \
+             most, before {alone:.2?}",
             lab.test(),
             after.get("reads") + after.get("writes"),
         );

@@ -7,12 +7,10 @@ use std::time::{Duration, Instant};
 use rblk_fabric::Address;
 use rblk_tests::hostile::end::{End, keep_device};
 use rblk_tests::hostile::wire::{Hello, feature};
-use rblk_tests::lab::{
-    Cards, DEADLINE, Fio, Lab, Mounted, StallMeter, Target, Witness, run, start,
-};
+use rblk_tests::lab::{Cards, DEADLINE, Lab, Mounted, StallMeter, Target, Witness, run, start};
 
 use super::providers::PROFILES;
-use super::{MIB, flags, serve_file, wait_for_io};
+use super::{MIB, flags, serve_file, steady_fio, wait_for_io};
 
 const TARGET: &str = "rblk-targetd";
 /// What takes 2 ms.
@@ -42,19 +40,6 @@ fn storm(address: &Address, count: usize) -> Duration {
         let hosts: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(host)).collect();
         hosts.into_iter().map(|host| host.join().expect("a host")).max().unwrap_or_default()
     })
-}
-
-/// Small requests at a steady rate, 5 ms apart: a longer time without an answer is not fio's.
-fn steady_fio(mounted: &Mounted<'_>) -> Fio {
-    Fio::new(mounted.device(), "randwrite")
-        .with("bs", "4k")
-        .with("iodepth", 16)
-        .with("size", "100%")
-        .with("rate_iops", "100,100")
-        .with("verify", "crc32c")
-        .with("verify_backlog", 1)
-        .with("verify_fatal", 1)
-        .with("verify_state_save", 0)
 }
 
 /// A storm on devices of that plan, beside a host that works.
