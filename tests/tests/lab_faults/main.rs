@@ -59,26 +59,23 @@ fn flags(address: String) -> MountFlags {
 
 /// fio that goes on until it is told to stop, and checks what it writes while it writes.
 fn endless_fio(mounted: &Mounted<'_>) -> Fio {
-    Fio::new(mounted.device(), "randwrite")
+    checking_fio(mounted)
         .with("bsrange", "4k-128k")
-        .with("iodepth", 16)
-        .with("size", "100%")
         .with("rate", "2M,2M")
-        .with("verify", "crc32c")
         .with("verify_backlog", 32)
-        .with("verify_fatal", 1)
-        .with("verify_state_save", 0)
 }
 
-/// Small requests at a steady rate, 5 ms apart: a longer time without an answer is not fio's.
+/// The same with small requests at a steady rate, 5 ms apart: a longer time without an answer is
+/// not of fio.
 fn steady_fio(mounted: &Mounted<'_>) -> Fio {
+    checking_fio(mounted).with("bs", "4k").with("rate_iops", "100,100").with("verify_backlog", 1)
+}
+
+fn checking_fio(mounted: &Mounted<'_>) -> Fio {
     Fio::new(mounted.device(), "randwrite")
-        .with("bs", "4k")
         .with("iodepth", 16)
         .with("size", "100%")
-        .with("rate_iops", "100,100")
         .with("verify", "crc32c")
-        .with("verify_backlog", 1)
         .with("verify_fatal", 1)
         .with("verify_state_save", 0)
 }
