@@ -16,6 +16,8 @@ pub struct QpLimits {
     pub recv_wrs: u32,
     /// SGEs per send WR.
     pub send_sges: u32,
+    /// SGEs per RECV.
+    pub recv_sges: u32,
     /// Bytes of inline payload wanted. Lowered silently to what the device can do.
     pub inline_bytes: u32,
     /// READs that this side will have outstanding.

@@ -86,6 +86,6 @@ pub use region::{PageKind, Region, RegionError};
 pub use route::Route;
 pub use stream_keys::{CipherKey, StreamKeys};
 pub use work::{
-    Access, Completion, Lkey, MAX_SGE, MemoryOrder, Owner, QpIndex, RecvWr, RemoteBuffer, Rkey,
-    SendOp, SendWr, Sge, SgeList, WcOpcode, WcStatus, WrId,
+    Access, Completion, Lkey, MAX_SGE, MemoryOrder, Owner, QpIndex, RecvWr, Recvs, RemoteBuffer,
+    Rkey, SendOp, SendWr, Sge, SgeList, WcOpcode, WcStatus, WrId,
 };

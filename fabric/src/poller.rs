@@ -11,7 +11,7 @@ use crate::connect::AcceptParams;
 use crate::connection::Connection;
 use crate::error::{PostError, Result};
 use crate::poller_counters::PollerCounters;
-use crate::work::{Completion, Owner, QpIndex, RecvWr, SendWr};
+use crate::work::{Completion, Owner, QpIndex, RecvWr, Recvs, SendWr};
 
 /// One data thread's CQ and the QPs on it.
 ///
@@ -47,7 +47,27 @@ pub trait Poller: Send + fmt::Debug {
     ///
     /// # Errors
     /// [`PostError`]; an unknown `qp` gives EINVAL.
-    fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError>;
+    ///
+    /// # Panics
+    /// A row is outside of the table.
+    fn post_recvs(&mut self, qp: QpIndex, recvs: Recvs<'_>) -> std::result::Result<(), PostError>;
+
+    /// The same for RECVs that are in no table.
+    ///
+    /// # Errors
+    /// [`PostError`]; an unknown `qp` gives EINVAL.
+    fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {
+        let mut posted = 0;
+        for list in wrs.chunks(64) {
+            let Some(recvs) = Recvs::all(list) else { return Err(PostError::invalid(posted)) };
+            self.post_recvs(qp, recvs).map_err(|error| PostError {
+                posted: posted + error.posted,
+                source: error.source,
+            })?;
+            posted += list.len();
+        }
+        Ok(())
+    }
 
     /// Posts a list with one doorbell, in order. An empty list does nothing.
     ///

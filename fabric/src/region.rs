@@ -168,6 +168,21 @@ impl Region {
         compiler_fence(Ordering::Acquire);
     }
 
+    /// The bytes from there on, copied out. For a few bytes.
+    ///
+    /// # Panics
+    /// The range is not inside the region: a bug of the caller.
+    #[must_use]
+    #[inline]
+    pub fn read_array<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let from = self.pointer(offset, N).expect("range inside the region");
+        // SAFETY: `from` is valid for N bytes (checked), and bytes need no alignment.
+        let bytes = unsafe { from.cast::<[u8; N]>().read() };
+        // As in `read`.
+        compiler_fence(Ordering::Acquire);
+        bytes
+    }
+
     /// Copies in.
     ///
     /// # Panics

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use rblk_protocol::width::wide;
+
 /// Most SGEs of one WR. Every provider supports at least this many.
 pub const MAX_SGE: usize = 4;
 
@@ -123,6 +125,42 @@ impl SgeList {
         true
     }
 
+    /// Adds an entry before the last one. False if there are [`MAX_SGE`] already, or none.
+    #[must_use]
+    #[inline]
+    pub fn push_before_last(&mut self, sge: Sge) -> bool {
+        let count = usize::from(self.count);
+        if count == 0 || count == MAX_SGE {
+            return false;
+        }
+        self.entries[count] = self.entries[count - 1];
+        self.entries[count - 1] = sge;
+        self.count += 1;
+        true
+    }
+
+    /// Makes the last entry longer by the bytes before it in memory.
+    #[inline]
+    pub fn grow_last_down(&mut self, bytes: u32) {
+        if let Some(last) = self.entries[..usize::from(self.count)].last_mut() {
+            last.addr -= u64::from(bytes);
+            last.len += bytes;
+        }
+    }
+
+    /// The entry at that place: one without bytes, if the list is shorter. `None`: no list is as
+    /// long.
+    #[inline]
+    pub fn entry(&self, at: usize) -> Option<&Sge> {
+        self.entries.get(at)
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub fn entry_mut(&mut self, at: usize) -> Option<&mut Sge> {
+        self.entries.get_mut(at)
+    }
+
     /// Adds an entry behind the first one, before the others. False if there are [`MAX_SGE`]
     /// already, or none.
     #[must_use]
@@ -147,7 +185,8 @@ impl SgeList {
 
     /// The entries in order.
     #[must_use]
-    pub(crate) fn as_slice(&self) -> &[Sge] {
+    #[inline]
+    pub fn as_slice(&self) -> &[Sge] {
         &self.entries[..usize::from(self.count)]
     }
 
@@ -211,8 +250,55 @@ pub struct SendWr {
 pub struct RecvWr {
     /// Returned in the completion.
     pub id: WrId,
-    /// Where the message is written to.
-    pub sge: Sge,
+    /// Where the message is written to: the entries one after the other. One entry of no bytes, if
+    /// only a WRITE_WITH_IMM takes it.
+    pub sges: SgeList,
+}
+
+impl RecvWr {
+    /// One whose message is written to one place.
+    #[must_use]
+    #[inline]
+    pub fn one(id: WrId, sge: Sge) -> Self {
+        Self { id, sges: SgeList::one(sge) }
+    }
+}
+
+/// RECVs to be posted: rows of a table that their owner made once. A QP has few RECVs, and posts
+/// the same ones again and again.
+#[derive(Clone, Copy, Debug)]
+pub struct Recvs<'a> {
+    /// All RECVs.
+    pub table: &'a [RecvWr],
+    /// Those to post, in order, by their index. Each is in the table.
+    pub rows: &'a [u16],
+}
+
+impl<'a> Recvs<'a> {
+    /// All RECVs of a short list. `None` if it has more than 256.
+    pub(crate) fn all(table: &'a [RecvWr]) -> Option<Self> {
+        const ROWS: [u16; 256] = {
+            let mut rows = [0; 256];
+            let mut row = 0u16;
+            while row < 256 {
+                rows[row as usize] = row;
+                row += 1;
+            }
+            rows
+        };
+        Some(Self { table, rows: const { &ROWS }.get(..table.len())? })
+    }
+
+    /// The RECVs to post.
+    pub(crate) fn iter(self) -> impl ExactSizeIterator<Item = &'a RecvWr> {
+        self.rows.iter().map(move |row| &self.table[wide(*row)])
+    }
+
+    /// The first `count` of them.
+    #[must_use]
+    pub(crate) fn first(self, count: usize) -> Self {
+        Self { rows: &self.rows[..count], ..self }
+    }
 }
 
 /// Outcome of a WR (`enum ibv_wc_status`).

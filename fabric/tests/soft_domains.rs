@@ -8,8 +8,15 @@ use rblk_fabric::{
     WrId,
 };
 
-const LIMITS: QpLimits =
-    QpLimits { send_wrs: 8, recv_wrs: 8, send_sges: 1, inline_bytes: 0, reads_out: 4, reads_in: 4 };
+const LIMITS: QpLimits = QpLimits {
+    send_wrs: 8,
+    recv_wrs: 8,
+    send_sges: 1,
+    recv_sges: 1,
+    inline_bytes: 0,
+    reads_out: 4,
+    reads_in: 4,
+};
 
 fn soft(
     handle: &PollerHandle,

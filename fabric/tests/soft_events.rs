@@ -162,7 +162,7 @@ impl Crowd {
                     let incoming = listener.accept().await.unwrap();
                     let qp = b.1.attach(incoming.prepare(&b.0, &b.2, limits()).unwrap()).unwrap();
                     let sge = b.3.sge(0, 64).unwrap();
-                    b.1.post_recv(qp, &[RecvWr { id: WrId(qp.0.into()), sge }]).unwrap();
+                    b.1.post_recv(qp, &[RecvWr::one(WrId(qp.0.into()), sge)]).unwrap();
                     let params = AcceptParams {
                         hello: ConnectionHello::default(),
                         reads_out: 1,
@@ -187,7 +187,7 @@ impl Crowd {
         for c in &out[..count] {
             assert_eq!((c.status, c.id.0), (WcStatus::Success, c.qp.0.into()));
             let sge = self.b.3.sge(0, 64).unwrap();
-            self.b.1.post_recv(c.qp, &[RecvWr { id: c.id, sge }]).unwrap();
+            self.b.1.post_recv(c.qp, &[RecvWr::one(c.id, sge)]).unwrap();
         }
         out[..count].iter().map(|c| c.qp).collect()
     }

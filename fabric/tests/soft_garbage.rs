@@ -269,7 +269,7 @@ fn garbage_over_tcp_after_the_handshake() {
                 rblk_fabric::Region::allocate(4096, rblk_fabric::PageKind::Normal).unwrap();
             let mr = pd.register(&region, Access::REMOTE).unwrap();
             let sge = mr.sge(0, 64).unwrap();
-            own.post_recv(qp, &[rblk_fabric::RecvWr { id: rblk_fabric::WrId(qp.0.into()), sge }])
+            own.post_recv(qp, &[rblk_fabric::RecvWr::one(rblk_fabric::WrId(qp.0.into()), sge)])
                 .unwrap();
             let params =
                 AcceptParams { hello: ConnectionHello::default(), reads_out: 4, reads_in: 4 };

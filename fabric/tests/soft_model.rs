@@ -60,6 +60,7 @@ fn limits() -> QpLimits {
         send_wrs: wrs,
         recv_wrs: wrs,
         send_sges: 2,
+        recv_sges: 1,
         inline_bytes: 0,
         reads_out: 32,
         reads_in: 32,

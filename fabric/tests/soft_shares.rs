@@ -74,7 +74,7 @@ impl Bed {
 
     fn post_recv(&mut self, peer: usize) {
         let sge = self.memory.sge(0, 64).unwrap();
-        self.poller.post_recv(self.peers[peer].qp, &[RecvWr { id: WrId(1), sge }]).unwrap();
+        self.poller.post_recv(self.peers[peer].qp, &[RecvWr::one(WrId(1), sge)]).unwrap();
     }
 
     /// A peer sends a short message.

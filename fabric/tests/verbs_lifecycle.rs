@@ -147,7 +147,7 @@ fn room_in_a_completion_queue_is_free_after_the_destroy() {
     assert_eq!(attached.len() as u64, limit / 16, "8 and 8 WRs each");
     let region = Region::allocate(4096, PageKind::Normal).unwrap();
     let memory = pd.register(&region, Access::LOCAL_WRITE).unwrap();
-    let recvs = |_| RecvWr { id: WrId(1), sge: memory.sge(0, 64).unwrap() };
+    let recvs = |_| RecvWr::one(WrId(1), memory.sge(0, 64).unwrap());
     let qp = attached[0];
     poller.post_recv(qp, &(0..8).map(recvs).collect::<Vec<_>>()).unwrap();
     poller.fail(qp);

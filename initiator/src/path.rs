@@ -34,9 +34,10 @@ use registering::{QueueData, Registering};
 pub(crate) const DATA_LIST_SGES: u32 = const_u32(LIST_DATA_MAX) + 1;
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
-/// Bytes of a tag's command slot: a list that begins with its command. One line more, so that the
-/// first lines of all slots do not meet in a few sets of the cache.
-const COMMAND_STRIDE: usize = COMMAND_LIST_BYTES + COMMAND_BYTES;
+/// Bytes of a tag's command slot: a list that begins with its command, or ends with it where data
+/// comes first. One line more, so that the first lines of all slots do not meet in a few sets of
+/// the cache.
+pub(crate) const COMMAND_STRIDE: usize = COMMAND_LIST_BYTES + COMMAND_BYTES;
 const _: () = assert!(COMMAND_BYTES + PROOF_BYTES <= COMMAND_STRIDE, "the self-test fits");
 /// Bytes of a receive slot: a list of responses.
 const RECV_STRIDE: usize = RESPONSE_LIST_BYTES;
@@ -86,6 +87,7 @@ impl PathLayout {
             send_wrs: self.send_wrs() + 1,
             recv_wrs: u32::from(self.recv_slots()) + 1,
             send_sges: if features.has(Features::DATA_LISTS) { DATA_LIST_SGES } else { 2 },
+            recv_sges: 1,
             inline_bytes: inline_bytes.min(64),
             reads_out: 0,
             reads_in,

@@ -29,7 +29,7 @@ pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
 use list::VolumeList;
 use login::{LoggedIn, Login};
-pub(crate) use wish::LISTS;
+pub(crate) use wish::MESSAGES;
 pub use wish::{QueueWish, REPLAY_QUEUE};
 
 /// How long a command may take that the target answers only when it has finished what older

@@ -54,6 +54,7 @@ async fn serve(incoming: Incoming, manners: Manners) {
         send_wrs: 16,
         recv_wrs: RECVS.into(),
         send_sges: 1,
+        recv_sges: 1,
         inline_bytes: 0,
         reads_out: 0,
         reads_in: 0,
@@ -65,7 +66,7 @@ async fn serve(incoming: Incoming, manners: Manners) {
     let memory = pd.register(&region, Access::LOCAL_WRITE).unwrap();
     for slot in 0..RECVS {
         let sge = memory.sge(usize::from(slot) * RECV_BYTES, 1024).unwrap();
-        poller.post_recv(qp, &[RecvWr { id: WrId(slot.into()), sge }]).unwrap();
+        poller.post_recv(qp, &[RecvWr::one(WrId(slot.into()), sge)]).unwrap();
     }
     let hello = ConnectionHello(accept.to_wire().to_vec());
     poller.accept(qp, &AcceptParams { hello, reads_out: 0, reads_in: 0 }).unwrap();
@@ -98,7 +99,7 @@ async fn serve(incoming: Incoming, manners: Manners) {
         let command = CommandCapsule::from_wire(fixed, bytes.len(), depth).unwrap();
         let slot = usize::try_from(completion.id.0).unwrap();
         let sge = memory.sge(slot * RECV_BYTES, 1024).unwrap();
-        poller.post_recv(qp, &[RecvWr { id: WrId(completion.id.0), sge }]).unwrap();
+        poller.post_recv(qp, &[RecvWr::one(WrId(completion.id.0), sge)]).unwrap();
         match command.opcode {
             Opcode::Login => login = Some(command),
             Opcode::KeepAlive => {

@@ -12,6 +12,12 @@
 //! | capsules ->                       | what is left | <- data of the 2nd | data of the 1st |
 //! ```
 //!
+//! With [`Features::DATA_FIRST`] a message is the other way round, and is read from its end:
+//!
+//! ```text
+//! | data of the 1st | data of the 2nd -> | what is left |                       <- capsules |
+//! ```
+//!
 //! The walk takes bytes from both ends, never more than are left, and ends when none are left. So
 //! no two capsules or data overlap, all of them are inside the message, and every byte of the
 //! message belongs to one of them.
@@ -20,37 +26,63 @@ use crate::capsule::{CapsuleError, CommandCapsule};
 use crate::features::Features;
 use crate::limits::{COMMAND_BYTES, LIST_DATA_MAX, LIST_MAX};
 use crate::tag::QueueDepth;
+use crate::width::{const_u32, wide};
 
 /// Walks the commands of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandList {
-    // The bytes that are left: from behind the capsules taken to the data taken.
-    at: usize,
-    data_at: usize,
+    // Bytes of the message.
+    len: u32,
+    // Offset of the next capsule.
+    at: u32,
+    // Bytes that are left: neither capsules nor data that were taken.
+    rest: u32,
+    // Bytes of data that were taken.
+    data: u32,
     // How many commands may still come. 0 after the last.
-    left: usize,
+    left: u32,
     // How many of those may have data.
-    data_left: usize,
+    data_left: u32,
     // Commands may follow a command that has data.
     data_lists: bool,
+    data_first: bool,
     depth: QueueDepth,
 }
 
+const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
+const COMMANDS_MAX: u32 = 16;
+const DATA_MAX: u32 = 3;
+const _: () = assert!(COMMANDS_MAX as usize == LIST_MAX && DATA_MAX as usize == LIST_DATA_MAX);
+
 impl CommandList {
     /// The commands of a message of `message_bytes` bytes. The features that were agreed say
-    /// whether it may hold more than one command, and more than one command with data.
+    /// whether it may hold more than one command, more than one command with data, and where data
+    /// is.
     #[must_use]
-    pub fn new(message_bytes: usize, features: Features, depth: QueueDepth) -> Self {
+    #[inline]
+    pub fn new(message_bytes: u32, features: Features, depth: QueueDepth) -> Self {
         let lists = features.has(Features::CAPSULE_LISTS);
         let data_lists = lists && features.has(Features::DATA_LISTS);
+        let data_first = features.has(Features::DATA_FIRST);
         Self {
-            at: 0,
-            data_at: message_bytes,
-            left: if lists { LIST_MAX } else { 1 },
-            data_left: if data_lists { LIST_DATA_MAX } else { 1 },
+            // A message that is too short is not read.
+            at: if data_first { message_bytes.wrapping_sub(COMMAND_LEN) } else { 0 },
+            len: message_bytes,
+            rest: message_bytes,
+            data: 0,
+            left: if lists { COMMANDS_MAX } else { 1 },
+            data_left: if data_lists { DATA_MAX } else { 1 },
             data_lists,
+            data_first,
             depth,
         }
+    }
+
+    /// Whether there is no command behind the one that was taken last.
+    #[must_use]
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.left == 0
     }
 
     /// The next command. `None` after the last. `read` copies the bytes at that offset of the
@@ -58,18 +90,17 @@ impl CommandList {
     #[inline]
     pub fn take(
         &mut self,
-        read: impl FnOnce(usize, &mut [u8; COMMAND_BYTES]),
+        read: impl FnOnce(usize) -> [u8; COMMAND_BYTES],
     ) -> Option<Result<CommandCapsule, CapsuleError>> {
         if self.left == 0 {
             return None;
         }
-        let rest = self.data_at - self.at;
-        if rest < COMMAND_BYTES {
+        if self.rest < COMMAND_LEN {
             self.left = 0;
-            return Some(Err(CapsuleError::Length { got: rest, expected: COMMAND_BYTES }));
+            let got = wide(self.rest);
+            return Some(Err(CapsuleError::Length { got, expected: COMMAND_BYTES }));
         }
-        let mut bytes = [0; COMMAND_BYTES];
-        read(self.at, &mut bytes);
+        let bytes = read(wide(self.at));
         // The command stays where it was parsed to: it is not copied from result to result.
         let command = CommandCapsule::parse(&bytes, self.depth);
         let placed = match &command {
@@ -86,30 +117,45 @@ impl CommandList {
     /// Takes the bytes of a command from those that are left.
     #[inline]
     fn place(&mut self, command: &CommandCapsule) -> Result<(), CapsuleError> {
-        let got = self.data_at - self.at;
-        let expected = command.message_bytes();
-        let data = expected - COMMAND_BYTES;
-        let may_follow = self.left > 1 && (data == 0 || self.data_lists);
-        // Nothing is behind it, or at least one more capsule.
-        self.left = match got.checked_sub(expected) {
-            Some(0) => 0,
-            Some(COMMAND_BYTES..) if may_follow => self.left - 1,
-            _ => return Err(CapsuleError::Length { got, expected }),
+        let data = command.in_capsule_bytes;
+        let Some(rest) = (self.rest - COMMAND_LEN).checked_sub(data) else {
+            return Err(self.does_not_fit(command));
         };
         if data > 0 {
-            let few = "too many commands of a message have data";
-            self.data_left = self.data_left.checked_sub(1).ok_or(CapsuleError::Field(few))?;
+            if self.data_left == 0 {
+                return Err(CapsuleError::Field("too many commands of a message have data"));
+            }
+            self.data_left -= 1;
+            self.data += data;
         }
-        self.at += COMMAND_BYTES;
-        self.data_at -= data;
+        if rest == 0 {
+            self.left = 0;
+        } else {
+            // At least one more capsule is behind it, and may be.
+            if rest < COMMAND_LEN || self.left == 1 || data > 0 && !self.data_lists {
+                return Err(self.does_not_fit(command));
+            }
+            self.left -= 1;
+            self.at = if self.data_first { self.at - COMMAND_LEN } else { self.at + COMMAND_LEN };
+        }
+        self.rest = rest;
         Ok(())
     }
 
-    /// Offset in the message of the data of the command that was taken last, if it has data. The
-    /// command says how many bytes.
+    #[cold]
+    fn does_not_fit(&self, command: &CommandCapsule) -> CapsuleError {
+        CapsuleError::Length { got: wide(self.rest), expected: command.message_bytes() }
+    }
+
+    /// Offset in the message of the data of this command, which was taken last, if it has data.
     #[must_use]
-    pub fn data_offset(&self) -> usize {
-        self.data_at
+    #[inline]
+    pub fn data_offset(&self, command: &CommandCapsule) -> usize {
+        wide(if self.data_first {
+            self.data - command.in_capsule_bytes
+        } else {
+            self.len - self.data
+        })
     }
 }
 
@@ -133,20 +179,20 @@ mod tests {
 
     /// The commands of a message with their data, and what ended the walk.
     fn commands(message: &[u8], features: Features) -> Walked<'_> {
-        let mut list = CommandList::new(message.len(), features, depth());
+        let mut list = CommandList::new(u32::try_from(message.len()).unwrap(), features, depth());
         let mut seen = Vec::new();
-        while let Some(command) = list.take(|at, bytes| {
-            // Panics where the walk leaves the message.
-            bytes.copy_from_slice(&message[at..at + COMMAND_BYTES]);
-        }) {
+        // Panics where the walk leaves the message.
+        let read = |at| message[at..at + COMMAND_BYTES].try_into().unwrap();
+        while let Some(command) = list.take(read) {
             match command {
                 Ok(command) => {
                     // And where data does.
-                    let data = &message[list.data_offset()..][..command.in_capsule_bytes as usize];
+                    let data = &message[list.data_offset(&command)..];
+                    let data = &data[..command.in_capsule_bytes as usize];
                     seen.push((command, data));
                 }
                 Err(error) => {
-                    assert!(list.take(|_, _| panic!("behind an error")).is_none());
+                    assert!(list.take(|_| panic!("behind an error")).is_none());
                     return (seen, Some(error));
                 }
             }
@@ -267,6 +313,51 @@ mod tests {
         assert_eq!(commands(&golden, LISTS), (vec![], Some(error)));
         let error = CapsuleError::Length { got: golden.len(), expected: 64 + 3 };
         assert_eq!(commands(&golden, Features::DATA_LISTS), (vec![], Some(error)), "not alone");
+    }
+
+    const FIRST: Features = Features(DATA.0 | Features::DATA_FIRST.0);
+
+    /// As an initiator packs them where data comes first.
+    fn packed_first(commands: &[(CommandCapsule, Vec<u8>)]) -> Vec<u8> {
+        let data = commands.iter().flat_map(|(_, data)| data.clone());
+        data.chain(commands.iter().rev().flat_map(|(command, _)| command.to_wire())).collect()
+    }
+
+    #[test]
+    fn golden_data_first() {
+        #[rustfmt::skip]
+        let golden = [
+            // of tag 7, of tag 8
+            b'a', b'b', b'c', b'h', b'i',
+            // WRITE of tag 8, with two bytes of data
+            2, 1, 8, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 8, 0, 0, 0,
+            0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            // READ of tag 6
+            1, 0, 6, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 6, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0x10, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 7, 0, 0, 0,
+            // WRITE of tag 7, with three
+            2, 1, 7, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0,
+            0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        let all: [(_, &[u8]); 3] =
+            [(write(7, b"abc"), b"abc"), (read(6), b""), (write(8, b"hi"), b"hi")];
+        assert_eq!(packed_first(&all.map(|(command, data)| (command, data.to_vec()))), golden);
+        assert_eq!(commands(&golden, FIRST), (all.to_vec(), None));
+        // It is no message of the other kind.
+        assert!(commands(&golden, DATA).1.is_some());
+        assert!(commands(&packed(&all.map(|(c, data)| (c, data.to_vec()))), FIRST).1.is_some());
+        // Where no list was agreed, as for one command.
+        let one = Features::DATA_FIRST;
+        let alone = packed_first(&[(all[0].0, b"abc".to_vec())]);
+        assert_eq!(commands(&alone, one), (vec![all[0]], None));
+        assert!(commands(&alone[1..], one).1.is_some());
+        assert!(commands(b"", one).1.is_some() && commands(&[0; 63], one).1.is_some());
     }
 
     #[test]
@@ -428,6 +519,8 @@ mod tests {
         fn what_is_packed_is_what_is_read(mut list in any_list(LIST_DATA_MAX)) {
             let bytes = packed(&list);
             prop_assert_eq!(commands(&bytes, DATA), (as_seen(&list), None));
+            let first = packed_first(&list);
+            prop_assert_eq!(commands(&first, FIRST), (as_seen(&list), None));
             // Up to the first with data it is one that needs no more than lists.
             let first = list.iter().position(|(_, data)| !data.is_empty());
             list.truncate(first.map_or(LIST_MAX, |at| at + 1));
@@ -469,6 +562,19 @@ mod tests {
             let right = (1..=most).any(|count| is_whole(&list[..count]));
             let (seen, end) = commands(&message, features);
             prop_assert_eq!(end.is_none(), right, "{:?}", end);
+            // The same the other way round: what is no capsule is all in front.
+            let mut first = vec![0; message.len() - capsules];
+            first.extend(list.iter().rev().flat_map(CommandCapsule::to_wire));
+            let (seen_first, end_first) = commands(&first, features.or(Features::DATA_FIRST));
+            prop_assert_eq!(end_first, end);
+            prop_assert!(seen_first.iter().map(|(c, _)| c).eq(seen.iter().map(|(c, _)| c)));
+            let mut behind = 0;
+            for (_, data) in seen_first.iter().filter(|(_, data)| !data.is_empty()) {
+                let at = data.as_ptr() as usize - first.as_ptr() as usize;
+                prop_assert_eq!(at, behind);
+                behind += data.len();
+            }
+            prop_assert!(behind + seen_first.len() * COMMAND_BYTES <= first.len());
             // Whatever was read before: the data of each lies before that of those before it,
             // behind the capsules.
             let mut last = message.len();

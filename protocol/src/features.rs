@@ -25,6 +25,11 @@ impl Features {
     /// ([`crate::auth::StreamKeys`]). Over TCP only, and only together with [`Self::AUTH`].
     pub const ENCRYPT: Self = Self(32);
 
+    /// In-capsule data is at the front of a message, and the capsules are behind it, that of the
+    /// first command last: [`crate::CommandList`]. So the receiver's device can put the data of a
+    /// command where it is to stay, without knowing how many capsules there are.
+    pub const DATA_FIRST: Self = Self(64);
+
     /// Whether it has all of `other`.
     #[must_use]
     pub fn has(self, other: Self) -> bool {

@@ -133,8 +133,17 @@ impl Outcome {
 pub(crate) struct InCapsule {
     /// The receive buffer.
     pub(crate) buffer: u16,
-    /// First byte in it.
-    pub(crate) at: usize,
+    /// It is in a slot of the cache, not in the memory of the buffer.
+    pub(crate) landed: bool,
+    /// The place, in its RECV, of the slot that it fills; [`Self::NO_SLOT`] if it fills none.
+    pub(crate) slot: u8,
+    /// First byte in that memory.
+    pub(crate) offset: usize,
+}
+
+impl InCapsule {
+    /// The data fills no slot of the cache.
+    pub(crate) const NO_SLOT: u8 = u8::MAX;
 }
 
 /// The bytes of a volume that a command names.
@@ -409,6 +418,11 @@ impl Request {
     #[inline]
     pub(crate) fn take_data(&mut self) -> Option<InCapsule> {
         self.data.take()
+    }
+
+    /// Keeps in-capsule data that [`Self::take_data`] gave, and that could not be used yet.
+    pub(crate) fn keep_data(&mut self, data: InCapsule) {
+        self.data = Some(data);
     }
 
     /// The bytes that it names were checked against the volume. No event: it says nothing of what

@@ -11,7 +11,7 @@ use rblk_fabric::soft::network::Network;
 use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{
     AcceptParams, Access, Completion, Connection, Device, DeviceCaps, FabricError, PageKind,
-    Poller, PollerCounters, PostError, QpIndex, RecvWr, Region, SendWr,
+    Poller, PollerCounters, PostError, QpIndex, Recvs, Region, SendWr,
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{Shard, ShardOptions};
@@ -49,8 +49,8 @@ impl Poller for Fragile {
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> rblk_fabric::Result<()> {
         self.0.accept(qp, params)
     }
-    fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> Result<(), PostError> {
-        self.0.post_recv(qp, wrs)
+    fn post_recvs(&mut self, qp: QpIndex, recvs: Recvs<'_>) -> Result<(), PostError> {
+        self.0.post_recvs(qp, recvs)
     }
     fn post_send(&mut self, qp: QpIndex, wrs: &[SendWr]) -> Result<(), PostError> {
         self.0.post_send(qp, wrs)

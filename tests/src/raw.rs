@@ -49,6 +49,7 @@ fn sizes() -> QpLimits {
         send_wrs: 1024,
         recv_wrs: RECVS.into(),
         send_sges: 1,
+        recv_sges: 1,
         inline_bytes: 0,
         reads_out: 0,
         reads_in: 16,
@@ -80,7 +81,7 @@ impl Mouth {
     fn post_recv(&mut self, slot: u16) {
         let at = self.recvs_at + usize::from(slot) * RECV_STRIDE;
         let sge = self.slots.sge(at, RECV_BYTES).expect("inside");
-        let wr = RecvWr { id: WrId(slot.into()), sge };
+        let wr = RecvWr::one(WrId(slot.into()), sge);
         // On a dead QP it flushes.
         let _ = self.poller.post_recv(self.qp, &[wr]);
     }
@@ -503,13 +504,14 @@ impl RawTarget {
         let (heard, _) = self.mouth.poll();
         let features = self.options.features;
         let parse = |bytes: &Vec<u8>| {
-            let mut list = CommandList::new(bytes.len(), features, self.depth);
+            let mut list =
+                CommandList::new(bytes.len().try_into().expect("short"), features, self.depth);
             let mut commands = Vec::new();
-            while let Some(command) = list.take(|at, one| {
-                one.copy_from_slice(&bytes[at..at + COMMAND_BYTES]);
-            }) {
+            let read = |at| bytes[at..at + COMMAND_BYTES].try_into().expect("as many");
+            while let Some(command) = list.take(read) {
                 let command = command.expect("a good command");
-                let data = &bytes[list.data_offset()..][..command.in_capsule_bytes as usize];
+                let data = &bytes[list.data_offset(&command)..];
+                let data = &data[..command.in_capsule_bytes as usize];
                 commands.push((command, data.to_vec()));
             }
             commands

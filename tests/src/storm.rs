@@ -93,6 +93,31 @@ pub fn lists(seed: u64) -> Features {
     }
 }
 
+/// Whether the data of a message comes first: every other seed, whatever else it decides.
+#[must_use]
+pub fn data_first(seed: u64) -> Features {
+    let agreed = Random::new(seed ^ 0x6672_7374).chance(500) || lands(seed);
+    if agreed { Features::DATA_FIRST } else { Features::default() }
+}
+
+/// Whether the arena has so much memory that slots are set apart for data to land in: every third
+/// seed.
+fn lands(seed: u64) -> bool {
+    Random::new(seed ^ 0x6c61_6e64).chance(333)
+}
+
+/// What the arena of a poll group has besides, so that slots are set apart.
+#[must_use]
+pub fn landing_bytes(seed: u64) -> usize {
+    if lands(seed) { 2 << 20 } else { 0 }
+}
+
+/// In-capsule data: so much, or a block where slots are set apart.
+#[must_use]
+pub fn with_landing(seed: u64, in_capsule_bytes: u32) -> u32 {
+    if lands(seed) { 4096 } else { in_capsule_bytes }
+}
+
 /// Whether the ends agree on digests: every other seed, whatever else it decides.
 #[must_use]
 pub fn digests(seed: u64) -> Features {
@@ -130,6 +155,7 @@ impl StormOptions {
         // From a few slots to more than the volume.
         let more = [0, 0, volume_bytes / 2, 2 * volume_bytes][random.index(4)];
         let arena_bytes = groups * (4 * io_max_bytes as usize + more.next_multiple_of(1 << 16));
+        let arena_bytes = arena_bytes + groups * landing_bytes(seed);
         let delay_min = random.below(3);
         Self {
             seed,
@@ -145,9 +171,10 @@ impl StormOptions {
             queue: QueueOptions {
                 depth: [1, 3, 8, 16][random.index(4)],
                 io_max_bytes,
-                in_capsule_bytes: [0, 512, 4096][random.index(3)],
+                in_capsule_bytes: with_landing(seed, [0, 512, 4096][random.index(3)]),
                 features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
                     .or(lists(seed))
+                    .or(data_first(seed))
                     .or(digests(seed)),
                 reads_out: [1, 4, 16][random.index(3)],
                 lanes: lanes(seed),

@@ -452,6 +452,7 @@ fn a_peer_of_another_version_is_refused_with_both_ranges() {
                 send_wrs: 16,
                 recv_wrs: 16,
                 send_sges: 1,
+                recv_sges: 1,
                 inline_bytes: 0,
                 reads_out: 0,
                 reads_in: 0,

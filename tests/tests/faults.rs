@@ -11,7 +11,8 @@ use rblk_target::store::{Store, VolumeIndex};
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::exerciser::Exerciser;
 
-const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
+const LISTS: Features =
+    Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0 | Features::DATA_FIRST.0);
 const IO_MAX: u32 = 32 << 10;
 
 fn rig(seed: u64) -> RigOptions {

@@ -22,6 +22,7 @@ const LISTS: Features = Features::CAPSULE_LISTS;
 const NONE: Features = Features(0);
 const BOTH: Features = Features(Features::WRITE_WITH_IMM.0 | LISTS.0);
 const DATA: Features = Features(BOTH.0 | Features::DATA_LISTS.0);
+const FIRST: Features = Features(DATA.0 | Features::DATA_FIRST.0);
 
 fn options(features: Features) -> QueueOptions {
     QueueOptions { depth: DEPTH, io_max_bytes: 64 << 10, features, ..QueueOptions::default() }
@@ -69,8 +70,13 @@ fn the_commands_of_a_turn_share_messages_in_the_order_of_their_sequence() {
 
 #[test]
 fn the_writes_of_a_turn_share_messages_with_their_data() {
+    share_messages(DATA);
+    share_messages(FIRST);
+}
+
+fn share_messages(features: Features) {
     use IoOp::{Flush, Read, Write};
-    let mut target = raw(DATA, 512);
+    let mut target = raw(features, 512);
     let stride = 64 << 10;
     for tag in 0..usize::from(DEPTH) {
         target.buffers.write(tag * stride, &pattern(tag as u64, 512));
@@ -123,10 +129,15 @@ fn the_writes_of_a_turn_share_messages_with_their_data() {
 
 #[test]
 fn slots_and_buffers_of_shared_messages_are_written_again_when_the_message_arrived() {
+    write_again(DATA);
+    write_again(FIRST);
+}
+
+fn write_again(features: Features) {
     // As above for commands: the answer to any command of a message frees its tag, its buffer and
     // its slot, and the next one with that tag has other data, whatever became of the others.
     let mut random = Random::new(2);
-    let mut target = raw(DATA, 512);
+    let mut target = raw(features, 512);
     let mut waiting: Vec<(CommandCapsule, u64)> = Vec::new();
     let mut free: Vec<u16> = (0..DEPTH).collect();
     let (mut version, mut shared) = (0, 0);

@@ -18,6 +18,7 @@ struct Case {
     immediates: bool,
     lists: bool,
     data_lists: bool,
+    data_first: bool,
     digests: bool,
     in_capsule_bytes: u32,
     reads_out: u8,
@@ -45,7 +46,7 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![Just(MEMORY), Just(STORE)],
         1..=64u16,
         1..4usize,
-        any::<[bool; 4]>(),
+        any::<[bool; 5]>(),
         prop_oneof![Just(0), Just(512), Just(4096), Just(16384)],
         1..=16u8,
         (1..12usize, 1..=limits::LANES_MAX),
@@ -59,6 +60,7 @@ fn case() -> impl Strategy<Value = Case> {
         lists: queue.3[1],
         data_lists: queue.3[2],
         digests: queue.3[3],
+        data_first: queue.3[4],
         in_capsule_bytes: queue.4,
         reads_out: queue.5,
         arena_extents: queue.6.0,
@@ -80,6 +82,7 @@ fn run(case: &Case) {
     let features = if case.immediates { Features::WRITE_WITH_IMM } else { Features::default() };
     let features = if case.lists { features.or(Features::CAPSULE_LISTS) } else { features };
     let features = if case.data_lists { features.or(Features::DATA_LISTS) } else { features };
+    let features = if case.data_first { features.or(Features::DATA_FIRST) } else { features };
     let features = if case.digests { features.or(Features::DIGEST) } else { features };
     let options = QueueOptions {
         depth: case.depth,

@@ -40,6 +40,10 @@ pub struct CostArgs {
     /// Data of one write in each message, as over TCP.
     #[arg(long)]
     pub no_data_lists: bool,
+    /// Data of writes behind the commands, as with a peer that knows no other way: the target
+    /// copies it out of its receive buffers
+    #[arg(long)]
+    pub no_data_first: bool,
     /// Capsules and data have digests (CRC-32C).
     #[arg(long)]
     pub digest: bool,
@@ -140,6 +144,7 @@ impl CostArgs {
             immediates: !self.no_immediates,
             lists: !self.no_lists,
             data_lists: !self.no_lists && !self.no_data_lists,
+            data_first: !self.no_data_first,
             digests: self.digest,
             reads_out: self.reads_out,
             seed: self.seed,

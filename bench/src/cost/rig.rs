@@ -52,6 +52,8 @@ pub struct Plan {
     pub lists: bool,
     /// Whether several of them may have data.
     pub data_lists: bool,
+    /// The data of a message comes first, and lands in slots of the cache.
+    pub data_first: bool,
     /// Whether capsules and data have digests.
     pub digests: bool,
     /// READs the target may have outstanding.
@@ -125,6 +127,9 @@ impl Plan {
         if !self.data_lists {
             args.push("--no-data-lists".to_owned());
         }
+        if !self.data_first {
+            args.push("--no-data-first".to_owned());
+        }
         args
     }
 
@@ -133,6 +138,7 @@ impl Plan {
         if_wanted(self.immediates, Features::WRITE_WITH_IMM)
             .or(if_wanted(self.lists, Features::CAPSULE_LISTS))
             .or(if_wanted(self.data_lists, Features::DATA_LISTS))
+            .or(if_wanted(self.data_first, Features::DATA_FIRST))
             .or(if_wanted(self.digests, Features::DIGEST))
     }
 

@@ -96,6 +96,7 @@ pub(super) fn limits(caps: &DeviceCaps, job: &Job) -> QpLimits {
         send_wrs: SEND_WRS.min(caps.max_wrs),
         recv_wrs: (u32::from(job.depth) + 16).min(caps.max_wrs),
         send_sges: 1,
+        recv_sges: 1,
         inline_bytes: INLINE_MAX.min(caps.inline_bytes),
         reads_out: READS_MAX.min(caps.max_reads_out).max(1),
         reads_in: READS_MAX.min(caps.max_reads_in).max(1),
@@ -185,11 +186,11 @@ impl End {
         len: u32,
         offsets: impl IntoIterator<Item = usize>,
     ) -> Result<(), Broken> {
-        let mut wrs = [RecvWr { id: WrId(0), sge: rblk_fabric::Sge::default() }; BATCH];
+        let mut wrs = [RecvWr::one(WrId(0), rblk_fabric::Sge::default()); BATCH];
         let mut count = 0;
         for offset in offsets {
             let sge = self.memory.sge(offset, len).unwrap_or_default();
-            wrs[count] = RecvWr { id: WrId(offset as u64), sge };
+            wrs[count] = RecvWr::one(WrId(offset as u64), sge);
             count += 1;
             if count == BATCH {
                 self.poller.post_recv(self.qp, &wrs)?;

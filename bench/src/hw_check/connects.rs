@@ -197,7 +197,7 @@ fn accept_all(
         let connection = incoming.prepare(&side.pd, &side.handle, sizes)?;
         times.prepare.push(begun.elapsed());
         let qp = side.poller.attach(connection)?;
-        side.poller.post_recv(qp, &[RecvWr { id: WrId(0), sge }])?;
+        side.poller.post_recv(qp, &[RecvWr::one(WrId(0), sge)])?;
         let hello = ConnectionHello(b"hw-check".to_vec());
         let params = AcceptParams { hello, reads_out: sizes.reads_out, reads_in: sizes.reads_in };
         let begun = Instant::now();
@@ -214,7 +214,7 @@ fn beside_neighbour<T>(site: &Site, work: impl FnOnce() -> Result<T>) -> Result<
     let mut ends = Ends::new(site, 256)?;
     let a = ends.a.memory(4096, Access::LOCAL_WRITE)?;
     let b = ends.b.memory(4096, Access::LOCAL_WRITE)?;
-    let recv = RecvWr { id: WrId(1), sge: b.sge(0, 64).context("a place")? };
+    let recv = RecvWr::one(WrId(1), b.sge(0, 64).context("a place")?);
     let link = ends.connect(site, limits(site.device.caps(), 16), &[recv; 4])?;
     let sge = a.sge(0, 64).context("a place")?;
     let stop = AtomicBool::new(false);

@@ -63,7 +63,7 @@ fn round(site: &Site, lead: Duration, seen: &mut Drained) -> Result<()> {
     let link = ends.connect(site, limits(site.device.caps(), 64), &[])?;
 
     let place = spare.sge(0, 4096).context("a place")?;
-    let recvs: Vec<RecvWr> = (0..RECVS).map(|id| RecvWr { id: WrId(id), sge: place }).collect();
+    let recvs: Vec<RecvWr> = (0..RECVS).map(|id| RecvWr::one(WrId(id), place)).collect();
     ends.a.poller.post_recv(link.a, &recvs)?;
     let mut wrs: Vec<SendWr> = Vec::new();
     for index in 0..usize::from(link.reads_out.max(1)).min(READS_MAX) {

@@ -98,6 +98,7 @@ pub(super) fn limits(caps: &DeviceCaps, depth: u32) -> QpLimits {
         send_wrs: depth.min(caps.max_wrs),
         recv_wrs: depth.min(caps.max_wrs),
         send_sges: u32::try_from(MAX_SGE).unwrap_or(1).min(caps.max_sges).max(1),
+        recv_sges: 1,
         inline_bytes: caps.inline_bytes,
         reads_out: caps.max_reads_out.clamp(1, 16),
         reads_in: caps.max_reads_in.clamp(1, 16),

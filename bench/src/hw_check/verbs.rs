@@ -43,7 +43,7 @@ impl Bed {
         let a = ends.a.memory(MEMORY, Access::REMOTE)?;
         let b = ends.b.memory(MEMORY, Access::REMOTE)?;
         let small = ends.a.memory(4096, Access::LOCAL_WRITE)?;
-        let recv = RecvWr { id: WrId(900), sge: b.sge(MEMORY - 4096, 4096).context("a place")? };
+        let recv = RecvWr::one(WrId(900), b.sge(MEMORY - 4096, 4096).context("a place")?);
         let link = ends.connect(site, limits(site.device.caps(), 64), &[recv; 16])?;
         Ok(Self { ends, link, a, b, small })
     }

@@ -47,9 +47,9 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
     let a = ends.a.memory(4096, Access::LOCAL_WRITE)?;
     let b = ends.b.memory(4096, Access::LOCAL_WRITE)?;
     let sge = b.sge(0, 64).context("a place")?;
-    let recv = RecvWr { id: WrId(1), sge };
+    let recv = RecvWr::one(WrId(1), sge);
     let link = ends.connect(site, limits(site.device.caps(), 16), &[recv; 4])?;
-    let recv_a = RecvWr { id: WrId(1), sge: a.sge(0, 64).context("a place")? };
+    let recv_a = RecvWr::one(WrId(1), a.sge(0, 64).context("a place")?);
     ends.a.poller.post_recv(link.a, &[recv_a; 4])?;
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let player = |poller, qp, memory| Player { poller, qp, memory, stop: &stop, slept: 0, lost: 0 };
@@ -161,7 +161,7 @@ impl Player<'_> {
                 (WcStatus::Success, WcOpcode::Recv) => {
                     is_there = true;
                     let sge = self.memory.sge(0, 64).context("a place")?;
-                    self.poller.post_recv(self.qp, &[RecvWr { id: WrId(1), sge }])?;
+                    self.poller.post_recv(self.qp, &[RecvWr::one(WrId(1), sge)])?;
                 }
                 (WcStatus::Success, _) => {}
                 // The other end may be gone already.

@@ -112,6 +112,7 @@ impl Device {
         self.within("send WRs", caps.max_wrs.into(), limits.send_wrs.into())?;
         self.within("RECVs", caps.max_wrs.into(), limits.recv_wrs.into())?;
         self.within("SGEs", caps.max_sges.into(), limits.send_sges.into())?;
+        self.within("SGEs of a RECV", caps.max_sges.into(), limits.recv_sges.into())?;
         self.within("outgoing READs", caps.max_reads_out.into(), limits.reads_out.into())?;
         self.within("incoming READs", caps.max_reads_in.into(), limits.reads_in.into())
     }

@@ -4,9 +4,10 @@
 //! flushes come later, and only a destroyed QP touches nothing. This mode does the same where the
 //! device says so
 //! ([`DeviceCaps::touches_until_destroyed`](crate::DeviceCaps::touches_until_destroyed)). Every
-//! READ that was under way gets bytes that no peer sent, and every WRITE of the peer that was on
-//! the link lands. Both happen at a moment that the seed decides, and once more when the QP is
-//! dropped. Code that uses such memory again too early finds its data spoiled.
+//! READ that was under way, and the RECV of the next message, get bytes that no peer sent, and
+//! every WRITE of the peer that was on the link lands. Both happen at a moment that the seed
+//! decides, and once more when the QP is dropped. Code that uses such memory again too early finds
+//! its data spoiled.
 
 use std::sync::Arc;
 
@@ -36,16 +37,17 @@ impl Landing {
     }
 }
 
-/// What is to land after the end of a QP. `reads` are its READs on the wire, `inbound` is the frame
-/// that has begun to arrive, `unread` are the bytes of the peer that were not received.
+/// What is to land after the end of a QP. `sinks` are its READs on the wire and the RECV of the
+/// next message, `inbound` is the frame that has begun to arrive, `unread` are the bytes of the
+/// peer that were not received.
 pub(super) fn landings<'a>(
     keys: &KeyTable,
-    reads: impl Iterator<Item = &'a SgeList>,
+    sinks: impl Iterator<Item = &'a SgeList>,
     inbound: &Inbound,
     unread: &[u8],
 ) -> Vec<Landing> {
     let mut landings = Vec::new();
-    for sge in reads.flat_map(SgeList::as_slice) {
+    for sge in sinks.flat_map(SgeList::as_slice) {
         if let Some((region, offset)) = keys.local_place(*sge) {
             let bytes = vec![GARBAGE; wide(sge.len)];
             landings.push(Landing { region, offset, bytes });

@@ -24,7 +24,7 @@ use crate::caps::DeviceCaps;
 use crate::connect::AcceptParams;
 use crate::error::{FabricError, PostError, Result};
 use crate::poller_counters::PollerCounters;
-use crate::work::{Completion, Owner, QpIndex, RecvWr, SendWr};
+use crate::work::{Completion, Owner, QpIndex, Recvs, SendWr};
 
 /// Size of the staging buffer: what the socket of a deep queue of small messages holds, so that one
 /// call receives it. Pages that were never filled take no memory.
@@ -254,12 +254,12 @@ impl crate::Poller for Poller {
         self.shares.has_line()
     }
 
-    fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {
-        if wrs.is_empty() {
+    fn post_recvs(&mut self, qp: QpIndex, recvs: Recvs<'_>) -> std::result::Result<(), PostError> {
+        if recvs.rows.is_empty() {
             return Ok(());
         }
         let Some(attached) = self.qps.get_mut(qp) else { return Err(PostError::invalid(0)) };
-        let taken = attached.pair.post_recvs(wrs, &mut self.counters);
+        let taken = attached.pair.post_recvs(recvs, &mut self.counters);
         if attached.pair.state().is_error() {
             attached.pair.flush(&mut self.cq);
             self.after(qp);

@@ -4,7 +4,7 @@ use rblk_protocol::width::wide;
 
 use super::completions::{CompletionQueue, Returns};
 use crate::connect::QpLimits;
-use crate::work::{Completion, QpIndex, RecvWr, WcOpcode, WcStatus, WrId};
+use crate::work::{Completion, QpIndex, RecvWr, Recvs, WcOpcode, WcStatus, WrId};
 
 /// The RECVs of a QP. Positions only grow; the index in the ring is the position under a mask.
 /// `free <= next <= head`, and `head - free <= limit`.
@@ -35,10 +35,10 @@ impl RecvQueue {
     /// Adds RECVs while there is room. Returns how many.
     #[must_use]
     #[inline]
-    pub(super) fn post(&mut self, wrs: &[RecvWr]) -> usize {
+    pub(super) fn post(&mut self, recvs: Recvs<'_>) -> usize {
         let room = self.limit - (self.head - self.free);
-        let taken = room.min(wrs.len());
-        for wr in &wrs[..taken] {
+        let taken = room.min(recvs.rows.len());
+        for wr in recvs.first(taken).iter() {
             let at = self.head & (self.ring.len() - 1);
             self.ring[at] = Some(*wr);
             self.head += 1;

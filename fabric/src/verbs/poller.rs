@@ -43,7 +43,7 @@ use crate::caps::DeviceCaps;
 use crate::connect::{AcceptParams, ConnectionHello};
 use crate::error::{FabricError, PostError, Result};
 use crate::poller_counters::PollerCounters;
-use crate::work::{Completion, QpIndex, RecvWr, SendWr, WcStatus};
+use crate::work::{Completion, QpIndex, Recvs, SendWr, WcStatus};
 
 /// A data thread's CQ and QPs.
 pub(crate) struct Poller {
@@ -206,14 +206,14 @@ impl crate::Poller for Poller {
         attached.connection_mut().accept(&params.hello.0, params.reads_out, params.reads_in)
     }
 
-    fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {
-        if wrs.is_empty() {
+    fn post_recvs(&mut self, qp: QpIndex, recvs: Recvs<'_>) -> std::result::Result<(), PostError> {
+        if recvs.rows.is_empty() {
             return Ok(());
         }
         let Some(attached) = self.qps.get_mut(qp) else { return Err(PostError::invalid(0)) };
         self.counters.recv_doorbells += 1;
         if attached.is_dead() {
-            for (posted, wr) in wrs.iter().enumerate() {
+            for (posted, wr) in recvs.iter().enumerate() {
                 self.late
                     .push(attached.wr_ids(), wr.id, WcStatus::Flushed)
                     .map_err(|source| PostError { posted, source })?;
@@ -221,10 +221,10 @@ impl crate::Poller for Poller {
             }
             return Ok(());
         }
-        let room = wrs.len().min(attached.recvs().room());
+        let room = recvs.rows.len().min(attached.recvs().room());
         let mut done = 0;
-        for list in wrs[..room].chunks(BATCH) {
-            let head = self.lists.recvs(list, attached.wr_ids());
+        for list in recvs.first(room).rows.chunks(BATCH) {
+            let head = self.lists.recvs(Recvs { rows: list, ..recvs }, attached.wr_ids());
             let mut bad = std::ptr::null_mut();
             // SAFETY: the QP lives with its connection, the list and its SGEs in `lists` until the
             // call returns; providers copy them. The device checks the memory itself, by key.
@@ -237,7 +237,7 @@ impl crate::Poller for Poller {
                 return Err(PostError { posted: done, source: errno(rc) });
             }
         }
-        if room < wrs.len() { Err(PostError::full(done)) } else { Ok(()) }
+        if room < recvs.rows.len() { Err(PostError::full(done)) } else { Ok(()) }
     }
 
     fn post_send(&mut self, qp: QpIndex, wrs: &[SendWr]) -> std::result::Result<(), PostError> {

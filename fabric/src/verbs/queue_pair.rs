@@ -196,6 +196,7 @@ fn create_qp(
     within("work requests of a send queue", limits.send_wrs, caps.max_wrs)?;
     within("work requests of a receive queue", limits.recv_wrs, caps.max_wrs)?;
     within("gather entries of a work request", limits.send_sges, caps.max_sges)?;
+    within("scatter entries of a receive request", limits.recv_sges, caps.max_sges)?;
     let wanted = limits.inline_bytes.min(caps.inline_bytes);
     // A QP of this size may have less room for inline data than the small QP of the probe. Then try
     // smaller sizes.
@@ -210,7 +211,7 @@ fn create_qp(
             max_send_wr: limits.send_wrs,
             max_recv_wr: limits.recv_wrs,
             max_send_sge: limits.send_sges,
-            max_recv_sge: 1,
+            max_recv_sge: limits.recv_sges,
             max_inline_data: inline,
         };
         match id.create_qp(pd.raw(), &mut attr) {

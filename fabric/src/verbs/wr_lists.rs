@@ -7,7 +7,7 @@ use rblk_protocol::width::narrow;
 
 use super::ffi;
 use super::work_completion::WrIdPrefix;
-use crate::work::{MAX_SGE, RecvWr, SendOp, SendWr, Sge};
+use crate::work::{MAX_SGE, Recvs, SendOp, SendWr, Sge, SgeList};
 
 /// WRs of one list.
 pub(super) const BATCH: usize = 64;
@@ -29,22 +29,23 @@ impl WrLists {
     /// Writes a list of RECVs, at most [`BATCH`] and at least one. The list is valid until the next
     /// one is written.
     #[inline]
-    pub(super) fn recvs(&mut self, wrs: &[RecvWr], wr_ids: WrIdPrefix) -> *mut ffi::ibv_recv_wr {
-        assert!((1..=BATCH).contains(&wrs.len()), "a list of {} RECVs", wrs.len());
+    pub(super) fn recvs(&mut self, wrs: Recvs<'_>, wr_ids: WrIdPrefix) -> *mut ffi::ibv_recv_wr {
+        let count = wrs.rows.len();
+        assert!((1..=BATCH).contains(&count), "a list of {count} RECVs");
         let head = self.recvs.as_mut_ptr();
         for (i, wr) in wrs.iter().enumerate() {
-            let last = i + 1 == wrs.len();
-            let sge = &mut self.sges[i];
-            sge[0] = raw_sge(&wr.sge);
+            let last = i + 1 == count;
+            let sges = &mut self.sges[i];
+            // A RECV for WRITE_WITH_IMM alone needs no memory.
+            let used = write_sges(&wr.sges, sges);
             // SAFETY: `i` is below BATCH, so `head + i`, and `head + i + 1` unless it is the last,
             // are inside the array, which the box keeps in place.
             unsafe {
                 *head.add(i) = ffi::ibv_recv_wr {
                     wr_id: wr_ids.pack(wr.id),
                     next: if last { ptr::null_mut() } else { head.add(i + 1) },
-                    sg_list: sge.as_mut_ptr(),
-                    // A RECV for WRITE_WITH_IMM alone needs no memory.
-                    num_sge: i32::from(wr.sge.len > 0),
+                    sg_list: sges.as_mut_ptr(),
+                    num_sge: narrow(used),
                 };
             }
         }
@@ -83,6 +84,17 @@ fn raw_sge(sge: &Sge) -> ffi::ibv_sge {
     ffi::ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey.0 }
 }
 
+/// Writes the entries that have bytes: some devices take a length of 0 for 2^31. Returns how many.
+#[inline]
+fn write_sges(list: &SgeList, sges: &mut [ffi::ibv_sge; MAX_SGE]) -> usize {
+    let mut used = 0;
+    for sge in list.as_slice().iter().filter(|sge| sge.len > 0) {
+        sges[used] = raw_sge(sge);
+        used += 1;
+    }
+    used
+}
+
 /// Writes one send WR of a list.
 #[inline]
 fn write_send(
@@ -92,12 +104,7 @@ fn write_send(
     sges: &mut [ffi::ibv_sge; MAX_SGE],
     target: &mut ffi::ibv_send_wr,
 ) {
-    let mut used = 0;
-    // SGEs of no bytes are left out: some devices take a length of 0 for 2^31.
-    for sge in wr.sges.as_slice().iter().filter(|sge| sge.len > 0) {
-        sges[used] = raw_sge(sge);
-        used += 1;
-    }
+    let used = write_sges(&wr.sges, sges);
     // SAFETY: integers, null pointers and plain unions: all-zero is a value.
     *target = unsafe { mem::zeroed() };
     (target.wr_id, target.next) = (wr_id, next);

@@ -73,7 +73,7 @@ impl Side {
     }
 
     pub fn recv(&mut self, id: u64, sge: Sge) {
-        self.poller.post_recv(self.qp, &[RecvWr { id: WrId(id), sge }]).unwrap();
+        self.poller.post_recv(self.qp, &[RecvWr::one(WrId(id), sge)]).unwrap();
     }
 
     pub fn post(&mut self, wrs: &[SendWr]) {
@@ -145,7 +145,15 @@ impl Pair {
 }
 
 pub fn limits() -> QpLimits {
-    QpLimits { send_wrs: 8, recv_wrs: 8, send_sges: 4, inline_bytes: 0, reads_out: 4, reads_in: 4 }
+    QpLimits {
+        send_wrs: 8,
+        recv_wrs: 8,
+        send_sges: 4,
+        recv_sges: 4,
+        inline_bytes: 0,
+        reads_out: 4,
+        reads_in: 4,
+    }
 }
 
 pub fn wr(id: u64, op: SendOp, sge: Sge, signaled: bool) -> SendWr {
@@ -182,6 +190,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("read_fetches", transfers::read_fetches),
     ("gather", transfers::gather),
     ("scatter", transfers::scatter),
+    ("scattered_messages", transfers::scattered_messages),
     ("a_message_of_four_pieces", transfers::a_message_of_four_pieces),
     ("large_both_ways", transfers::large_both_ways),
     ("no_recv_is_rnr", refusals::no_recv_is_rnr),

@@ -203,8 +203,7 @@ pub(super) fn queue_fills_and_empties(p: &mut Pair, _: &Expect) {
 
 pub(super) fn recv_queue_fills(p: &mut Pair, _: &Expect) {
     let to = p.b.memory(4096, Access::REMOTE);
-    let batch: Vec<_> =
-        (0..10).map(|id| RecvWr { id: WrId(id), sge: to.sge(0, 64).unwrap() }).collect();
+    let batch: Vec<_> = (0..10).map(|id| RecvWr::one(WrId(id), to.sge(0, 64).unwrap())).collect();
     let refused = p.b.poller.post_recv(p.b.qp, &batch).unwrap_err();
     assert_eq!((refused.posted, refused.source.raw_os_error()), (8, Some(12)));
 }
@@ -214,7 +213,7 @@ pub(super) fn unknown_qp(p: &mut Pair, _: &Expect) {
     let sge = from.sge(0, 64).unwrap();
     let error = p.a.poller.post_send(QpIndex(77), &[wr(1, SendOp::Send, sge, true)]).unwrap_err();
     assert_eq!((error.posted, error.source.raw_os_error()), (0, Some(22)));
-    assert!(p.a.poller.post_recv(QpIndex(77), &[RecvWr { id: WrId(0), sge }]).is_err());
+    assert!(p.a.poller.post_recv(QpIndex(77), &[RecvWr::one(WrId(0), sge)]).is_err());
     assert!(p.a.poller.detach(QpIndex(77)).is_none());
     p.a.poller.fail(QpIndex(77));
     assert!(p.a.poller.detach(p.a.qp).is_some());

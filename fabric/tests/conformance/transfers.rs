@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Access, SendOp, SendWr, SgeList, WcOpcode, WrId};
+use rblk_fabric::{Access, RecvWr, Recvs, SendOp, SendWr, SgeList, WcOpcode, WrId};
 
 use super::{Expect, OK, PATIENCE, Pair, bytes_of, fill, wr};
 
@@ -174,6 +174,50 @@ pub(super) fn scatter(p: &mut Pair, _: &Expect) {
     let mut got = bytes_of(&a, 5000, 3000);
     got.extend(bytes_of(&a, 100, 1000));
     assert_eq!(got, bytes_of(&window, 1, 4000));
+}
+
+pub(super) fn scattered_messages(p: &mut Pair, _: &Expect) {
+    let a = p.a.memory(16384, Access::LOCAL_READ);
+    fill(&a, 7);
+    let (sink, other) =
+        (p.b.memory(16384, Access::LOCAL_WRITE), p.b.memory(8192, Access::LOCAL_WRITE));
+    let pieces = [(&sink, 8192, 4096), (&other, 100, 1000), (&sink, 1, 4096), (&other, 4096, 64)];
+    let mut sges = SgeList::default();
+    for (memory, offset, len) in pieces {
+        assert!(sges.push(memory.sge(offset, len).unwrap()));
+    }
+    // A RECV of a table is posted again and again, in any order.
+    let table = [5, 6].map(|id| RecvWr { id: WrId(id), sges });
+    for (row, bytes) in [(1u16, 1u32), (0, 4096), (1, 4097), (1, 5096), (0, 9192), (0, 9256)] {
+        for (memory, offset, len) in pieces {
+            memory.region().zero(offset, len as usize);
+        }
+        p.b.poller.post_recvs(p.b.qp, Recvs { table: &table, rows: &[row] }).unwrap();
+        let sges = SgeList::one(a.sge(3, bytes).unwrap());
+        p.a.post(&[SendWr { id: WrId(1), op: SendOp::Send, sges, signaled: true, inline: false }]);
+        let (sent, came) = (p.a.seen.len() + 1, p.b.seen.len() + 1);
+        p.until_a(sent);
+        p.until_b(came);
+        let completion = p.b.seen[came - 1];
+        assert_eq!((completion.id.0, completion.status), (u64::from(row) + 5, OK));
+        assert_eq!(completion.byte_len, bytes);
+        let mut got = Vec::new();
+        for (memory, offset, len) in pieces {
+            got.extend(bytes_of(memory, offset, len as usize));
+        }
+        let (came, behind) = got.split_at(bytes as usize);
+        assert_eq!(came, bytes_of(&a, 3, bytes as usize), "{bytes} bytes");
+        assert!(behind.iter().all(|byte| *byte == 0), "no more than {bytes} bytes are written");
+    }
+    // What is longer than all pieces is refused.
+    p.b.poller.post_recvs(p.b.qp, Recvs { table: &table, rows: &[0] }).unwrap();
+    let sges = SgeList::one(a.sge(0, 9257).unwrap());
+    p.a.post(&[SendWr { id: WrId(2), op: SendOp::Send, sges, signaled: true, inline: false }]);
+    let (sent, came) = (p.a.seen.len() + 1, p.b.seen.len() + 1);
+    p.until_a(sent);
+    p.until_b(came);
+    assert_ne!(p.a.seen[sent - 1].status, OK);
+    assert_ne!(p.b.seen[came - 1].status, OK);
 }
 
 pub(super) fn a_message_of_four_pieces(p: &mut Pair, _: &Expect) {

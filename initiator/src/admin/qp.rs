@@ -52,6 +52,7 @@ pub(super) fn limits() -> QpLimits {
         send_wrs: 33,
         recv_wrs: u32::from(RECV_SLOTS),
         send_sges: 1,
+        recv_sges: 1,
         inline_bytes: 0,
         reads_out: 0,
         reads_in: 0,
@@ -106,7 +107,7 @@ impl AdminQp {
         let at = RECV_AT + usize::from(slot) * RESPONSE_BYTES;
         let sge = self.slots.sge(at, narrow(RESPONSE_BYTES));
         let Some(sge) = sge else { return Err(SessionError::Protocol("receive slot")) };
-        let wr = RecvWr { id: WrId(u64::from(slot)), sge };
+        let wr = RecvWr::one(WrId(u64::from(slot)), sge);
         self.poller.post_recv(self.qp, &[wr]).map_err(|e| SessionError::Lost(e.to_string()))
     }
 

@@ -14,7 +14,7 @@ use super::whole;
 use crate::engine::{Engine, PathEnd, QueueStats};
 use crate::error::SessionError;
 use crate::identity::host_identity;
-use crate::session::{Credentials, HostIdentity, LISTS, QueueWish, Session};
+use crate::session::{Credentials, HostIdentity, MESSAGES, QueueWish, Session};
 
 /// How often to look whether the self-test has ended.
 const STEP: Duration = Duration::from_millis(1);
@@ -150,7 +150,7 @@ async fn self_test(session: &mut Session) -> Result<Result<(), PathEnd>, Session
         depth,
         io_max_bytes: limits::IO_MIN_BYTES,
         in_capsule_bytes: limits::IO_MIN_BYTES,
-        features: Features::WRITE_WITH_IMM.or(LISTS),
+        features: Features::WRITE_WITH_IMM.or(MESSAGES),
         digest: DigestWish::Auto,
         lanes: Some(1),
         queues: 1,

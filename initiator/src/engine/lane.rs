@@ -3,13 +3,15 @@
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
-    Poller, PostError, QpIndex, RecvWr, Region, SendCredits, SendOp, SendWr, Sge, SgeList, WrId,
+    Poller, PostError, QpIndex, RecvWr, Recvs, Region, SendCredits, SendOp, SendWr, Sge, SgeList,
+    WrId,
 };
 use rblk_protocol::auth::{PROOF_BYTES, QueueProof, TargetProof};
 use rblk_protocol::limits::{COMMAND_BYTES, RESPONSE_LIST_BYTES};
 use rblk_protocol::width::const_u32;
 use rblk_protocol::{
-    CommandCapsule, KeyedDescriptor, Opcode, SELF_TEST_BYTES, Sequence, Status, self_test_pattern,
+    CommandCapsule, KeyedDescriptor, Opcode, SELF_TEST_BYTES, Sequence, Status, Tag,
+    self_test_pattern,
 };
 
 use super::PathEnd;
@@ -18,7 +20,7 @@ use super::beat::{Beat, Due};
 use super::stats::QueueStats;
 use super::terms::Terms;
 use crate::admin::Pulse;
-use crate::path::{LaneProof, PathLayout, TestedLane};
+use crate::path::{COMMAND_STRIDE, LaneProof, PathLayout, TestedLane};
 
 const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
 const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);
@@ -61,8 +63,8 @@ enum Phase {
 /// The last SEND of the turn, as long as another command may join it.
 #[derive(Clone, Copy)]
 struct OpenMessage {
-    // Offset behind its last capsule.
-    end: usize,
+    // Offset of the next capsule.
+    next: usize,
     commands: usize,
     // How many of them have data, and how much.
     data: usize,
@@ -79,7 +81,8 @@ impl OpenMessage {
 /// The WRs of this turn. They are posted by [`Lane::post`].
 struct WrLists {
     sends: Vec<SendWr>,
-    recvs: Vec<RecvWr>,
+    // Receive slots.
+    recvs: Vec<u16>,
     open: Option<OpenMessage>,
     // SENDs that hold several commands, and the commands that joined their first ones.
     lists: u64,
@@ -104,6 +107,8 @@ pub(super) struct Lane {
     // Where its slots and its self-test begin.
     slots_at: usize,
     scratch_at: usize,
+    // By receive slot.
+    recvs: Box<[RecvWr]>,
     credits: SendCredits,
     phase: Phase,
     beat: Beat,
@@ -126,9 +131,11 @@ impl Lane {
         now: Instant,
     ) -> Self {
         let layout = terms.layout();
+        let slots_at = index * layout.bytes();
         let mut lane = Self {
             qp,
-            slots_at: index * layout.bytes(),
+            slots_at,
+            recvs: recvs(terms, slots_at),
             scratch_at: index * SELF_TEST_BYTES,
             credits: SendCredits::new(layout.send_wrs(), layout.signal_interval()),
             phase: Phase::Testing { sequence, since: now },
@@ -138,9 +145,7 @@ impl Lane {
             wrs: WrLists::new(layout),
             theirs: proof.map(|proof| Box::new(proof.theirs)),
         };
-        for slot in 0..layout.recv_slots() {
-            lane.queue_recv(terms, slot);
-        }
+        lane.wrs.recvs.extend(0..layout.recv_slots());
         let scratch = &terms.memory().scratch;
         scratch.region().zero(lane.scratch_at, SELF_TEST_BYTES);
         let remote = scratch.remote(lane.scratch_at);
@@ -163,9 +168,11 @@ impl Lane {
     /// One that control has tested: everything is posted.
     pub(super) fn tested(index: usize, tested: TestedLane, terms: &Terms) -> Self {
         let (layout, TestedLane { qp, credits }) = (terms.layout(), tested);
+        let slots_at = index * layout.bytes();
         Self {
             qp,
-            slots_at: index * layout.bytes(),
+            slots_at,
+            recvs: recvs(terms, slots_at),
             scratch_at: index * SELF_TEST_BYTES,
             credits,
             phase: Phase::Ready,
@@ -183,14 +190,15 @@ impl Lane {
         TestedLane { qp: self.qp, credits: self.credits }
     }
 
-    /// Queues the self-test with its proof, which is behind the capsule in the same slot. Nothing
+    /// Queues the self-test with its proof, which is beside the capsule in the same slot. Nothing
     /// joins its message.
     fn queue_proof(&mut self, terms: &Terms, command: &CommandCapsule, proof: &QueueProof) {
         self.queue_command(terms, command, None);
-        let offset = self.slots_at + terms.layout().capsule_offset(command.tag.index());
-        terms.memory().slots.region().write(offset + COMMAND_BYTES, proof.as_bytes());
+        let capsule = self.slots_at + capsule_at(terms, command.tag);
+        let at = if terms.data_first() { capsule - PROOF_BYTES } else { capsule + COMMAND_BYTES };
+        terms.memory().slots.region().write(at, proof.as_bytes());
         if let Some(wr) = self.wrs.sends.last_mut() {
-            wr.sges.grow_first(PROOF_LEN);
+            grow(terms, &mut wr.sges, PROOF_LEN);
             wr.inline = false;
         }
         self.wrs.open = None;
@@ -225,7 +233,8 @@ impl Lane {
     #[inline]
     pub(super) fn received(&mut self, terms: &Terms, slot: u16) -> usize {
         self.beat.heard();
-        self.queue_recv(terms, slot)
+        self.wrs.recvs.push(slot);
+        self.slots_at + terms.layout().recv_offset(slot)
     }
 
     /// A request goes by this lane.
@@ -309,18 +318,6 @@ impl Lane {
         }
     }
 
-    /// Queues the RECV of a slot. Returns its offset.
-    #[inline]
-    fn queue_recv(&mut self, terms: &Terms, slot: u16) -> usize {
-        let offset = self.slots_at + terms.layout().recv_offset(slot);
-        let sge = terms.memory().slots.sge(offset, RESPONSES_LEN);
-        debug_assert!(sge.is_some(), "receive slot {slot} is outside of the slots");
-        if let Some(sge) = sge {
-            self.wrs.recvs.push(RecvWr { id: wr_id(KIND_RECV, slot), sge });
-        }
-        offset
-    }
-
     /// Whether a command may be queued.
     #[inline]
     pub(super) fn can_send(&self) -> bool {
@@ -328,7 +325,7 @@ impl Lane {
     }
 
     /// Queues a command: in the last message of the turn where that has room, or in a message of
-    /// its own. Data is behind the capsules, that of the first command last.
+    /// its own.
     pub(super) fn queue_command(
         &mut self,
         terms: &Terms,
@@ -337,9 +334,9 @@ impl Lane {
     ) {
         let wrs = &mut self.wrs;
         if let (Some(open), Some(wr)) = (&mut wrs.open, wrs.sends.last_mut()) {
-            write_capsule(terms, open.end, command);
-            wr.sges.grow_first(COMMAND_LEN);
-            open.end += COMMAND_BYTES;
+            write_capsule(terms, open.next, command);
+            grow(terms, &mut wr.sges, COMMAND_LEN);
+            open.next = behind(terms, open.next);
             open.commands += 1;
             wrs.lists += u64::from(open.commands == 2);
             wrs.joined += 1;
@@ -347,14 +344,14 @@ impl Lane {
                 open.data += 1;
                 open.data_bytes += data.len;
                 // There are three entries at most.
-                wr.inline &= !wr.sges.push_second(data);
+                wr.inline &= !add_data(terms, &mut wr.sges, data);
             }
             if !open.has_room(terms) {
                 wrs.open = None;
             }
             return;
         }
-        let offset = self.slots_at + terms.layout().capsule_offset(command.tag.index());
+        let offset = self.slots_at + capsule_at(terms, command.tag);
         write_capsule(terms, offset, command);
         let capsule = terms.memory().slots.sge(offset, COMMAND_LEN);
         debug_assert!(
@@ -368,13 +365,17 @@ impl Lane {
         wrs.sends.push(SendWr {
             id: wr_id(KIND_SEND, command.tag.0),
             op: SendOp::Send,
-            sges: data.map_or_else(|| SgeList::one(capsule), |data| SgeList::two(capsule, data)),
+            sges: match data {
+                None => SgeList::one(capsule),
+                Some(data) if terms.data_first() => SgeList::two(data, capsule),
+                Some(data) => SgeList::two(capsule, data),
+            },
             signaled,
             inline: data.is_none(),
         });
-        let end = offset + COMMAND_BYTES;
+        let next = behind(terms, offset);
         let (data, data_bytes) = data.map_or((0, 0), |data| (1, data.len));
-        let open = OpenMessage { end, commands: 1, data, data_bytes };
+        let open = OpenMessage { next, commands: 1, data, data_bytes };
         wrs.open = open.has_room(terms).then_some(open);
     }
 
@@ -388,7 +389,8 @@ impl Lane {
         if !wrs.recvs.is_empty() {
             stats.recv_doorbells.add(1);
             stats.recvs.add(wrs.recvs.len() as u64);
-            let posted = poller.post_recv(self.qp, &wrs.recvs);
+            let recvs = Recvs { table: &self.recvs, rows: &wrs.recvs };
+            let posted = poller.post_recvs(self.qp, recvs);
             wrs.recvs.clear();
             posted?;
         }
@@ -408,6 +410,48 @@ impl Lane {
         stats.listed.add(lists + std::mem::take(&mut wrs.joined));
         posted
     }
+}
+
+/// The RECVs of a lane whose slots begin there.
+fn recvs(terms: &Terms, slots_at: usize) -> Box<[RecvWr]> {
+    let recv = |slot| {
+        let offset = slots_at + terms.layout().recv_offset(slot);
+        let sge = terms.memory().slots.sge(offset, RESPONSES_LEN);
+        let sge = sge.unwrap_or_else(|| unreachable!("receive slot {slot} is inside the slots"));
+        RecvWr::one(wr_id(KIND_RECV, slot), sge)
+    };
+    (0..terms.layout().recv_slots()).map(recv).collect()
+}
+
+/// Offset, in the slots of a lane, of the first capsule of a message that begins with that tag.
+/// Where data comes first, the later capsules go before it.
+#[inline]
+fn capsule_at(terms: &Terms, tag: Tag) -> usize {
+    let slot = terms.layout().capsule_offset(tag.index());
+    if terms.data_first() { slot + COMMAND_STRIDE - COMMAND_BYTES } else { slot }
+}
+
+/// Offset of the capsule that follows the one at `offset`.
+#[inline]
+fn behind(terms: &Terms, offset: usize) -> usize {
+    if terms.data_first() { offset - COMMAND_BYTES } else { offset + COMMAND_BYTES }
+}
+
+/// Makes the capsules of a message longer by what was written beside them.
+#[inline]
+fn grow(terms: &Terms, sges: &mut SgeList, bytes: u32) {
+    if terms.data_first() {
+        sges.grow_last_down(bytes);
+    } else {
+        sges.grow_first(bytes);
+    }
+}
+
+/// Adds the data of another command: the data of the first is nearest to an end of the message.
+/// False if the message has as many pieces as it may have.
+#[inline]
+fn add_data(terms: &Terms, sges: &mut SgeList, data: Sge) -> bool {
+    if terms.data_first() { sges.push_before_last(data) } else { sges.push_second(data) }
 }
 
 /// Writes a command to where it is sent from.

@@ -22,6 +22,7 @@ pub(super) struct Terms {
     with_imm: bool,
     with_lists: bool,
     with_digests: bool,
+    data_first: bool,
     // Bytes behind the data of a READ.
     trailer_len: u32,
     lists: MessageRoom,
@@ -64,6 +65,7 @@ impl Terms {
             with_imm: accept.features.has(Features::WRITE_WITH_IMM),
             with_lists: accept.features.has(Features::CAPSULE_LISTS),
             with_digests,
+            data_first: accept.features.has(Features::DATA_FIRST),
             trailer_len: if with_digests { TRAILER_LEN } else { 0 },
             layout: PathLayout { depth: accept.depth },
             lists: MessageRoom::of(&accept),
@@ -104,6 +106,12 @@ impl Terms {
     #[inline]
     pub(super) fn with_lists(&self) -> bool {
         self.with_lists
+    }
+
+    /// Data is before the capsules of a message.
+    #[inline]
+    pub(super) fn data_first(&self) -> bool {
+        self.data_first
     }
 
     /// Capsules and data have digests.

@@ -21,7 +21,7 @@ use super::shared_memory::SharedMemory;
 use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::{Path, QueueMemory};
-use crate::session::{Claim, HostIdentity, LISTS, QueueWish, Session};
+use crate::session::{Claim, HostIdentity, MESSAGES, QueueWish, Session};
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -261,7 +261,7 @@ fn first_wish(
         depth: QueueDepth::new(config.queue_depth).context("queue_depth")?,
         io_max_bytes: u32::try_from(config.max_io.0).context("max_io")?,
         in_capsule_bytes: limits::IN_CAPSULE_MAX_BYTES,
-        features: Features::WRITE_WITH_IMM.or(LISTS),
+        features: Features::WRITE_WITH_IMM.or(MESSAGES),
         digest: first.digest(shared),
         lanes: config.lanes,
         queues: queues.min(queues_max),

@@ -29,7 +29,7 @@ use super::run_dir::{self, RUN_DIR};
 use super::setup::{Endpoint, Setup, digest_wish};
 use super::shared_memory::{NotedFile, SharedMemory};
 use super::status::MountStatus;
-use crate::session::{HostIdentity, LISTS, QueueWish};
+use crate::session::{HostIdentity, MESSAGES, QueueWish};
 use crate::ublk::{DeviceToken, disk_path};
 
 /// The form that is written and read here. It changes when an older program must not use a newer
@@ -166,7 +166,7 @@ impl Note {
                 io_max: setup.wish.io_max_bytes,
                 in_capsule: setup.wish.in_capsule_bytes,
                 // Another version asks for what it can do itself.
-                features: setup.wish.features.without(LISTS).0,
+                features: setup.wish.features.without(MESSAGES).0,
             },
             queues: setup.queues,
             maybe_unflushed: doubts.maybe_unflushed,
@@ -343,7 +343,7 @@ impl Note {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,
                 in_capsule_bytes: self.wish.in_capsule,
-                features: Features(self.wish.features).or(LISTS),
+                features: Features(self.wish.features).or(MESSAGES),
                 digest: digest_wish(config, &shared),
                 lanes: config.lanes,
                 queues: self.queues,

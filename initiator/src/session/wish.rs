@@ -10,9 +10,10 @@ use rblk_protocol::{Features, QueueDepth, limits};
 pub const REPLAY_QUEUE: u16 = limits::MOUNT_QPS_MAX;
 const _: () = assert!(REPLAY_QUEUE < limits::QUEUES_MAX, "targets refuse others");
 
-/// Lists of capsules, in every form that this version knows. A queue asks for them unless it has a
-/// reason not to.
-pub(crate) const LISTS: Features = Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0);
+/// The best form of messages that this version knows. A queue asks for it unless it has a reason
+/// not to.
+pub(crate) const MESSAGES: Features =
+    Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0 | Features::DATA_FIRST.0);
 
 /// What one I/O queue asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

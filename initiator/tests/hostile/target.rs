@@ -99,6 +99,7 @@ impl Link {
             send_wrs: 16,
             recv_wrs: RECVS.into(),
             send_sges: 1,
+            recv_sges: 1,
             inline_bytes: 0,
             reads_out: 0,
             reads_in: 0,
@@ -117,7 +118,7 @@ impl Link {
 
     fn post_recv(&mut self, slot: usize) {
         let sge = self.memory.sge(slot * RECV_BYTES, 1024).unwrap();
-        let _ = self.poller.post_recv(self.qp, &[RecvWr { id: WrId(slot as u64), sge }]);
+        let _ = self.poller.post_recv(self.qp, &[RecvWr::one(WrId(slot as u64), sge)]);
     }
 
     /// The next message; `None` at the end of the connection.

@@ -36,7 +36,7 @@ impl Far {
     fn post_recv(&mut self, slot: u16) {
         let sge =
             self.slots.sge(usize::from(slot) * STRIDE, u32::try_from(STRIDE).unwrap()).unwrap();
-        let _ = self.poller.post_recv(self.qp, &[RecvWr { id: WrId(slot.into()), sge }]);
+        let _ = self.poller.post_recv(self.qp, &[RecvWr::one(WrId(slot.into()), sge)]);
     }
 
     fn post(&mut self, op: SendOp, bytes: &[u8]) {
@@ -119,6 +119,7 @@ impl Target {
             send_wrs: 256,
             recv_wrs: RECVS.into(),
             send_sges: 1,
+            recv_sges: 1,
             inline_bytes: 0,
             reads_out: 1,
             reads_in: 0,

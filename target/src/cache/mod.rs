@@ -55,6 +55,7 @@ mod change;
 mod clock;
 mod core;
 mod job;
+mod landing;
 mod lists;
 mod locks;
 mod maximums;
@@ -83,6 +84,7 @@ pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardReques
 use rblk_protocol::width::{wide, wide64};
 pub use shard::Shard;
 pub use volumes::StoreFailure;
+pub(crate) use write::Landed;
 
 use crate::store::VolumeIndex;
 

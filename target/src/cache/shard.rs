@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_fabric::{Micros, Moment, Region};
+use rblk_fabric::{Micros, Moment};
 
 use super::answers::Answers;
 use super::block_write::BlockWrites;
@@ -33,7 +33,7 @@ use super::slots::Slots;
 use super::stop::Stopping;
 use super::store_queue::StoreQueue;
 use super::volumes::{StoreFailure, Volumes};
-use super::write::OneBlock;
+use super::write::{Landed, OneBlock};
 use super::write_back::WriteBacks;
 use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change, read, write};
 use crate::arena::Arena;
@@ -129,7 +129,7 @@ impl<S: Store> Shard<S> {
         let core = &mut self.core;
         core.store.set_volumes(core.volumes.served());
         let dirty = if core.volumes.write_back() { self.write_backs.dirty_max() } else { 0 };
-        let clean = core.slots.capacity() - dirty;
+        let clean = (core.slots.capacity() - dirty).saturating_sub(core.slots.set_apart());
         // What is kept for volumes is nothing that jobs and peers can count on.
         let shared = clean - self.keep_minimums(clean);
         self.keep_maximums();
@@ -372,7 +372,7 @@ impl<S: Store> Shard<S> {
     }
 
     /// A reservation and its write in one, for the data of one block that is here already: `land`
-    /// puts the data where it is told. True: the write is done, and well. False: the answer comes
+    /// True: the write is done, and well. False: the answer comes
     /// later, from [`Self::take_written`] or, as to [`ShardRequest::Write`], from
     /// [`Self::take_reply`]. `None`: nothing changed; the write must be reserved and may have to
     /// wait.
@@ -385,10 +385,10 @@ impl<S: Store> Shard<S> {
         offset: u64,
         len: u32,
         fua: bool,
-        land: impl FnOnce(&Region, usize),
+        data: impl Landed,
     ) -> Option<bool> {
         let write = OneBlock { from, volume, offset, len, fua };
-        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, land)
+        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, data)
     }
 
     /// Does what [`ShardRequest::Release`] asks for.
@@ -556,7 +556,7 @@ impl<S: Store> Shard<S> {
     // Lets the jobs go on that were granted their locks. A job that ends at once may grant others,
     // which come behind.
     #[inline]
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         while let Some(job) = self.core.locks.next_granted() {
             self.on_granted(job);
         }

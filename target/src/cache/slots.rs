@@ -5,13 +5,15 @@
 //!
 //! ```text
 //! Free -> Private -> Clean <-> Dirty -> Writing -> Clean
-//!            |          `--------'---------'--> Detached -> Free
+//!            | ^        `--------'---------'--> Detached -> Free
+//!            | `-> Landing -> Free
 //!            `-> Free
 //! ```
 //!
 //! A volume with a maximum has `Bounded` slots where others have `Clean` ones (`maximum.rs`).
 //!
-//! A `Private` slot belongs to one job: data lands there. `Clean`, `Dirty` and `Writing` slots are
+//! A `Private` slot belongs to one job: data lands there. A `Landing` slot belongs to a connection
+//! (`cache/landing.rs`). `Clean`, `Dirty` and `Writing` slots are
 //! in the index; a `Writing` slot is dirty and with a write-back. A `Detached` slot left the index
 //! while RDMA or the store still read it; it is free when the last pin is gone.
 //!
@@ -67,6 +69,8 @@ pub struct Slots {
 // Slots of all volumes.
 #[derive(Debug, Default)]
 struct Totals {
+    // Landing.
+    set_apart: usize,
     // Lent, however often.
     pinned: usize,
     // Dirty and Writing.
@@ -280,6 +284,49 @@ impl Slots {
     #[inline(never)]
     fn find_one(&mut self) -> Option<Slot> {
         self.free.take_one().or_else(|| self.evict(&mut { STEPS }))
+    }
+
+    /// Sets so many slots apart for a connection, making room by eviction; or does nothing, and
+    /// returns `None`. Returns their offsets in the region.
+    pub(crate) fn set_apart_more(&mut self, count: usize) -> Option<Box<[usize]>> {
+        let mut slots = Vec::with_capacity(count);
+        while slots.len() < count {
+            let Some(slot) = self.allocate_one() else {
+                slots.into_iter().for_each(|slot| self.give_back(slot));
+                return None;
+            };
+            slots.push(slot);
+        }
+        for slot in &slots {
+            self.metas[slot.index()].state = State::Landing;
+        }
+        self.totals.set_apart += count;
+        Some(slots.iter().map(|slot| self.offset(*slot)).collect())
+    }
+
+    /// Slots that are set apart for connections.
+    #[must_use]
+    pub fn set_apart(&self) -> usize {
+        self.totals.set_apart
+    }
+
+    /// A private slot is set apart from now on. The one at `landed`, which was, is private.
+    #[inline(always)]
+    pub(crate) fn exchange(&mut self, private: Slot, landed: usize) -> Slot {
+        let landed = self.free.slot_at(landed);
+        debug_assert_eq!(self.state(private), State::Private, "{:?}", self.holders(private));
+        debug_assert_eq!(self.state(landed), State::Landing, "{:?}", self.holders(landed));
+        self.metas[private.index()].state = State::Landing;
+        self.metas[landed.index()].state = State::Private;
+        landed
+    }
+
+    /// A slot that was set apart is free.
+    pub(crate) fn take_back(&mut self, offset: usize) {
+        let slot = self.free.slot_at(offset);
+        debug_assert_eq!(self.state(slot), State::Landing, "{:?}", self.holders(slot));
+        self.totals.set_apart -= 1;
+        self.free_slot(slot);
     }
 
     /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;

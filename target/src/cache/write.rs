@@ -9,7 +9,6 @@
 //! A write of one block whose data is here and whose range is free is a [`BlockWrite`] and no job.
 
 use nix::errno::Errno;
-use rblk_fabric::Region;
 use rblk_protocol::width::{narrow, wide64};
 
 use super::SLOT_BYTES;
@@ -18,7 +17,8 @@ use super::core::Core;
 use super::job::Kind;
 use super::memory::MemoryQueue;
 use super::message::PartToken;
-use super::slots::Install;
+use super::policy::Slot;
+use super::slots::{Install, Slots};
 use super::span::{BLOCK, Span};
 use super::write_back::WriteBacks;
 use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
@@ -38,6 +38,13 @@ pub(super) struct OneBlock {
     pub len: u32,
     /// Answer only when it is durable.
     pub fua: bool,
+}
+
+/// The data of a write that is here.
+pub(crate) trait Landed {
+    /// The slot that has the data: this private one, to which it is copied, or the one where it
+    /// landed, for which this one is kept ([`Slots::exchange`]).
+    fn land(self, slots: &mut Slots, slot: Slot) -> Slot;
 }
 
 /// Begins the write of a reservation whose data has landed. True: it is done, and well.
@@ -72,7 +79,7 @@ pub(super) fn start<S: Store>(
     false
 }
 
-/// Begins a write of one block; `land` puts its data where it is told. True: the block is dirty in
+/// Begins a write of one block. True: the block is dirty in
 /// the index, and the write is done. False: the write is on its way to the store. `None`: nothing
 /// changed; the write must be reserved, since it is not of one block, or something is in its way.
 #[inline(always)]
@@ -81,7 +88,7 @@ pub(super) fn start_one<S: Store>(
     memory: &MemoryQueue,
     write_backs: &mut WriteBacks,
     write: OneBlock,
-    land: impl FnOnce(&Region, usize),
+    data: impl Landed,
 ) -> Option<bool> {
     let OneBlock { from, volume, offset, len, fua } = write;
     let state = core.volumes.get_mut(volume)?;
@@ -94,10 +101,14 @@ pub(super) fn start_one<S: Store>(
     if !is_one || !memory.has_one(&state.share) {
         return None;
     }
-    if cache == CacheMode::WriteBack && !fua {
-        return install_one_dirty(core, write_backs, volume, offset / BLOCK, land);
-    }
+    let is_dirty = cache == CacheMode::WriteBack && !fua;
     let lock = match cache {
+        _ if is_dirty => {
+            if !write_backs.has_room(&core.slots, volume, 1) {
+                return None;
+            }
+            None
+        }
         CacheMode::None => None,
         _ => Some(core.locks.try_acquire(volume, offset..offset + BLOCK)?),
     };
@@ -107,32 +118,19 @@ pub(super) fn start_one<S: Store>(
         }
         return None;
     };
-    let run = Segment { offset: core.slots.offset(slot), len };
-    land(core.slots.region(), run.offset);
-    state.share.take_one();
+    let slot = data.land(&mut core.slots, slot);
     let block = offset / BLOCK;
+    if is_dirty {
+        let how = write_backs.next_dirty(&core.clock);
+        core.slots.install(slot, volume, block, how);
+        return Some(true);
+    }
+    let run = Segment { offset: core.slots.offset(slot), len };
+    state.share.take_one();
     let token = core.block_writes.begin(BlockWrite { from, block, slot, len, lock, volume });
     let op = Op { token, volume, kind: OpKind::Write { offset, len, fua } };
     core.store.submit(&mut state.ops, &mut core.lists, op, &[run]);
     Some(false)
-}
-
-#[inline(always)]
-fn install_one_dirty<S: Store>(
-    core: &mut Core<S>,
-    write_backs: &mut WriteBacks,
-    volume: VolumeIndex,
-    block: u64,
-    land: impl FnOnce(&Region, usize),
-) -> Option<bool> {
-    if !write_backs.has_room(&core.slots, volume, 1) {
-        return None;
-    }
-    let slot = core.slots.allocate_one()?;
-    land(core.slots.region(), core.slots.offset(slot));
-    let how = write_backs.next_dirty(&core.clock);
-    core.slots.install(slot, volume, block, how);
-    Some(true)
 }
 
 /// The store has done a write of one block. False: no such write is under way.

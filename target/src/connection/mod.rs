@@ -5,6 +5,7 @@
 //! | `params.rs` | what control hands over |
 //! | `layout.rs` | where everything is in the connection's memory |
 //! | `receive.rs` | receive buffers: whose data is in them, and when they are posted again |
+//! | `landing.rs` | slots of the cache where messages land |
 //! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
 //! | `pins.rs` | memory that the device may still read |
@@ -20,6 +21,7 @@
 //! proves that the peer has the old response, and so all of the message it was in.
 
 mod bounce;
+mod landing;
 pub(crate) mod layout;
 mod liveness;
 mod params;
@@ -32,15 +34,15 @@ mod wr_id;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{QpIndex, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, Sge, SgeList};
-use rblk_protocol::limits::{READ_TRAILER_BYTES, RESPONSE_BYTES};
-use rblk_protocol::width::{const_u32, narrow, wide};
+use rblk_fabric::{QpIndex, Recvs, Region, RemoteBuffer, Rkey, SendOp, SendWr, Sge, SgeList};
+use rblk_protocol::limits::{COMMAND_BYTES, READ_TRAILER_BYTES, RESPONSE_BYTES};
+use rblk_protocol::width::{const_u32, narrow, wide, wide64};
 use rblk_protocol::{
     CapsuleError, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, Immediate,
     KeyedDescriptor, Mutation, Opcode, ReadTrailer, ResponseCapsule, Status, Tag,
 };
 
-use crate::cache::Segments;
+use crate::cache::{SLOT_BYTES, Segments};
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
@@ -48,6 +50,8 @@ use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
+pub(crate) use landing::Landing;
+pub use landing::slots_of_recv;
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
@@ -117,6 +121,20 @@ pub(crate) struct Place {
     pub(crate) qp: QpIndex,
 }
 
+/// A message whose commands are looked at.
+#[derive(Debug)]
+pub(crate) struct Message {
+    list: CommandList,
+    buffer: u16,
+    // From this byte on it is in one piece: of a slot of the cache, or of the buffer's own memory.
+    // What is to be added to an offset in the message, modulo the size of a word, is `delta`.
+    in_slot: bool,
+    from: usize,
+    delta: usize,
+    // The buffer is held for the commands that are to come, not only for data.
+    is_held: bool,
+}
+
 /// One QP and everything that belongs to it. See the module.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -141,10 +159,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// A connection whose QP was just attached. `sends_prove` says that a completed WRITE proves
-    /// that the peer has the bytes (not so on iWARP). Every receive buffer is queued.
+    /// that the peer has the bytes (not so on iWARP). Messages land in the slots of `landing`, if
+    /// there are some. Every receive buffer is queued.
     pub(crate) fn new(
         place: Place,
         mut params: ConnectionParams,
+        landing: Option<Landing>,
         sends_prove: bool,
         now: Instant,
     ) -> Self {
@@ -154,7 +174,7 @@ impl Connection {
         let due = params.proof.as_ref().map(|due| due.within);
         let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
-        let receives = ReceiveBuffers::new(&layout, &params.memory);
+        let receives = ReceiveBuffers::new(&layout, &params.memory, landing);
         // Without one, the data of such a connection has no place, and its commands end it.
         let bounce = params.bounce.take().and_then(|m| Bounce::new(m, wide(send_wrs)).ok());
         Self {
@@ -266,37 +286,127 @@ impl Connection {
     pub(crate) fn begin_message(
         &mut self,
         buffer: u16,
-        bytes: usize,
+        bytes: u32,
         now: Instant,
-    ) -> Result<CommandList, Violation> {
+    ) -> Result<Message, Violation> {
         self.liveness.heard(now);
         let layout = &self.params.layout;
-        if buffer >= layout.recv_buffers() || bytes > layout.recv_bytes() {
+        if buffer >= layout.recv_buffers() || wide(bytes) > layout.recv_bytes() {
             return Err(Violation("message longer than its buffer"));
         }
         self.receives.hold(buffer);
-        Ok(CommandList::new(bytes, self.params.features, layout.depth()))
+        let list = CommandList::new(bytes, self.params.features, layout.depth());
+        let own = layout.recv_offset(buffer);
+        let (in_slot, from, delta) = match self.receives.landing() {
+            None => (false, 0, own),
+            Some(landing) if wide(bytes) >= landing.bytes() => (false, landing.bytes(), own),
+            Some(_) => {
+                let from = wide(bytes) / SLOT_BYTES * SLOT_BYTES;
+                let offset = self.receives.slot_place(buffer, from).map_or(0, |(_, offset)| offset);
+                (true, from, offset.wrapping_sub(from))
+            }
+        };
+        Ok(Message { list, buffer, in_slot, from, delta, is_held: true })
     }
 
-    /// The next command of the message in that buffer; `None` behind the last.
+    /// The next command of a message; `None` behind the last.
     #[inline(always)]
     pub(crate) fn next_command(
         &self,
-        list: &mut CommandList,
-        buffer: u16,
+        message: &mut Message,
     ) -> Option<Result<CommandCapsule, CapsuleError>> {
-        let (region, at) = (self.region(), self.params.layout.recv_offset(buffer));
-        list.take(|from, bytes| region.read(at + from, bytes))
+        let Message { list, buffer, in_slot, from, delta, .. } = message;
+        list.take(|at| {
+            if at < *from {
+                return self.read_piecewise(*buffer, at);
+            }
+            let slots = self.receives.landing().filter(|_| *in_slot);
+            let region = slots.map_or(&**self.region(), Landing::region);
+            region.read_array(at.wrapping_add(*delta))
+        })
+    }
+
+    /// Where that byte of the memory of a receive buffer is.
+    #[inline(always)]
+    fn own_place(&self, buffer: u16, at: usize) -> (&Region, usize) {
+        (self.params.memory.region(), self.params.layout.recv_offset(buffer) + at)
+    }
+
+    /// Where that byte of the message in a receive buffer landed.
+    #[inline(always)]
+    fn place_of(&self, buffer: u16, at: usize) -> (&Region, usize) {
+        self.receives.slot_place(buffer, at).unwrap_or_else(|| self.own_place(buffer, at))
+    }
+
+    /// A command of a message that is not in its last slot, or not all of it.
+    #[cold]
+    #[inline(never)]
+    fn read_piecewise(&self, buffer: u16, at: usize) -> [u8; COMMAND_BYTES] {
+        let mut bytes = [0; COMMAND_BYTES];
+        let (first, second) = bytes.split_at_mut(COMMAND_BYTES.min(SLOT_BYTES - at % SLOT_BYTES));
+        let behind = at + first.len();
+        for (at, part) in [(at, first), (behind, second)] {
+            let (region, offset) = self.place_of(buffer, at);
+            region.read(offset, part);
+        }
+        bytes
+    }
+
+    /// Where the data of a command is that was taken last. Data that the end of a slot cuts is put
+    /// together in the memory of the buffer.
+    #[inline(always)]
+    fn data_of(&self, of: &Message, command: &CommandCapsule) -> InCapsule {
+        let (buffer, at) = (of.buffer, of.list.data_offset(command));
+        if let Some(landing) = self.receives.landing()
+            && at < landing.bytes()
+        {
+            return self.landed(buffer, at, wide(command.in_capsule_bytes));
+        }
+        let (_, offset) = self.own_place(buffer, at);
+        InCapsule { buffer, landed: false, slot: InCapsule::NO_SLOT, offset }
+    }
+
+    /// The same of data that begins in a slot.
+    #[inline(always)]
+    fn landed(&self, buffer: u16, at: usize, bytes: usize) -> InCapsule {
+        if at % SLOT_BYTES + bytes > SLOT_BYTES {
+            self.join_cut(buffer, at, bytes);
+        } else if let Some((_, offset)) = self.receives.slot_place(buffer, at) {
+            let slot = (wide64(at / SLOT_BYTES) & 0x7f) as u8;
+            // Behind less data there may be commands that are not yet read.
+            let slot = if bytes == SLOT_BYTES { slot } else { InCapsule::NO_SLOT };
+            return InCapsule { buffer, landed: true, slot, offset };
+        }
+        let (_, offset) = self.own_place(buffer, at);
+        InCapsule { buffer, landed: false, slot: InCapsule::NO_SLOT, offset }
+    }
+
+    /// Copies data of a message from where it landed to its place in the memory of the buffer.
+    #[cold]
+    #[inline(never)]
+    fn join_cut(&self, buffer: u16, at: usize, bytes: usize) {
+        let (mut at, end) = (at, at + bytes);
+        while at < end {
+            let len = (end - at).min(SLOT_BYTES - at % SLOT_BYTES);
+            let ((from, offset), (own, to)) =
+                (self.place_of(buffer, at), self.own_place(buffer, at));
+            if !std::ptr::eq(from, own) {
+                from.copy_to(offset, own, to, len);
+            }
+            at += len;
+        }
     }
 
     /// Every command of the message was copied out. The data of some may have to wait.
     #[inline]
-    pub(crate) fn release_message(&mut self, buffer: u16) {
-        self.receives.release(buffer);
+    pub(crate) fn release_message(&mut self, message: &Message) {
+        if message.is_held {
+            self.receives.release(message.buffer);
+        }
     }
 
-    /// Takes a command of the message that came last. Its data, if it has any, is in that receive
-    /// buffer from `data_at` on. Returns what is to be done about it.
+    /// Takes the command that [`Self::next_command`] gave last of that message. Returns what is to
+    /// be done about it.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -304,22 +414,26 @@ impl Connection {
     pub(crate) fn admit(
         &mut self,
         command: &CommandCapsule,
-        buffer: u16,
-        data_at: usize,
+        of: &mut Message,
     ) -> Result<Admitted, Violation> {
         let params = &self.params;
         if command.in_capsule_bytes > params.in_capsule_bytes {
             return Err(Violation("in-capsule data above what was agreed"));
         }
         let message = self.receives.messages();
-        let request = &mut self.requests[command.tag.index()];
-        if !request.may_start_in(message) {
+        if !self.requests[command.tag.index()].may_start_in(message) {
             return Err(Violation("tag used twice"));
         }
-        let data = (command.in_capsule_bytes > 0).then_some(InCapsule { buffer, at: data_at });
+        let data = (command.in_capsule_bytes > 0).then(|| self.data_of(of, command));
+        let request = &mut self.requests[command.tag.index()];
         let _ = request.step(Event::Command { command, message, data });
         if data.is_some() {
-            self.receives.share(buffer);
+            // What holds the buffer for the message goes on to the data of its last command.
+            if of.list.is_done() {
+                of.is_held = false;
+            } else {
+                self.receives.share(of.buffer);
+            }
         }
         if self.takes_blocks
             && command.opcode.is_block()
@@ -360,11 +474,39 @@ impl Connection {
         }
     }
 
-    /// Offset of a command's in-capsule data, as long as it is there.
+    /// Where a command's in-capsule data is, as long as it is there: all of it in one piece.
     #[inline(always)]
-    pub(crate) fn data_offset(&self, tag: Tag) -> Option<usize> {
-        let data = self.request(tag).data()?;
-        Some(self.params.layout.recv_offset(data.buffer) + data.at)
+    pub(crate) fn data_place(&self, tag: Tag) -> Option<(&Region, usize)> {
+        self.request(tag).data().map(|data| self.place_of_data(data))
+    }
+
+    /// Where in-capsule data is.
+    #[inline(always)]
+    pub(crate) fn place_of_data(&self, data: InCapsule) -> (&Region, usize) {
+        let slots = self.receives.landing().filter(|_| data.landed);
+        (slots.map_or(&**self.region(), Landing::region), data.offset)
+    }
+
+    /// Takes the slot that in-capsule data fills, and puts a fresh one in its place, each by its
+    /// offset in the arena. The data is used by that. `None`: it fills none.
+    #[inline(always)]
+    pub(crate) fn take_slot(&mut self, data: InCapsule, fresh: usize) -> Option<usize> {
+        if data.slot == InCapsule::NO_SLOT {
+            return None;
+        }
+        self.receives.exchange(data, fresh)
+    }
+
+    /// In-capsule data that is no request's any more was used.
+    #[inline(always)]
+    pub(crate) fn data_used(&mut self, data: InCapsule) {
+        self.receives.release(data.buffer);
+    }
+
+    /// The slots where its messages landed, by their offsets in the arena. Its QP is destroyed, and
+    /// no command executes.
+    pub(crate) fn take_slots(&mut self) -> Vec<usize> {
+        self.receives.take_slots()
     }
 
     /// The in-capsule data of a command, if it has any, was used or is not needed.
@@ -796,7 +938,7 @@ impl Connection {
 
     /// What to post: RECVs first, since an answer lets the peer send the next command.
     #[inline]
-    pub(crate) fn posts(&self) -> (&[RecvWr], &[SendWr]) {
+    pub(crate) fn posts(&self) -> (Recvs<'_>, &[SendWr]) {
         (self.receives.queued(), self.sends.queued())
     }
 

@@ -41,6 +41,9 @@ pub struct ConnectionParams {
     pub reads_out: u8,
     /// Runs of memory that one WRITE may gather.
     pub send_sges: u32,
+    /// Slots of the cache that each of its RECVs may name ([`super::Landing`]). 0: messages land in
+    /// its own memory.
+    pub landing_slots: u32,
     /// Its memory, registered in the domain of its QP.
     pub memory: MemoryRegion,
     /// Memory that its data passes through, on devices where that must be (iWARP). The domain of

@@ -4,16 +4,21 @@
 //! command was used, which is before the last command with data is answered. It is posted again
 //! with the next sends of the connection, and before them: a turn that sends nothing posts nothing.
 //!
+//! A message is in the memory of its buffer, or in slots of the cache and behind them in that
+//! memory ([`Landing`]).
+//!
 //! Invariant: a buffer that is not posted has a message of which a command is unanswered, since an
 //! answer is a send. No two buffers are of the same command. The peer has at most depth + 1
 //! commands outstanding, at least one of them in the message that it sends now: it always finds a
 //! buffer (RNR cannot happen).
 
-use rblk_fabric::{MemoryRegion, RecvWr, Sge};
-use rblk_protocol::width::{narrow, wide, wide64};
+use rblk_fabric::{MemoryRegion, RecvWr, Recvs, Region, SgeList};
+use rblk_protocol::width::{narrow, wide};
 
+use super::landing::Landing;
 use super::layout::Layout;
 use super::wr_id::WrKind;
+use crate::request::InCapsule;
 
 /// The receive buffers of a connection.
 #[derive(Debug)]
@@ -21,29 +26,70 @@ pub(super) struct ReceiveBuffers {
     // By buffer that is not posted: commands whose data is in it, and one while its commands are
     // looked at.
     users: Box<[u8]>,
-    // RECVs that go with the next sends.
-    queued: Vec<RecvWr>,
-    // The first buffer, and how far they are apart.
-    first: Sge,
-    stride: u64,
+    // By buffer.
+    recvs: Box<[RecvWr]>,
+    // Those that go with the next sends.
+    queued: Vec<u16>,
     messages: u64,
+    landing: Option<Landing>,
 }
 
 impl ReceiveBuffers {
-    /// The buffers of a layout, in that memory. Every buffer is queued.
-    pub(super) fn new(layout: &Layout, memory: &MemoryRegion) -> Self {
-        let (count, stride) = (layout.recv_buffers(), layout.recv_bytes());
-        let all = memory.sge(layout.recv_offset(0), narrow(stride * wide(count)));
-        let first = all.unwrap_or_else(|| unreachable!("inside the connection's memory"));
-        let mut buffers = Self {
-            users: vec![0; wide(count)].into_boxed_slice(),
-            queued: Vec::with_capacity(wide(count)),
-            first: Sge { len: narrow(stride), ..first },
-            stride: wide64(stride),
-            messages: 0,
+    /// The buffers of a layout, in that memory. Every buffer is queued. `landing` has slots for
+    /// each of them.
+    pub(super) fn new(layout: &Layout, memory: &MemoryRegion, landing: Option<Landing>) -> Self {
+        let recvs = |landing: Option<&Landing>| {
+            let recv = |buffer| {
+                let place = memory.sge(layout.recv_offset(buffer), narrow(layout.recv_bytes()));
+                let own = place.unwrap_or_else(|| unreachable!("inside the connection's memory"));
+                let sges = match landing {
+                    Some(landing) => landing.places(buffer, own)?,
+                    None => SgeList::one(own),
+                };
+                Some(RecvWr { id: WrKind::Recv(buffer).id(), sges })
+            };
+            (0..layout.recv_buffers()).map(recv).collect::<Option<Box<[RecvWr]>>>()
         };
-        (0..count).for_each(|buffer| buffers.queue(buffer));
-        buffers
+        let (recvs, landing) = match recvs(landing.as_ref()) {
+            Some(recvs) => (recvs, landing),
+            None => unreachable!("the slots are as many as the layout says"),
+        };
+        Self {
+            users: vec![0; recvs.len()].into_boxed_slice(),
+            recvs,
+            queued: (0..layout.recv_buffers()).collect(),
+            messages: 0,
+            landing,
+        }
+    }
+
+    /// Where that byte of a message landed, if it is in a slot of the cache.
+    #[inline(always)]
+    pub(super) fn slot_place(&self, buffer: u16, at: usize) -> Option<(&Region, usize)> {
+        let landing = self.landing.as_ref()?;
+        let offset = landing.offset(&self.recvs[wide(buffer)].sges, at)?;
+        Some((landing.region(), offset))
+    }
+
+    /// The slots of the cache where messages land, if there are some.
+    #[inline(always)]
+    pub(super) fn landing(&self) -> Option<&Landing> {
+        self.landing.as_ref()
+    }
+
+    /// Puts another slot in the place of the one that is full of that data. Both by their offsets
+    /// in the arena. Returns the one that has the data.
+    #[inline(always)]
+    pub(super) fn exchange(&mut self, data: InCapsule, fresh: usize) -> Option<usize> {
+        let slot = self.recvs[wide(data.buffer)].sges.entry_mut(wide(data.slot))?;
+        self.landing.as_ref()?.put(slot, fresh);
+        Some(data.offset)
+    }
+
+    /// All slots where messages land, by their offsets in the arena. They are not used any more.
+    pub(super) fn take_slots(&mut self) -> Vec<usize> {
+        let Some(landing) = self.landing.take() else { return Vec::new() };
+        self.recvs.iter().flat_map(|recv| landing.slots_of(&recv.sges)).collect()
     }
 
     /// Messages that came.
@@ -72,20 +118,14 @@ impl ReceiveBuffers {
         debug_assert!(*users > 0, "receive buffer {buffer} is free already");
         *users = users.saturating_sub(1);
         if *users == 0 {
-            self.queue(buffer);
+            self.queued.push(buffer);
         }
-    }
-
-    #[inline]
-    fn queue(&mut self, buffer: u16) {
-        let addr = self.first.addr + u64::from(buffer) * self.stride;
-        self.queued.push(RecvWr { id: WrKind::Recv(buffer).id(), sge: Sge { addr, ..self.first } });
     }
 
     /// The RECVs that go with the next sends.
     #[inline]
-    pub(super) fn queued(&self) -> &[RecvWr] {
-        &self.queued
+    pub(super) fn queued(&self) -> Recvs<'_> {
+        Recvs { table: &self.recvs, rows: &self.queued }
     }
 
     /// These RECVs were posted, or never will be.

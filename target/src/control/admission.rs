@@ -15,7 +15,9 @@ use rblk_protocol::{
 
 use super::Limits;
 use super::core::{Admitted, Introduction, NO_KEYS, Refused};
-use crate::connection::{BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue};
+use crate::connection::{
+    BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue, slots_of_recv,
+};
 use crate::terms::Terms;
 
 /// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
@@ -96,6 +98,7 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
         Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
     };
+    let lists = lists.or(Features::DATA_FIRST);
     let encrypts = requires_proof && limits.encrypt != Encrypt::Off && device.caps().encrypts;
     let encrypt = if encrypts { Features::ENCRYPT } else { Features::default() };
     // The trailer of a READ is one more piece to gather.
@@ -254,10 +257,16 @@ pub(super) fn prepare(
     let hellos = hellos(&incoming, &terms.accept).map_err(|refused| refused.text)?;
     let stream_keys = stream_keys(&admitted, &terms.accept, &hellos);
     let proof = proof_due(&admitted, hellos);
+    // Where the domain is its own, no slot of the arena can be named.
+    let landing_slots = match bounce {
+        None => slots_of_recv(&terms.accept, incoming.device().caps().max_sges),
+        Some(_) => 0,
+    };
     let sizes = QpLimits {
         send_wrs: terms.layout.send_wrs(),
         recv_wrs: terms.layout.recv_wrs(),
         send_sges,
+        recv_sges: landing_slots + 1,
         inline_bytes: INLINE_BYTES,
         reads_out,
         reads_in: 0,
@@ -280,6 +289,7 @@ pub(super) fn prepare(
         features: accept.features,
         reads_out,
         send_sges,
+        landing_slots,
         memory,
         bounce,
         progress_max,

@@ -95,6 +95,18 @@ impl Access {
         view.is_some_and(|view| view.opened.get(wide(volume.0)).is_some_and(Option::is_some))
     }
 
+    /// Whether a session may write to a volume in a store.
+    pub(super) fn writes_to_store(&self, session: SessionIndex) -> bool {
+        let view = self.sessions.get(wide(session.index)).filter(|view| view.life == session.life);
+        let opened = view.map_or(&[][..], |view| &view.opened);
+        let may_write = |opened: &Option<Opened>| matches!(opened, Some(Opened::Mode(mode)) if *mode != AccessMode::ReadOnly);
+        let in_store = |exported: &Option<Exported>| {
+            let volume = exported.as_ref().and_then(|exported| exported.volume.as_ref());
+            volume.is_some_and(|volume| matches!(volume.placement, Placement::Store))
+        };
+        opened.iter().zip(&self.volumes).any(|(view, of)| may_write(view) && in_store(of))
+    }
+
     /// Whether the session of a command has its volume open, and the volume changes now: it is
     /// neither gone nor can it be used.
     #[cold]

@@ -19,8 +19,8 @@ use crate::store::Store;
 pub(super) fn forward<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
     let Some(command) = command_of(connection, tag) else { return };
     let mut body = vec![0; wide(command.in_capsule_bytes)];
-    if let Some(data) = connection.data_offset(command.tag) {
-        connection.region().read(data, &mut body);
+    if let Some((region, data)) = connection.data_place(command.tag) {
+        region.read(data, &mut body);
     }
     let _ = connection.request_mut(command.tag).step(Event::Forwarded);
     turn.outbox.push(FromGroup::Admin {
@@ -122,9 +122,10 @@ fn proven_pattern(
 ) -> Result<Option<[u8; SELF_TEST_BYTES]>, AuthError> {
     let Some(due) = connection.params().proof.as_deref() else { return Ok(None) };
     let mut body = [0; PROOF_BYTES];
-    let data = connection.data_offset(command.tag);
+    let data = connection.data_place(command.tag);
     let data = data.filter(|_| wide(command.in_capsule_bytes) == PROOF_BYTES);
-    connection.region().read(data.ok_or(AuthError::Proof)?, &mut body);
+    let (region, data) = data.ok_or(AuthError::Proof)?;
+    region.read(data, &mut body);
     let proof = due.key.check(&due.hellos, &body)?;
     Ok(Some(proof.answer(command.sequence)))
 }

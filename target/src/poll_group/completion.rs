@@ -116,7 +116,7 @@ fn on_success<S: Store>(
     // What the peer sends says nothing of what it takes.
     if let WrKind::Recv(buffer) = kind {
         return if completion.opcode == WcOpcode::Recv {
-            on_message(connection, turn, buffer, wide(completion.byte_len))
+            on_message(connection, turn, buffer, completion.byte_len)
         } else {
             Err(Violation("unexpected completion"))
         };
@@ -146,21 +146,21 @@ fn on_message<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
     buffer: u16,
-    bytes: usize,
+    bytes: u32,
 ) -> Served {
-    let mut list = connection.begin_message(buffer, bytes, turn.now)?;
+    let mut message = connection.begin_message(buffer, bytes, turn.now)?;
     loop {
         // By reference: a command is not copied on its way.
-        match &connection.next_command(&mut list, buffer) {
+        match &connection.next_command(&mut message) {
             None => break,
             Some(Ok(command)) => {
-                let admitted = connection.admit(command, buffer, list.data_offset())?;
+                let admitted = connection.admit(command, &mut message)?;
                 on_command(connection, turn, command, admitted)?;
             }
             Some(Err(error)) => return Err(bad_command(connection, turn, *error)),
         }
     }
-    connection.release_message(buffer);
+    connection.release_message(&message);
     Ok(())
 }
 

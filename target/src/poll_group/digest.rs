@@ -28,9 +28,9 @@ pub(super) fn fits_capsule<S: Store>(
     command: &CommandCapsule,
     span: Span,
 ) -> bool {
-    let fits = connection.data_offset(command.tag).is_some_and(|at| {
+    let fits = connection.data_place(command.tag).is_some_and(|(region, at)| {
         let found = DataDigests::of(span.offset, command.in_capsule_bytes, |from, len| {
-            connection.region().sum(at + wide(from), wide(len), crc32c)
+            region.sum(at + wide(from), wide(len), crc32c)
         });
         found == command.data_digests
     });

@@ -185,9 +185,10 @@ impl<S: Store> PollGroup<S> {
 
     /// Takes a connection apart whose QP is destroyed, and tells control.
     fn remove(&mut self, index: usize) {
-        let Some(connection) = self.connections.remove(index) else { return };
+        let Some(mut connection) = self.connections.remove(index) else { return };
         let works = connection.requests().iter().any(Request::has_shards);
         debug_assert!(!works || Mutation::EpochOrderBurial.is_on(), "a shard works for it");
+        self.turn.shard.give_landing(&connection.take_slots());
         let params = connection.into_params();
         self.turn.outbox.push(FromGroup::ConnectionGone {
             admission: params.admission,

@@ -591,7 +591,7 @@ impl<S: Store> PollGroup<S> {
         let poller = &mut self.turn.pollers[connection.poller()].poller;
         let (qp, (recvs, sends)) = (connection.qp(), connection.posts());
         // RECVs first: an answer lets the peer send the next command.
-        let mut result = if recvs.is_empty() { Ok(()) } else { poller.post_recv(qp, recvs) };
+        let mut result = if recvs.rows.is_empty() { Ok(()) } else { poller.post_recvs(qp, recvs) };
         if result.is_ok() && !sends.is_empty() {
             result = poller.post_send(qp, sends);
         }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::{Moment, Transport};
+use rblk_fabric::{MemoryRegion, Moment, Transport};
 use rblk_protocol::width::{wide, wide64};
 
 use super::access::Opened;
 use super::lines::Line;
 use super::{FromGroup, Notice, PollGroup, ToGroup, admin};
-use crate::cache::SLOT_BYTES;
-use crate::connection::{Connection, ConnectionParams, Place};
+use crate::cache::{SLOT_BYTES, Shard};
+use crate::connection::{Connection, ConnectionParams, Landing, Place};
 use crate::store::Store;
 use crate::volume::{Placement, Volume};
 use crate::volume_stats::VolumeStats;
@@ -161,8 +161,11 @@ impl<S: Store> PollGroup<S> {
             return;
         };
         let place = Place { id, poller, qp };
-        let mut connection = Connection::new(place, params, sends_prove, turn.now);
-        let posted = entry.poller.post_recv(qp, connection.posts().0);
+        let arena = entry.memory.as_ref().map(|memory| &memory.arena);
+        let arena = arena.filter(|_| turn.access.writes_to_store(session));
+        let landing = arena.and_then(|arena| landing_of(&params, &mut turn.shard, arena));
+        let mut connection = Connection::new(place, params, landing, sends_prove, turn.now);
+        let posted = entry.poller.post_recvs(qp, connection.posts().0);
         connection.posted();
         let accepted = posted
             .map_err(|error| error.to_string())
@@ -179,4 +182,19 @@ impl<S: Store> PollGroup<S> {
             self.end(wide(id.index), "the target stops");
         }
     }
+}
+
+/// Slots where the messages of a connection land, whose session writes to a store. `None`: there
+/// are too few, or it may not have any.
+fn landing_of<S: Store>(
+    params: &ConnectionParams,
+    shard: &mut Shard<S>,
+    arena: &Arc<MemoryRegion>,
+) -> Option<Landing> {
+    let each = params.landing_slots;
+    if each == 0 {
+        return None;
+    }
+    let slots = shard.take_landing(wide(each) * wide(params.layout.recv_buffers()))?;
+    Some(Landing::new(Arc::clone(arena), slots, each))
 }

@@ -10,10 +10,12 @@ use super::respond::{acknowledge, finish, memory_volume};
 use super::turn::Turn;
 use super::{account, digest};
 use crate::arena::Extent;
-use crate::cache::ShardRequest;
+use crate::cache::policy::Slot;
+use crate::cache::slots::Slots;
+use crate::cache::{Landed, ShardRequest};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex};
-use crate::request::{Action, Event, Outcome, PartEvent, Span};
+use crate::request::{Action, Event, InCapsule, Outcome, PartEvent, Span};
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::volume::Placement;
@@ -28,8 +30,8 @@ pub(super) fn copy_in(
     to: usize,
 ) {
     let bytes = command.in_capsule_bytes;
-    if let Some(from) = connection.data_offset(command.tag) {
-        connection.region().copy_to(from, region, to, wide(bytes));
+    if let Some((own, from)) = connection.data_place(command.tag) {
+        own.copy_to(from, region, to, wide(bytes));
         stats.copied_bytes.add(u64::from(bytes));
     }
 }
@@ -47,33 +49,61 @@ pub(super) fn whole<S: Store>(
     span: Span,
 ) -> Served {
     let tag = command.tag;
-    let Some(data) = connection.data_offset(tag) else {
-        return Err(Violation("a write without its data"));
-    };
     let len = command.in_capsule_bytes;
     let from = turn.token(connection, tag, PartIndex::FIRST);
-    let own = connection.region();
-    let land = |arena: &Region, to: usize| own.copy_to(data, arena, to, wide(len));
     let (volume, offset, fua) = (span.volume, span.offset, command.flags.fua);
-    match turn.shard.write_one(from, volume, offset, len, fua, land) {
+    let Some(data) = connection.request_mut(tag).take_data() else {
+        return Err(Violation("a write without its data"));
+    };
+    let source = InCapsuleData { connection: &mut *connection, stats: &turn.stats, data, len };
+    match turn.shard.write_one(from, volume, offset, len, fua, source) {
         Some(true) => {
-            turn.stats.copied_bytes.add(u64::from(len));
+            connection.data_used(data);
             acknowledge(connection, turn, tag);
             Ok(())
         }
         Some(false) => {
-            turn.stats.copied_bytes.add(u64::from(len));
             account::begin(connection, turn, tag);
             let _ = connection.request_mut(tag).step(Event::StoreAsked);
-            connection.release_data(tag);
+            connection.data_used(data);
             Ok(())
         }
         None => {
+            connection.request_mut(tag).keep_data(data);
             account::begin(connection, turn, tag);
             let part = Part::new(turn.group, offset, 0, len);
             let _ = connection.request_mut(tag).step(Event::Part(part));
             ask_memory(connection, turn, tag)
         }
+    }
+}
+
+/// The in-capsule data of a WRITE, for its shard.
+struct InCapsuleData<'a> {
+    connection: &'a mut Connection,
+    stats: &'a Stats,
+    data: InCapsule,
+    len: u32,
+}
+
+impl Landed for InCapsuleData<'_> {
+    #[inline(always)]
+    fn land(self, slots: &mut Slots, slot: Slot) -> Slot {
+        let to = slots.offset(slot);
+        if let Some(landed) = self.connection.take_slot(self.data, to) {
+            return slots.exchange(slot, landed);
+        }
+        self.copy(slots, to);
+        slot
+    }
+}
+
+impl InCapsuleData<'_> {
+    #[inline(never)]
+    fn copy(self, slots: &Slots, to: usize) {
+        let (own, from) = self.connection.place_of_data(self.data);
+        own.copy_to(from, slots.region(), to, wide(self.len));
+        self.stats.copied_bytes.add(u64::from(self.len));
     }
 }
 
@@ -163,7 +193,7 @@ pub(super) fn fetch<S: Store>(
     tag: Tag,
     index: PartIndex,
 ) -> Served {
-    let Some(data) = connection.data_offset(tag) else {
+    let Some((own, data)) = connection.data_place(tag) else {
         if connection.request(tag).opcode() == Some(Opcode::Read) {
             return read::send_copy(connection, turn, tag, index);
         }
@@ -171,7 +201,7 @@ pub(super) fn fetch<S: Store>(
         return post_reads(connection, turn, tag, index);
     };
     let part = &connection.request(tag).parts()[wide(index.0)];
-    let (start, own) = (data + wide(part.at()), connection.region());
+    let start = data + wide(part.at());
     let arena = turn.shard.slots().region();
     part.memory().each_run(0, part.len(), |run, begins| {
         own.copy_to(start + wide(begins), arena, run.offset, wide(run.len));

@@ -25,19 +25,25 @@ pub fn run(data: &[u8]) -> bool {
 }
 
 fn commands(message: &[u8], features: Features, depth: QueueDepth) -> bool {
-    let mut list = CommandList::new(message.len(), features, depth);
+    let Ok(len) = u32::try_from(message.len()) else { return false };
+    let mut list = CommandList::new(len, features, depth);
+    let data_first = features.has(Features::DATA_FIRST);
     let (mut taken, mut count) = (0, 0);
-    while let Some(command) = list.take(|at, one| {
-        one.copy_from_slice(&message[at..at + COMMAND_BYTES]);
-    }) {
+    let read = |at| message[at..at + COMMAND_BYTES].try_into().expect("as many");
+    while let Some(command) = list.take(read) {
         let Ok(command) = command else {
-            assert!(list.take(|_, _| ()).is_none(), "a command behind an error");
+            assert!(list.take(|_| panic!("read")).is_none(), "a command behind an error");
             return false;
         };
         let (wire, data_bytes) = (command.to_wire(), command.in_capsule_bytes as usize);
-        assert_eq!(wire, message[count * COMMAND_BYTES..][..COMMAND_BYTES], "two forms");
-        assert!(list.data_offset() + data_bytes <= message.len(), "data outside of the message");
-        assert!(list.data_offset() >= (count + 1) * COMMAND_BYTES, "data over a capsule");
+        let capsules = (count + 1) * COMMAND_BYTES;
+        let at = if data_first { message.len() - capsules } else { capsules - COMMAND_BYTES };
+        assert_eq!(wire, message[at..][..COMMAND_BYTES], "two forms");
+        if data_bytes > 0 {
+            let from = list.data_offset(&command);
+            let room = if data_first { 0..at } else { capsules..message.len() };
+            assert!(from >= room.start && from + data_bytes <= room.end, "data over a capsule");
+        }
         let alone = CommandCapsule::from_wire(&wire, COMMAND_BYTES + data_bytes, depth);
         assert_eq!(alone, Ok(command), "another command when it is alone");
         assert!(command.tag <= depth.connection_tag(), "a tag beyond the depth");

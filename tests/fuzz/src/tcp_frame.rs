@@ -23,24 +23,26 @@ pub fn run(data: &[u8]) -> bool {
     if *kind == 0 { frame_header(bytes) } else { queue_pair(*kind, Input::new(bytes)) }
 }
 
+const LIMITS: QpLimits = QpLimits {
+    send_wrs: 8,
+    recv_wrs: RECVS as u32,
+    send_sges: 1,
+    recv_sges: 1,
+    inline_bytes: 0,
+    reads_out: 2,
+    reads_in: 2,
+};
+
 fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
     let network = Network::new(kind.into());
     network.set_conditions(Conditions { fragment: kind & 2 != 0, ..Conditions::default() });
-    let limits = QpLimits {
-        send_wrs: 8,
-        recv_wrs: RECVS.into(),
-        send_sges: 1,
-        inline_bytes: 0,
-        reads_out: 2,
-        reads_in: 2,
-    };
     let [near, far] = [(); 2].map(|()| Device::Soft(network.device()).alloc_pd().expect("a PD"));
     let (mut poller, near_handle) = near.poller(64).expect("a CQ");
     let (_far_poller, far_handle) = far.poller(64).expect("a CQ");
     let (a, _b, wire) = network
         .pair(
-            (soft_handle(&near_handle).expect("soft"), limits),
-            (soft_handle(&far_handle).expect("soft"), limits),
+            (soft_handle(&near_handle).expect("soft"), LIMITS),
+            (soft_handle(&far_handle).expect("soft"), LIMITS),
         )
         .expect("a pair");
     let qp = poller.attach(Connection::Soft(a)).expect("a QP");
@@ -52,7 +54,7 @@ fn queue_pair(kind: u8, mut input: Input<'_>) -> bool {
     let _secret = near.register(&secret, Access::LOCAL_WRITE).expect("an MR");
     for slot in 0..RECVS {
         let sge = own.sge(usize::from(slot) * 256, 256).expect("inside");
-        let _ = poller.post_recv(qp, &[RecvWr { id: WrId(slot.into()), sge }]);
+        let _ = poller.post_recv(qp, &[RecvWr::one(WrId(slot.into()), sge)]);
     }
     let (address, rkey) = (lent.remote(0).addr, lent.remote(0).rkey.0);
     let (mut ends, mut heard, mut sent) = (0, 0, 0u16);

@@ -96,6 +96,7 @@ fn sizes() -> QpLimits {
         send_wrs: 256,
         recv_wrs: RECVS.into(),
         send_sges: 1,
+        recv_sges: 1,
         inline_bytes: 0,
         // With none, a device keeps a READ back instead of sending it.
         reads_out: 1,
@@ -166,7 +167,7 @@ impl End {
         let at = SLOTS * STRIDE + usize::from(slot) * RECV_BYTES;
         let sge = self.slots.sge(at, narrow(RECV_BYTES)).expect("inside");
         // On a dead QP it flushes.
-        let _ = self.poller.post_recv(self.qp, &[RecvWr { id: WrId(slot.into()), sge }]);
+        let _ = self.poller.post_recv(self.qp, &[RecvWr::one(WrId(slot.into()), sge)]);
     }
 
     fn post(&mut self, op: SendOp, bytes: &[u8]) {

@@ -114,7 +114,7 @@ impl AdminEnd {
         let len = u32::try_from(RESPONSE_BYTES).unwrap_or(0);
         let sge = self.slots.sge(at, len).expect("inside");
         // On a dead QP it flushes.
-        let _ = self.end.poller.post_recv(self.end.qp, &[RecvWr { id: WrId(slot.into()), sge }]);
+        let _ = self.end.poller.post_recv(self.end.qp, &[RecvWr::one(WrId(slot.into()), sge)]);
     }
 
     fn send(&mut self, opcode: Opcode, tag: Tag, body: &[u8]) -> Sequence {

@@ -9,7 +9,7 @@ use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
 
-use crate::storm::{Mix, digests, lanes, lists};
+use crate::storm::{Mix, data_first, digests, landing_bytes, lanes, lists, with_landing};
 
 /// How a link fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -275,6 +275,7 @@ impl Plan {
         let more: usize = [0, volume_bytes / 2, 2 * volume_bytes][random.index(3)];
         let arena_bytes =
             groups * (4 * io_max_bytes as usize + more.next_multiple_of(io_max_bytes as usize));
+        let arena_bytes = arena_bytes + groups * landing_bytes(seed);
         let delay_min = random.below(3);
         let detect = Duration::from_millis([100, 200, 400, 1000][random.index(4)]);
         Self {
@@ -284,9 +285,10 @@ impl Plan {
             queues: 1 + random.index(2),
             depth: [1, 2, 4, 8][random.index(4)],
             io_max_bytes,
-            in_capsule_bytes: [0, 512, 4096][random.index(3)],
+            in_capsule_bytes: with_landing(seed, [0, 512, 4096][random.index(3)]),
             features: [Features::WRITE_WITH_IMM, Features::default()][random.index(2)]
                 .or(lists(seed))
+                .or(data_first(seed))
                 .or(digests(seed)),
             reads_out: [1, 4, 16][random.index(3)],
             lanes: lanes(seed),

@@ -137,6 +137,7 @@ fn a_queue_that_is_smaller_than_asked_for_fails() {
         send_wrs: 512,
         recv_wrs: 512,
         send_sges: 4,
+        recv_sges: 1,
         inline_bytes: 256,
         reads_out: 16,
         reads_in: 16,

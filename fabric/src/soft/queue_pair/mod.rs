@@ -33,7 +33,7 @@ use crate::connect::{AcceptParams, ConnectionHello, QpLimits};
 use crate::error::{FabricError, PostError, Result};
 use crate::poller_counters::PollerCounters;
 use crate::stream_keys::{CipherKey, StreamKeys};
-use crate::work::{QpIndex, RecvWr, SendWr, WcStatus};
+use crate::work::{QpIndex, Recvs, SendWr, WcStatus};
 
 /// Bytes to discard when a QP that refused a request is dropped. TCP resets a connection that is
 /// closed with unread bytes, and the reset could overtake the refusal.
@@ -258,13 +258,13 @@ impl QueuePair {
     /// ENOMEM when the queue is full.
     pub(super) fn post_recvs(
         &mut self,
-        wrs: &[RecvWr],
+        recvs: Recvs<'_>,
         counters: &mut PollerCounters,
     ) -> std::result::Result<(), PostError> {
-        let taken = self.recvs.post(wrs);
+        let taken = self.recvs.post(recvs);
         counters.recvs += wide64(taken);
         counters.recv_doorbells += u64::from(taken > 0);
-        if taken == wrs.len() { Ok(()) } else { Err(PostError::full(taken)) }
+        if taken == recvs.rows.len() { Ok(()) } else { Err(PostError::full(taken)) }
     }
 
     /// The caller polled a completion: its entries are free.
@@ -351,7 +351,8 @@ impl QueuePair {
         // change, which cannot be in a test of one thread.
         let Some(keys) = keys.try_read() else { return };
         let reads = self.reads_out.pending().filter_map(|at| self.sends.get(at)).map(|wr| &wr.sges);
-        let landings = landings(&keys, reads, &self.inbound, &unread);
+        let recvs = self.recvs.waiting().map(|wr| &wr.sges);
+        let landings = landings(&keys, reads.chain(recvs), &self.inbound, &unread);
         self.link.land_late(landings);
     }
 

@@ -17,7 +17,7 @@ use crate::soft::inbound::{Body, Sink};
 use crate::soft::keys::{KeyTable, Right};
 use crate::soft::outbound::Response;
 use crate::soft::pieces::{NO_PIECE, local_pieces};
-use crate::work::{MAX_SGE, Rkey, SgeList, WcStatus};
+use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
 
 /// Offered of the staging buffer behind a large payload, and where the next large payload is
 /// expected: room for some headers and small messages, and for little of a large payload.
@@ -190,13 +190,11 @@ impl QueuePair {
                     self.refuse(seq, Refusal::NotReady, None);
                     return Ok(());
                 };
-                let mut sge = recv.sge;
-                if sge.len < header.len {
+                if recv.sges.total_bytes() < u64::from(header.len) {
                     self.refuse(seq, Refusal::Invalid, Some(WcStatus::LocalLength));
                     return Ok(());
                 }
-                sge.len = header.len;
-                if keys.local(sge, true).is_none() {
+                if !may_land(keys, &recv.sges, header.len) {
                     self.refuse(seq, Refusal::Operation, Some(WcStatus::LocalProtection));
                     return Ok(());
                 }
@@ -246,8 +244,8 @@ impl QueuePair {
     ) -> Option<usize> {
         match body.sink {
             Sink::Recv => {
-                let sge = self.recvs.waiting()?.sge;
-                local_pieces(keys, &SgeList::one(sge), body.done, limit, true, out)
+                let sges = &self.recvs.waiting()?.sges;
+                local_pieces(keys, sges, body.done, limit, true, out)
             }
             Sink::Read { position } => {
                 let sges = &self.sends.get(position)?.sges;
@@ -296,4 +294,18 @@ impl QueuePair {
             }
         }
     }
+}
+
+/// Whether a message of so many bytes may be written to the entries of its RECV. Entries that it
+/// does not reach are not looked at.
+fn may_land(keys: &KeyTable, sges: &SgeList, bytes: u32) -> bool {
+    let mut left = bytes;
+    for sge in sges.as_slice() {
+        let len = sge.len.min(left);
+        if len > 0 && keys.local(Sge { len, ..*sge }, true).is_none() {
+            return false;
+        }
+        left -= len;
+    }
+    true
 }

@@ -240,6 +240,7 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
         send_wrs: 32,
         recv_wrs: RECVS.into(),
         send_sges: 1,
+        recv_sges: 1,
         inline_bytes: 0,
         reads_out: 0,
         reads_in: 0,
@@ -250,7 +251,7 @@ async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
     let memory = pd.register(&region, Access::LOCAL_WRITE).unwrap();
     let recv = |slot: u16| {
         let length = u32::try_from(SLOT).unwrap();
-        RecvWr { id: WrId(slot.into()), sge: memory.sge(usize::from(slot) * SLOT, length).unwrap() }
+        RecvWr::one(WrId(slot.into()), memory.sge(usize::from(slot) * SLOT, length).unwrap())
     };
     for slot in 0..RECVS {
         poller.post_recv(qp, &[recv(slot)]).unwrap();

@@ -17,7 +17,7 @@ fn setup() -> Setup {
             depth: QueueDepth::new(128).unwrap(),
             io_max_bytes: 262_144,
             in_capsule_bytes: 4096,
-            features: Features::WRITE_WITH_IMM.or(LISTS),
+            features: Features::WRITE_WITH_IMM.or(MESSAGES),
             digest: rblk_config::DigestWish::Auto,
             lanes: None,
             queues: 2,

@@ -5,7 +5,7 @@
 //! run of slots is wanted, [`FreeSlots::gather`] gives the loose ones to the arena.
 
 use rblk_fabric::Region;
-use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::width::{wide, wide64};
 
 use super::super::SLOT_BYTES;
 use super::super::policy::Slot;
@@ -52,7 +52,9 @@ impl FreeSlots {
     /// The slot of a byte in the region.
     #[inline]
     pub(super) fn slot_at(&self, offset: usize) -> Slot {
-        Slot(narrow((offset - self.start) / SLOT_BYTES))
+        debug_assert!(self.arena.range().contains(&offset), "no slot at {offset}");
+        // There are no more slots than that.
+        Slot((wide64((offset - self.start) / SLOT_BYTES) & 0xffff_ffff) as u32)
     }
 
     /// A loose slot.

@@ -10,6 +10,8 @@ pub enum State {
     Free,
     /// A job's own.
     Private,
+    /// A connection's: what is sent to us lands there.
+    Landing,
     /// Same as the store.
     Clean,
     /// The same, and in the list of those of a volume with a maximum.

@@ -27,8 +27,10 @@ use rblk_fabric::{Moment, PageKind, Region};
 use rblk_protocol::Tag;
 
 use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
+use super::policy::Slot;
 use super::shard::Shard;
-use super::{SLOT_BYTES, STRIPE_BYTES, ShardOptions};
+use super::slots::Slots;
+use super::{Landed, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::arena::Arena;
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::{OpKind, VolumeIndex};
@@ -39,6 +41,16 @@ use script::Script;
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = SLOT_BYTES as u64;
 const DELAY: Duration = Duration::from_millis(50);
+
+/// Data of a write of one block that is here.
+struct Here<'a>(&'a [u8]);
+
+impl Landed for Here<'_> {
+    fn land(self, slots: &mut Slots, slot: Slot) -> Slot {
+        slots.region().write(slots.offset(slot), self.0);
+        slot
+    }
+}
 
 /// splitmix64.
 struct Rng(u64);
@@ -273,8 +285,7 @@ impl Case {
     /// Whether a write is done, or will be told; `None`: it must be reserved.
     fn write_one(&mut self, from: PartToken, at: u64, data: &[u8], fua: bool) -> Option<bool> {
         let len = u32::try_from(data.len()).unwrap();
-        let land = |region: &Region, at: usize| region.write(at, data);
-        self.shard.write_one(from, VOLUME, at, len, fua, land)
+        self.shard.write_one(from, VOLUME, at, len, fua, Here(data))
     }
 
     fn write_bytes(&mut self, offset: u64, data: &[u8], fua: bool) -> Tag {

@@ -9,7 +9,7 @@ use anyhow::Result;
 use rblk_fabric::soft::{PollerHandle as SoftHandle, ProtectionDomain as SoftDomain};
 use rblk_fabric::{
     AcceptParams, Completion, Connection, DeviceCaps, FabricError, Owner, Poller, PollerCounters,
-    PollerHandle, PostError, ProtectionDomain, QpIndex, RecvWr, SendWr,
+    PollerHandle, PostError, ProtectionDomain, QpIndex, Recvs, SendWr,
 };
 
 use super::timing::{below, is_timed};
@@ -89,8 +89,8 @@ impl Poller for PairedPoller {
         self.inner.has_more()
     }
 
-    fn post_recv(&mut self, qp: QpIndex, wrs: &[RecvWr]) -> std::result::Result<(), PostError> {
-        below(|| self.inner.post_recv(qp, wrs))
+    fn post_recvs(&mut self, qp: QpIndex, recvs: Recvs<'_>) -> std::result::Result<(), PostError> {
+        below(|| self.inner.post_recvs(qp, recvs))
     }
 
     fn post_send(&mut self, qp: QpIndex, wrs: &[SendWr]) -> std::result::Result<(), PostError> {

@@ -16,7 +16,7 @@ use rblk_protocol::{
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::{BounceMemory, ConnectionParams, ProofDue};
+use rblk_target::connection::{BounceMemory, ConnectionParams, ProofDue, slots_of_recv};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::limits::{DelayCounts, Limiter};
 use rblk_target::poll_group::peers::Peers;
@@ -40,6 +40,7 @@ const PROVE_WITHIN: Duration = Duration::from_secs(5);
 const FEATURES: u32 = Features::WRITE_WITH_IMM.0
     | Features::CAPSULE_LISTS.0
     | Features::DATA_LISTS.0
+    | Features::DATA_FIRST.0
     | Features::DIGEST.0;
 
 /// Runs of memory that one WRITE of the target gathers.
@@ -449,10 +450,12 @@ impl<S: Store> Rig<S> {
         let hellos = Hellos::new(&asked, &accept);
         let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
         let reads_out = options.reads_out;
+        let landing_slots = if bounce.is_none() { slots_of_recv(&accept, SEND_SGES) } else { 0 };
         let target_sizes = QpLimits {
             send_wrs: layout.send_wrs(),
             recv_wrs: layout.recv_wrs(),
             send_sges: SEND_SGES,
+            recv_sges: landing_slots + 1,
             inline_bytes: u32::try_from(limits::RESPONSE_BYTES)?,
             reads_out,
             reads_in: 0,
@@ -481,6 +484,7 @@ impl<S: Store> Rig<S> {
             features: accept.features,
             reads_out,
             send_sges: SEND_SGES,
+            landing_slots,
             memory,
             bounce,
             progress_max: rblk_target::connection::progress_max(None),

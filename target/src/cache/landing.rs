@@ -1,0 +1,51 @@
+//! Slots that a shard sets apart for connections, so that the data of small writes lands in them.
+//!
+//! Such a slot is [`State::Landing`]: it holds no block, and no job has it. A write of one block
+//! takes the slot that its data landed in, and leaves the one that was allocated for it
+//! ([`Slots::exchange`]). The slots of a connection come back when its QP is destroyed.
+//!
+//! Memory that is set apart is missed by the cache, and does not come back when memory is short. So
+//! at most one of [`PART`] slots is, and connections beyond that have their data copied.
+//!
+//! [`State::Landing`]: super::slots::State::Landing
+//! [`Slots::exchange`]: super::slots::Slots::exchange
+
+use super::SLOT_BYTES;
+use super::shard::Shard;
+use crate::store::Store;
+
+/// At most one of so many slots is set apart.
+const PART: usize = 8;
+/// In any case so many requests of the largest size find memory that is neither dirty nor set
+/// apart.
+const REQUESTS: usize = 2;
+
+impl<S: Store> Shard<S> {
+    /// Sets slots apart. Returns their offsets in the arena. `None`: there are too few, or jobs
+    /// wait for memory.
+    pub(crate) fn take_landing(&mut self, count: usize) -> Option<Box<[usize]>> {
+        let set_apart = self.core.slots.set_apart() + count;
+        if set_apart > self.landing_max() || self.memory.is_short() {
+            return None;
+        }
+        let slots = self.core.slots.set_apart_more(count)?;
+        self.share_anew();
+        Some(slots)
+    }
+
+    /// Takes slots back that were set apart.
+    pub(crate) fn give_landing(&mut self, offsets: &[usize]) {
+        if offsets.is_empty() {
+            return;
+        }
+        offsets.iter().for_each(|offset| self.core.slots.take_back(*offset));
+        self.share_anew();
+        self.settle();
+    }
+
+    fn landing_max(&self) -> usize {
+        let all = self.core.slots.capacity();
+        let kept = self.dirty_max_bytes() / SLOT_BYTES + REQUESTS * self.request_slots;
+        (all / PART).min(all.saturating_sub(kept))
+    }
+}
