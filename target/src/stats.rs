@@ -92,6 +92,8 @@ rblk_fabric::counters! {
     dirty_max_bytes,
     /// Slots of the cache that are lent for sending, now.
     lent_slots,
+    /// Slots of the cache that are set apart for data to land in, now.
+    landing_slots,
     /// Messages to other poll groups.
     peer_messages,
     /// Commands that had to wait for a READ credit.
@@ -222,6 +224,7 @@ impl Stats {
         self.dirty_bytes.set(wide64(slots.dirty() * SLOT_BYTES));
         self.dirty_max_bytes.set(wide64(dirty_max_bytes));
         self.lent_slots.set(wide64(slots.lent()));
+        self.landing_slots.set(wide64(slots.set_apart()));
     }
 
     /// Publishes the fabric's own counters.

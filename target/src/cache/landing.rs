@@ -5,12 +5,13 @@
 //! ([`Slots::exchange`]). The slots of a connection come back when its QP is destroyed.
 //!
 //! Memory that is set apart is missed by the cache, and does not come back when memory is short. So
-//! at most one of [`PART`] slots is, and connections beyond that have their data copied.
+//! at most one of [`PART`] slots is, none that volumes are to keep (`minimums.rs`), and never so
+//! many that requests find no memory. Connections beyond that have their data copied. A minimum
+//! that is raised later may be smaller than it was asked for, until connections end.
 //!
 //! [`State::Landing`]: super::slots::State::Landing
 //! [`Slots::exchange`]: super::slots::Slots::exchange
 
-use super::SLOT_BYTES;
 use super::shard::Shard;
 use crate::store::Store;
 
@@ -43,9 +44,13 @@ impl<S: Store> Shard<S> {
         self.settle();
     }
 
+    /// Most slots that may be set apart.
     fn landing_max(&self) -> usize {
-        let all = self.core.slots.capacity();
-        let kept = self.dirty_max_bytes() / SLOT_BYTES + REQUESTS * self.request_slots;
-        (all / PART).min(all.saturating_sub(kept))
+        let (all, clean) = (self.core.slots.capacity(), self.clean());
+        let minimums = self.minimums();
+        // The minimums still fit what is left.
+        let spare = clean.saturating_sub(minimums.saturating_mul(super::minimums::PART));
+        let for_requests = REQUESTS * self.request_slots;
+        (all / PART).min(spare).min(clean.saturating_sub(minimums.saturating_add(for_requests)))
     }
 }

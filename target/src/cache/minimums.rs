@@ -4,7 +4,7 @@
 //! of a reload are made one after the other, and the parts of shards are rounded. Minimums that do
 //! not fit are all made smaller by the same part.
 
-use rblk_protocol::width::narrow;
+use rblk_protocol::width::{narrow, wide};
 
 use super::shard::Shard;
 use super::volumes::Volumes;
@@ -13,7 +13,7 @@ use crate::volume::CacheMode;
 
 /// At most one of so many parts of the memory that is never dirty is kept for volumes. The rest is
 /// for whoever needs memory, so that every request finds some, also if each volume has its minimum.
-const PART: usize = 2;
+pub(super) const PART: usize = 2;
 /// In any case so many requests of the largest size find memory that is kept for no volume.
 const REQUESTS: usize = 2;
 
@@ -25,6 +25,12 @@ impl<S: Store> Shard<S> {
             state.cache_min = slots;
             self.share_anew();
         }
+    }
+
+    /// Slots that all volumes are to keep together.
+    pub(super) fn minimums(&self) -> usize {
+        let volumes = &self.core.volumes;
+        volumes.indexes().map(|volume| wide(wanted(volumes, volume))).sum()
     }
 
     /// Counts the minimums anew: `clean` slots are never dirty. Returns the slots that are kept for

@@ -124,12 +124,17 @@ impl<S: Store> Shard<S> {
         self.share_anew();
     }
 
+    /// Slots that are never dirty.
+    pub(super) fn clean(&self) -> usize {
+        let dirty = if self.core.volumes.write_back() { self.write_backs.dirty_max() } else { 0 };
+        self.core.slots.capacity() - dirty
+    }
+
     /// The volumes are others, or are cached in other ways: counts anew what each may have.
     pub(super) fn share_anew(&mut self) {
         let core = &mut self.core;
         core.store.set_volumes(core.volumes.served());
-        let dirty = if core.volumes.write_back() { self.write_backs.dirty_max() } else { 0 };
-        let clean = (core.slots.capacity() - dirty).saturating_sub(core.slots.set_apart());
+        let clean = self.clean().saturating_sub(self.core.slots.set_apart());
         // What is kept for volumes is nothing that jobs and peers can count on.
         let shared = clean - self.keep_minimums(clean);
         self.keep_maximums();

@@ -13,9 +13,9 @@
 //! A volume with a maximum has `Bounded` slots where others have `Clean` ones (`maximum.rs`).
 //!
 //! A `Private` slot belongs to one job: data lands there. A `Landing` slot belongs to a connection
-//! (`cache/landing.rs`). `Clean`, `Dirty` and `Writing` slots are
-//! in the index; a `Writing` slot is dirty and with a write-back. A `Detached` slot left the index
-//! while RDMA or the store still read it; it is free when the last pin is gone.
+//! (`cache/landing.rs`). `Clean`, `Dirty` and `Writing` slots are in the index; a `Writing` slot is
+//! dirty and with a write-back. A `Detached` slot left the index while RDMA or the store still read
+//! it; it is free when the last pin is gone.
 //!
 //! Invariants: a block has at most one slot in the index; bytes of a slot in the index never
 //! change; a slot with pins is never reused; a dirty slot leaves the index only for newer data, or

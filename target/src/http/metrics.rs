@@ -146,6 +146,12 @@ const GROUPS: &[OfGroup] = &[
     ("rblk_target_lent_slots", Kind::Gauge, "Slots of the cache that are lent for sending.", |s| {
         s.lent_slots
     }),
+    (
+        "rblk_target_landing_slots",
+        Kind::Gauge,
+        "Slots of the cache that are set apart for the data of small writes.",
+        |s| s.landing_slots,
+    ),
     ("rblk_target_peer_messages_total", Kind::Counter, "Messages to other poll groups.", |s| {
         s.peer_messages
     }),

@@ -7,6 +7,7 @@
 
 mod changes;
 mod given_up;
+mod landing;
 mod maximums;
 mod minimums;
 mod reads;

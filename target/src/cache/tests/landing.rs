@@ -1,0 +1,97 @@
+//! Slots that are set apart for data to land in.
+
+use super::super::slots::State;
+use super::*;
+
+/// Data that landed in a slot that is set apart.
+struct InSlot<'a> {
+    // The slot, by its offset. Then the one that has its place.
+    at: &'a mut usize,
+}
+
+impl Landed for InSlot<'_> {
+    fn land(self, slots: &mut Slots, slot: Slot) -> Slot {
+        let landed = std::mem::replace(self.at, slots.offset(slot));
+        slots.exchange(slot, landed)
+    }
+}
+
+fn all_landing(case: &Case, offsets: &[usize]) {
+    let slots = &case.shard.core.slots;
+    let mut sorted = offsets.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!((sorted.len(), slots.set_apart()), (offsets.len(), offsets.len()));
+    let landing = (0..256)
+        .map(Slot)
+        .filter(|slot| slots.holders(*slot).state == State::Landing)
+        .map(|slot| slots.offset(slot));
+    assert_eq!(landing.collect::<Vec<_>>(), sorted);
+}
+
+#[test]
+fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
+    for cache in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
+        let mut random = Rng(5);
+        let mut case = Setup::new(cache).case();
+        let mut offsets = case.shard.take_landing(20).expect("memory").into_vec();
+        all_landing(&case, &offsets);
+        let mut versions = [0u8; 40];
+        for round in 1..200u8 {
+            let block = random.below(versions.len());
+            let offset = block as u64 * BLOCK;
+            // As a device writes it there.
+            let at = &mut offsets[random.below(20)];
+            case.region.write(*at, &bytes(round, offset, SLOT_BYTES));
+            let (from, fua) = (case.token(), random.below(4) == 0);
+            let done =
+                case.shard.write_one(from, VOLUME, offset, SLOT_BYTES as u32, fua, InSlot { at });
+            if done.is_some() {
+                versions[block] = round;
+            }
+            // What is written twice at once is one or the other.
+            if cache == CacheMode::None || fua || random.below(3) == 0 {
+                case.finish_all();
+                case.replies.clear();
+            }
+            all_landing(&case, &offsets);
+        }
+        case.finish_all();
+        case.replies.clear();
+        for (block, version) in versions.into_iter().enumerate() {
+            let offset = block as u64 * BLOCK;
+            let tag = case.read(offset, SLOT_BYTES as u32);
+            case.finish_all();
+            let memory = case.lent(tag).expect("a good read");
+            assert!(
+                *case.copy(&memory) == *bytes(version, offset, SLOT_BYTES),
+                "{cache:?}, {block}"
+            );
+            case.request(ShardRequest::Release { memory });
+        }
+        case.shard.give_landing(&offsets);
+        assert_eq!(case.shard.core.slots.set_apart(), 0);
+        case.end();
+    }
+}
+
+#[test]
+fn what_is_set_apart_is_bounded_and_no_memory_that_volumes_keep() {
+    let mut case = Setup { slots: 800, ..Setup::new(CacheMode::WriteThrough) }.case();
+    assert!(case.shard.take_landing(101).is_none(), "more than an eighth");
+    let first = case.shard.take_landing(60).expect("memory");
+    assert!(case.shard.take_landing(41).is_none(), "more than an eighth together");
+    case.shard.give_landing(&first);
+    let all = case.shard.take_landing(100).expect("memory");
+    case.shard.give_landing(&all);
+    // Half of it may be kept, and then nothing is set apart.
+    case.shard.set_cache_min(VOLUME, 400);
+    assert!(case.shard.take_landing(1).is_none(), "the volume keeps half");
+    case.shard.set_cache_min(VOLUME, 380);
+    assert!(case.shard.take_landing(41).is_none(), "its minimum would not fit");
+    let some = case.shard.take_landing(40).expect("memory");
+    assert_eq!(case.shard.core.slots.min(VOLUME), 380, "it keeps what it is to keep");
+    case.shard.give_landing(&some);
+    case.shard.set_cache_min(VOLUME, 0);
+    case.end();
+}
