@@ -242,7 +242,8 @@ fn requests_wait_for_a_target_that_was_killed() {
             }
         }
         assert!(read(&mut queue, BLOCK, BLOCK) == pattern(round, BLOCK));
-        assert_eq!(volume.state(), State::Connected);
+        // Another thread says so.
+        wait_for("the path", || (volume.state() == State::Connected).then_some(()));
     }
     assert!(queue.counts().paths_lost >= 3);
 }
@@ -418,7 +419,7 @@ fn two_users_of_one_host_do_not_fence_each_other_by_accident() {
     let refused = Options::new(slow).open().unwrap_err();
     assert!(refused.to_string().contains("in use"), "{refused}");
     assert!(read(&mut queue, 0, BLOCK) == pattern(1, BLOCK));
-    assert_eq!(volume.state(), State::Connected);
+    wait_for("the path", || (volume.state() == State::Connected).then_some(()));
 }
 
 /// In which state of a request everything is dropped.
