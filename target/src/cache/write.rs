@@ -79,9 +79,9 @@ pub(super) fn start<S: Store>(
     false
 }
 
-/// Begins a write of one block. True: the block is dirty in the index, and the write is done. False:
-/// the write is on its way to the store. `None`: nothing changed; the write must be reserved, since
-/// it is not of one block, or something is in its way.
+/// Begins a write of one block. True: the block is dirty in the index, and the write is done.
+/// False: the write is on its way to the store. `None`: nothing changed; the write must be
+/// reserved, since it is not of one block, or something is in its way.
 #[inline(always)]
 pub(super) fn start_one<S: Store>(
     core: &mut Core<S>,

@@ -3,6 +3,9 @@
 use super::super::slots::State;
 use super::*;
 
+const SLOT_LEN: u32 = 4096;
+const _: () = assert!(SLOT_LEN as usize == SLOT_BYTES);
+
 /// Data that landed in a slot that is set apart.
 struct InSlot<'a> {
     // The slot, by its offset. Then the one that has its place.
@@ -44,8 +47,7 @@ fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
             let at = &mut offsets[random.below(20)];
             case.region.write(*at, &bytes(round, offset, SLOT_BYTES));
             let (from, fua) = (case.token(), random.below(4) == 0);
-            let done =
-                case.shard.write_one(from, VOLUME, offset, SLOT_BYTES as u32, fua, InSlot { at });
+            let done = case.shard.write_one(from, VOLUME, offset, SLOT_LEN, fua, InSlot { at });
             if done.is_some() {
                 versions[block] = round;
             }
@@ -60,7 +62,7 @@ fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
         case.replies.clear();
         for (block, version) in versions.into_iter().enumerate() {
             let offset = block as u64 * BLOCK;
-            let tag = case.read(offset, SLOT_BYTES as u32);
+            let tag = case.read(offset, SLOT_LEN);
             case.finish_all();
             let memory = case.lent(tag).expect("a good read");
             assert!(
