@@ -292,6 +292,20 @@ impl RawPeer {
         heard
     }
 
+    /// Steps the rig until so many answers came, or the end of the connection.
+    ///
+    /// # Panics
+    /// Neither comes.
+    pub fn hear_answers(&mut self, bed: &mut Bed, count: usize) -> Vec<Heard> {
+        let mut heard = Vec::new();
+        let came = bed.rig.run(PATIENCE, |_| {
+            heard.extend(self.listen());
+            heard.len() >= count || heard.iter().any(|h| matches!(h, Heard::End(_)))
+        });
+        assert!(came.is_ok(), "{count} answers, not {heard:?}");
+        heard
+    }
+
     /// Steps the rig until something comes in.
     ///
     /// # Panics

@@ -120,16 +120,6 @@ fn no_more_than_an_eighth_of_the_arena_is_set_apart() {
     end(&mut bed, &rig);
 }
 
-fn hear(bed: &mut Bed, peer: &mut RawPeer, count: usize) -> Vec<Heard> {
-    let mut heard = Vec::new();
-    let came = bed.rig.run(PATIENCE, |_| {
-        heard.extend(peer.listen());
-        heard.len() >= count || heard.iter().any(|h| matches!(h, Heard::End(_)))
-    });
-    assert!(came.is_ok(), "{count} answers, not {heard:?}");
-    heard
-}
-
 /// A message as it is sent where data comes first.
 fn packed(list: &[(CommandCapsule, Vec<u8>)]) -> Vec<u8> {
     let data = list.iter().flat_map(|(_, data)| data.clone());
@@ -183,7 +173,7 @@ fn data_of_any_length_is_what_was_sent() {
             }
             let answers = list.len();
             peer.send(&packed(&list));
-            let heard = hear(&mut bed, &mut peer, answers);
+            let heard = peer.hear_answers(&mut bed, answers);
             assert_eq!(heard.len(), answers, "{heard:?}");
             let is_good = |answer: &Heard| match answer {
                 Heard::Response(response) => response.status == Status::Ok,
@@ -230,7 +220,7 @@ fn a_wrong_message_harms_nobody() {
         let mut bytes = packed(&list);
         spoil(&mut bytes);
         peer.send(&bytes);
-        let heard = hear(&mut bed, &mut peer, 4);
+        let heard = peer.hear_answers(&mut bed, 4);
         assert!(matches!(heard.last(), Some(Heard::End(_))), "case {case}: {heard:?}");
         (0..3).for_each(|version| write_all(&mut bed, bystander, version));
         assert_eq!(bed.rig.take_path_ends(bystander), []);

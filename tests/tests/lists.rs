@@ -305,16 +305,6 @@ fn assert_unharmed(bed: &mut Bed, bystander: QueueId) {
     assert_eq!(bed.rig.take_path_ends(bystander), []);
 }
 
-fn hear(bed: &mut Bed, peer: &mut RawPeer, count: usize) -> Vec<Heard> {
-    let mut heard = Vec::new();
-    let came = bed.rig.run(PATIENCE, |_| {
-        heard.extend(peer.listen());
-        heard.len() >= count || heard.iter().any(|h| matches!(h, Heard::End(_)))
-    });
-    assert!(came.is_ok(), "{count} answers, not {heard:?}");
-    heard
-}
-
 fn bytes(commands: &[CommandCapsule]) -> Vec<u8> {
     commands.iter().flat_map(CommandCapsule::to_wire).collect()
 }
@@ -348,7 +338,7 @@ fn a_list_is_served_as_its_commands_would_be() {
         assert_eq!(list.len(), LIST_MAX);
         let data = pattern(4, 4096);
         peer.send(&[bytes(&list), data.clone()].concat());
-        let heard = hear(&mut bed, &mut peer, LIST_MAX);
+        let heard = peer.hear_answers(&mut bed, LIST_MAX);
         assert_eq!(heard.len(), LIST_MAX);
         let mut statuses = vec![None; usize::from(DEPTH) + 1];
         for answer in heard {
@@ -372,7 +362,7 @@ fn a_list_is_served_as_its_commands_would_be() {
         }
         let read = peer.transfer(Opcode::Read, 0, 0, 8);
         peer.send(&read.to_wire());
-        hear(&mut bed, &mut peer, 1);
+        peer.hear_answers(&mut bed, 1);
         let mut got = vec![0; 4096];
         peer.lent.region().read(0, &mut got);
         assert!(got == data, "the data of the list's last command");
@@ -446,17 +436,17 @@ fn a_receive_slot_comes_back_with_the_last_data_in_it() {
         peer.send(&message);
         let mut expected: Vec<u16> = (0..3).filter(|at| *at != waits).map(tag).collect();
         expected.push(DEPTH);
-        assert_eq!(tags_heard(&hear(&mut bed, &mut peer, 3)), expected, "round {round}");
+        assert_eq!(tags_heard(&peer.hear_answers(&mut bed, 3)), expected, "round {round}");
         assert_eq!(recvs(&bed), before, "its slot is still in use");
         // A message of its own finds another, which comes back at once.
         let beat = CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) };
         peer.send(&beat.to_wire());
-        assert_eq!(hear(&mut bed, &mut peer, 1).len(), 1);
+        assert_eq!(peer.hear_answers(&mut bed, 1).len(), 1);
         assert_eq!(recvs(&bed), before + 1);
     }
     let before = recvs(&bed);
     bed.rig.store_mut().set_conditions(StoreConditions::default());
-    assert_eq!(tags_heard(&hear(&mut bed, &mut peer, 3)), [0, 4, 8], "those that waited");
+    assert_eq!(tags_heard(&peer.hear_answers(&mut bed, 3)), [0, 4, 8], "those that waited");
     // With the slot of the other queue's message, which is posted with its first answer.
     assert_eq!(recvs(&bed), before + 3 + 1, "once each");
     assert!(bed.outcomes(4).iter().all(|o| o.result == 64 << 10));
@@ -484,11 +474,11 @@ fn a_peer_that_keeps_its_credits_always_finds_a_receive_slot() {
         let waits = Some(round).filter(|tag| *tag < last);
         let message = busy(&mut peer, waits, round);
         peer.send(&message);
-        let heard = hear(&mut bed, &mut peer, 2);
+        let heard = peer.hear_answers(&mut bed, 2);
         assert_eq!(tags_heard(&heard), [last, DEPTH], "round {round}");
     }
     bed.rig.store_mut().set_conditions(StoreConditions::default());
-    let heard = hear(&mut bed, &mut peer, last.into());
+    let heard = peer.hear_answers(&mut bed, last.into());
     assert_eq!(tags_heard(&heard), (0..last).collect::<Vec<_>>());
     assert!(bed.outcomes(4).iter().all(|o| o.result == 64 << 10));
     let queue = bed.queue(STORE, options(BOTH));
@@ -550,10 +540,10 @@ fn receive_slots_of_lists_come_back_at_once() {
         let beat = CommandCapsule { tag: Tag(DEPTH), ..peer.command(Opcode::KeepAlive, 0) };
         let refused = CommandCapsule { volume: VolumeHandle(77), ..slow[0] };
         peer.send(&bytes(&[CommandCapsule { tag: Tag(9), ..refused }, beat]));
-        assert_eq!(hear(&mut bed, &mut peer, 2).len(), 2, "round {round}");
+        assert_eq!(peer.hear_answers(&mut bed, 2).len(), 2, "round {round}");
     }
     bed.rig.store_mut().set_conditions(StoreConditions::default());
-    assert_eq!(hear(&mut bed, &mut peer, 4).len(), 4);
+    assert_eq!(peer.hear_answers(&mut bed, 4).len(), 4);
 }
 
 #[test]
@@ -621,7 +611,7 @@ fn a_list_that_breaks_a_rule_ends_its_connection_and_harms_nobody_else() {
         let message = spoil(&mut peer);
         peer.send(&message);
         // What stood before the broken rule may have been answered.
-        let heard = hear(&mut bed, &mut peer, LIST_MAX + 1);
+        let heard = peer.hear_answers(&mut bed, LIST_MAX + 1);
         assert!(matches!(heard.last(), Some(Heard::End(_))), "{what}: {heard:?}");
         let after = bed.rig.target_counts();
         let ends = |c: &StatsSnapshot| c.protocol_errors + c.lost_connections;

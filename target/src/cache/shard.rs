@@ -376,11 +376,10 @@ impl<S: Store> Shard<S> {
         core.end(job);
     }
 
-    /// A reservation and its write in one, for the data of one block that is here already: `land`
-    /// True: the write is done, and well. False: the answer comes
-    /// later, from [`Self::take_written`] or, as to [`ShardRequest::Write`], from
-    /// [`Self::take_reply`]. `None`: nothing changed; the write must be reserved and may have to
-    /// wait.
+    /// A reservation and its write in one, for the data of one block that is here already. True:
+    /// the write is done, and well. False: the answer comes later, from [`Self::take_written`] or,
+    /// as to [`ShardRequest::Write`], from [`Self::take_reply`]. `None`: nothing changed; the write
+    /// must be reserved and may have to wait.
     #[allow(clippy::too_many_arguments)] // those of both requests
     #[inline(always)]
     pub(crate) fn write_one(

@@ -99,7 +99,10 @@ impl Access {
     pub(super) fn writes_to_store(&self, session: SessionIndex) -> bool {
         let view = self.sessions.get(wide(session.index)).filter(|view| view.life == session.life);
         let opened = view.map_or(&[][..], |view| &view.opened);
-        let may_write = |opened: &Option<Opened>| matches!(opened, Some(Opened::Mode(mode)) if *mode != AccessMode::ReadOnly);
+        let may_write = |opened: &Option<Opened>| match opened {
+            Some(Opened::Mode(mode)) => *mode != AccessMode::ReadOnly,
+            _ => false,
+        };
         let in_store = |exported: &Option<Exported>| {
             let volume = exported.as_ref().and_then(|exported| exported.volume.as_ref());
             volume.is_some_and(|volume| matches!(volume.placement, Placement::Store))
