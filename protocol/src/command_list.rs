@@ -31,21 +31,16 @@ use crate::width::{const_u32, wide};
 /// Walks the commands of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandList {
-    // Bytes of the message.
+    // Bytes of the message, of the capsules that were taken, and of what is left: neither capsules
+    // nor data that were taken.
     len: u32,
-    // Offset of the next capsule.
-    at: u32,
-    // Bytes that are left: neither capsules nor data that were taken.
+    capsules: u32,
     rest: u32,
-    // Bytes of data that were taken.
-    data: u32,
-    // How many commands may still come. 0 after the last.
-    left: u32,
-    // How many of those may have data.
-    data_left: u32,
-    // Commands may follow a command that has data.
-    data_lists: bool,
-    data_first: bool,
+    // Bytes of the most capsules that there may be.
+    capsules_max: u32,
+    // Commands that had data.
+    with_data: u32,
+    features: Features,
     depth: QueueDepth,
 }
 
@@ -61,28 +56,24 @@ impl CommandList {
     #[must_use]
     #[inline]
     pub fn new(message_bytes: u32, features: Features, depth: QueueDepth) -> Self {
-        let lists = features.has(Features::CAPSULE_LISTS);
-        let data_lists = lists && features.has(Features::DATA_LISTS);
-        let data_first = features.has(Features::DATA_FIRST);
+        let most = if features.has(Features::CAPSULE_LISTS) { COMMANDS_MAX } else { 1 };
+        let capsules_max = most * COMMAND_LEN;
         Self {
-            // A message that is too short is not read.
-            at: if data_first { message_bytes.wrapping_sub(COMMAND_LEN) } else { 0 },
             len: message_bytes,
+            capsules: 0,
             rest: message_bytes,
-            data: 0,
-            left: if lists { COMMANDS_MAX } else { 1 },
-            data_left: if data_lists { DATA_MAX } else { 1 },
-            data_lists,
-            data_first,
+            capsules_max,
+            with_data: 0,
+            features,
             depth,
         }
     }
 
-    /// Whether there is no command behind the one that was taken last.
+    /// Whether there is no command behind those that were taken. A message has at least one.
     #[must_use]
     #[inline]
     pub fn is_done(&self) -> bool {
-        self.left == 0
+        self.rest == 0
     }
 
     /// The next command. `None` after the last. `read` copies the bytes at that offset of the
@@ -92,15 +83,15 @@ impl CommandList {
         &mut self,
         read: impl FnOnce(usize) -> [u8; COMMAND_BYTES],
     ) -> Option<Result<CommandCapsule, CapsuleError>> {
-        if self.left == 0 {
-            return None;
-        }
         if self.rest < COMMAND_LEN {
-            self.left = 0;
-            let got = wide(self.rest);
-            return Some(Err(CapsuleError::Length { got, expected: COMMAND_BYTES }));
+            return self.end().map(Err);
         }
-        let bytes = read(wide(self.at));
+        let at = if self.is_data_first() {
+            self.len - self.capsules - COMMAND_LEN
+        } else {
+            self.capsules
+        };
+        let bytes = read(wide(at));
         // The command stays where it was parsed to: it is not copied from result to result.
         let command = CommandCapsule::parse(&bytes, self.depth);
         let placed = match &command {
@@ -108,10 +99,28 @@ impl CommandList {
             Err(error) => Err(*error),
         };
         if let Err(error) = placed {
-            self.left = 0;
+            self.give_up();
             return Some(Err(error));
         }
         Some(command)
+    }
+
+    /// No whole capsule is left. What is wrong with that, if anything is.
+    #[cold]
+    fn end(&mut self) -> Option<CapsuleError> {
+        if self.capsules > 0 {
+            // A list whose commands were placed has no rest that is shorter than a capsule.
+            return None;
+        }
+        let got = wide(self.len);
+        self.give_up();
+        Some(CapsuleError::Length { got, expected: COMMAND_BYTES })
+    }
+
+    /// A rule was broken: there are no more commands.
+    #[cold]
+    fn give_up(&mut self) {
+        (self.len, self.capsules, self.rest) = (COMMAND_LEN, COMMAND_LEN, 0);
     }
 
     /// Takes the bytes of a command from those that are left.
@@ -122,23 +131,21 @@ impl CommandList {
             return Err(self.does_not_fit(command));
         };
         if data > 0 {
-            if self.data_left == 0 {
+            self.with_data += 1;
+            if self.with_data > 1 && self.with_data > self.data_max() {
                 return Err(CapsuleError::Field("too many commands of a message have data"));
             }
-            self.data_left -= 1;
-            self.data += data;
         }
-        if rest == 0 {
-            self.left = 0;
-        } else {
-            // At least one more capsule is behind it, and may be.
-            if rest < COMMAND_LEN || self.left == 1 || data > 0 && !self.data_lists {
-                return Err(self.does_not_fit(command));
-            }
-            self.left -= 1;
-            self.at = if self.data_first { self.at - COMMAND_LEN } else { self.at + COMMAND_LEN };
+        let capsules = self.capsules + COMMAND_LEN;
+        // If bytes are left, at least one more capsule is behind it, and may be.
+        if rest > 0
+            && (rest < COMMAND_LEN
+                || capsules == self.capsules_max
+                || data > 0 && self.data_max() == 1)
+        {
+            return Err(self.does_not_fit(command));
         }
-        self.rest = rest;
+        (self.capsules, self.rest) = (capsules, rest);
         Ok(())
     }
 
@@ -147,14 +154,27 @@ impl CommandList {
         CapsuleError::Length { got: wide(self.rest), expected: command.message_bytes() }
     }
 
+    /// Whether data is in front of the capsules.
+    #[inline(always)]
+    fn is_data_first(&self) -> bool {
+        self.features.has(Features::DATA_FIRST)
+    }
+
+    /// How many commands of a message may have data. Where it is one, that is the last.
+    #[inline(always)]
+    fn data_max(&self) -> u32 {
+        let lists = self.features.has(Features::CAPSULE_LISTS);
+        if lists && self.features.has(Features::DATA_LISTS) { DATA_MAX } else { 1 }
+    }
+
     /// Offset in the message of the data of this command, which was taken last, if it has data.
     #[must_use]
     #[inline]
     pub fn data_offset(&self, command: &CommandCapsule) -> usize {
-        wide(if self.data_first {
-            self.data - command.in_capsule_bytes
+        wide(if self.is_data_first() {
+            self.len - self.capsules - self.rest - command.in_capsule_bytes
         } else {
-            self.len - self.data
+            self.capsules + self.rest
         })
     }
 }

@@ -75,11 +75,15 @@ impl Answers {
         self.replies.pop_front()
     }
 
-    /// Swaps the block writes that went well for an empty list.
-    #[inline]
-    pub(super) fn take_written(&mut self, list: &mut Vec<PartToken>) {
-        debug_assert!(list.is_empty());
-        std::mem::swap(&mut self.written, list);
+    /// The next block write that went well; the oldest has number 0. Behind the last of them the
+    /// list is empty.
+    #[inline(always)]
+    pub(super) fn next_written(&mut self, number: usize) -> Option<PartToken> {
+        let next = self.written.get(number).copied();
+        if next.is_none() {
+            self.written.clear();
+        }
+        next
     }
 
     /// The shard's own jobs that ended since the last call.

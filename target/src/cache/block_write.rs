@@ -28,6 +28,18 @@ pub(super) struct BlockWrite {
     pub volume: VolumeIndex,
 }
 
+impl BlockWrite {
+    // What a free entry has.
+    const NONE: Self = Self {
+        from: PartToken::of_control(0, 0),
+        block: 0,
+        slot: Slot(0),
+        len: 0,
+        lock: None,
+        volume: VolumeIndex(0),
+    };
+}
+
 #[derive(Debug)]
 struct Entry {
     write: BlockWrite,
@@ -65,21 +77,23 @@ impl BlockWrites {
     /// Keeps a write until its operation ends. Returns the token for that operation.
     #[inline(always)]
     pub(super) fn begin(&mut self, write: BlockWrite) -> OpToken {
+        if self.free == NONE {
+            self.grow();
+        }
         let index = self.free;
-        let Some(entry) = self.table.get_mut(wide(index)) else { return self.grow(write) };
+        let entry = &mut self.table[wide(index)];
         self.free = entry.next;
         self.len += 1;
         entry.write = write;
         token(index, entry.generation)
     }
 
+    // One more free entry. They are bounded by what connections may have outstanding.
     #[cold]
-    fn grow(&mut self, write: BlockWrite) -> OpToken {
-        // Bounded by what connections may have outstanding.
-        let index = narrow(self.table.len());
-        self.table.push(Entry { write, generation: 0, next: NONE });
-        self.len += 1;
-        token(index, 0)
+    #[inline(never)]
+    fn grow(&mut self) {
+        self.free = narrow(self.table.len());
+        self.table.push(Entry { write: BlockWrite::NONE, generation: 0, next: NONE });
     }
 
     /// The operation of a token ended: gives the write up. `None`: there is no such write.

@@ -60,7 +60,7 @@ impl Drop for Segments {
 impl Segments {
     /// One run, lent to a session.
     #[inline]
-    pub(super) fn one(session: SessionIndex, run: Segment) -> Self {
+    pub(crate) fn one(session: SessionIndex, run: Segment) -> Self {
         Self { runs: Runs::One(run), session }
     }
 
@@ -195,7 +195,7 @@ impl PartToken {
     /// What a poll group asks its own shard for by order of control, and not for a command. No
     /// connection has this name.
     #[must_use]
-    pub(crate) fn of_control(group: u16, number: u16) -> Self {
+    pub(crate) const fn of_control(group: u16, number: u16) -> Self {
         let connection = ConnectionId { index: u16::MAX, generation: u32::MAX };
         Self { group, session: SessionIndex::NONE, connection, tag: Tag(number), part: 0 }
     }

@@ -82,9 +82,10 @@ use std::time::Duration;
 
 pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf};
 use rblk_protocol::width::{wide, wide64};
+pub(crate) use read::Hit;
 pub use shard::Shard;
 pub use volumes::StoreFailure;
-pub(crate) use write::Landed;
+pub(crate) use write::{Landed, OneBlock};
 
 use crate::store::VolumeIndex;
 

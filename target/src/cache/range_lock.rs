@@ -228,9 +228,13 @@ impl RangeLocks {
         waits_for: u32,
     ) -> Acquired {
         let (index, link) = (wide(self.free), self.free * LINKS);
-        self.free = self.links[wide(link)].next;
-        let head = self.chains[chain];
-        self.chains[chain] = self.push(head, link);
+        let (head, own) = (&mut self.chains[chain], &mut self.links[wide(link)]);
+        let next = std::mem::replace(head, link);
+        self.free = own.next;
+        *own = Link { next, prev: NONE };
+        if next != NONE {
+            self.links[wide(next)].prev = link;
+        }
         self.enter(index, volume, range, owner, waits_for, number(chain))
     }
 

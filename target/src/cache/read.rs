@@ -20,6 +20,26 @@ use crate::volume::CacheMode;
 /// Stands for a slot until one is allocated.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
+/// Memory that was lent at once.
+#[derive(Debug)]
+pub(crate) enum Hit {
+    /// All of it is in one slot: [`Segments::one`] gives it back.
+    One(Segment),
+    /// It is in several slots.
+    More(Segments),
+}
+
+impl Hit {
+    /// The memory, which is lent to that session.
+    #[inline(always)]
+    pub(crate) fn into_segments(self, session: SessionIndex) -> Segments {
+        match self {
+            Self::One(run) => Segments::one(session, run),
+            Self::More(memory) => memory,
+        }
+    }
+}
+
 /// Lends the slots of a range to a session, if the index has every block and the session may keep
 /// as much, and counts a hit. `None` changes nothing.
 #[inline(always)]
@@ -29,7 +49,7 @@ pub(super) fn lend_hit<S: Store>(
     volume: VolumeIndex,
     offset: u64,
     len: u32,
-) -> Option<Segments> {
+) -> Option<Hit> {
     let state = core.volumes.get_mut(volume)?;
     if state.cache() == CacheMode::None || len == 0 {
         return None;
@@ -46,9 +66,9 @@ pub(super) fn lend_hit<S: Store>(
         core.slots.touch(slot);
         core.slots.lend(slot);
         let offset = core.slots.offset(slot) + wide(offset % BLOCK);
-        return Some(Segments::one(session, Segment { offset, len }));
+        return Some(Hit::One(Segment { offset, len }));
     }
-    lend_blocks(core, session, volume, offset, len)
+    lend_blocks(core, session, volume, offset, len).map(Hit::More)
 }
 
 #[inline(never)]
@@ -86,7 +106,8 @@ pub(super) fn start<S: Store>(
     offset: u64,
     len: u32,
 ) -> Option<u32> {
-    if let Some(memory) = lend_hit(core, from.session, volume, offset, len) {
+    if let Some(hit) = lend_hit(core, from.session, volume, offset, len) {
+        let memory = hit.into_segments(from.session);
         let spent = Spent::default();
         core.answers.reply(ShardReply::Read { to: from, result: Ok(memory), spent });
         return None;

@@ -28,6 +28,7 @@ use super::lists::Lists;
 use super::locks::Locks;
 use super::memory::MemoryQueue;
 use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
+use super::read::Hit;
 use super::sessions::Sessions;
 use super::slots::Slots;
 use super::stop::Stopping;
@@ -214,11 +215,12 @@ impl<S: Store> Shard<S> {
         self.core.answers.has_reply()
     }
 
-    /// The writes of [`Self::write_one`] that the store has done well, oldest first. There are none
-    /// unless [`Self::turn`] was busy. `list` must be empty; its memory is used for the next ones.
-    #[inline]
-    pub(crate) fn take_written(&mut self, list: &mut Vec<PartToken>) {
-        self.core.answers.take_written(list);
+    /// The next of the writes of [`Self::write_one`] that the store has done well: the oldest has
+    /// number 0. There are none unless [`Self::turn`] was busy. Ask until there is none, which
+    /// empties the list.
+    #[inline(always)]
+    pub(crate) fn next_written(&mut self, number: usize) -> Option<PartToken> {
+        self.core.answers.next_written(number)
     }
 
     /// The next answer.
@@ -236,7 +238,7 @@ impl<S: Store> Shard<S> {
         volume: VolumeIndex,
         offset: u64,
         len: u32,
-    ) -> Option<Segments> {
+    ) -> Option<Hit> {
         read::lend_hit(&mut self.core, session, volume, offset, len)
     }
 
@@ -377,21 +379,11 @@ impl<S: Store> Shard<S> {
     }
 
     /// A reservation and its write in one, for the data of one block that is here already. True:
-    /// the write is done, and well. False: the answer comes later, from [`Self::take_written`] or,
+    /// the write is done, and well. False: the answer comes later, from [`Self::next_written`] or,
     /// as to [`ShardRequest::Write`], from [`Self::take_reply`]. `None`: nothing changed; the write
     /// must be reserved and may have to wait.
-    #[allow(clippy::too_many_arguments)] // those of both requests
     #[inline(always)]
-    pub(crate) fn write_one(
-        &mut self,
-        from: PartToken,
-        volume: VolumeIndex,
-        offset: u64,
-        len: u32,
-        fua: bool,
-        data: impl Landed,
-    ) -> Option<bool> {
-        let write = OneBlock { from, volume, offset, len, fua };
+    pub(crate) fn write_one(&mut self, write: OneBlock, data: impl Landed) -> Option<bool> {
         write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, data)
     }
 

@@ -65,13 +65,14 @@ impl<S: Store> StoreQueue<S> {
         op: Op,
         memory: &[Segment],
     ) {
-        if of.waiting.is_empty()
-            && of.at_store < self.per_volume
-            && self.store.submit(op, memory).is_ok()
-        {
-            of.at_store += 1;
+        let left = if of.waiting.is_empty() && of.at_store < self.per_volume {
+            self.store.submit(op, memory)
         } else {
-            self.queue(of, lists, op, memory);
+            Err(op)
+        };
+        match left {
+            Ok(()) => of.at_store += 1,
+            Err(op) => self.queue(of, lists, op, memory),
         }
     }
 

@@ -27,9 +27,7 @@ use crate::volume::CacheMode;
 
 /// A write of one block whose data is here.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OneBlock {
-    /// Who asks.
-    pub from: PartToken,
+pub(crate) struct OneBlock {
     /// Whose block.
     pub volume: VolumeIndex,
     /// First byte.
@@ -43,8 +41,11 @@ pub(super) struct OneBlock {
 /// The data of a write that is here.
 pub(crate) trait Landed {
     /// The slot that has the data: this private one, to which it is copied, or the one where it
-    /// landed, for which this one is kept ([`Slots::exchange`]).
-    fn land(self, slots: &mut Slots, slot: Slot) -> Slot;
+    /// landed, for which this one is kept ([`Slots::exchange`]). Called once.
+    fn land(&mut self, slots: &mut Slots, slot: Slot) -> Slot;
+
+    /// Who asks. Only a write that goes to the store is named.
+    fn from(&self) -> PartToken;
 }
 
 /// Begins the write of a reservation whose data has landed. True: it is done, and well.
@@ -88,9 +89,9 @@ pub(super) fn start_one<S: Store>(
     memory: &MemoryQueue,
     write_backs: &mut WriteBacks,
     write: OneBlock,
-    data: impl Landed,
+    mut data: impl Landed,
 ) -> Option<bool> {
-    let OneBlock { from, volume, offset, len, fua } = write;
+    let OneBlock { volume, offset, len, fua } = write;
     let state = core.volumes.get_mut(volume)?;
     let cache = state.cache();
     let is_one = match cache {
@@ -127,6 +128,7 @@ pub(super) fn start_one<S: Store>(
     }
     let run = Segment { offset: core.slots.offset(slot), len };
     state.share.take_one();
+    let from = data.from();
     let token = core.block_writes.begin(BlockWrite { from, block, slot, len, lock, volume });
     let op = Op { token, volume, kind: OpKind::Write { offset, len, fua } };
     core.store.submit(&mut state.ops, &mut core.lists, op, &[run]);

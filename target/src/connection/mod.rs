@@ -126,13 +126,16 @@ pub(crate) struct Place {
 pub(crate) struct Message {
     list: CommandList,
     buffer: u16,
-    // From this byte on it is in one piece: of a slot of the cache, or of the buffer's own memory.
-    // What is to be added to an offset in the message, modulo the size of a word, is `delta`.
-    in_slot: bool,
-    from: usize,
-    delta: usize,
     // The buffer is held for the commands that are to come, not only for data.
     is_held: bool,
+}
+
+impl Message {
+    /// Whether there is no command behind the one that was taken last.
+    #[inline(always)]
+    pub(crate) fn is_over(&self) -> bool {
+        self.list.is_done()
+    }
 }
 
 /// One QP and everything that belongs to it. See the module.
@@ -253,6 +256,15 @@ impl Connection {
         &mut self.requests[tag.index()]
     }
 
+    /// The command of the request with this tag.
+    ///
+    /// # Errors
+    /// A bug: there is none.
+    #[inline]
+    pub(crate) fn command(&self, tag: Tag) -> Result<&CommandCapsule, Violation> {
+        self.request(tag).command().ok_or(Violation("a request without its command"))
+    }
+
     /// What control handed over with it, and the request with this tag.
     #[inline(always)]
     pub(crate) fn of(&mut self, tag: Tag) -> (&ConnectionParams, &mut Request) {
@@ -283,30 +295,23 @@ impl Connection {
     /// # Errors
     /// It is longer than its buffer.
     #[inline]
-    pub(crate) fn begin_message(
-        &mut self,
-        buffer: u16,
-        bytes: u32,
-        now: Instant,
-    ) -> Result<Message, Violation> {
+    pub(crate) fn begin_message(&mut self, buffer: u16, bytes: u32, now: Instant) -> Served {
         self.liveness.heard(now);
         let layout = &self.params.layout;
         if buffer >= layout.recv_buffers() || wide(bytes) > layout.recv_bytes() {
             return Err(Violation("message longer than its buffer"));
         }
         self.receives.hold(buffer);
-        let list = CommandList::new(bytes, self.params.features, layout.depth());
-        let own = layout.recv_offset(buffer);
-        let (in_slot, from, delta) = match self.receives.landing() {
-            None => (false, 0, own),
-            Some(landing) if wide(bytes) >= landing.bytes() => (false, landing.bytes(), own),
-            Some(_) => {
-                let from = wide(bytes) / SLOT_BYTES * SLOT_BYTES;
-                let offset = self.receives.slot_place(buffer, from).map_or(0, |(_, offset)| offset);
-                (true, from, offset.wrapping_sub(from))
-            }
-        };
-        Ok(Message { list, buffer, in_slot, from, delta, is_held: true })
+        Ok(())
+    }
+
+    /// That message, for its commands. Apart from [`Self::begin_message`]: in its result, fields
+    /// would share registers.
+    #[inline(always)]
+    pub(crate) fn message(&self, buffer: u16, bytes: u32) -> Message {
+        let depth = self.params.layout.depth();
+        let list = CommandList::new(bytes, self.params.features, depth);
+        Message { list, buffer, is_held: true }
     }
 
     /// The next command of a message; `None` behind the last.
@@ -315,15 +320,27 @@ impl Connection {
         &self,
         message: &mut Message,
     ) -> Option<Result<CommandCapsule, CapsuleError>> {
-        let Message { list, buffer, in_slot, from, delta, .. } = message;
+        let Message { list, buffer, .. } = message;
         list.take(|at| {
-            if at < *from {
-                return self.read_piecewise(*buffer, at);
+            if let Some(landing) = self.receives.landing()
+                && at < landing.bytes()
+            {
+                return self.read_landed(*buffer, at);
             }
-            let slots = self.receives.landing().filter(|_| *in_slot);
-            let region = slots.map_or(&**self.region(), Landing::region);
-            region.read_array(at.wrapping_add(*delta))
+            let (own, offset) = self.own_place(*buffer, at);
+            own.read_array(offset)
         })
+    }
+
+    /// A command of a message that begins in a slot.
+    #[inline(always)]
+    fn read_landed(&self, buffer: u16, at: usize) -> [u8; COMMAND_BYTES] {
+        if at % SLOT_BYTES <= SLOT_BYTES - COMMAND_BYTES
+            && let Some((region, offset)) = self.receives.slot_place(buffer, at)
+        {
+            return region.read_array(offset);
+        }
+        self.read_piecewise(buffer, at)
     }
 
     /// Where that byte of the memory of a receive buffer is.
@@ -338,7 +355,7 @@ impl Connection {
         self.receives.slot_place(buffer, at).unwrap_or_else(|| self.own_place(buffer, at))
     }
 
-    /// A command of a message that is not in its last slot, or not all of it.
+    /// A command that the end of a slot cuts.
     #[cold]
     #[inline(never)]
     fn read_piecewise(&self, buffer: u16, at: usize) -> [u8; COMMAND_BYTES] {
@@ -443,25 +460,26 @@ impl Connection {
         {
             return Ok(Admitted::Block);
         }
-        Ok(self.admit_other(command))
+        self.admit_other(command.tag)
     }
 
     /// What is to be done about a command that is not for a volume, or may not be.
     #[inline(never)]
-    fn admit_other(&self, command: &CommandCapsule) -> Admitted {
+    fn admit_other(&self, tag: Tag) -> Result<Admitted, Violation> {
+        let command = self.command(tag)?;
         if command.epoch != self.params.epoch {
-            return Admitted::Answer(Status::Fenced);
+            return Ok(Admitted::Answer(Status::Fenced));
         }
         let is_tested = self.takes_blocks || self.params.kind == ConnectionKind::Admin;
         if !is_tested && command.opcode != Opcode::SelfTest {
-            return Admitted::Answer(Status::NotReady);
+            return Ok(Admitted::Answer(Status::NotReady));
         }
         if command.flags.digest != self.has_digests() {
             // Not agreed, or missing.
-            return Admitted::Answer(Status::NotSupported);
+            return Ok(Admitted::Answer(Status::NotSupported));
         }
         let is_connection_tag = command.tag == self.params.layout.depth().connection_tag();
-        match (self.params.kind, command.opcode) {
+        Ok(match (self.params.kind, command.opcode) {
             (ConnectionKind::Io { .. }, Opcode::KeepAlive) if is_connection_tag => {
                 Admitted::Answer(Status::Ok)
             }
@@ -471,7 +489,7 @@ impl Connection {
             (ConnectionKind::Admin, Opcode::KeepAlive) => Admitted::Answer(Status::Ok),
             (ConnectionKind::Admin, opcode) if opcode.is_admin() => Admitted::Admin,
             _ => Admitted::Answer(Status::InvalidOpcode),
-        }
+        })
     }
 
     /// Where a command's in-capsule data is, as long as it is there: all of it in one piece.
@@ -660,7 +678,7 @@ impl Connection {
         let Responses { first, count } = self.sends.add_response(response.tag);
         let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;
         if self.has_digests() {
-            self.write_sealed(offset, response);
+            self.write_sealed(offset, *response);
         } else {
             self.region().write(offset, &response.to_wire());
         }
@@ -668,7 +686,7 @@ impl Connection {
     }
 
     #[inline(never)]
-    fn write_sealed(&self, offset: usize, response: &ResponseCapsule) {
+    fn write_sealed(&self, offset: usize, response: ResponseCapsule) {
         self.region().write(offset, &response.to_wire_sealed());
     }
 

@@ -112,7 +112,7 @@ impl ReceiveBuffers {
     }
 
     /// One user of the buffer does not need it any more. Its RECV is queued when no user is left.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release(&mut self, buffer: u16) {
         let users = &mut self.users[wide(buffer)];
         debug_assert!(*users > 0, "receive buffer {buffer} is free already");

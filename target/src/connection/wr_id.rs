@@ -48,6 +48,12 @@ impl WrKind {
         })
     }
 
+    /// The receive buffer of a RECV. `None`: the id is of something else.
+    #[inline]
+    pub(crate) fn recv_of(id: WrId) -> Option<u16> {
+        (id.0 >> 24 == 0).then_some((id.0 & 0xffff) as u16)
+    }
+
     /// Whether it is an RDMA WRITE or READ: one that needs a key of the peer's memory.
     pub(crate) fn is_one_sided(self) -> bool {
         matches!(self, Self::ReadData(..) | Self::WriteData(_) | Self::Proof)

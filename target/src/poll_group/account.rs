@@ -16,14 +16,20 @@ use crate::traffic::{IoKind, Stages};
 use crate::volume_stats::VolumeStats;
 
 /// A block command, for a volume that its session opened, has to wait for something. Nothing is
-/// noted of a command that is answered at once.
+/// noted of a command that is answered at once. Returns its request.
 #[inline(always)]
-pub(super) fn begin<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
+pub(super) fn begin<'a, S: Store>(
+    connection: &'a mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+) -> &'a mut Request {
     let (params, request) = connection.of(tag);
-    let Some(volume) = turn.access.stats(request.span().volume) else { return };
-    request.timing().begin(turn.us, turn.cq_age.get());
-    params.io.begin();
-    volume.io.begin();
+    if let Some(volume) = turn.access.stats(request.span().volume) {
+        request.timing().begin(turn.us, turn.cq_age.get());
+        params.io.begin();
+        volume.io.begin();
+    }
+    request
 }
 
 /// A command that was to be answered at once has to wait for send credits.

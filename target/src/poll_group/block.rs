@@ -25,31 +25,23 @@ use crate::volume::{CacheMode, Placement, Volume};
 ///
 /// # Errors
 /// A bug: the connection ends.
-#[inline]
-pub(super) fn start<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    command: &CommandCapsule,
-) -> Served {
+#[inline(never)]
+pub(super) fn start<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
     if turn.access.has_limits() {
-        return start_limited(connection, turn, command);
+        return start_limited(connection, turn, tag);
     }
-    begin(connection, turn, command)
+    begin(connection, turn, tag)
 }
 
 /// As [`start`], where some volume or host has limits. Out of line, and its volume is looked up
 /// once more, so that a target without limits pays one test for a command.
 #[inline(never)]
-fn start_limited<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    command: &CommandCapsule,
-) -> Served {
-    let came = turn.us;
-    if is_delayed(connection, turn, command, came) {
+fn start_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    let (command, came) = (*connection.command(tag)?, turn.us);
+    if is_delayed(connection, turn, &command, came) {
         return Ok(());
     }
-    begin_limited(connection, turn, command)
+    begin_limited(connection, turn, tag)
 }
 
 /// Whether a command that came then has to wait for a limit from now on. Then it is in its line.
@@ -88,8 +80,7 @@ pub(super) fn start_delayed<S: Store>(
     if request.step(Event::MayBegin) != Action::Begin {
         return Err(Violation("a command waited for a limit and was answered"));
     }
-    let command = request.command().copied();
-    let command = command.ok_or(Violation("a request without its command"))?;
+    let command = *connection.command(delayed.tag)?;
     let allowed = allowed(connection, &turn.access, &command).map(|(_, span)| span.volume);
     let is_held =
         allowed == Err(Status::ReadOnly) && hold(connection, turn, &command, delayed.came, true);
@@ -101,7 +92,7 @@ pub(super) fn start_delayed<S: Store>(
     if is_held {
         return Ok(());
     }
-    begin_kept(connection, turn, &command, delayed.came)
+    begin_kept(connection, turn, delayed.tag, delayed.came)
 }
 
 /// Begins a write that was held and is not any more, or has it wait for a limit if it has not done
@@ -119,13 +110,12 @@ pub(super) fn start_held<S: Store>(
     if request.step(Event::MayBegin) != Action::Begin {
         return Ok(());
     }
-    let command = request.command().copied();
-    let command = command.ok_or(Violation("a request without its command"))?;
+    let command = *connection.command(held.tag)?;
     turn.io = true;
     if !held.is_let_in && is_delayed(connection, turn, &command, held.came) {
         return Ok(());
     }
-    begin_kept(connection, turn, &command, held.came)
+    begin_kept(connection, turn, held.tag, held.came)
 }
 
 /// Has a command wait, if the writes of its volume are held. It came then; `is_let_in`: its limits
@@ -166,78 +156,71 @@ fn allowed<'a>(
 fn begin_kept<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
     came: Micros,
 ) -> Served {
     turn.cq_age.kept(came, turn.us);
-    begin_limited(connection, turn, command)?;
-    account::kept_began(connection, turn, command.tag, came);
+    begin_limited(connection, turn, tag)?;
+    account::kept_began(connection, turn, tag, came);
     Ok(())
 }
 
 /// [`begin`], out of line: one copy for all commands that are not begun by [`start`] itself.
 #[inline(never)]
-fn begin_limited<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    command: &CommandCapsule,
-) -> Served {
-    begin(connection, turn, command)
+fn begin_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    begin(connection, turn, tag)
 }
 
 /// Begins a command whatever its limits.
 #[inline(always)]
-fn begin<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    command: &CommandCapsule,
-) -> Served {
-    let params = connection.params();
+fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    let (params, command) = (connection.params(), connection.command(tag)?);
     let io_max = params.io_max_bytes;
     let opened = turn.access.opened(params.session, command);
     let checked =
         opened.and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
-    let tag = command.tag;
     let (volume, mode, range) = match checked {
         Ok(checked) => checked,
-        Err(status) => return refuse(connection, turn, command, status),
+        Err(status) => return refuse(connection, turn, tag, status),
     };
     let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
     let span = Span { volume: volume.index, offset, len };
-    connection.request_mut(tag).names(span);
-    let cut = Cut::of(volume, turn.group, turn.groups());
+    let (opcode, has_digest) = (command.opcode, command.flags.digest);
     let has_data = command.in_capsule_bytes > 0;
-    let is_stored_read =
-        command.opcode == Opcode::Read && matches!(volume.placement, Placement::Store);
+    connection.request_mut(tag).names(span);
+    let is_stored_read = opcode == Opcode::Read && matches!(volume.placement, Placement::Store);
     // A READ of a store is made as without digests, until its data goes.
-    if command.flags.digest && !is_stored_read {
-        let digested = check_digest(connection, turn, command, volume, span);
+    if has_digest && !is_stored_read {
+        let in_memory = matches!(volume.placement, Placement::Memory(_));
+        let digested = check_digest(connection, turn, tag, in_memory)?;
         if digested != Digested::AsWithout {
-            return start_digested(connection, turn, command, digested);
+            return start_digested(connection, turn, tag, digested);
         }
     }
-    match (command.opcode, &volume.placement) {
+    match (opcode, &volume.placement) {
         (Opcode::Read, Placement::Store) => {
             let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
-            return read::start(connection, turn, command, cut, ahead);
+            let cut = Cut::of(volume, turn.group, turn.groups());
+            return read::start(connection, turn, tag, cut, ahead);
         }
-        (Opcode::Read, Placement::Memory(_))
-            if read::send_memory(connection, turn, command, span) =>
-        {
+        (Opcode::Read, Placement::Memory(_)) if read::send_memory(connection, turn, tag)? => {
             return Ok(());
         }
         // Most writes that bring their data are of one part.
-        (Opcode::Write, Placement::Store) if has_data && cut.is_own(span) => {
-            return write::whole(connection, turn, command, span);
+        (Opcode::Write, Placement::Store)
+            if has_data && Cut::of(volume, turn.group, turn.groups()).is_own(span) =>
+        {
+            return write::whole(connection, turn, tag);
         }
         (Opcode::Write, Placement::Memory(region)) if has_data => {
-            write::copy_in(connection, &turn.stats, command, region, wide(offset));
+            write::copy_in(connection, &turn.stats, tag, region, wide(offset));
             acknowledge(connection, turn, tag);
             return Ok(());
         }
         _ => {}
     }
-    start_other(connection, turn, command, cut, mode)
+    let cut = Cut::of(volume, turn.group, turn.groups());
+    start_other(connection, turn, tag, cut, mode)
 }
 
 /// Answers a command that its volume, or how the volume was opened, does not allow.
@@ -246,17 +229,17 @@ fn begin<S: Store>(
 fn refuse<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
     status: Status,
 ) -> Served {
-    if turn.access.is_changing(connection.params().session, command) {
+    let (command, came) = (*connection.command(tag)?, turn.us);
+    if turn.access.is_changing(connection.params().session, &command) {
         return Err(Violation::VOLUME_CHANGES);
     }
-    let came = turn.us;
-    if status == Status::ReadOnly && hold(connection, turn, command, came, false) {
+    if status == Status::ReadOnly && hold(connection, turn, &command, came, false) {
         return Ok(());
     }
-    finish(connection, turn, command.tag, Outcome::of(status));
+    finish(connection, turn, tag, Outcome::of(status));
     Ok(())
 }
 
@@ -266,16 +249,16 @@ fn refuse<S: Store>(
 fn start_other<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
     cut: Cut,
     mode: AccessMode,
 ) -> Served {
-    let tag = command.tag;
     account::begin(connection, turn, tag);
     let (span, reads_out) = (connection.request(tag).span(), connection.params().reads_out);
     let Some(placement) = turn.access.placement(span.volume) else {
         return Err(Violation("a command without its volume"));
     };
+    let command = connection.command(tag)?;
     let has_data = command.in_capsule_bytes > 0;
     let outcome = match (command.opcode, placement) {
         (Opcode::Read, Placement::Memory(_)) => {
@@ -315,13 +298,12 @@ enum Digested {
 fn check_digest<S: Store>(
     connection: &Connection,
     turn: &Turn<S>,
-    command: &CommandCapsule,
-    volume: &Volume,
-    span: Span,
-) -> Digested {
+    tag: Tag,
+    in_memory: bool,
+) -> Result<Digested, Violation> {
+    let (command, span) = (connection.command(tag)?, connection.request(tag).span());
     let has_data = command.in_capsule_bytes > 0;
-    let in_memory = matches!(volume.placement, Placement::Memory(_));
-    match command.opcode {
+    Ok(match command.opcode {
         Opcode::Write if has_data && !digest::fits_capsule(connection, turn, command, span) => {
             Digested::Mismatch
         }
@@ -330,7 +312,7 @@ fn check_digest<S: Store>(
         }
         Opcode::Read if in_memory => Digested::ByCopy,
         _ => Digested::AsWithout,
-    }
+    })
 }
 
 /// Begins such a command.
@@ -339,17 +321,16 @@ fn check_digest<S: Store>(
 fn start_digested<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
     digested: Digested,
 ) -> Served {
-    let tag = command.tag;
     account::begin(connection, turn, tag);
     if digested == Digested::Mismatch {
         finish(connection, turn, tag, Outcome::of(Status::DigestMismatch));
         return Ok(());
     }
     let cut = Cut::own(connection.request(tag).span().volume, turn.group, turn.groups());
-    match command.opcode {
+    match connection.command(tag)?.opcode {
         Opcode::Read => write::copy_of_read(connection, turn, tag, cut),
         _ => write::parts(connection, turn, tag, cut),
     }
@@ -363,11 +344,8 @@ fn start_rare<S: Store>(
     tag: Tag,
     cut: Cut,
 ) -> Served {
-    let request = connection.request(tag);
-    let (Span { offset, len, .. }, command) = (request.span(), request.command().copied());
-    let Some(command) = command else {
-        return Err(Violation("a request without its command"));
-    };
+    let (Span { offset, len, .. }, command) =
+        (connection.request(tag).span(), *connection.command(tag)?);
     let Some(volume) = turn.access.volume(cut.volume) else {
         return Err(Violation("a command without its volume"));
     };

@@ -3,7 +3,7 @@
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
 use rblk_protocol::width::wide;
-use rblk_protocol::{CapsuleError, CommandCapsule, ConnectionKind, Opcode};
+use rblk_protocol::{CapsuleError, ConnectionKind, Opcode, Tag};
 
 use super::lines::Line;
 use super::respond::finish;
@@ -112,15 +112,15 @@ fn on_success<S: Store>(
     completion: &Completion,
 ) -> Served {
     debug_assert!(connection.is_live(), "a connection that ended has no QP");
-    let kind = WrKind::from_id(completion.id).ok_or(Violation("unexpected completion"))?;
     // What the peer sends says nothing of what it takes.
-    if let WrKind::Recv(buffer) = kind {
-        return if completion.opcode == WcOpcode::Recv {
-            on_message(connection, turn, buffer, completion.byte_len)
-        } else {
-            Err(Violation("unexpected completion"))
-        };
+    if completion.opcode == WcOpcode::Recv
+        && let Some(buffer) = WrKind::recv_of(completion.id)
+    {
+        return on_message(connection, turn, buffer, completion.byte_len);
     }
+    let kind = WrKind::from_id(completion.id);
+    let kind = kind.filter(|kind| !matches!(kind, WrKind::Recv(_)));
+    let kind = kind.ok_or(Violation("unexpected completion"))?;
     connection.note_progress();
     let is_read = match kind {
         WrKind::ReadData(tag, part) => {
@@ -148,14 +148,18 @@ fn on_message<S: Store>(
     buffer: u16,
     bytes: u32,
 ) -> Served {
-    let mut message = connection.begin_message(buffer, bytes, turn.now)?;
+    connection.begin_message(buffer, bytes, turn.now)?;
+    let mut message = connection.message(buffer, bytes);
     loop {
         // By reference: a command is not copied on its way.
         match &connection.next_command(&mut message) {
             None => break,
             Some(Ok(command)) => {
-                let admitted = connection.admit(command, &mut message)?;
-                on_command(connection, turn, command, admitted)?;
+                let (tag, admitted) = (command.tag, connection.admit(command, &mut message)?);
+                on_command(connection, turn, tag, admitted)?;
+                if message.is_over() {
+                    break;
+                }
             }
             Some(Err(error)) => return Err(bad_command(connection, turn, *error)),
         }
@@ -185,17 +189,17 @@ fn bad_command<S: Store>(
 fn on_command<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
     admitted: Admitted,
 ) -> Served {
     match admitted {
         Admitted::Block => {
             turn.io = true;
-            return block::start(connection, turn, command);
+            return block::start(connection, turn, tag);
         }
-        Admitted::Admin => admin::forward(connection, turn, command.tag),
-        Admitted::SelfTest => return admin::self_test(connection, turn, command.tag),
-        Admitted::Answer(status) => finish(connection, turn, command.tag, Outcome::of(status)),
+        Admitted::Admin => admin::forward(connection, turn, tag),
+        Admitted::SelfTest => return admin::self_test(connection, turn, tag),
+        Admitted::Answer(status) => finish(connection, turn, tag, Outcome::of(status)),
     }
     Ok(())
 }

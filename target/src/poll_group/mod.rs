@@ -76,7 +76,7 @@ use std::time::{Duration, Instant};
 use rblk_fabric::{Completion, Micros, Moment, Poller};
 use rblk_protocol::width::wide;
 
-use crate::cache::{PartToken, Shard, ShardReply, StoreFailure};
+use crate::cache::{Shard, ShardReply, StoreFailure};
 use crate::connection::{Connection, Served};
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::limits::{Ticks, Waiting};
@@ -107,8 +107,6 @@ pub struct PollGroup<S> {
     connections: Connections,
     // Where completions are reaped to.
     reaped: Box<[Completion; REAP]>,
-    // Writes that our shard has done, while they are answered.
-    written: Vec<PartToken>,
     // When the others were last reminded of memory that our shard is short of.
     reminded: Option<Instant>,
     stopping: Stopping,
@@ -160,7 +158,6 @@ impl<S: Store> PollGroup<S> {
             turn,
             connections: Connections::default(),
             reaped: Box::new([Completion::default(); REAP]),
-            written: Vec::with_capacity(256),
             reminded: None,
             stopping: Stopping::default(),
             steps: Steps::default(),
@@ -514,16 +511,14 @@ impl<S: Store> PollGroup<S> {
     /// Answers the writes that the store has done and that need no more than that.
     #[inline]
     fn deliver_written(&mut self) {
-        self.turn.shard.take_written(&mut self.written);
-        let mut at = 0;
-        while let Some(to) = self.written.get(at).copied() {
-            at += 1;
+        let mut number = 0;
+        while let Some(to) = self.turn.shard.next_written(number) {
+            number += 1;
             self.serve_named(to.connection, |connection, turn| {
                 reply::on_stored(connection, turn, to.tag);
                 Ok(())
             });
         }
-        self.written.clear();
     }
 
     /// A shard answered.

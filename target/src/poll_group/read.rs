@@ -7,13 +7,13 @@
 use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, Sge, SgeList};
 use rblk_protocol::digest::crc32c;
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{CommandCapsule, Immediate, KeyedDescriptor, Tag};
+use rblk_protocol::{Immediate, KeyedDescriptor, Tag};
 
 use super::cut::Cut;
 use super::respond::{finish, memory_volume, read_answered};
 use super::turn::Turn;
 use super::{account, digest, proof};
-use crate::cache::{STRIPE_BYTES, Segments, ShardRequest, shard_of};
+use crate::cache::{Hit, STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex, PartState};
 use crate::request::{Action, Event, Outcome, PartEvent, Span};
@@ -29,24 +29,30 @@ use crate::volume::Placement;
 pub(super) fn start<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
     cut: Cut,
     ahead: Option<(u64, u32)>,
 ) -> Served {
-    if command.in_capsule_bytes > 0 {
+    if connection.command(tag)?.in_capsule_bytes > 0 {
         // Of no use.
-        connection.release_data(command.tag);
+        connection.release_data(tag);
     }
-    let (session, span) = (connection.params().session, connection.request(command.tag).span());
+    let (session, span) = (connection.params().session, connection.request(tag).span());
     // Most reads are of one part, which is in memory.
-    if cut.is_own(span)
-        && let Some(memory) =
-            turn.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
-    {
-        send_whole(connection, turn, command, memory)?;
+    let hit = if cut.is_own(span) {
+        turn.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
     } else {
-        account::begin(connection, turn, command.tag);
-        ask_parts(connection, turn, command.tag, cut)?;
+        None
+    };
+    match hit {
+        Some(Hit::One(run)) => {
+            send_whole(connection, turn, tag, run, Segments::one(session, run))?;
+        }
+        Some(Hit::More(memory)) => send_blocks(connection, turn, tag, memory)?,
+        None => {
+            account::begin(connection, turn, tag);
+            ask_parts(connection, turn, tag, cut)?;
+        }
     }
     if let Some((from, bytes)) = ahead {
         prefetch(turn, span.volume, from, bytes);
@@ -60,9 +66,9 @@ pub(super) fn start<S: Store>(
 pub(super) fn send_memory<S: Store>(
     connection: &mut Connection,
     turn: &Turn<S>,
-    command: &CommandCapsule,
-    span: Span,
-) -> bool {
+    tag: Tag,
+) -> Result<bool, Violation> {
+    let (command, span) = (connection.command(tag)?, connection.request(tag).span());
     let memory = turn.pollers[connection.poller()].memory.as_ref();
     let region = memory.and_then(|memory| memory_volume(memory, span.volume));
     if command.in_capsule_bytes == 0
@@ -72,43 +78,58 @@ pub(super) fn send_memory<S: Store>(
         && let Some(buffer) = command.buffer
         && let Some(sge) = region.and_then(|region| region.sge(wide(span.offset), narrow(span.len)))
     {
-        let (tag, sequence) = (command.tag, command.sequence);
+        let sequence = command.sequence;
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, sequence));
         connection.queue_write(tag, &SgeList::one(sge), remote, immediate, false);
         read_answered(connection, turn, (tag, sequence), true);
-        return true;
+        return Ok(true);
     }
-    false
+    Ok(false)
 }
 
-/// Sends all that a READ wants, of which this group's own shard has lent `memory`: by one WR, if it
-/// is in one run and no other command waits for send credits; else as a part.
+/// Sends the blocks that a READ wants, of which this group's own shard has lent `memory`.
+#[inline(never)]
+fn send_blocks<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    memory: Segments,
+) -> Served {
+    match *memory.as_slice() {
+        [run] => send_whole(connection, turn, tag, run, memory),
+        _ => send_as_part(connection, turn, tag, memory),
+    }
+}
+
+/// Sends all that a READ wants, which this group's own shard has lent in one run: by one WR, if no
+/// other command waits for send credits; else as a part.
 #[inline(always)]
 fn send_whole<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
-    command: &CommandCapsule,
+    tag: Tag,
+    run: Segment,
     memory: Segments,
 ) -> Served {
-    let tag = command.tag;
-    if let ([run], Some(buffer)) = (memory.as_slice(), command.buffer)
-        && u64::from(run.len) == connection.request(tag).span().len
+    let request = connection.request(tag);
+    if let Some(command) = request.command()
+        && let (Some(buffer), digest) = (command.buffer, command.flags.digest)
+        && u64::from(run.len) == request.span().len
         && connection.has_immediates()
         && connection.may_send(1)
         && let Some(sge) = turn.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
     {
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
-        let immediate = Some(Immediate::new(tag, command.sequence));
-        let digest = command.flags.digest;
-        let sges = if digest {
-            with_trailer(connection, turn, command, sge, *run)
+        let sequence = command.sequence;
+        let at = if digest {
+            queue_with_trailer(connection, turn, (tag, sge, run), remote)?
         } else {
-            SgeList::one(sge)
+            let immediate = Some(Immediate::new(tag, sequence));
+            connection.queue_lent(tag, &SgeList::one(sge), remote, immediate, true)
         };
-        let at = connection.queue_lent(tag, &sges, remote, immediate, true);
         connection.pin(at, narrow(turn.group), memory, buffer.length);
-        read_answered(connection, turn, (tag, command.sequence), true);
+        read_answered(connection, turn, (tag, sequence), true);
         proof::ask_if_much(connection);
         return Ok(());
     }
@@ -132,18 +153,21 @@ fn send_as_part<S: Store>(
     send_parts(connection, turn, tag)
 }
 
-/// All data of a READ, which is in one run, and its trailer.
+/// Queues the WRITE of all data of a READ, which is in one run, and of its trailer. Returns its
+/// position.
 #[cold]
 #[inline(never)]
-fn with_trailer<S: Store>(
-    connection: &Connection,
+fn queue_with_trailer<S: Store>(
+    connection: &mut Connection,
     turn: &Turn<S>,
-    command: &CommandCapsule,
-    data: Sge,
-    run: Segment,
-) -> SgeList {
+    (tag, data, run): (Tag, Sge, Segment),
+    remote: RemoteBuffer,
+) -> Result<u64, Violation> {
+    let command = connection.command(tag)?;
+    let immediate = Some(Immediate::new(tag, command.sequence));
     let crc = turn.shard.slots().region().sum(run.offset, wide(run.len), crc32c);
-    SgeList::two(data, connection.write_trailer(command, crc))
+    let sges = SgeList::two(data, connection.write_trailer(command, crc));
+    Ok(connection.queue_lent(tag, &sges, remote, immediate, true))
 }
 
 /// Cuts a READ into parts, and asks the shard of each. What this group's own shard has in memory
@@ -174,8 +198,9 @@ fn ask_parts<S: Store>(
         let part = &connection.request(tag).parts()[at];
         let (shard, offset, len) = (part.shard(), part.offset(), part.len());
         if shard == turn.group
-            && let Some(memory) = turn.shard.lend_hit(session, cut.volume, offset, len)
+            && let Some(hit) = turn.shard.lend_hit(session, cut.volume, offset, len)
         {
+            let memory = hit.into_segments(session);
             let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));
             hits = true;
         } else {

@@ -68,6 +68,18 @@ pub(super) struct Turn<S> {
     pub(super) waiting: Waiting<Delayed>,
 }
 
+/// Names a part of a command of a poll group to a shard.
+#[inline(always)]
+pub(super) fn token(group: usize, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
+    PartToken {
+        group: narrow(group),
+        session: connection.params().session,
+        connection: connection.id(),
+        tag,
+        part: part.0,
+    }
+}
+
 impl<S: Store> Turn<S> {
     /// It begins.
     #[inline(always)]
@@ -99,13 +111,7 @@ impl<S: Store> Turn<S> {
     /// Names a part of a command to a shard.
     #[inline]
     pub(super) fn token(&self, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
-        PartToken {
-            group: narrow(self.group),
-            session: connection.params().session,
-            connection: connection.id(),
-            tag,
-            part: part.0,
-        }
+        token(self.group, connection, tag, part)
     }
 
     /// Something for a shard that it need not answer, or whose answer was counted.

@@ -2,17 +2,17 @@
 
 use rblk_fabric::{Region, RemoteBuffer, Rkey, Sge};
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{CommandCapsule, Opcode, Tag};
+use rblk_protocol::{Opcode, Tag};
 
 use super::cut::Cut;
 use super::read::{self, split};
 use super::respond::{acknowledge, finish, memory_volume};
-use super::turn::Turn;
+use super::turn::{Turn, token};
 use super::{account, digest};
 use crate::arena::Extent;
 use crate::cache::policy::Slot;
 use crate::cache::slots::Slots;
-use crate::cache::{Landed, ShardRequest};
+use crate::cache::{Landed, OneBlock, PartToken, ShardRequest};
 use crate::connection::{Connection, Served, Violation};
 use crate::part::{Part, PartIndex};
 use crate::request::{Action, Event, InCapsule, Outcome, PartEvent, Span};
@@ -25,12 +25,14 @@ use crate::volume::Placement;
 pub(super) fn copy_in(
     connection: &Connection,
     stats: &Stats,
-    command: &CommandCapsule,
+    tag: Tag,
     region: &Region,
     to: usize,
 ) {
-    let bytes = command.in_capsule_bytes;
-    if let Some((own, from)) = connection.data_place(command.tag) {
+    let request = connection.request(tag);
+    if let (Some(command), Some(data)) = (request.command(), request.data()) {
+        let bytes = command.in_capsule_bytes;
+        let (own, from) = connection.place_of_data(data);
         own.copy_to(from, region, to, wide(bytes));
         stats.copied_bytes.add(u64::from(bytes));
     }
@@ -42,37 +44,32 @@ pub(super) fn copy_in(
 /// # Errors
 /// A bug: the connection ends.
 #[inline(never)]
-pub(super) fn whole<S: Store>(
-    connection: &mut Connection,
-    turn: &mut Turn<S>,
-    command: &CommandCapsule,
-    span: Span,
-) -> Served {
-    let tag = command.tag;
-    let len = command.in_capsule_bytes;
-    let from = turn.token(connection, tag, PartIndex::FIRST);
-    let (volume, offset, fua) = (span.volume, span.offset, command.flags.fua);
-    let Some(data) = connection.request_mut(tag).take_data() else {
+pub(super) fn whole<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    let request = connection.request_mut(tag);
+    let (Some(command), Some(data)) = (request.command(), request.data()) else {
         return Err(Violation("a write without its data"));
     };
-    let source = InCapsuleData { connection: &mut *connection, stats: &turn.stats, data, len };
-    match turn.shard.write_one(from, volume, offset, len, fua, source) {
+    let (len, fua) = (command.in_capsule_bytes, command.flags.fua);
+    let Span { volume, offset, .. } = request.span();
+    let _ = request.take_data();
+    let (group, stats) = (turn.group, &*turn.stats);
+    let source = InCapsuleData { connection: &mut *connection, stats, group, tag, data, len };
+    match turn.shard.write_one(OneBlock { volume, offset, len, fua }, source) {
         Some(true) => {
             connection.data_used(data);
             acknowledge(connection, turn, tag);
             Ok(())
         }
         Some(false) => {
-            account::begin(connection, turn, tag);
-            let _ = connection.request_mut(tag).step(Event::StoreAsked);
+            let _ = account::begin(connection, turn, tag).step(Event::StoreAsked);
             connection.data_used(data);
             Ok(())
         }
         None => {
-            connection.request_mut(tag).keep_data(data);
-            account::begin(connection, turn, tag);
+            let request = account::begin(connection, turn, tag);
+            request.keep_data(data);
             let part = Part::new(turn.group, offset, 0, len);
-            let _ = connection.request_mut(tag).step(Event::Part(part));
+            let _ = request.step(Event::Part(part));
             ask_memory(connection, turn, tag)
         }
     }
@@ -82,29 +79,35 @@ pub(super) fn whole<S: Store>(
 struct InCapsuleData<'a> {
     connection: &'a mut Connection,
     stats: &'a Stats,
+    group: usize,
+    tag: Tag,
     data: InCapsule,
     len: u32,
 }
 
 impl Landed for InCapsuleData<'_> {
     #[inline(always)]
-    fn land(self, slots: &mut Slots, slot: Slot) -> Slot {
+    fn land(&mut self, slots: &mut Slots, slot: Slot) -> Slot {
         let to = slots.offset(slot);
         if let Some(landed) = self.connection.take_slot(self.data, to) {
             return slots.exchange(slot, landed);
         }
-        self.copy(slots, to);
+        let (own, from) = self.connection.place_of_data(self.data);
+        copy(own, from, slots.region(), to, wide(self.len));
+        self.stats.copied_bytes.add(u64::from(self.len));
         slot
+    }
+
+    #[inline(always)]
+    fn from(&self) -> PartToken {
+        token(self.group, self.connection, self.tag, PartIndex::FIRST)
     }
 }
 
-impl InCapsuleData<'_> {
-    #[inline(never)]
-    fn copy(self, slots: &Slots, to: usize) {
-        let (own, from) = self.connection.place_of_data(self.data);
-        own.copy_to(from, slots.region(), to, wide(self.len));
-        self.stats.copied_bytes.add(u64::from(self.len));
-    }
+/// Out of line: most data fills a slot, and is not copied.
+#[inline(never)]
+fn copy(own: &Region, from: usize, region: &Region, to: usize, len: usize) {
+    own.copy_to(from, region, to, len);
 }
 
 /// A WRITE to a store, in parts.

@@ -8,14 +8,19 @@ const _: () = assert!(SLOT_LEN as usize == SLOT_BYTES);
 
 /// Data that landed in a slot that is set apart.
 struct InSlot<'a> {
+    from: PartToken,
     // The slot, by its offset. Then the one that has its place.
     at: &'a mut usize,
 }
 
 impl Landed for InSlot<'_> {
-    fn land(self, slots: &mut Slots, slot: Slot) -> Slot {
+    fn land(&mut self, slots: &mut Slots, slot: Slot) -> Slot {
         let landed = std::mem::replace(self.at, slots.offset(slot));
         slots.exchange(slot, landed)
+    }
+
+    fn from(&self) -> PartToken {
+        self.from
     }
 }
 
@@ -47,7 +52,8 @@ fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
             let at = &mut offsets[random.below(20)];
             case.region.write(*at, &bytes(round, offset, SLOT_BYTES));
             let (from, fua) = (case.token(), random.below(4) == 0);
-            let done = case.shard.write_one(from, VOLUME, offset, SLOT_LEN, fua, InSlot { at });
+            let write = OneBlock { volume: VOLUME, offset, len: SLOT_LEN, fua };
+            let done = case.shard.write_one(write, InSlot { from, at });
             if done.is_some() {
                 versions[block] = round;
             }

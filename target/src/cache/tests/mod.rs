@@ -31,7 +31,7 @@ use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardReque
 use super::policy::Slot;
 use super::shard::Shard;
 use super::slots::Slots;
-use super::{Landed, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
+use super::{Landed, OneBlock, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::arena::Arena;
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::store::{OpKind, VolumeIndex};
@@ -44,12 +44,16 @@ const BLOCK: u64 = SLOT_BYTES as u64;
 const DELAY: Duration = Duration::from_millis(50);
 
 /// Data of a write of one block that is here.
-struct Here<'a>(&'a [u8]);
+struct Here<'a>(PartToken, &'a [u8]);
 
 impl Landed for Here<'_> {
-    fn land(self, slots: &mut Slots, slot: Slot) -> Slot {
-        slots.region().write(slots.offset(slot), self.0);
+    fn land(&mut self, slots: &mut Slots, slot: Slot) -> Slot {
+        slots.region().write(slots.offset(slot), self.1);
         slot
+    }
+
+    fn from(&self) -> PartToken {
+        self.0
     }
 }
 
@@ -176,7 +180,9 @@ impl Case {
 
     fn collect(&mut self) {
         let mut written = Vec::new();
-        self.shard.take_written(&mut written);
+        while let Some(to) = self.shard.next_written(written.len()) {
+            written.push(to);
+        }
         let done = |to| ShardReply::Done { to, result: Ok(()), spent: Spent::default() };
         let mut written = written.into_iter().map(done);
         while let Some(reply) = written.next().or_else(|| self.shard.take_reply()) {
@@ -286,7 +292,7 @@ impl Case {
     /// Whether a write is done, or will be told; `None`: it must be reserved.
     fn write_one(&mut self, from: PartToken, at: u64, data: &[u8], fua: bool) -> Option<bool> {
         let len = u32::try_from(data.len()).unwrap();
-        self.shard.write_one(from, VOLUME, at, len, fua, Here(data))
+        self.shard.write_one(OneBlock { volume: VOLUME, offset: at, len, fua }, Here(from, data))
     }
 
     fn write_bytes(&mut self, offset: u64, data: &[u8], fua: bool) -> Tag {
