@@ -237,7 +237,7 @@ impl Parts {
     }
 
     /// Adds a part.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, part: Part) {
         match self.list.get_mut(self.count) {
             Some(place) => *place = part,

@@ -623,7 +623,7 @@ impl Request {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn on_lent(&mut self, part: PartIndex, result: Result<Segments, Errno>) -> Action {
         self.answered_by_shard();
         match result {

@@ -610,6 +610,7 @@ impl Connection {
 
     /// Makes a READ wait for send credits if other commands wait: no command overtakes them. A tag
     /// waits once.
+    #[inline]
     pub(crate) fn waits_behind_others(&mut self, tag: Tag) -> bool {
         let waiting = self.sends.waiting();
         if waiting.is_empty() {
