@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{
-    Access, Address, Completion, ConnectOptions, ConnectionHello, FabricError, MemoryRegion,
-    PageKind, Poller, ProtectionDomain, QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey,
-    Route, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
+    Access, Address, Completion, ConnectOptions, ConnectionHello, Established, FabricError,
+    MemoryRegion, PageKind, Poller, ProtectionDomain, QpIndex, QpLimits, RecvWr, Region,
+    RemoteBuffer, Rkey, Route, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WrId,
 };
 use rblk_protocol::width::{narrow, wide};
 use tokio::runtime::Runtime;
@@ -104,6 +104,54 @@ fn sizes() -> QpLimits {
     }
 }
 
+/// A CQ and a PD of their own, and what came of a connect request with these bytes as the hello.
+///
+/// # Panics
+/// There is no way to the target at all.
+fn reach(
+    address: &Address,
+    hello: &[u8],
+    limits: QpLimits,
+) -> (Box<dyn Poller>, ProtectionDomain, Result<Established, FabricError>) {
+    let options = ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() };
+    runtime().block_on(async {
+        let route = Route::resolve(address, &options).await.expect("a route");
+        let device = route.device();
+        let (pd, settling) = (device.alloc_pd().expect("a PD"), time_to_settle(&device));
+        let (poller, handle) = pd.poller(limits.send_wrs + limits.recv_wrs).expect("a CQ");
+        let hello = ConnectionHello(hello.to_vec());
+        let established = route.connect(&pd, &handle, limits, &hello).await;
+        tokio::time::sleep(settling).await;
+        (poller, pd, established)
+    })
+}
+
+/// Knocks until the target, which must, lets the peer in: if need be when it has a place again for
+/// strangers. `knock` returns what was said instead.
+fn until_let_in(hello: &Hello, mut knock: impl FnMut() -> Option<Knock>) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match knock() {
+            None => return,
+            Some(Knock::Refused(reject)) if number(&reject, 6, 2) == CROWDED => {
+                assert!(Instant::now() < until, "{hello:?}: there is no place");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Some(other) => panic!("{hello:?}: {other:?}"),
+        }
+    }
+}
+
+impl Knock {
+    fn of(error: FabricError) -> Self {
+        match error {
+            FabricError::Rejected { hello, .. } => Self::Refused(hello),
+            FabricError::Busy { .. } => Self::Refused(Vec::new()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 impl End {
     /// Connects with these bytes as the hello.
     ///
@@ -111,23 +159,10 @@ impl End {
     /// There is no way to the target at all.
     #[must_use]
     pub fn knock(address: &Address, hello: &[u8]) -> Knock {
-        let options = ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() };
-        let (mut poller, pd, established) = runtime().block_on(async {
-            let route = Route::resolve(address, &options).await.expect("a route");
-            let device = route.device();
-            let (pd, settling) = (device.alloc_pd().expect("a PD"), time_to_settle(&device));
-            let limits = sizes();
-            let (poller, handle) = pd.poller(limits.send_wrs + limits.recv_wrs).expect("a CQ");
-            let hello = ConnectionHello(hello.to_vec());
-            let established = route.connect(&pd, &handle, limits, &hello).await;
-            tokio::time::sleep(settling).await;
-            (poller, pd, established)
-        });
+        let (mut poller, pd, established) = reach(address, hello, sizes());
         let established = match established {
             Ok(established) => established,
-            Err(FabricError::Rejected { hello, .. }) => return Knock::Refused(hello),
-            Err(FabricError::Busy { .. }) => return Knock::Refused(Vec::new()),
-            Err(error) => return Knock::Failed(error.to_string()),
+            Err(error) => return Knock::of(error),
         };
         let region = |bytes| Region::allocate(bytes, PageKind::Normal).expect("memory");
         let slots = region(SLOTS * STRIDE + usize::from(RECVS) * RECV_BYTES);
@@ -150,17 +185,35 @@ impl End {
     /// It does not.
     #[must_use]
     pub fn connect(address: &Address, hello: &Hello) -> Box<Self> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match Self::knock(address, &hello.bytes()) {
-                Knock::In(end) => return end,
-                Knock::Refused(reject) if number(&reject, 6, 2) == CROWDED => {
-                    assert!(Instant::now() < until, "{hello:?}: there is no place");
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                other => panic!("{hello:?}: {other:?}"),
+        let mut end = None;
+        let knock = || match Self::knock(address, &hello.bytes()) {
+            Knock::In(came) => {
+                end = Some(came);
+                None
             }
-        }
+            other => Some(other),
+        };
+        until_let_in(hello, knock);
+        end.expect("an end that was let in")
+    }
+
+    /// Connects as [`Self::connect`], and leaves at once. Such a peer has no memory and posts
+    /// nothing, so nearly all that a connection costs is the target's.
+    ///
+    /// # Panics
+    /// The target does not let it in.
+    pub fn come_and_go(address: &Address, hello: &Hello) {
+        let limits = QpLimits { send_wrs: 1, recv_wrs: 1, ..sizes() };
+        until_let_in(hello, || {
+            let (mut poller, _pd, established) = reach(address, &hello.bytes(), limits);
+            match established {
+                Ok(established) => {
+                    let _ = poller.attach(established.connection).expect("a QP");
+                    None
+                }
+                Err(error) => Some(Knock::of(error)),
+            }
+        });
     }
 
     fn post_recv(&mut self, slot: u16) {

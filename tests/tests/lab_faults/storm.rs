@@ -18,7 +18,7 @@ const SLOW: &str = "late=1000 slow-accept=2 slow-modify=2 slow-create=2 slow-des
 /// Hosts that connect at once: as many strangers as one address may have.
 const AT_ONCE: usize = 16;
 
-/// Connects and leaves, `count` times in all. Returns how long the slowest connect took.
+/// Connects and leaves, `count` times in all. Returns how long the slowest took with that.
 fn storm(address: &Address, count: usize) -> Duration {
     let left = AtomicUsize::new(count);
     let take =
@@ -30,9 +30,8 @@ fn storm(address: &Address, count: usize) -> Duration {
         let mut slowest = Duration::ZERO;
         while take().is_ok() {
             let begun = Instant::now();
-            let end = End::connect(address, &Hello::admin(feature::AUTH));
+            End::come_and_go(address, &Hello::admin(feature::AUTH));
             slowest = slowest.max(begun.elapsed());
-            drop(end);
         }
         slowest
     };
@@ -58,7 +57,7 @@ fn beside_a_host(lab: &Lab, plan: &str, count: usize) {
     let (alone, moment, begun) = (meter.longest(), witness.now(), Instant::now());
     let slowest = storm(&lab.rdma().parse().expect("an address"), count);
     println!(
-        "{plan}: {count} connects and disconnects in {:.2?}, the slowest connect {slowest:.2?}; another host's I/O was \
+        "{plan}: {count} connects and disconnects in {:.2?}, the slowest {slowest:.2?}; another host's I/O was \
          without an answer for {:.2?} at most, alone {alone:.2?}; the machine stood still {:.2?}",
         begun.elapsed(),
         meter.longest(),
