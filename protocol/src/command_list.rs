@@ -108,8 +108,8 @@ impl CommandList {
     /// No whole capsule is left. What is wrong with that, if anything is.
     #[cold]
     fn end(&mut self) -> Option<CapsuleError> {
+        // Behind a command that was placed there is nothing, or at least one whole capsule.
         if self.capsules > 0 {
-            // A list whose commands were placed has no rest that is shorter than a capsule.
             return None;
         }
         let got = wide(self.len);

@@ -20,10 +20,12 @@ use crate::volume::CacheMode;
 /// Stands for a slot until one is allocated.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
-/// Memory that was lent at once.
+/// Memory that was lent at once, and that goes back as [`Segments`]. Where most of it is one run, no
+/// list is made on the way to the WRITE.
 #[derive(Debug)]
+#[must_use = "what is lent goes back as `Segments`"]
 pub(crate) enum Hit {
-    /// All of it is in one slot: [`Segments::one`] gives it back.
+    /// All of it is in one slot.
     One(Segment),
     /// It is in several slots.
     More(Segments),

@@ -305,8 +305,8 @@ impl Connection {
         Ok(())
     }
 
-    /// That message, for its commands. Apart from [`Self::begin_message`]: in its result, fields
-    /// would share registers.
+    /// The message that [`Self::begin_message`] took, for its commands. Not its result: the fields
+    /// of a value in a `Result` share registers, and each command would pay for that.
     #[inline(always)]
     pub(crate) fn message(&self, buffer: u16, bytes: u32) -> Message {
         let depth = self.params.layout.depth();

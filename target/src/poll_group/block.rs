@@ -21,7 +21,8 @@ use crate::request::{Action, Event, Outcome, Payload, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Begins a block command that was admitted, or has it wait for a limit.
+/// Begins a block command that was admitted, or has it wait for a limit. Out of line: so neither this
+/// nor the walk over the message takes registers from the other.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -301,16 +302,18 @@ fn check_digest<S: Store>(
     tag: Tag,
     in_memory: bool,
 ) -> Result<Digested, Violation> {
-    let (command, span) = (connection.command(tag)?, connection.request(tag).span());
-    let has_data = command.in_capsule_bytes > 0;
-    Ok(match command.opcode {
-        Opcode::Write if has_data && !digest::fits_capsule(connection, turn, command, span) => {
-            Digested::Mismatch
+    let request = connection.request(tag);
+    let Some(command) = request.command() else {
+        return Err(Violation("a request without its command"));
+    };
+    Ok(match (command.opcode, request.data()) {
+        (Opcode::Write, Some(data)) => {
+            let (own, at) = connection.place_of_data(data);
+            let fits = digest::fits_capsule(turn, command, request.span(), (own, at));
+            if fits { Digested::AsWithout } else { Digested::Mismatch }
         }
-        Opcode::Write if in_memory && !has_data && connection.params().reads_out > 0 => {
-            Digested::ByCopy
-        }
-        Opcode::Read if in_memory => Digested::ByCopy,
+        (Opcode::Write, None) if in_memory && connection.params().reads_out > 0 => Digested::ByCopy,
+        (Opcode::Read, _) if in_memory => Digested::ByCopy,
         _ => Digested::AsWithout,
     })
 }
