@@ -20,8 +20,7 @@ use crate::volume::CacheMode;
 /// Stands for a slot until one is allocated.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
-/// Memory that was lent at once, and that goes back as [`Segments`]. Where most of it is one run, no
-/// list is made on the way to the WRITE.
+/// Memory that was lent at once. It goes back as [`Segments`].
 #[derive(Debug)]
 #[must_use = "what is lent goes back as `Segments`"]
 pub(crate) enum Hit {

@@ -21,8 +21,8 @@ use crate::request::{Action, Event, Outcome, Payload, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Begins a block command that was admitted, or has it wait for a limit. Out of line: so neither this
-/// nor the walk over the message takes registers from the other.
+/// Begins a block command that was admitted, or has it wait for a limit. Out of line: so neither
+/// this nor the walk over the message takes registers from the other.
 ///
 /// # Errors
 /// A bug: the connection ends.
