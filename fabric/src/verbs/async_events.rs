@@ -1,5 +1,5 @@
 //! Asynchronous events of a device. One thread per opened device reads them, logs them, acts and
-//! acknowledges.
+//! acknowledges. It also looks now and then whether the device is still there ([`Presence`]).
 //!
 //! The thread borrows the context; [`AsyncEvents`] joins it on drop, before the context can be
 //! closed. An object that an event names stays allocated until the event is acknowledged, because
@@ -20,8 +20,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::cq_health::CqHealth;
 use super::ffi;
 use super::nonblocking::set_nonblocking;
+use super::presence::{self, Presence};
 use super::qp_state;
 use crate::error::{FabricError, Result};
+
+/// How often the thread looks whether the device is still there, in milliseconds.
+const LOOK_MS: u16 = 1000;
 
 /// The thread that reads the events of one device.
 #[derive(Debug)]
@@ -51,10 +55,12 @@ impl AsyncEvents {
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)
             .map_err(|e| FabricError::Call { call: "eventfd", source: e.into() })?;
         let shared = Arc::new(Shared { device, stop, queues: Mutex::new(Vec::new()) });
+        // SAFETY: as above.
+        let presence = unsafe { Presence::of(context) };
         let (context, for_thread) = (Context(context), Arc::clone(&shared));
         let thread = thread::Builder::new()
             .name("verbs-events".into())
-            .spawn(move || run(&context, &for_thread))
+            .spawn(move || run(&context, presence.as_ref(), &for_thread))
             .map_err(|source| FabricError::Call { call: "thread", source })?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -94,7 +100,7 @@ impl Shared {
     }
 }
 
-fn run(context: &Context, shared: &Shared) {
+fn run(context: &Context, presence: Option<&Presence>, shared: &Shared) {
     let context = context.0.as_ptr();
     // SAFETY: the context is open until the thread is joined, and its fd with it.
     let events = unsafe { BorrowedFd::borrow_raw((*context).async_fd) };
@@ -103,7 +109,19 @@ fn run(context: &Context, shared: &Shared) {
             PollFd::new(events, PollFlags::POLLIN),
             PollFd::new(shared.stop.as_fd(), PollFlags::POLLIN),
         ];
-        match poll(&mut fds, PollTimeout::NONE) {
+        match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
+            Ok(0) => {
+                presence::look_around();
+                if presence.is_none_or(Presence::is_there) {
+                    continue;
+                }
+                // The kernel waits until everything on it is destroyed.
+                tracing::error!(
+                    device = shared.device,
+                    "the device is being removed: it is given up"
+                );
+                return shared.mark_broken(None);
+            }
             Ok(_) => {}
             Err(Errno::EINTR) => continue,
             Err(error) => {

@@ -4,8 +4,8 @@
 //! is gone and nothing refers to it. Memory and queues outlive ids, so a `Device` holds a reference
 //! of its own: an id that is bound to the device. So the context of a device that was removed is
 //! closed when its `Device` goes, whatever other devices there are. Where no such id can be had,
-//! the list that `rdma_get_devices` returns does, which keeps the contexts of all devices open, and
-//! which librdmacm makes only if all devices open.
+//! the list that `rdma_get_devices` returns does, cut down to the one context; librdmacm makes it
+//! only if all devices open.
 
 use std::io;
 use std::ptr::NonNull;
@@ -18,7 +18,7 @@ use super::async_events::AsyncEvents;
 use super::cm_id::CmId;
 use super::cq_health::CqHealth;
 use super::device_caps::{name_of, probe_inline, query, reachable_port};
-use super::ffi;
+use super::{ffi, presence};
 use crate::caps::DeviceCaps;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
@@ -77,6 +77,8 @@ impl Device {
                 "few gather entries per work request: payloads take more work requests"
             );
         }
+        // SAFETY: as above.
+        unsafe { presence::note(context.raw) };
         let events = AsyncEvents::start(context.raw, caps.name.clone())?;
         // SAFETY: the context is open.
         let vectors = unsafe { (*context.raw.as_ptr()).num_comp_vectors };
@@ -195,18 +197,43 @@ fn names_of_all() -> Vec<String> {
 
 /// The contexts of all devices, as librdmacm has them. They stay open while the list lives.
 #[derive(Debug)]
-struct DeviceList {
+pub(super) struct DeviceList {
     first: NonNull<*mut ffi::ibv_context>,
     count: usize,
 }
 
 impl DeviceList {
     /// `None` when the call failed; errno says why.
-    fn get() -> Option<Self> {
+    pub(super) fn get() -> Option<Self> {
         let mut count = 0;
         // SAFETY: plain call; the list is freed in drop.
         let first = unsafe { ffi::rdma_get_devices(&raw mut count) };
-        Some(Self { first: NonNull::new(first)?, count: usize::try_from(count).unwrap_or(0) })
+        let first = NonNull::new(first)?;
+        let list = Self { first, count: usize::try_from(count).unwrap_or(0) };
+        for context in list.contexts().iter().filter_map(|context| NonNull::new(*context)) {
+            // SAFETY: the list keeps its contexts open.
+            unsafe { presence::note(context) };
+        }
+        Some(list)
+    }
+
+    /// A list of that context alone; the others are let go. `None`: it has no such context, or
+    /// there is no memory.
+    fn only(mut self, context: NonNull<ffi::ibv_context>) -> Option<Self> {
+        let at = self.contexts().iter().position(|other| *other == context.as_ptr())?;
+        // SAFETY: plain call; `rdma_free_devices` frees the list with `free`.
+        let own = unsafe { libc::malloc(2 * size_of::<*mut ffi::ibv_context>()) };
+        let own = NonNull::new(own.cast::<*mut ffi::ibv_context>())?;
+        // SAFETY: `own` has room for two. The list has `count` entries and a null pointer behind
+        // them; the entries behind `at`, and that pointer, move forward by one.
+        unsafe {
+            own.as_ptr().write(context.as_ptr());
+            own.as_ptr().add(1).write(std::ptr::null_mut());
+            let place = self.first.as_ptr().add(at);
+            std::ptr::copy(place.add(1), place, self.count - at);
+        }
+        self.count -= 1;
+        Some(Self { first: own, count: 1 })
     }
 
     fn contexts(&self) -> &[*mut ffi::ibv_context] {
@@ -222,7 +249,7 @@ impl Drop for DeviceList {
     }
 }
 
-/// A context, and what keeps it open.
+/// A context, and what keeps it open: it alone.
 #[derive(Debug)]
 struct Pinned {
     raw: NonNull<ffi::ibv_context>,
@@ -249,14 +276,12 @@ impl Pinned {
 
     fn by_list(context: NonNull<ffi::ibv_context>) -> Result<Self> {
         let list = DeviceList::get().ok_or_else(|| FabricError::last_os("rdma_get_devices"))?;
-        if list.contexts().contains(&context.as_ptr()) {
-            return Ok(Self { raw: context, _id: None, _list: Some(list) });
-        }
-        // The device was unplugged between the event of the id and now.
-        Err(FabricError::Call {
+        // Without it, the device was unplugged between the event of the id and now.
+        let list = list.only(context).ok_or_else(|| FabricError::Call {
             call: "rdma_get_devices",
             source: io::Error::from_raw_os_error(libc::ENODEV),
-        })
+        })?;
+        Ok(Self { raw: context, _id: None, _list: Some(list) })
     }
 }
 

@@ -18,6 +18,7 @@ use super::device::Device;
 use super::event_channel::{EventChannel, Ids, Known, Reply, Role};
 use super::ffi::{self, event};
 use super::incoming::Incoming;
+use super::presence;
 use super::slow_verbs::SlowVerbs;
 use crate::connect::ConnectionHello;
 use crate::error::{FabricError, Result};
@@ -37,6 +38,8 @@ pub(super) struct Door {
 /// An id of the role, on a channel of its own whose task is started. Must run on a tokio runtime.
 /// A listening id needs a `door`.
 pub(super) fn open_id(role: Role, door: Option<Door>) -> Result<CmId> {
+    // Where no device is open, no thread of one looks.
+    presence::look_around();
     let channel = EventChannel::open()?;
     // SAFETY: the descriptor is the channel's, which `Readable` keeps open, and never another.
     let readiness = unsafe {
@@ -178,6 +181,7 @@ impl EventTask {
             Unlocked::DeviceGone { context, was_listening } => {
                 tracing::warn!("an RDMA device was removed");
                 Device::mark_gone(context);
+                presence::look_around();
                 if was_listening {
                     let source = io::Error::from_raw_os_error(libc::ENODEV);
                     self.end_listener(FabricError::Call { call: "rdma_listen", source });

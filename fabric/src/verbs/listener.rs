@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
+use std::ptr::NonNull;
 
 use tokio::sync::mpsc;
 
@@ -10,6 +11,7 @@ use super::device::Device;
 use super::event_channel::Role;
 use super::event_task::{self, Door};
 use super::incoming::Incoming;
+use super::presence::{self, Presence};
 use crate::address::Address;
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
@@ -22,6 +24,8 @@ const BACKLOG: u16 = 128;
 pub struct Listener {
     address: Address,
     requests: mpsc::Receiver<Result<Incoming>>,
+    // Of the device of the address, if the id is bound to one.
+    presence: Option<Presence>,
     // Last: no new request comes once the id is destroyed.
     id: CmId,
 }
@@ -45,7 +49,10 @@ impl Listener {
             match id.bind(to).and_then(|()| id.listen(i32::from(BACKLOG))) {
                 Ok(()) => {
                     let address = Address { port: id.local_port(), ..address.clone() };
-                    return Ok(Self { address, requests, id });
+                    // SAFETY: the id keeps the context of its device open.
+                    let presence =
+                        NonNull::new(id.verbs()).and_then(|c| unsafe { Presence::of(c) });
+                    return Ok(Self { address, requests, presence, id });
                 }
                 Err(error) => last = Some(in_use_if_local(error, to)),
             }
@@ -83,13 +90,26 @@ impl Listener {
     /// # Errors
     /// The device is gone or the event channel broke.
     pub(crate) async fn accept(&mut self) -> Result<Incoming> {
-        self.requests.recv().await.unwrap_or_else(|| {
-            // The task of the channel ended, or had no room for the reason.
-            Err(FabricError::Call {
-                call: "rdma_listen",
-                source: io::ErrorKind::NotConnected.into(),
-            })
-        })
+        let mut devices = presence::changes();
+        loop {
+            if self.presence.as_ref().is_some_and(|presence| !presence.is_there()) {
+                // The kernel waits for this id, too.
+                let source = io::Error::from_raw_os_error(libc::ENODEV);
+                return Err(FabricError::Call { call: "rdma_listen", source });
+            }
+            let peer = tokio::select! {
+                biased;
+                peer = self.requests.recv() => peer,
+                _ = devices.changed() => continue,
+            };
+            return peer.unwrap_or_else(|| {
+                // The task of the channel ended, or had no room for the reason.
+                Err(FabricError::Call {
+                    call: "rdma_listen",
+                    source: io::ErrorKind::NotConnected.into(),
+                })
+            });
+        }
     }
 }
 

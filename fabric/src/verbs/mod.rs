@@ -60,6 +60,7 @@ mod listener;
 mod memory_region;
 mod nonblocking;
 mod poller;
+mod presence;
 mod protection_domain;
 mod provider_calls;
 mod qp_state;

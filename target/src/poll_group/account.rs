@@ -25,7 +25,7 @@ pub(super) fn begin<'a, S: Store>(
 ) -> &'a mut Request {
     let (params, request) = connection.of(tag);
     if let Some(volume) = turn.access.stats(request.span().volume) {
-        request.timing().begin(turn.us, turn.cq_age.get());
+        request.timing().begin(turn.time.us, turn.time.cq_age.get());
         params.io.begin();
         volume.io.begin();
     }
@@ -101,11 +101,11 @@ fn record<S: Store>(
     let Some(volume) = turn.access.stats(request.span().volume) else { return };
     volume.io.answered(kind, bytes, failed);
     if !begun {
-        return volume.latency.record_one_turn(kind, turn.cq_age.get());
+        return volume.latency.record_one_turn(kind, turn.time.cq_age.get());
     }
     params.io.end();
     volume.io.end();
-    match request.timing().end_in_its_turn(turn.us) {
+    match request.timing().end_in_its_turn(turn.time.us) {
         Some(queue) => volume.latency.record_one_turn(kind, queue),
         None => end_later(params, request, turn, volume, (kind, failed)),
     }
@@ -120,12 +120,12 @@ fn end_later<S: Store>(
     volume: &VolumeStats,
     (kind, failed): (IoKind, bool),
 ) {
-    match request.timing().end(turn.us) {
+    match request.timing().end(turn.time.us) {
         None => debug_assert!(false, "it had begun"),
         Some(Took::OneTurn(queue)) => volume.latency.record_one_turn(kind, queue),
         Some(Took::Longer(stages)) => {
             volume.latency.record(kind, &stages);
-            if turn.slow.is_slow(stages.total()) {
+            if turn.told.slow.is_slow(stages.total()) {
                 note_slow(params, request, turn, (stages, failed));
             }
         }
@@ -142,8 +142,8 @@ pub(super) fn kept_began<S: Store>(
     came: Micros,
 ) {
     let (params, request) = connection.of(tag);
-    let queue = turn.us.since(came);
-    if request.is_answered() && turn.slow.is_slow(queue) {
+    let queue = turn.time.us.since(came);
+    if request.is_answered() && turn.told.slow.is_slow(queue) {
         let failed = request.outcome().status != Status::Ok;
         note_slow(params, request, turn, (Stages { queue, ..Stages::default() }, failed));
     }
@@ -159,16 +159,16 @@ fn note_slow<S: Store>(
     let Some(opcode) = request.opcode() else { return };
     let (volume, session) = (request.span().volume, params.session);
     let total = stages.total();
-    if let Some(ring) = turn.slow.ring_for(volume, total) {
+    if let Some(ring) = turn.told.slow.ring_for(volume, total) {
         let queue = match params.kind {
             ConnectionKind::Io { queue } => queue,
             ConnectionKind::Admin => 0,
         };
-        let (at, group) = (turn.now, turn.group);
+        let (at, group) = (turn.time.now, turn.group);
         let io = TracedIo { at, group, session, queue, opcode, offset: 0, len: 0, failed, stages };
         ring.push(io.of(request.span()));
     }
-    turn.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
+    turn.told.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 
 /// A connection ends: nothing of it is in flight any more, and what waited to begin never does.
@@ -177,7 +177,7 @@ pub(super) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
     for index in 0..connection.requests().len() {
         let tag = Tag(rblk_protocol::width::narrow(index));
         let (params, request) = connection.of(tag);
-        let had_begun = request.timing().end(turn.us).is_some();
+        let had_begun = request.timing().end(turn.time.us).is_some();
         if !had_begun && !request.waits_to_begin() {
             continue;
         }

@@ -23,7 +23,7 @@ pub(super) fn forward<S: Store>(connection: &mut Connection, turn: &mut Turn<S>,
         region.read(data, &mut body);
     }
     let _ = connection.request_mut(command.tag).step(Event::Forwarded);
-    turn.outbox.push(FromGroup::Admin {
+    turn.told.outbox.push(FromGroup::Admin {
         group: turn.group,
         connection: connection.id(),
         admission: connection.params().admission,
@@ -83,7 +83,7 @@ pub(super) fn self_test<S: Store>(
         Ok(Some(pattern)) => {
             let first_time = connection.is_known();
             if first_time {
-                turn.outbox.push(FromGroup::Proven {
+                turn.told.outbox.push(FromGroup::Proven {
                     group: turn.group,
                     connection: connection.id(),
                     admission: connection.params().admission,

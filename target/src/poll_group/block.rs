@@ -38,7 +38,7 @@ pub(super) fn start<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, t
 /// once more, so that a target without limits pays one test for a command.
 #[inline(never)]
 fn start_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
-    let (command, came) = (*connection.command(tag)?, turn.us);
+    let (command, came) = (*connection.command(tag)?, turn.time.us);
     if is_delayed(connection, turn, &command, came) {
         return Ok(());
     }
@@ -57,8 +57,8 @@ fn is_delayed<S: Store>(
     if volume.limits.is_none() && host.is_none() {
         return false;
     }
-    let (times, limits) = ((came, turn.us), (volume, host));
-    if !over_limit::must_wait(&mut turn.waiting, connection, (command, span), limits, times) {
+    let (times, limits) = ((came, turn.time.us), (volume, host));
+    if !over_limit::must_wait(&mut turn.later.waiting, connection, (command, span), limits, times) {
         return false;
     }
     turn.rare = true;
@@ -87,7 +87,7 @@ pub(super) fn start_delayed<S: Store>(
         allowed == Err(Status::ReadOnly) && hold(connection, turn, &command, delayed.came, true);
     if is_held || allowed.is_ok() {
         let volume = connection.request(delayed.tag).span().volume;
-        let waited_us = turn.us.since(delayed.since);
+        let waited_us = turn.time.us.since(delayed.since);
         over_limit::count_waited(turn.access.stats(volume), waited_us);
     }
     if is_held {
@@ -130,8 +130,8 @@ fn hold<S: Store>(
     is_let_in: bool,
 ) -> bool {
     let volume = Volume::index_of(command.volume).and_then(|index| turn.access.volume(index));
-    let Some(volume) = volume.filter(|_| turn.held.holds(command)) else { return false };
-    turn.held.keep(connection, (command, volume), came, is_let_in);
+    let Some(volume) = volume.filter(|_| turn.later.held.holds(command)) else { return false };
+    turn.later.held.keep(connection, (command, volume), came, is_let_in);
     true
 }
 
@@ -160,7 +160,7 @@ fn begin_kept<S: Store>(
     tag: Tag,
     came: Micros,
 ) -> Served {
-    turn.cq_age.kept(came, turn.us);
+    turn.time.cq_age.kept(came, turn.time.us);
     begin_limited(connection, turn, tag)?;
     account::kept_began(connection, turn, tag, came);
     Ok(())
@@ -233,7 +233,7 @@ fn refuse<S: Store>(
     tag: Tag,
     status: Status,
 ) -> Served {
-    let (command, came) = (*connection.command(tag)?, turn.us);
+    let (command, came) = (*connection.command(tag)?, turn.time.us);
     if turn.access.is_changing(connection.params().session, &command) {
         return Err(Violation::VOLUME_CHANGES);
     }

@@ -124,12 +124,12 @@ pub(super) fn zero<S: Store>(
     region: Arc<Region>,
     range: Range<usize>,
 ) {
-    if turn.zeroing.zero_now(&region, &range) {
+    if turn.later.zeroing.zero_now(&region, &range) {
         return finish(connection, turn, tag, Outcome::OK);
     }
     let _ = connection.request_mut(tag).step(Event::ZeroingBegan);
     connection.release_data(tag);
-    turn.zeroing.push((connection.id(), tag), region, range);
+    turn.later.zeroing.push((connection.id(), tag), region, range);
     turn.rare = true;
 }
 

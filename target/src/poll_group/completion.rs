@@ -62,7 +62,7 @@ impl<S: Store> PollGroup<S> {
     /// nothing came.
     #[inline(never)]
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
-        self.turn.cq_age.found(self.turn.us);
+        self.turn.time.cq_age.found(self.turn.time.us);
         for at in 0..count {
             let completion = self.reaped[at];
             // The QP's connection ended: what the QP still completes means nothing.
@@ -148,7 +148,7 @@ fn on_message<S: Store>(
     buffer: u16,
     bytes: u32,
 ) -> Served {
-    connection.begin_message(buffer, bytes, turn.now)?;
+    connection.begin_message(buffer, bytes, turn.time.now)?;
     let mut message = connection.message(buffer, bytes);
     loop {
         // By reference: a command is not copied on its way.

@@ -40,14 +40,14 @@ impl<S: Store> PollGroup<S> {
         );
         self.turn.pollers.note_broken(poller);
         self.expect_rare_work();
-        self.turn.outbox.push(FromGroup::PollerBroken { group, poller });
+        self.turn.told.outbox.push(FromGroup::PollerBroken { group, poller });
         self.end_all("its completion queue broke", |connection| connection.poller() == poller);
     }
 
     /// Asks every CQ for an event at its next completion: before a sleep, and then look once more.
     /// One that cannot be asked is broken, as one that cannot be polled.
     pub fn arm(&mut self) {
-        self.turn.cq_age.armed(self.turn.us);
+        self.turn.time.cq_age.armed(self.turn.time.us);
         for place in 0..self.turn.pollers.places() {
             let Some(entry) = self.turn.pollers.working(place) else { continue };
             if let Err(error) = entry.poller.arm() {
@@ -98,11 +98,15 @@ impl<S: Store> PollGroup<S> {
                 "connection ends"
             );
         }
-        connection.end(turn.now, turn.now + DESTROY_WARNING);
+        connection.end(turn.time.now, turn.time.now + DESTROY_WARNING);
         account::abandon(connection, turn);
-        over_limit::drop_of(&mut turn.waiting, &turn.access, connection);
+        over_limit::drop_of(&mut turn.later.waiting, &turn.access, connection);
         let qp = turn.pollers.detach(connection.poller(), connection.qp());
-        turn.outbox.push(FromGroup::Ended { group: turn.group, connection: connection.id(), qp });
+        turn.told.outbox.push(FromGroup::Ended {
+            group: turn.group,
+            connection: connection.id(),
+            qp,
+        });
         if Mutation::DestroyTarget.is_on() {
             give_back(connection, turn);
         }
@@ -121,8 +125,8 @@ impl<S: Store> PollGroup<S> {
     /// peer takes no data and gives none: what was lent to them is missed by all others. The thread
     /// calls it now and then.
     pub fn check_silence(&mut self, now: Instant) {
-        self.turn.now = now;
-        while let Some((line, count)) = self.turn.lines.take_left_out(now) {
+        self.turn.time.now = now;
+        while let Some((line, count)) = self.turn.told.lines.take_left_out(now) {
             tracing::warn!(line, count, "lines of the log were left out: too many in a second");
         }
         for index in 0..self.connections.places() {
@@ -155,7 +159,7 @@ impl<S: Store> PollGroup<S> {
         let mut done = false;
         for index in 0..self.connections.places() {
             let Some(connection) = self.connections.at(index) else { continue };
-            warn_of_slow_destroy(connection, self.turn.now);
+            warn_of_slow_destroy(connection, self.turn.time.now);
             if connection.is_gone() {
                 self.remove(index);
                 done = true;
@@ -177,7 +181,7 @@ impl<S: Store> PollGroup<S> {
             if let Some(entry) = self.turn.pollers.take_broken(place) {
                 done = true;
                 let (group, poller, memory) = (self.turn.group, entry.poller, entry.memory);
-                self.turn.outbox.push(FromGroup::PollerGone { group, place, poller, memory });
+                self.turn.told.outbox.push(FromGroup::PollerGone { group, place, poller, memory });
             }
         }
         done
@@ -190,7 +194,7 @@ impl<S: Store> PollGroup<S> {
         debug_assert!(!works || Mutation::EpochOrderBurial.is_on(), "a shard works for it");
         self.turn.shard.give_landing(&connection.take_slots());
         let params = connection.into_params();
-        self.turn.outbox.push(FromGroup::ConnectionGone {
+        self.turn.told.outbox.push(FromGroup::ConnectionGone {
             admission: params.admission,
             session: params.session,
             kind: params.kind,

@@ -59,16 +59,12 @@ mod zeroing;
 
 use access::Access;
 use connections::Connections;
-use cq_age::CqAge;
-use held::HeldWrites;
-use lines::Lines;
 pub use mail::{FromGroup, Notice, PollerMemory, StepTicket, ToGroup, VolumeStep};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
 use slow::{SlowIo, SlowIos};
 use steps::Steps;
-use turn::Turn;
-use zeroing::ZeroingQueue;
+use turn::{Later, Told, Turn, TurnTime};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,7 +75,7 @@ use rblk_protocol::width::wide;
 use crate::cache::{Shard, ShardReply, StoreFailure};
 use crate::connection::{Connection, Served};
 use crate::identity::{ConnectionId, SessionIndex};
-use crate::limits::{Ticks, Waiting};
+use crate::limits::Ticks;
 use crate::stats::Stats;
 use crate::store::Store;
 
@@ -141,18 +137,12 @@ impl<S: Store> PollGroup<S> {
             shard,
             peers,
             access: Access::default(),
-            zeroing: ZeroingQueue::default(),
-            outbox: Vec::new(),
             stats,
-            now,
-            us: Moment::from(now).us(),
-            cq_age: CqAge::default(),
+            time: TurnTime::new(now),
+            later: Later::default(),
+            told: Told::default(),
             io: false,
             rare: false,
-            lines: Lines::default(),
-            slow: SlowIos::default(),
-            held: HeldWrites::default(),
-            waiting: Waiting::default(),
         };
         Self {
             turn,
@@ -184,13 +174,13 @@ impl<S: Store> PollGroup<S> {
 
     /// Commands that take at least so long are told to control.
     pub fn tell_slow_ios(&mut self, threshold: Duration) {
-        self.turn.slow = SlowIos::above(threshold);
+        self.turn.told.slow = SlowIos::above(threshold);
     }
 
     /// The slowest command since the last that was told, at most one a second.
     #[inline]
     pub fn take_slow_io(&mut self, now: Instant) -> Option<SlowIo> {
-        self.turn.slow.take(now)
+        self.turn.told.slow.take(now)
     }
 
     /// The other poll groups.
@@ -207,13 +197,13 @@ impl<S: Store> PollGroup<S> {
 
     /// Messages for control since the last call.
     pub fn take_outbox(&mut self) -> std::vec::Drain<'_, FromGroup> {
-        self.turn.outbox.drain(..)
+        self.turn.told.outbox.drain(..)
     }
 
     /// Whether there is something for control.
     #[must_use]
     pub fn has_outbox(&self) -> bool {
-        !self.turn.outbox.is_empty()
+        !self.turn.told.outbox.is_empty()
     }
 
     /// Whether [`ToGroup::Stop`] was carried out: no connection is left, and every acknowledged
@@ -258,8 +248,9 @@ impl<S: Store> PollGroup<S> {
     /// thread for.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        let Turn { shard, waiting, us, .. } = &self.turn;
-        let due = waiting.next().map(|at| Duration::from_micros(at.us_after(Ticks::of(*us))));
+        let Turn { shard, later, time, .. } = &self.turn;
+        let now = Ticks::of(time.us);
+        let due = later.waiting.next().map(|at| Duration::from_micros(at.us_after(now)));
         [shard.next_deadline(), due].into_iter().flatten().min()
     }
 
@@ -271,7 +262,7 @@ impl<S: Store> PollGroup<S> {
     pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
         self.turn.begin(now.into());
         let mut busy = self.reap();
-        let mut waits = self.turn.us >= self.look_at;
+        let mut waits = self.turn.time.us >= self.look_at;
         if self.turn.groups() > 1 {
             busy |= self.take_peer_mail();
             waits |= self.turn.peers.keeps();
@@ -325,13 +316,13 @@ impl<S: Store> PollGroup<S> {
     /// Whether there is work that most turns do not have. Who begins such work says so in the
     /// turn, or with [`Self::expect_rare_work`].
     fn has_rare_work(&self) -> bool {
-        !self.turn.zeroing.is_empty()
+        !self.turn.later.zeroing.is_empty()
             || self.turn.shard.is_short()
             || self.connections.has_ending()
             || self.turn.pollers.has_broken()
             || self.stopping.began
             || self.steps.are_waiting()
-            || self.turn.waiting.has_any()
+            || self.turn.later.waiting.has_any()
     }
 
     /// The next turn has work that most turns do not have, whatever it finds.
@@ -343,15 +334,15 @@ impl<S: Store> PollGroup<S> {
     #[inline(never)]
     fn do_rare_work(&mut self) -> bool {
         let mut busy = false;
-        if self.turn.waiting.is_due(Ticks::of(self.turn.us)) {
+        if self.turn.later.waiting.is_due(Ticks::of(self.turn.time.us)) {
             busy |= self.begin_due();
         }
         if self.turn.shard.is_short() {
             self.seek_memory();
         }
-        if !self.turn.zeroing.is_empty() {
+        if !self.turn.later.zeroing.is_empty() {
             busy = true;
-            if let Some((id, tag)) = self.turn.zeroing.step()
+            if let Some((id, tag)) = self.turn.later.zeroing.step()
                 && self.connections.has(id)
             {
                 self.serve(wide(id.index), |connection, turn| {
@@ -535,7 +526,7 @@ impl<S: Store> PollGroup<S> {
     #[cold]
     fn seek_memory(&mut self) {
         self.prove_tails(Shard::seeks_from);
-        let now = self.turn.now;
+        let now = self.turn.time.now;
         let due = |at| now.saturating_duration_since(at) >= PROVE_INTERVAL;
         if self.turn.groups() > 1 && self.reminded.is_none_or(due) {
             self.reminded = Some(now);

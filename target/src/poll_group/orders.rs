@@ -19,11 +19,11 @@ impl<S: Store> PollGroup<S> {
     /// One message of control.
     pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
         // Commands may begin now. When the CQs were looked at last is another time.
-        let looked = self.turn.us;
+        let looked = self.turn.time.us;
         self.turn.tick(Moment::from(now));
         self.expect_rare_work();
         self.carry_out(mail);
-        self.turn.us = looked;
+        self.turn.time.us = looked;
         self.post_all();
     }
 
@@ -41,7 +41,7 @@ impl<S: Store> PollGroup<S> {
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
             }
-            ToGroup::Trace(ring) => self.turn.slow.trace(ring),
+            ToGroup::Trace(ring) => self.turn.told.slow.trace(ring),
             ToGroup::Notice(notice) => self.take_notice(notice),
             ToGroup::Destroyed { connection } => self.on_destroyed(connection),
             ToGroup::Adopt { connection: id, session, epoch, silence }
@@ -61,7 +61,7 @@ impl<S: Store> PollGroup<S> {
             }
             ToGroup::Expel { connection: id } if self.connections.has(id) => {
                 self.serve(wide(id.index), |connection, turn| {
-                    connection.expel(turn.now);
+                    connection.expel(turn.time.now);
                     Ok(())
                 });
             }
@@ -141,30 +141,30 @@ impl<S: Store> PollGroup<S> {
             reason,
         };
         let Some(entry) = turn.pollers.working(poller) else {
-            turn.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
+            turn.told.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
             return;
         };
         let sends_prove = entry.poller.caps().transport != Transport::Iwarp;
         let qp = match entry.poller.attach(connection) {
             Ok(qp) => qp,
             Err(error) => {
-                if turn.lines.may_write(Line::Refused, turn.now) {
+                if turn.told.lines.may_write(Line::Refused, turn.time.now) {
                     tracing::warn!(peer = params.peer, %error, "cannot take a connection");
                 }
-                turn.outbox.push(gone(params, None, "the QP could not be attached"));
+                turn.told.outbox.push(gone(params, None, "the QP could not be attached"));
                 return;
             }
         };
         let Some(id) = self.connections.next_id() else {
             let connection = entry.poller.detach(qp);
-            turn.outbox.push(gone(params, connection, "too many connections"));
+            turn.told.outbox.push(gone(params, connection, "too many connections"));
             return;
         };
         let place = Place { id, poller, qp };
         let arena = entry.memory.as_ref().map(|memory| &memory.arena);
         let arena = arena.filter(|_| turn.access.writes_to_store(session));
         let landing = arena.and_then(|arena| landing_of(&params, &mut turn.shard, arena));
-        let mut connection = Connection::new(place, params, landing, sends_prove, turn.now);
+        let mut connection = Connection::new(place, params, landing, sends_prove, turn.time.now);
         let posted = entry.poller.post_recvs(qp, connection.posts().0);
         connection.posted();
         let accepted = posted

@@ -309,7 +309,7 @@ pub(super) fn continue_parts<S: Store>(
 fn note_ready<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
     let request = connection.request_mut(tag);
     if !request.has_shards() {
-        request.timing().awaits_credits(turn.us);
+        request.timing().awaits_credits(turn.time.us);
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) fn finish<S: Store>(
         answer_with(connection, turn, tag, outcome);
     } else {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.us);
+        connection.request_mut(tag).timing().awaits_credits(turn.time.us);
         connection.wait_for_credits(tag);
     }
 }
@@ -112,7 +112,7 @@ fn copy_out<S: Store>(
     };
     if !connection.may_prepare(len) {
         turn.stats.send_credit_waits.add(1);
-        connection.request_mut(tag).timing().awaits_credits(turn.us);
+        connection.request_mut(tag).timing().awaits_credits(turn.time.us);
         connection.keep_waiting_first(tag);
         proof::ask_if_much(connection);
         return false;

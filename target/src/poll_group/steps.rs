@@ -134,7 +134,7 @@ impl<S: Store> PollGroup<S> {
 
     fn stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
         let group = self.turn.group;
-        self.turn.outbox.push(FromGroup::Stepped { group, ticket, result });
+        self.turn.told.outbox.push(FromGroup::Stepped { group, ticket, result });
     }
 
     /// The shard answered what a step asked for.

@@ -42,30 +42,57 @@ pub(super) struct Turn<S> {
     pub(super) peers: Peers,
     /// What sessions may reach.
     pub(super) access: Access,
-    /// Ranges of memory volumes that are being zeroed.
-    pub(super) zeroing: ZeroingQueue,
-    /// Messages for control.
-    pub(super) outbox: Vec<FromGroup>,
     /// Counters of this poll group.
     pub(super) stats: Arc<Stats>,
-    /// When the turn began.
+    /// When the turn is.
+    pub(super) time: TurnTime,
+    /// Commands that go on in a later turn, whatever the devices do.
+    pub(super) later: Later,
+    /// What others are told.
+    pub(super) told: Told,
+    /// Something was done that clients wait for.
+    pub(super) io: bool,
+    /// There is work that most turns do not have.
+    pub(super) rare: bool,
+}
+
+/// When a turn is.
+pub(super) struct TurnTime {
+    /// When it began.
     pub(super) now: Instant,
     /// The same, for the times of commands.
     pub(super) us: Micros,
     /// How long what the turn finds may have waited for it.
     pub(super) cq_age: CqAge,
-    /// Something was done that clients wait for.
-    pub(super) io: bool,
-    /// There is work that most turns do not have.
-    pub(super) rare: bool,
-    /// What peers made this group log.
-    pub(super) lines: Lines,
-    /// Commands that took long.
-    pub(super) slow: SlowIos,
+}
+
+impl TurnTime {
+    /// Before the first turn.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { now, us: Moment::from(now).us(), cq_age: CqAge::default() }
+    }
+}
+
+/// Commands that go on in a later turn, whatever the devices do.
+#[derive(Default)]
+pub(super) struct Later {
+    /// Ranges of memory volumes that are being zeroed.
+    pub(super) zeroing: ZeroingQueue,
     /// Writes that may not begin now.
     pub(super) held: HeldWrites,
     /// Commands over a limit.
     pub(super) waiting: Waiting<Delayed>,
+}
+
+/// What others are told.
+#[derive(Default)]
+pub(super) struct Told {
+    /// Messages for control.
+    pub(super) outbox: Vec<FromGroup>,
+    /// What peers made this group log.
+    pub(super) lines: Lines,
+    /// Commands that took long.
+    pub(super) slow: SlowIos,
 }
 
 /// Names a part of a command of a poll group to a shard.
@@ -84,7 +111,7 @@ impl<S: Store> Turn<S> {
     /// It begins.
     #[inline(always)]
     pub(super) fn begin(&mut self, moment: Moment) {
-        self.cq_age.turn(self.us);
+        self.time.cq_age.turn(self.time.us);
         self.tick(moment);
         self.stats.turns.add(1);
     }
@@ -92,14 +119,14 @@ impl<S: Store> Turn<S> {
     /// It is that time.
     #[inline(always)]
     pub(super) fn tick(&mut self, moment: Moment) {
-        (self.now, self.us) = (moment.instant(), moment.us());
-        self.shard.tick(self.us);
+        (self.time.now, self.time.us) = (moment.instant(), moment.us());
+        self.shard.tick(self.time.us);
     }
 
     /// Whether a line of a kind that peers can bring about may be logged now.
     #[cold]
     pub(super) fn may_log(&mut self, line: Line) -> bool {
-        self.lines.may_write(line, self.now)
+        self.told.lines.may_write(line, self.time.now)
     }
 
     /// Poll groups, this one included.

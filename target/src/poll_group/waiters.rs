@@ -27,7 +27,7 @@ impl<S: Store> PollGroup<S> {
     /// Begins no new write of a volume from now on. Returns those that are in flight.
     pub(super) fn hold_writes(&mut self, volume: &Volume) -> Vec<(ConnectionId, Tag)> {
         let index = volume.index;
-        self.turn.held.hold(index);
+        self.turn.later.held.hold(index);
         self.turn.access.open_to_commands(Arc::new(Volume { read_only: true, ..volume.clone() }));
         let of = |connection: &Connection| {
             let id = connection.id();
@@ -52,7 +52,7 @@ impl<S: Store> PollGroup<S> {
 
     /// Begins the writes that were held, if any were, in their order.
     pub(super) fn release_writes(&mut self, volume: VolumeIndex) {
-        for held in self.turn.held.release(volume) {
+        for held in self.turn.later.held.release(volume) {
             if self.connections.has(held.connection) {
                 self.serve(wide(held.connection.index), |connection, turn| {
                     block::start_held(connection, turn, held)
@@ -64,16 +64,16 @@ impl<S: Store> PollGroup<S> {
     /// Begins commands whose time has come. Returns whether there were any.
     #[cold]
     pub(super) fn begin_due(&mut self) -> bool {
-        let now = Ticks::of(self.turn.us);
+        let now = Ticks::of(self.turn.time.us);
         let mut any = false;
         for _ in 0..LOOKS {
-            let Some((name, head, first)) = self.turn.waiting.first(now) else { break };
+            let Some((name, head, first)) = self.turn.later.waiting.first(now) else { break };
             if head == Head::Unasked {
                 let due = over_limit::take_for(&self.turn.access, name, first.bytes, now);
-                self.turn.waiting.set_due(name, due);
+                self.turn.later.waiting.set_due(name, due);
                 continue;
             }
-            let Some(delayed) = self.turn.waiting.pop(name) else { break };
+            let Some(delayed) = self.turn.later.waiting.pop(name) else { break };
             any = true;
             if self.connections.has(delayed.connection) {
                 self.serve(wide(delayed.connection.index), |connection, turn| {
@@ -92,7 +92,7 @@ impl<S: Store> PollGroup<S> {
         session: Option<SessionIndex>,
     ) {
         let access = &self.turn.access;
-        self.turn.waiting.ask_anew(
+        self.turn.later.waiting.ask_anew(
             |name| Some(name.volume) == volume || Some(name.session) == session,
             |name, delayed| over_limit::give_back(access, name, delayed),
         );

@@ -138,7 +138,7 @@ pub(super) fn to_memory<S: Store>(
     let request = connection.request_mut(tag);
     let _ = request.step(Event::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
     let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::NeedsNoMemory));
-    request.timing().awaits_data(turn.us);
+    request.timing().awaits_data(turn.time.us);
     post_reads(connection, turn, tag, PartIndex::FIRST)
 }
 
@@ -200,7 +200,7 @@ pub(super) fn fetch<S: Store>(
         if connection.request(tag).opcode() == Some(Opcode::Read) {
             return read::send_copy(connection, turn, tag, index);
         }
-        connection.request_mut(tag).timing().awaits_data(turn.us);
+        connection.request_mut(tag).timing().awaits_data(turn.time.us);
         return post_reads(connection, turn, tag, index);
     };
     let part = &connection.request(tag).parts()[wide(index.0)];
@@ -294,7 +294,7 @@ pub(super) fn on_read<S: Store>(
         Action::Wait => return Ok(()),
         _ => return Err(Violation("a READ completed that was not posted")),
     }
-    connection.request_mut(tag).timing().data_came(turn.us);
+    connection.request_mut(tag).timing().data_came(turn.time.us);
     if let Some(bounce) = connection.bounce() {
         copy_landed(connection, bounce.landing_region(), turn, tag, index);
         connection.leave_landing(tag, index);

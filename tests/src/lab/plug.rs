@@ -1,7 +1,7 @@
-//! [`Plug`]: a second Soft-RoCE device of this host.
+//! [`Plug`]: a second Soft-RoCE device of this host, which can be pulled out.
 //!
-//! It cannot be pulled out while a program has it open: the kernel (7.2) waits for the program
-//! before it tells anybody, since Soft-RoCE cannot take its objects back. `cards.c` plays that.
+//! Soft-RoCE cannot take its objects back: `rdma link del` ends when the last program has closed
+//! the device. A card whose objects are dead at once is played by `cards.c`.
 
 use super::Lab;
 use super::process::start;
@@ -33,8 +33,25 @@ impl Plug {
             run(&format!("ip addr add {}/24 dev {link}", Self::HOST));
         }
         run(&format!("ip link set {link} up"));
-        run(&format!("rdma link add {} type rxe netdev {link}", Self::NAME));
-        Self(())
+        let plug = Self(());
+        plug.put_back();
+        plug
+    }
+
+    /// Removes the device. Returns when it is gone: no program has it open any more.
+    ///
+    /// # Panics
+    /// A program keeps it open.
+    pub fn pull_out(&self) {
+        run(&format!("rdma link del {}", Self::NAME));
+    }
+
+    /// Makes the device, which is not there.
+    ///
+    /// # Panics
+    /// That cannot be done.
+    pub fn put_back(&self) {
+        run(&format!("rdma link add {} type rxe netdev {}", Self::NAME, Self::LINK));
     }
 }
 

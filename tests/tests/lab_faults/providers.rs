@@ -87,13 +87,13 @@ fn conformance_of_devices_like_cards() {
     });
 }
 
-/// One of two devices breaks down, and one loses its address: mounts by the other do not notice,
-/// and its own go on when it is back. No program is started again.
+/// One of two devices breaks down, loses its address, and is removed: mounts by the other do not
+/// notice, and its own go on when it is back. No program is started again.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn one_of_two_devices_fails_and_comes_back() {
     run("one_of_two_devices_fails_and_comes_back", |lab| {
-        let _plug = Plug::new(lab, true);
+        let plug = Plug::new(lab, true);
         let fails = lab.path("fails");
         let [device, file] = [Plug::NAME.to_owned(), fails.display().to_string()];
         let plan = format!("fatal@{device}={file} gone@{device}={file} pulled@{device}={file}");
@@ -132,6 +132,13 @@ fn one_of_two_devices_fails_and_comes_back() {
                 (shaken.counts().get("paths_lost") > lost).then_some(())
             });
             sh(&["ip", "addr", "add", &address, "dev", Plug::LINK]);
+            wait_for_io(&shaken, &shaken_meter);
+
+            let (lost, begun) = (shaken.counts().get("paths_lost"), Instant::now());
+            plug.pull_out();
+            println!("{}: the device was let go after {:.2?}", lab.test(), begun.elapsed());
+            assert!(shaken.counts().get("paths_lost") > lost, "round {round}: no path was lost");
+            plug.put_back();
             wait_for_io(&shaken, &shaken_meter);
         }
         let pause = meter.longest();

@@ -1,0 +1,100 @@
+//! [`Presence`]: whether the kernel still shows a device whose context this process has open.
+//!
+//! A driver that cannot take its objects back (rxe, siw) lets a device go only when the last process
+//! has closed the device. `rdma link del` waits for that in `ib_uverbs_remove_one`. rdma_cm tells of
+//! the removal only where its module was loaded after that of uverbs, and only who has an id on the
+//! device. But before the kernel waits, it takes the device out of `/sys/class/infiniband_verbs`,
+//! so a look there tells everybody.
+//!
+//! librdmacm opens contexts, also of devices that nobody here uses, and closes one when two things
+//! have happened: nothing refers to it, and librdmacm has listed the devices without that one. So
+//! who finds that a device has gone has librdmacm list them ([`look_around`]).
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+use super::device::DeviceList;
+use super::ffi;
+
+/// Entries of devices whose contexts may be open.
+static SHOWN: Mutex<Vec<Presence>> = Mutex::new(Vec::new());
+/// How many devices have gone.
+static GONE: LazyLock<watch::Sender<u64>> = LazyLock::new(|| watch::channel(0).0);
+
+/// The entry of a device in sysfs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Presence(PathBuf);
+
+impl Presence {
+    /// That of an open context. `None` where this process does not see the entry, as in a container
+    /// without sysfs: nothing can be told then.
+    ///
+    /// # Safety
+    /// The context is open.
+    pub(super) unsafe fn of(context: NonNull<ffi::ibv_context>) -> Option<Self> {
+        // SAFETY: an open context has a device, which lives as long; the path is a C string.
+        let path = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).dev_path.as_ptr()) };
+        let presence = Self(path.to_str().ok()?.into());
+        presence.is_there().then_some(presence)
+    }
+
+    /// Whether the kernel still shows the device. Where that cannot be told, it does.
+    pub(super) fn is_there(&self) -> bool {
+        !self.0.as_os_str().is_empty() && self.0.try_exists().unwrap_or(true)
+    }
+}
+
+/// The context of that device may be open from now on, whoever uses it.
+///
+/// # Safety
+/// The context is open.
+pub(super) unsafe fn note(context: NonNull<ffi::ibv_context>) {
+    // SAFETY: as promised.
+    let Some(presence) = (unsafe { Presence::of(context) }) else { return };
+    let mut shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if !shown.contains(&presence) {
+        shown.push(presence);
+    }
+}
+
+/// Sees to it that librdmacm closes the contexts of devices that have gone, each as soon as nothing
+/// refers to it, and that those who wait by such a device look again.
+pub(super) fn look_around() {
+    let has_gone = {
+        let mut shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = shown.len();
+        shown.retain(Presence::is_there);
+        shown.len() < before
+    };
+    if has_gone {
+        // librdmacm lists the devices.
+        drop(DeviceList::get());
+        GONE.send_modify(|gone| *gone += 1);
+    }
+}
+
+/// Changes when a device has gone.
+pub(super) fn changes() -> watch::Receiver<u64> {
+    GONE.subscribe()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_does_not_show_is_not_there() {
+        let entry = std::env::temp_dir().join(format!("rblk-uverbs-{}", std::process::id()));
+        let entry = Presence(entry);
+        assert!(!entry.is_there());
+        std::fs::create_dir(&entry.0).expect("an entry");
+        assert!(entry.is_there());
+        std::fs::remove_dir(&entry.0).expect("the entry");
+        assert!(!entry.is_there());
+        assert!(!Presence(PathBuf::new()).is_there());
+    }
+}
