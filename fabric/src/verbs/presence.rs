@@ -1,14 +1,14 @@
 //! [`Presence`]: whether the kernel still shows a device whose context this process has open.
 //!
-//! A driver that cannot take its objects back (rxe, siw) lets a device go only when the last process
-//! has closed the device. `rdma link del` waits for that in `ib_uverbs_remove_one`. rdma_cm tells of
-//! the removal only where its module was loaded after that of uverbs, and only who has an id on the
-//! device. But before the kernel waits, it takes the device out of `/sys/class/infiniband_verbs`,
-//! so a look there tells everybody.
+//! A driver that cannot take its objects back (rxe, siw) lets a device go only when the last
+//! process has closed the device: `rdma link del` waits for that in `ib_uverbs_remove_one`. rdma_cm
+//! tells of the removal only where its module was loaded after that of uverbs, and only who has an
+//! id on the device. But before the kernel waits, it takes the device out of
+//! `/sys/class/infiniband_verbs`, so a look there tells everybody.
 //!
-//! librdmacm opens contexts, also of devices that nobody here uses, and closes one when two things
-//! have happened: nothing refers to it, and librdmacm has listed the devices without that one. So
-//! who finds that a device has gone has librdmacm list them ([`look_around`]).
+//! librdmacm opens contexts, also of devices that nobody here uses. It closes a context when two
+//! things have happened: nothing refers to the context, and librdmacm has listed the devices
+//! without that one. So who finds that a device has gone has librdmacm list them ([`look_around`]).
 
 use std::ffi::CStr;
 use std::path::PathBuf;
