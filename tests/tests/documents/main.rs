@@ -34,8 +34,10 @@ fn command_lines_are_accepted() {
     assert_none(&commands::faults(&Document::with_commands()));
 }
 
+// It asks for this host's mounts, which are root's.
 #[test]
-fn output_is_what_the_programs_print() {
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_output_is_what_the_programs_print() {
     let mut documents = Document::guides();
     // The lab types it, and compares every line.
     documents.retain(|document| document.path != "docs/session.md");
