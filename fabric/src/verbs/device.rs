@@ -18,6 +18,7 @@ use super::async_events::AsyncEvents;
 use super::cm_id::CmId;
 use super::cq_health::CqHealth;
 use super::device_caps::{name_of, probe_inline, query, reachable_port};
+use super::device_list::DeviceList;
 use super::{ffi, presence};
 use crate::caps::DeviceCaps;
 use crate::error::{FabricError, Result};
@@ -99,7 +100,7 @@ impl Device {
     pub(super) fn all() -> Vec<Self> {
         // The list keeps the contexts open during the look-up. After that, each device pins its
         // own.
-        let list = DeviceList::get();
+        let list = presence::list();
         if list.is_none() {
             // Some versions of librdmacm list all devices or none.
             let error = io::Error::last_os_error();
@@ -195,60 +196,6 @@ fn names_of_all() -> Vec<String> {
     devices.iter().filter_map(name).collect()
 }
 
-/// The contexts of all devices, as librdmacm has them. They stay open while the list lives.
-#[derive(Debug)]
-pub(super) struct DeviceList {
-    first: NonNull<*mut ffi::ibv_context>,
-    count: usize,
-}
-
-impl DeviceList {
-    /// `None` when the call failed; errno says why.
-    pub(super) fn get() -> Option<Self> {
-        let mut count = 0;
-        // SAFETY: plain call; the list is freed in drop.
-        let first = unsafe { ffi::rdma_get_devices(&raw mut count) };
-        let first = NonNull::new(first)?;
-        let list = Self { first, count: usize::try_from(count).unwrap_or(0) };
-        for context in list.contexts().iter().filter_map(|context| NonNull::new(*context)) {
-            // SAFETY: the list keeps its contexts open.
-            unsafe { presence::note(context) };
-        }
-        Some(list)
-    }
-
-    /// A list of that context alone; the others are let go. `None`: it has no such context, or
-    /// there is no memory.
-    fn only(mut self, context: NonNull<ffi::ibv_context>) -> Option<Self> {
-        let at = self.contexts().iter().position(|other| *other == context.as_ptr())?;
-        // SAFETY: plain call; `rdma_free_devices` frees the list with `free`.
-        let own = unsafe { libc::malloc(2 * size_of::<*mut ffi::ibv_context>()) };
-        let own = NonNull::new(own.cast::<*mut ffi::ibv_context>())?;
-        // SAFETY: `own` has room for two. The list has `count` entries and a null pointer behind
-        // them; the entries behind `at`, and that pointer, move forward by one.
-        unsafe {
-            own.as_ptr().write(context.as_ptr());
-            own.as_ptr().add(1).write(std::ptr::null_mut());
-            let place = self.first.as_ptr().add(at);
-            std::ptr::copy(place.add(1), place, self.count - at);
-        }
-        self.count -= 1;
-        Some(Self { first: own, count: 1 })
-    }
-
-    fn contexts(&self) -> &[*mut ffi::ibv_context] {
-        // SAFETY: the list has `count` entries, and is freed in drop.
-        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
-    }
-}
-
-impl Drop for DeviceList {
-    fn drop(&mut self) {
-        // SAFETY: the list came from rdma_get_devices and is freed once.
-        unsafe { ffi::rdma_free_devices(self.first.as_ptr()) };
-    }
-}
-
 /// A context, and what keeps it open: it alone.
 #[derive(Debug)]
 struct Pinned {
@@ -275,7 +222,7 @@ impl Pinned {
     }
 
     fn by_list(context: NonNull<ffi::ibv_context>) -> Result<Self> {
-        let list = DeviceList::get().ok_or_else(|| FabricError::last_os("rdma_get_devices"))?;
+        let list = presence::list().ok_or_else(|| FabricError::last_os("rdma_get_devices"))?;
         // Without it, the device was unplugged between the event of the id and now.
         let list = list.only(context).ok_or_else(|| FabricError::Call {
             call: "rdma_get_devices",

@@ -49,6 +49,7 @@ mod cq_health;
 mod cq_room;
 mod device;
 mod device_caps;
+mod device_list;
 mod event_channel;
 mod event_task;
 mod facts;

@@ -17,7 +17,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-use super::device::DeviceList;
+use super::device_list::DeviceList;
 use super::ffi;
 
 /// Entries of devices whose contexts may be open.
@@ -61,6 +61,17 @@ pub(super) unsafe fn note(context: NonNull<ffi::ibv_context>) {
     }
 }
 
+/// The contexts of all devices. librdmacm opens them, and they may stay open behind the list.
+/// `None` when that failed; errno says why.
+pub(super) fn list() -> Option<DeviceList> {
+    let list = DeviceList::get()?;
+    for context in list.contexts().iter().filter_map(|context| NonNull::new(*context)) {
+        // SAFETY: the list keeps its contexts open.
+        unsafe { note(context) };
+    }
+    Some(list)
+}
+
 /// Sees to it that librdmacm closes the contexts of devices that have gone, each as soon as nothing
 /// refers to it, and that those who wait by such a device look again.
 pub(super) fn look_around() {
@@ -72,7 +83,7 @@ pub(super) fn look_around() {
     };
     if has_gone {
         // librdmacm lists the devices.
-        drop(DeviceList::get());
+        drop(list());
         GONE.send_modify(|gone| *gone += 1);
     }
 }
