@@ -228,6 +228,7 @@ impl RangeLocks {
         waits_for: u32,
     ) -> Acquired {
         let (index, link) = (wide(self.free), self.free * LINKS);
+        // As `push`, but each entry is looked up once: this is on the way of every write.
         let (head, own) = (&mut self.chains[chain], &mut self.links[wide(link)]);
         let next = std::mem::replace(head, link);
         self.free = own.next;

@@ -18,7 +18,7 @@ const SLOW: &str = "late=1000 slow-accept=2 slow-modify=2 slow-create=2 slow-des
 /// Hosts that connect at once: as many strangers as one address may have.
 const AT_ONCE: usize = 16;
 
-/// Connects and leaves, `count` times in all. Returns how long the slowest took with that.
+/// Connects and leaves, `count` times in all. Returns how long the slowest host took for both.
 fn storm(address: &Address, count: usize) -> Duration {
     let left = AtomicUsize::new(count);
     let take =
