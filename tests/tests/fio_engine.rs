@@ -10,7 +10,6 @@ use std::sync::OnceLock;
 use rblk_tests::built;
 use rblk_tests::program::{Target, wait_for};
 use serde_json::Value;
-use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
 /// Limit on one run of fio, in seconds. None comes near it.
@@ -18,20 +17,20 @@ const LIMIT: &str = "120";
 
 /// The engine, built once; none if this run goes without.
 fn engine() -> Option<PathBuf> {
-    static BUILT: OnceLock<TempDir> = OnceLock::new();
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if std::env::var("RBLK_SKIP_FIO").is_ok_and(|word| word == "1") {
         println!("skipped: RBLK_SKIP_FIO is set");
         return None;
     }
-    let dir = BUILT.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let mut command = built::xtask("fio-engine");
-        let output = command.arg("--out").arg(dir.path().join("librblk_fio.so")).output().unwrap();
+    let engine = BUILT.get_or_init(|| {
+        // In the build directory: nothing drops a static value, so nothing would remove another.
+        let engine = Path::new(env!("CARGO_TARGET_TMPDIR")).join("librblk_fio.so");
+        let output = built::xtask("fio-engine").arg("--out").arg(&engine).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "no engine (RBLK_SKIP_FIO=1 goes without): {said}");
-        dir
+        engine
     });
-    Some(dir.path().join("librblk_fio.so"))
+    Some(engine.clone())
 }
 
 /// A target with a volume `v` in a file, and how it is started again.

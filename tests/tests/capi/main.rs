@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 use rblk_tests::bed::pattern;
 use rblk_tests::built;
 use rblk_tests::program::{Target, run};
-use tempfile::TempDir;
 
 mod abi;
 
@@ -21,17 +20,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// A directory with the library, built once. It stays until the process ends.
+/// A directory with the library, built once. It is in the build directory: nothing drops a static
+/// value, so nothing would remove another directory.
 fn library() -> &'static Path {
-    static BUILT: OnceLock<TempDir> = OnceLock::new();
-    let dir = BUILT.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let mut command = built::xtask("library");
-        let output = command.arg("--out").arg(dir.path()).output().unwrap();
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("librblk");
+        let output = built::xtask("library").arg("--out").arg(&dir).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         dir
-    });
-    dir.path()
+    })
 }
 
 /// Words for the C compiler, as pkg-config says.

@@ -9,6 +9,7 @@ mod check;
 mod circles;
 mod fuzz;
 mod linkage;
+mod room;
 mod step;
 mod suite;
 mod summary;
@@ -147,9 +148,11 @@ impl TestArgs {
 
 impl Run<'_> {
     fn all(&self, steps: &mut Steps) {
-        // No step needs this one: a step that misses a package says so.
+        // No step needs these two: a step that misses a package or room says so.
         let _ = steps.run("system packages", || self.install());
         if self.args.filters.is_empty() {
+            let target = &self.workspace.target;
+            let _ = steps.run("room on the disk", || room::check(target).map(Work::Done));
             self.checks(steps);
         }
         let built = steps.run("programs and tests", || {
