@@ -88,6 +88,15 @@ pub(super) unsafe fn name_of(context: NonNull<ffi::ibv_context>) -> String {
     name.to_string_lossy().into_owned()
 }
 
+/// Whether a device speaks iWARP.
+///
+/// # Safety
+/// The context is open.
+pub(super) unsafe fn is_iwarp(context: NonNull<ffi::ibv_context>) -> bool {
+    // SAFETY: an open context has a device.
+    unsafe { (*(*context.as_ptr()).device).transport_type == ffi::IBV_TRANSPORT_IWARP }
+}
+
 /// The first port that peers can reach now: it is active, and on Ethernet it has an IP address.
 ///
 /// # Errors
@@ -106,9 +115,8 @@ pub(super) unsafe fn reachable_port(
         0 => {}
         errno => return Err(failed("ibv_query_device", errno)),
     }
-    // SAFETY: an open context has a device.
-    let is_iwarp =
-        unsafe { (*(*context.as_ptr()).device).transport_type } == ffi::IBV_TRANSPORT_IWARP;
+    // SAFETY: as above.
+    let is_iwarp = unsafe { is_iwarp(context) };
     let mut reason = "it has no port that is active".to_owned();
     for port in 1..=attr.phys_port_cnt {
         // SAFETY: as in `query`.

@@ -241,8 +241,7 @@ fn follow(event: &ffi::CmEvent, verbs: &Arc<SlowVerbs>) {
     }
     match event.event {
         event::ESTABLISHED => verbs.established(),
-        // A peer that disconnected waits for the answer before it frees its side.
-        event::DISCONNECTED => verbs.end(),
+        event::DISCONNECTED => verbs.disconnected(),
         event if ends_connection(event) => verbs.error(),
         _ => {}
     }

@@ -31,7 +31,7 @@
 //! | `ffi` | librdmacm and the names of `ibverbs-sys` |
 //! | `nonblocking`, `qp_state`, `device_caps` | single calls |
 //! | `async_events`, `cq_health` | the thread that reads device events, and what it sets |
-//! | `slow_verbs`, `slow_verbs/threads` | verbs that may take long, and their threads |
+//! | `threads`, `slow_verbs` | threads for verbs that may take long, and those of an id |
 //! | `event_channel`, `cm_id` | rdma_cm ids, and the lock under which events are handled |
 //! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
 //! | `completion_queue`, `cq_room`, `queue_pair` | CQ, QP, and how much of a CQ a QP may fill |
@@ -69,6 +69,7 @@ mod qp_table;
 mod queue_pair;
 mod route;
 mod slow_verbs;
+mod threads;
 mod work_completion;
 mod work_queue;
 mod wr_lists;

@@ -3,7 +3,6 @@
 use std::io;
 use std::mem;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::cm_id::{CmId, ConnectParams};
@@ -12,6 +11,7 @@ use super::cq_room::Reservation;
 use super::device_caps::INLINE_LADDER;
 use super::ffi;
 use super::protection_domain::ProtectionDomain;
+use super::threads::{Call, Threads};
 use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
@@ -159,19 +159,20 @@ impl Drop for Connection {
     }
 }
 
-/// Destroys a connection, and then drops `rest`, on a thread of its own, so that the caller does
-/// not wait.
+/// Destroys a connection, and then drops `rest`, on another thread, so that the caller does not
+/// wait.
 pub(crate) fn retire<T: Send + 'static>(connection: Connection, rest: T) {
+    static THREADS: Threads<Call> = Threads::new("verbs-retire", 1024);
     let dropped = (connection, rest);
-    // If no thread can be started, the closure and the connection in it are dropped here.
-    let _ = thread::Builder::new().name("verbs-retire".into()).spawn(move || {
+    THREADS.begin();
+    THREADS.serve(Box::new(move || {
         let begun = Instant::now();
         drop(dropped);
         let took = begun.elapsed();
         if took > SLOW {
             tracing::warn!(?took, "the kernel took long to destroy a connection");
         }
-    });
+    }));
 }
 
 /// Checks the limits and makes the QP; returns the inline bytes granted.

@@ -7,7 +7,6 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::thread;
 use std::time::Duration;
 
 use rblk_protocol::width::wide64;
@@ -22,6 +21,7 @@ use super::event_task;
 use super::ffi::event;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::{Connection, retire};
+use super::threads::{Call, Threads};
 use crate::address::Address;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::connection::Established;
@@ -279,8 +279,8 @@ fn no_route(error: &io::Error, to: SocketAddr) -> String {
 }
 
 /// A connection that is not established yet. On iWARP its destroy waits for the answer of the peer
-/// or for a timeout of about ten seconds. So when the deadline passes or the caller gives up, a
-/// thread of its own destroys it.
+/// or for a timeout of about ten seconds. So when the deadline passes or the caller gives up,
+/// another thread destroys it.
 struct Unestablished(Option<Connection>);
 
 impl Unestablished {
@@ -336,14 +336,13 @@ fn address_window(left: Duration) -> Duration {
     (left / 2).clamp(ADDRESS_WINDOW_MIN, ADDRESS_WINDOW)
 }
 
-/// Runs a blocking call on a thread of its own. If the caller gives up, that thread drops the
+/// Runs a blocking call on another thread. If the caller gives up, that thread drops the
 /// result.
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    static THREADS: Threads<Call> = Threads::new("verbs-connect", 1024);
     let (sender, receiver) = oneshot::channel();
-    thread::Builder::new()
-        .name("verbs-connect".into())
-        .spawn(move || drop(sender.send(work())))
-        .map_err(|source| FabricError::Call { call: "thread", source })?;
+    THREADS.begin();
+    THREADS.serve(Box::new(move || drop(sender.send(work()))));
     receiver.await.map_err(|_| FabricError::Call {
         call: "thread",
         source: io::Error::other("the thread ended without a result"),

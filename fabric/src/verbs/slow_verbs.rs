@@ -1,12 +1,11 @@
 //! [`SlowVerbs`]: the verbs of one connection that may take long, and that nobody waits for:
 //! accepting the peer, the error state of the QP, telling the peer that the connection ends.
 //!
-//! Data threads and the task of rdma_cm events ask for them here. A thread of [`threads`] makes
+//! Data threads and the task of rdma_cm events ask for them here. A thread of [`Threads`] makes
 //! the calls, for one id one at a time and in the order in which a connection lives: what was not
-//! accepted when its end is asked for is refused, and never accepted. The id and its QP are
-//! destroyed when no call is under way and none will begin ([`SlowVerbs::close`]).
-
-mod threads;
+//! accepted when its end is asked for is refused, and never accepted. What was done once is not
+//! done again: data thread and peer often ask for the same end. The id and its QP are destroyed
+//! when no call is under way and none will begin ([`SlowVerbs::close`]).
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -14,13 +13,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rblk_protocol::width::narrow;
 
-use self::threads::VERB_THREADS;
+use super::device_caps::is_iwarp;
 use super::ffi;
 use super::qp_state;
+use super::threads::{Threads, Work};
 
 /// A rejection always carries a byte. Without it, a rejection on iWARP looks like "nothing
 /// listens".
 const NO_REASON: [u8; 1] = [0];
+
+/// The threads of this process that make these verbs.
+static THREADS: Threads<Arc<SlowVerbs>> = Threads::new("verbs-calls", 64);
 
 /// The slow verbs of an id.
 #[derive(Debug)]
@@ -51,6 +54,10 @@ struct State {
     disconnect: bool,
     // The end was asked for, now or earlier.
     ended: bool,
+    // The QP was moved to the error state, or is about to be.
+    in_error: bool,
+    // The peer was told of the end, or is about to be.
+    told: bool,
     // A thread makes the calls, or is about to.
     at_work: bool,
     closed: bool,
@@ -76,14 +83,13 @@ unsafe impl Sync for SlowVerbs {}
 enum Call {
     Accept(Accept),
     Reject(Box<[u8]>),
-    Error,
-    Disconnect,
+    End { error: bool, tell: bool },
 }
 
 impl SlowVerbs {
     /// Those of an id that has no QP yet.
     pub(super) fn of(id: NonNull<ffi::CmId>) -> Arc<Self> {
-        VERB_THREADS.begin();
+        THREADS.begin();
         Arc::new(Self { id, state: Mutex::default(), rests: Condvar::new() })
     }
 
@@ -106,8 +112,17 @@ impl SlowVerbs {
         self.ask(|state| state.error = true);
     }
 
-    /// Moves the QP to the error state, and tells the peer.
+    /// Moves the QP to the error state, and tells the peer, unless the peer was told already.
     pub(super) fn end(self: &Arc<Self>) {
+        self.ask(|state| {
+            (state.error, state.ended) = (true, true);
+            state.disconnect |= !state.told;
+        });
+    }
+
+    /// The peer ended the connection, and waits for the answer before it frees its side. It may
+    /// have done so when it was told of an end here: it waits then, too.
+    pub(super) fn disconnected(self: &Arc<Self>) {
         self.ask(|state| (state.error, state.disconnect, state.ended) = (true, true, true));
     }
 
@@ -123,17 +138,18 @@ impl SlowVerbs {
             return;
         }
         what(&mut state);
+        state.error &= !state.in_error;
         let asks = state.accept.is_some() || state.error || state.disconnect;
         let begins = asks && !state.at_work;
         state.at_work |= begins;
         drop(state);
         if begins {
-            VERB_THREADS.serve(Arc::clone(self));
+            THREADS.serve(Arc::clone(self));
         }
     }
 
     /// Makes the calls that were asked for, and those that are asked for meanwhile.
-    pub(super) fn make_calls(&self) {
+    fn make_calls(&self) {
         loop {
             let mut state = self.lock();
             let Some((call, qp)) = next(&mut state) else {
@@ -164,13 +180,37 @@ impl SlowVerbs {
             // SAFETY: the id lives until `close` returned, and this call is under way.
             Call::Reject(reason) => unsafe { reject(self.id, &reason) },
             // SAFETY: as above, of the QP.
-            Call::Error if !qp.is_null() => unsafe { qp_state::move_to_error(qp) },
-            Call::Error => {}
-            Call::Disconnect => {
-                // SAFETY: as above; for an id that is not connected the call fails without effect.
-                let _ = unsafe { ffi::rdma_disconnect(self.id.as_ptr()) };
-            }
+            Call::End { error, tell } => self.make_end(error && !qp.is_null(), tell, qp),
         }
+    }
+
+    fn make_end(&self, error: bool, tell: bool, qp: *mut ffi::ibv_qp) {
+        // SAFETY: as in `make`.
+        let disconnect = || unsafe { ffi::rdma_disconnect(self.id.as_ptr()) } == 0;
+        // SAFETY: as in `make`, of the QP.
+        let move_to_error = || unsafe { qp_state::move_to_error(qp) };
+        if self.disconnect_moves_qp() {
+            // It fails where there is no connection yet.
+            if !(tell && disconnect()) && error {
+                move_to_error();
+            }
+            return;
+        }
+        if error {
+            move_to_error();
+        }
+        if tell {
+            disconnect();
+        }
+    }
+
+    /// Whether `rdma_disconnect` also moves the QP to the error state (rdma_disconnect(3)). On
+    /// iWARP the QP would first send what is queued (`ucma_modify_qp_sqd` of librdmacm).
+    fn disconnect_moves_qp(&self) -> bool {
+        // SAFETY: the id lives until `close` returned.
+        let context = NonNull::new(unsafe { (*self.id.as_ptr()).verbs });
+        // SAFETY: the context of an id is open as long as the id lives.
+        context.is_some_and(|context| !unsafe { is_iwarp(context) })
     }
 
     fn make_accept(&self, Accept { hello, mut param, .. }: Accept, qp: QpPointer) {
@@ -181,8 +221,13 @@ impl SlowVerbs {
         }
         let error = io::Error::last_os_error();
         tracing::warn!(%error, "rdma_accept failed: the peer has gone, or the device has");
-        self.make(Call::Error, qp);
-        self.make(Call::Disconnect, qp);
+        self.make(Call::End { error: true, tell: true }, qp);
+    }
+}
+
+impl Work for Arc<SlowVerbs> {
+    fn run(self) {
+        self.make_calls();
     }
 }
 
@@ -195,10 +240,11 @@ fn next(state: &mut State) -> Option<(Call, QpPointer)> {
         let call = if refused { Call::Reject(accept.refusal) } else { Call::Accept(accept) };
         return Some((call, qp));
     }
-    if std::mem::take(&mut state.error) {
-        return Some((Call::Error, qp));
-    }
-    std::mem::take(&mut state.disconnect).then_some((Call::Disconnect, qp))
+    let error = std::mem::take(&mut state.error) && !state.in_error;
+    let tell = std::mem::take(&mut state.disconnect);
+    state.in_error |= error && !qp.0.is_null();
+    state.told |= tell;
+    (error || tell).then_some((Call::End { error, tell }, qp))
 }
 
 /// Refuses the peer. There is no result, because the peer may be gone already.
@@ -230,12 +276,26 @@ mod tests {
         // A failed completion, before the accept was made.
         state.error = true;
         assert!(matches!(next(&mut state), Some((Call::Accept(_), _))));
-        assert!(matches!(next(&mut state), Some((Call::Error, _))));
+        assert!(matches!(next(&mut state), Some((Call::End { error: true, tell: false }, _))));
         assert!(next(&mut state).is_none());
-        (state.error, state.disconnect, state.ended) = (true, true, true);
-        assert!(matches!(next(&mut state), Some((Call::Error, _))));
-        assert!(matches!(next(&mut state), Some((Call::Disconnect, _))));
-        assert!(next(&mut state).is_none());
+    }
+
+    #[test]
+    fn a_qp_is_moved_to_the_error_state_once() {
+        let qp = QpPointer(ptr::dangling_mut());
+        let mut state = State { qp, error: true, disconnect: true, ..State::default() };
+        let mut ends = |error, disconnect| {
+            (state.error, state.disconnect) = (error, disconnect);
+            match next(&mut state) {
+                Some((Call::End { error, tell }, _)) => Some((error, tell)),
+                None => None,
+                Some((call, _)) => panic!("{call:?}"),
+            }
+        };
+        assert_eq!(ends(true, true), Some((true, true)));
+        assert_eq!(ends(true, false), None);
+        // The peer ends the connection, too, and waits for the answer.
+        assert_eq!(ends(true, true), Some((false, true)));
     }
 
     #[test]
