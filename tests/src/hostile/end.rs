@@ -24,7 +24,9 @@ const STRIDE: usize = 20 << 10;
 const RECVS: u16 = 64;
 const RECV_BYTES: usize = 4096;
 /// How long an end waits for what must come.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// After how long who found no place knocks again.
+pub(super) const KNOCK_AGAIN: Duration = Duration::from_millis(20);
 /// The reason of a refusal for want of a place for a stranger.
 const CROWDED: u64 = 10;
 /// How long an end looks for what must not come.
@@ -70,7 +72,7 @@ pub struct End {
 }
 
 /// What hears of disconnects of RDMA devices, as long as there are ends.
-fn runtime() -> &'static Runtime {
+pub(super) fn runtime() -> &'static Runtime {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(1).enable_all().build().expect("a runtime")
@@ -91,7 +93,7 @@ pub fn keep_device() {
     }
 }
 
-fn sizes() -> QpLimits {
+pub(super) fn sizes() -> QpLimits {
     QpLimits {
         send_wrs: 256,
         recv_wrs: RECVS.into(),
@@ -126,20 +128,9 @@ fn reach(
     })
 }
 
-/// Knocks until the target, which must, lets the peer in: if need be when it has a place again for
-/// strangers. `knock` returns what was said instead.
-fn until_let_in(hello: &Hello, mut knock: impl FnMut() -> Option<Knock>) {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match knock() {
-            None => return,
-            Some(Knock::Refused(reject)) if number(&reject, 6, 2) == CROWDED => {
-                assert!(Instant::now() < until, "{hello:?}: there is no place");
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Some(other) => panic!("{hello:?}: {other:?}"),
-        }
-    }
+/// Whether a target that refuses so has no place for a stranger now.
+pub(super) fn is_crowded(refusal: &[u8]) -> bool {
+    number(refusal, 6, 2) == CROWDED
 }
 
 impl Knock {
@@ -185,35 +176,17 @@ impl End {
     /// It does not.
     #[must_use]
     pub fn connect(address: &Address, hello: &Hello) -> Box<Self> {
-        let mut end = None;
-        let knock = || match Self::knock(address, &hello.bytes()) {
-            Knock::In(came) => {
-                end = Some(came);
-                None
-            }
-            other => Some(other),
-        };
-        until_let_in(hello, knock);
-        end.expect("an end that was let in")
-    }
-
-    /// Connects as [`Self::connect`], and leaves at once. Such a peer has no memory and posts
-    /// nothing, so nearly all that a connection costs is the target's.
-    ///
-    /// # Panics
-    /// The target does not let it in.
-    pub fn come_and_go(address: &Address, hello: &Hello) {
-        let limits = QpLimits { send_wrs: 1, recv_wrs: 1, ..sizes() };
-        until_let_in(hello, || {
-            let (mut poller, _pd, established) = reach(address, &hello.bytes(), limits);
-            match established {
-                Ok(established) => {
-                    let _ = poller.attach(established.connection).expect("a QP");
-                    None
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match Self::knock(address, &hello.bytes()) {
+                Knock::In(end) => return end,
+                Knock::Refused(refusal) if is_crowded(&refusal) => {
+                    assert!(Instant::now() < until, "{hello:?}: there is no place");
+                    std::thread::sleep(KNOCK_AGAIN);
                 }
-                Err(error) => Some(Knock::of(error)),
+                other => panic!("{hello:?}: {other:?}"),
             }
-        });
+        }
     }
 
     fn post_recv(&mut self, slot: u16) {

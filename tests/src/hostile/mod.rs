@@ -6,6 +6,7 @@
 //! | `wire.rs` | hellos, capsules and bodies as bytes |
 //! | `noise.rs` | the handshake, the seal, the proofs of queues |
 //! | `end.rs` | one connection that sends any bytes |
+//! | `visitor.rs` | a host that connects and leaves again and again |
 //! | `rogue.rs` | a host that is let in by its key, and then breaks the rules |
 //! | `cases.rs` | each rule, broken once |
 //! | `bystander.rs` | the honest host |
@@ -19,6 +20,7 @@ pub mod end;
 pub mod noise;
 pub mod party;
 pub mod rogue;
+pub mod visitor;
 pub mod wire;
 
 pub use party::Party;

@@ -26,7 +26,9 @@
  *   late=N        a CQ says N times that it is empty before it gives a completion that is flushed, or
  *                 until it is armed
  *
- * RBLK_CARDS_LOG is a file that gets one line for each call that tests look at.
+ * RBLK_CARDS_LOG is a file that gets one line for each call that tests look at. Programs map it: a
+ * system call for each line would be a fifth of what a connect costs the target. It begins with
+ * the place where the next line goes; a program that is killed may leave a hole of zeros.
  *
  * Profiles of providers (rdma-core/providers, as far as one call can have them):
  *   mlx5    late=1000
@@ -49,11 +51,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
-static const char *plan;
-static int log_fd = -1;
+/* A behaviour of the plan; without a device, of all devices. */
+struct behaviour { char name[32], device[64], value[256]; };
+/* Room for the lines of one test: a thousand connects take 2 MiB. */
+struct log { _Atomic uint64_t end; char lines[(64 << 20) - sizeof(uint64_t)]; };
+
+static struct behaviour plan[32];
+static int behaviours;
+static struct log *file_of_lines;
 static _Atomic long registrations;
 static int (*real_poll)(struct ibv_cq *, int, struct ibv_wc *);
 static int (*real_notify)(struct ibv_cq *, int);
@@ -66,45 +75,92 @@ static void stop(const char *why)
 	abort();
 }
 
+/* NAME, NAME=VALUE or NAME@DEVICE=VALUE. */
+static void add(const char *word, size_t len)
+{
+	struct behaviour *one = &plan[behaviours++];
+	const char *value = memchr(word, '=', len), *end = value ? value : word + len;
+	const char *device = memchr(word, '@', end - word), *name = device ? device : end;
+
+	if (behaviours > 32 || name - word > 31 || end - name > 64 || word + len - end > 256) {
+		errno = E2BIG;
+		stop("a word that is too long, or too many");
+	}
+	memcpy(one->name, word, name - word);
+	if (device)
+		memcpy(one->device, device + 1, end - device - 1);
+	if (value)
+		memcpy(one->value, value + 1, word + len - value - 1);
+}
+
+static struct log *open_log(const char *path)
+{
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+	void *at;
+
+	if (fd < 0 || ftruncate(fd, sizeof(struct log)))
+		stop(path);
+	at = mmap(NULL, sizeof(struct log), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (at == MAP_FAILED)
+		stop(path);
+	close(fd);
+	return at;
+}
+
 __attribute__((constructor)) static void begin(void)
 {
-	const char *name = program_invocation_short_name, *file = getenv("RBLK_CARDS_LOG");
+	const char *name = program_invocation_short_name, *path = getenv("RBLK_CARDS_LOG");
+	const char *word = getenv("RBLK_CARDS");
 
 	/* RBLK_CARDS_ALL: programs of tests, too, such as verbs_conformance. */
 	if (strcmp(name, "rblk-targetd") && strcmp(name, "rblk-initiatord") &&
 	    !getenv("RBLK_CARDS_ALL"))
 		return;
-	plan = getenv("RBLK_CARDS");
-	if (file && (log_fd = open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) < 0)
-		stop(file);
-	if (plan)
-		fprintf(stderr, "cards: the devices of %s are like: %s\n", name, plan);
+	if (word)
+		fprintf(stderr, "cards: the devices of %s are like: %s\n", name, word);
+	for (; word && *word; word += strspn(word, " ")) {
+		size_t len = strcspn(word, " ");
+
+		if (len)
+			add(word, len);
+		word += len;
+	}
+	if (path)
+		file_of_lines = open_log(path);
 }
 
-static void *next(const char *name)
-{
-	void *found = dlsym(RTLD_NEXT, name);
+/* The function that this library stands before, looked up once for each caller. */
+#define next(name) \
+	({ \
+		static void *_Atomic found; \
+\
+		if (!found && !(found = dlsym(RTLD_NEXT, name))) { \
+			errno = ENOSYS; \
+			stop(name); \
+		} \
+		found; \
+	})
 
-	if (!found)
-		stop(name);
-	return found;
-}
-
-/* One line, in one write: several programs write to the file. */
+/* One line. Several programs write into the file, each where no other does. */
 __attribute__((format(printf, 1, 2))) static void tell(const char *form, ...)
 {
 	char line[256];
+	uint64_t at;
 	va_list args;
 	int len;
 
-	if (log_fd < 0)
+	if (!file_of_lines)
 		return;
 	len = snprintf(line, sizeof line, "%s ", program_invocation_short_name);
 	va_start(args, form);
 	len += vsnprintf(line + len, sizeof line - len, form, args);
 	va_end(args);
-	if (write(log_fd, line, len) != len)
+	at = atomic_fetch_add(&file_of_lines->end, len);
+	if (len >= (int)sizeof line || at + len > sizeof file_of_lines->lines) {
+		errno = ENOSPC;
 		stop("the log");
+	}
+	memcpy(file_of_lines->lines + at, line, len);
 }
 
 /* Not by ibv_get_device_name, of which a library without versions gets the oldest. */
@@ -113,33 +169,14 @@ static const char *name_of(const struct ibv_context *context)
 	return context->device->name;
 }
 
-/* The value of a behaviour of a device; NULL if it has not got it. Without a value: "". The next
- * call writes over it. */
+/* The value of a behaviour of a device, or "" if it goes without; NULL if the device has not got
+ * the behaviour. */
 static const char *value(const struct ibv_context *context, const char *name)
 {
-	static __thread char word[256];
-	const char *at = plan, *device = context ? name_of(context) : "";
-
-	while (at && *at) {
-		size_t len = strcspn(at, " "), own = strlen(name);
-		const char *rest = word + own;
-
-		if (len >= sizeof word)
-			stop("a word that is too long");
-		memcpy(word, at, len);
-		word[len] = 0;
-		at += len + strspn(at + len, " ");
-		if (strncmp(word, name, own) || (*rest && *rest != '@' && *rest != '='))
-			continue;
-		if (*rest == '@') {
-			size_t is = strcspn(++rest, "=");
-
-			if (strlen(device) != is || strncmp(rest, device, is))
-				continue;
-			rest += is;
-		}
-		return *rest == '=' ? rest + 1 : rest;
-	}
+	for (const struct behaviour *one = plan; one < plan + behaviours; one++)
+		if (!strcmp(one->name, name) &&
+		    (!*one->device || (context && !strcmp(one->device, name_of(context)))))
+			return one->value;
 	return NULL;
 }
 
@@ -153,9 +190,11 @@ static long number(const struct ibv_context *context, const char *name, long wit
 /* Which thread makes a call that may take long. */
 static void tell_of(const char *call)
 {
-	char thread[16] = "?";
+	static __thread char thread[16];
 
-	pthread_getname_np(pthread_self(), thread, sizeof thread);
+	/* The threads of both daemons are named before they call verbs, and never again. */
+	if (!*thread)
+		pthread_getname_np(pthread_self(), thread, sizeof thread);
 	tell("by %s %s\n", thread, call);
 }
 
@@ -426,15 +465,23 @@ int rdma_ack_cm_event(struct rdma_cm_event *event)
  * polls. */
 struct late { struct ibv_cq *cq; struct ibv_wc wcs[64]; int at, end; long left; };
 static struct late lates[64];
+/* No place of `lates` behind these is in use. */
+static int lates_end;
 static pthread_mutex_t lates_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Of a CQ; of NULL: a free place. */
 static struct late *late_of(const struct ibv_cq *cq)
 {
-	for (int i = 0; i < 64; i++)
+	for (int i = 0; i < lates_end; i++)
 		if (lates[i].cq == cq)
 			return &lates[i];
 	return NULL;
+}
+
+static struct late *free_late(void)
+{
+	struct late *late = late_of(NULL);
+
+	return late || lates_end == 64 ? late : &lates[lates_end++];
 }
 
 static int give(struct late *late, int most, struct ibv_wc *wcs)
@@ -451,12 +498,14 @@ static int give(struct late *late, int most, struct ibv_wc *wcs)
 /* Keeps the first that is flushed, and what is behind it. Returns how many are before it. */
 static int keep(struct ibv_cq *cq, int found, struct ibv_wc *wcs, long polls)
 {
-	struct late *late = late_of(NULL);
+	struct late *late = NULL;
 	int at = 0;
 
 	while (at < found && wcs[at].status != IBV_WC_WR_FLUSH_ERR)
 		at++;
-	if (at >= found || !late || found - at > 64)
+	if (at < found && found - at <= 64)
+		late = free_late();
+	if (!late)
 		return found;
 	late->cq = cq;
 	late->at = 0;
@@ -466,21 +515,46 @@ static int keep(struct ibv_cq *cq, int found, struct ibv_wc *wcs, long polls)
 	return at;
 }
 
+/* What the plan says of the CQs of a context: programs poll more often than they do anything else. */
+struct polled { const struct ibv_context *_Atomic context; const char *fatal, *mute; long late; };
+static struct polled polled[64];
+
+static const struct polled *polled_as(const struct ibv_context *context)
+{
+	for (int i = 0; i < 64; i++)
+		if (polled[i].context == context)
+			return &polled[i];
+	errno = ENOENT;
+	stop("a CQ of a context that made none");
+	return NULL;
+}
+
+/* Under the lock. A context may be where another was that is closed. */
+static void will_poll(const struct ibv_context *context)
+{
+	int i = 0;
+
+	while (i < 63 && polled[i].context && polled[i].context != context)
+		i++;
+	polled[i].fatal = value(context, "fatal");
+	polled[i].mute = value(context, "mute");
+	polled[i].late = number(context, "late", 0);
+	polled[i].context = context;
+}
+
 static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wcs)
 {
-	const char *file = value(cq->context, "fatal");
+	const struct polled *as = polled_as(cq->context);
 	struct late *late;
 	int found = 0;
-	long polls;
+	long polls = as->late;
 
-	if (file && !access(file, F_OK)) {
+	if (as->fatal && !access(as->fatal, F_OK)) {
 		tell("fatal %s\n", name_of(cq->context));
 		return -EIO;
 	}
-	file = value(cq->context, "mute");
-	if (file && !access(file, F_OK))
+	if (as->mute && !access(as->mute, F_OK))
 		return 0;
-	polls = number(cq->context, "late", 0);
 	if (!polls)
 		return real_poll(cq, most, wcs);
 	pthread_mutex_lock(&lates_lock);
@@ -525,6 +599,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *own
 
 	tell("vector %d of %d\n", vector, context->num_comp_vectors);
 	pthread_mutex_lock(&lock);
+	will_poll(context);
 	/* All contexts of these tests are of one provider. */
 	if ((value(context, "late") || value(context, "fatal") || value(context, "mute")) &&
 	    context->ops.poll_cq != poll_cq) {

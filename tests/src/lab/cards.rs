@@ -3,6 +3,8 @@
 //! A library that is preloaded into both daemons (`cards.c`) changes what verbs answer, and writes
 //! down what the programs ask of a card. The programs are those that users have.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::PathBuf;
 
 use super::Lab;
@@ -48,16 +50,25 @@ impl Cards {
     /// Everything that a program asked so far, in order, without its name.
     #[must_use]
     pub fn all_of(&self, program: &str) -> Vec<String> {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let begin = format!("{program} ");
-        log.lines().filter_map(|line| line.strip_prefix(&begin)).map(str::to_owned).collect()
+        self.lines(&format!("{program} "))
     }
 
     /// What a program asked so far: the lines with its name that begin with `call`, without both.
     #[must_use]
     pub fn asked(&self, program: &str, call: &str) -> Vec<String> {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let begin = format!("{program} {call} ");
-        log.lines().filter_map(|line| line.strip_prefix(&begin)).map(str::to_owned).collect()
+        self.lines(&format!("{program} {call} "))
+    }
+
+    /// The lines that begin so, without that. None before a program has made the log.
+    fn lines(&self, begin: &str) -> Vec<String> {
+        let Ok(mut log) = File::open(&self.log) else { return Vec::new() };
+        let (mut end, mut text) = ([0; 8], Vec::new());
+        if log.read_exact(&mut end).is_ok() {
+            log.take(u64::from_ne_bytes(end)).read_to_end(&mut text).expect("reading the log");
+        }
+        // Zeros are what a program that was killed did not write any more.
+        let text = String::from_utf8_lossy(&text);
+        let lines = text.split(['\n', '\0']).filter_map(|line| line.strip_prefix(begin));
+        lines.map(str::to_owned).collect()
     }
 }

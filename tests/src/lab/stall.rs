@@ -1,5 +1,7 @@
 //! [`StallMeter`]: how long a block device answered nothing, as the kernel counts requests.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,25 +38,33 @@ impl Gaps {
     }
 }
 
-/// Reads and writes that ended since the device is there.
-fn ended(device: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string(Sysfs::of(device).path("stat")).ok()?;
+/// Reads and writes that ended since the device is there. The file is open all the time: to find it
+/// again would cost more than to read it.
+fn ended(stat: &File) -> Option<u64> {
+    let mut text = [0; 512];
+    let len = stat.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(&text[..len]).ok()?;
     // Documentation/block/stat.rst: the requests of a kind, and three figures more of each.
     Some(text.split_whitespace().step_by(4).take(2).filter_map(|n| n.parse::<u64>().ok()).sum())
 }
 
 impl StallMeter {
     /// Starts to look.
+    ///
+    /// # Panics
+    /// There is no such device.
     #[must_use]
     pub fn start(device: &Path) -> Self {
+        let stat = Sysfs::of(device).path("stat");
+        let stat = File::open(&stat).unwrap_or_else(|e| panic!("{}: {e}", stat.display()));
         let stop = Arc::new(AtomicBool::new(false));
         let now = Instant::now();
-        let gaps = Gaps { ended: ended(device), changed: now, longest: Duration::ZERO };
+        let gaps = Gaps { ended: ended(&stat), changed: now, longest: Duration::ZERO };
         let gaps = Arc::new(Mutex::new(gaps));
-        let (stopped, seen, device) = (Arc::clone(&stop), Arc::clone(&gaps), device.to_owned());
+        let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&gaps));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                let count = ended(&device);
+                let count = ended(&stat);
                 seen.lock().unwrap_or_else(PoisonError::into_inner).look(count, Instant::now());
                 std::thread::sleep(STEP);
             }

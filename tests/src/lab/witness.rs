@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// How long a sleep is.
-const STEP: Duration = Duration::from_millis(10);
+/// How long a sleep is. Short ones would take a tenth of an emulated CPU.
+const STEP: Duration = Duration::from_millis(25);
 /// Who is woken up so late was not given his CPU by the machine; less comes of what else runs on
 /// it.
 const STOP: Duration = Duration::from_millis(100);
@@ -151,17 +151,17 @@ mod tests {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
         let mut stops = Stops { since: begin, lost: Duration::ZERO };
-        stops.wake(at(11));
-        stops.wake(at(71));
-        assert_eq!(stops.until(at(75)), Duration::ZERO, "that is no stop");
+        stops.wake(at(26));
+        stops.wake(at(101));
+        assert_eq!(stops.until(at(105)), Duration::ZERO, "that is no stop");
         // One that somebody asks about before the sleeper wakes up.
-        assert_eq!(stops.until(at(1081)), Duration::from_millis(1000));
-        assert_eq!(stops.until(at(1082)), Duration::from_millis(1000));
-        stops.wake(at(1090));
-        stops.wake(at(1100));
-        assert_eq!(stops.until(at(1105)), Duration::from_millis(1000));
-        stops.wake(at(1310));
-        assert_eq!(stops.until(at(1311)), Duration::from_millis(1200));
+        assert_eq!(stops.until(at(1126)), Duration::from_millis(1000));
+        assert_eq!(stops.until(at(1127)), Duration::from_millis(1000));
+        stops.wake(at(1135));
+        stops.wake(at(1160));
+        assert_eq!(stops.until(at(1165)), Duration::from_millis(1000));
+        stops.wake(at(1385));
+        assert_eq!(stops.until(at(1386)), Duration::from_millis(1200));
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::Address;
-use rblk_tests::hostile::end::{End, keep_device};
+use rblk_tests::hostile::end::keep_device;
+use rblk_tests::hostile::visitor::Visitor;
 use rblk_tests::hostile::wire::{Hello, feature};
 use rblk_tests::lab::{Cards, DEADLINE, Lab, Mounted, StallMeter, Target, Witness, run, start};
 
@@ -15,30 +16,39 @@ use super::{MIB, flags, serve_file, steady_fio, wait_for_io};
 const TARGET: &str = "rblk-targetd";
 /// What takes 2 ms.
 const SLOW: &str = "late=1000 slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
-/// Hosts that connect at once: as many strangers as one address may have.
-const AT_ONCE: usize = 16;
+/// Hosts that connect at once: fewer than the strangers that one address may have, because a place
+/// becomes free only when the QP of the one before is destroyed.
+const AT_ONCE: usize = 14;
 
-/// Connects and leaves, `count` times in all. Returns how long the slowest host took for both.
-fn storm(address: &Address, count: usize) -> Duration {
+/// Connects and leaves, `count` times in all. Returns how long the slowest host took for both, and
+/// how often there was no place for a host.
+fn storm(address: &Address, count: usize) -> (Duration, usize) {
+    let refused = AtomicUsize::new(0);
     let left = AtomicUsize::new(count);
     let take =
         || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
     let host = || {
-        // Strangers would have CPUs of their own. Here they get what the ends leave.
-        let thread = nix::unistd::gettid().to_string();
-        let _ = start(&["renice", "-n", "19", "-p", &thread]).finish(DEADLINE).ok();
-        let mut slowest = Duration::ZERO;
+        let (visitor, mut slowest) = (Visitor::new(address), Duration::ZERO);
         while take().is_ok() {
             let begun = Instant::now();
-            End::come_and_go(address, &Hello::admin(feature::AUTH));
+            let often = visitor.visit(&Hello::admin(feature::AUTH));
+            refused.fetch_add(often, Ordering::Relaxed);
             slowest = slowest.max(begun.elapsed());
         }
         slowest
     };
-    std::thread::scope(|scope| {
-        let hosts: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(host)).collect();
-        hosts.into_iter().map(|host| host.join().expect("a host")).max().unwrap_or_default()
-    })
+    let hosts = || {
+        // Strangers would have CPUs of their own. Here they get what the ends leave: threads have
+        // the priority of the one that starts them.
+        let thread = nix::unistd::gettid().to_string();
+        let _ = start(&["renice", "-n", "19", "-p", &thread]).finish(DEADLINE).ok();
+        std::thread::scope(|scope| {
+            let hosts: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(host)).collect();
+            hosts.into_iter().map(|host| host.join().expect("a host")).max().unwrap_or_default()
+        })
+    };
+    let slowest = std::thread::scope(|scope| scope.spawn(hosts).join().expect("the hosts"));
+    (slowest, refused.into_inner())
 }
 
 /// A storm on devices of that plan, beside a host that works.
@@ -48,17 +58,18 @@ fn beside_a_host(lab: &Lab, plan: &str, count: usize) {
     let serves = serve_file(lab, 256 * MIB).environment(cards.environment());
     let target = Target::start(lab, &serves);
     let mounted = Mounted::new(lab, &flags(lab.rdma()));
-    let fio = steady_fio(&mounted).start();
+    // An answer each 12 ms shows a pause as well as one each 5 ms, and leaves CPUs to the storm.
+    let fio = steady_fio(&mounted).with("rate_iops", "40,40").start();
     let (meter, witness) = (StallMeter::start(mounted.device()), Witness::start());
     wait_for_io(&mounted, &meter);
     let before = cards.asked(TARGET, "by").len();
     let _ = meter.longest();
     std::thread::sleep(Duration::from_secs(1));
     let (alone, moment, begun) = (meter.longest(), witness.now(), Instant::now());
-    let slowest = storm(&lab.rdma().parse().expect("an address"), count);
+    let (slowest, refused) = storm(&lab.rdma().parse().expect("an address"), count);
     println!(
-        "{plan}: {count} connects and disconnects in {:.2?}, the slowest {slowest:.2?}; another host's I/O was \
-         without an answer for {:.2?} at most, alone {alone:.2?}; the machine stood still {:.2?}",
+        "{plan}: {count} connects and disconnects in {:.2?}, the slowest {slowest:.2?}, no place {refused} \
+         times; another host's I/O was without an answer for {:.2?} at most, alone {alone:.2?}; the machine stood still {:.2?}",
         begun.elapsed(),
         meter.longest(),
         witness.lost_since(&moment),

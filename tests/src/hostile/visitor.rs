@@ -1,0 +1,74 @@
+//! [`Visitor`]: a host that connects and leaves again and again.
+//!
+//! It has one PD and one CQ for all its visits, no memory, and posts nothing. So nearly all that a
+//! visit costs is the target's.
+
+use std::time::Instant;
+
+use rblk_fabric::{
+    Address, ConnectOptions, ConnectionHello, Established, FabricError, Poller, PollerHandle,
+    ProtectionDomain, QpLimits, Route,
+};
+
+use super::end::{KNOCK_AGAIN, PATIENCE, is_crowded, runtime, sizes};
+use super::wire::Hello;
+
+/// A host that comes and goes.
+#[derive(Debug)]
+pub struct Visitor {
+    address: Address,
+    limits: QpLimits,
+    // Before the PD it is made on.
+    handle: PollerHandle,
+    _poller: Box<dyn Poller>,
+    pd: ProtectionDomain,
+}
+
+fn options() -> ConnectOptions {
+    ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() }
+}
+
+impl Visitor {
+    /// Of the target at this address.
+    ///
+    /// # Panics
+    /// There is no way to the target.
+    #[must_use]
+    pub fn new(address: &Address) -> Self {
+        let limits = QpLimits { send_wrs: 1, recv_wrs: 1, ..sizes() };
+        let route = runtime().block_on(Route::resolve(address, &options())).expect("a route");
+        let pd = route.device().alloc_pd().expect("a PD");
+        // The QP of a visit may be destroyed while the next one begins.
+        let (poller, handle) = pd.poller(8 * (limits.send_wrs + limits.recv_wrs)).expect("a CQ");
+        Self { address: address.clone(), limits, handle, _poller: poller, pd }
+    }
+
+    /// Connects and leaves at once. Knocks until there is a place for a stranger; returns how often
+    /// there was none.
+    ///
+    /// # Panics
+    /// The target does not let it in.
+    pub fn visit(&self, hello: &Hello) -> usize {
+        let (until, mut refused) = (Instant::now() + PATIENCE, 0);
+        loop {
+            match self.knock(hello) {
+                Ok(established) => {
+                    drop(established);
+                    return refused;
+                }
+                Err(FabricError::Rejected { hello, .. }) if is_crowded(&hello) => refused += 1,
+                Err(error) => panic!("{hello:?}: {error}"),
+            }
+            assert!(Instant::now() < until, "{hello:?}: there is no place");
+            std::thread::sleep(KNOCK_AGAIN);
+        }
+    }
+
+    fn knock(&self, hello: &Hello) -> Result<Established, FabricError> {
+        let hello = ConnectionHello(hello.bytes());
+        runtime().block_on(async {
+            let route = Route::resolve(&self.address, &options()).await?;
+            route.connect(&self.pd, &self.handle, self.limits, &hello).await
+        })
+    }
+}
