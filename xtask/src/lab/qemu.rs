@@ -33,7 +33,9 @@ const POWER_OFF: Duration = Duration::from_secs(10);
 /// - `rcu_expedited`: every module load and mount waits for RCU;
 /// - `loglevel=7`: the UART is slow.
 const CMDLINE: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off nokaslr rcupdate.rcu_expedited=1 \
-                       audit=0 apparmor=0 selinux=0 no_timer_check loglevel=7 rdinit=/init";
+                       audit=0 lsm= init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off \
+                       kfence.sample_interval=0 cgroup_disable=memory psi=0 nowatchdog \
+                       no_timer_check loglevel=7 rdinit=/init";
 
 /// A guest to be run once.
 #[derive(Debug)]
