@@ -72,7 +72,7 @@ pub struct End {
 }
 
 /// What hears of disconnects of RDMA devices, as long as there are ends.
-pub(super) fn runtime() -> &'static Runtime {
+fn runtime() -> &'static Runtime {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(1).enable_all().build().expect("a runtime")

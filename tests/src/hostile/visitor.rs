@@ -1,7 +1,7 @@
 //! [`Visitor`]: a host that connects and leaves again and again.
 //!
-//! It has one PD and one CQ for all its visits, no memory, and posts nothing. So nearly all that a
-//! visit costs is the target's.
+//! It has one thread, one PD and one CQ for all its visits, no memory, and posts nothing. So nearly
+//! all that a visit costs is the target's.
 
 use std::time::Instant;
 
@@ -9,8 +9,9 @@ use rblk_fabric::{
     Address, ConnectOptions, ConnectionHello, Established, FabricError, Poller, PollerHandle,
     ProtectionDomain, QpLimits, Route,
 };
+use tokio::runtime::{Builder, Runtime};
 
-use super::end::{KNOCK_AGAIN, PATIENCE, is_crowded, runtime, sizes};
+use super::end::{KNOCK_AGAIN, PATIENCE, is_crowded, sizes};
 use super::wire::Hello;
 
 /// A host that comes and goes.
@@ -18,6 +19,8 @@ use super::wire::Hello;
 pub struct Visitor {
     address: Address,
     limits: QpLimits,
+    // Of the caller's thread: an event of rdma_cm wakes no other.
+    runtime: Runtime,
     // Before the PD it is made on.
     handle: PollerHandle,
     _poller: Box<dyn Poller>,
@@ -36,11 +39,12 @@ impl Visitor {
     #[must_use]
     pub fn new(address: &Address) -> Self {
         let limits = QpLimits { send_wrs: 1, recv_wrs: 1, ..sizes() };
-        let route = runtime().block_on(Route::resolve(address, &options())).expect("a route");
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let route = runtime.block_on(Route::resolve(address, &options())).expect("a route");
         let pd = route.device().alloc_pd().expect("a PD");
         // The QP of a visit may be destroyed while the next one begins.
         let (poller, handle) = pd.poller(8 * (limits.send_wrs + limits.recv_wrs)).expect("a CQ");
-        Self { address: address.clone(), limits, handle, _poller: poller, pd }
+        Self { address: address.clone(), limits, runtime, handle, _poller: poller, pd }
     }
 
     /// Connects and leaves at once. Knocks until there is a place for a stranger; returns how often
@@ -66,7 +70,7 @@ impl Visitor {
 
     fn knock(&self, hello: &Hello) -> Result<Established, FabricError> {
         let hello = ConnectionHello(hello.bytes());
-        runtime().block_on(async {
+        self.runtime.block_on(async {
             let route = Route::resolve(&self.address, &options()).await?;
             route.connect(&self.pd, &self.handle, self.limits, &hello).await
         })

@@ -18,7 +18,7 @@ const TARGET: &str = "rblk-targetd";
 const SLOW: &str = "late=1000 slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
 /// Hosts that connect at once: fewer than the strangers that one address may have, because a place
 /// becomes free only when the QP of the one before is destroyed.
-const AT_ONCE: usize = 14;
+const AT_ONCE: usize = 12;
 
 /// Connects and leaves, `count` times in all. Returns how long the slowest host took for both, and
 /// how often there was no place for a host.
