@@ -24,9 +24,7 @@ const STRIDE: usize = 20 << 10;
 const RECVS: u16 = 64;
 const RECV_BYTES: usize = 4096;
 /// How long an end waits for what must come.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
-/// After how long who found no place knocks again.
-pub(super) const KNOCK_AGAIN: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// The reason of a refusal for want of a place for a stranger.
 const CROWDED: u64 = 10;
 /// How long an end looks for what must not come.
@@ -115,9 +113,8 @@ fn reach(
     hello: &[u8],
     limits: QpLimits,
 ) -> (Box<dyn Poller>, ProtectionDomain, Result<Established, FabricError>) {
-    let options = ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() };
     runtime().block_on(async {
-        let route = Route::resolve(address, &options).await.expect("a route");
+        let route = Route::resolve(address, &options()).await.expect("a route");
         let device = route.device();
         let (pd, settling) = (device.alloc_pd().expect("a PD"), time_to_settle(&device));
         let (poller, handle) = pd.poller(limits.send_wrs + limits.recv_wrs).expect("a CQ");
@@ -128,13 +125,31 @@ fn reach(
     })
 }
 
-/// Whether a target that refuses so has no place for a stranger now.
-pub(super) fn is_crowded(refusal: &[u8]) -> bool {
-    number(refusal, 6, 2) == CROWDED
+/// How an end connects.
+pub(super) fn options() -> ConnectOptions {
+    ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() }
+}
+
+/// Knocks until the target, which must, lets the peer in: if need be when it has a place again for
+/// strangers. Returns what `knock` gave in the end, and how often there was no place.
+pub(super) fn until_let_in<T>(
+    hello: &Hello,
+    mut knock: impl FnMut() -> Result<T, Knock>,
+) -> (T, usize) {
+    let (until, mut refused) = (Instant::now() + PATIENCE, 0);
+    loop {
+        match knock() {
+            Ok(came) => return (came, refused),
+            Err(Knock::Refused(reject)) if number(&reject, 6, 2) == CROWDED => refused += 1,
+            Err(other) => panic!("{hello:?}: {other:?}"),
+        }
+        assert!(Instant::now() < until, "{hello:?}: there is no place");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 impl Knock {
-    fn of(error: FabricError) -> Self {
+    pub(super) fn of(error: FabricError) -> Self {
         match error {
             FabricError::Rejected { hello, .. } => Self::Refused(hello),
             FabricError::Busy { .. } => Self::Refused(Vec::new()),
@@ -176,17 +191,11 @@ impl End {
     /// It does not.
     #[must_use]
     pub fn connect(address: &Address, hello: &Hello) -> Box<Self> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match Self::knock(address, &hello.bytes()) {
-                Knock::In(end) => return end,
-                Knock::Refused(refusal) if is_crowded(&refusal) => {
-                    assert!(Instant::now() < until, "{hello:?}: there is no place");
-                    std::thread::sleep(KNOCK_AGAIN);
-                }
-                other => panic!("{hello:?}: {other:?}"),
-            }
-        }
+        let knock = || match Self::knock(address, &hello.bytes()) {
+            Knock::In(end) => Ok(end),
+            other => Err(other),
+        };
+        until_let_in(hello, knock).0
     }
 
     fn post_recv(&mut self, slot: u16) {

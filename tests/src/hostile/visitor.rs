@@ -3,15 +3,13 @@
 //! It has one thread, one PD and one CQ for all its visits, no memory, and posts nothing. So nearly
 //! all that a visit costs is the target's.
 
-use std::time::Instant;
-
 use rblk_fabric::{
-    Address, ConnectOptions, ConnectionHello, Established, FabricError, Poller, PollerHandle,
-    ProtectionDomain, QpLimits, Route,
+    Address, ConnectionHello, Established, FabricError, Poller, PollerHandle, ProtectionDomain,
+    QpLimits, Route,
 };
 use tokio::runtime::{Builder, Runtime};
 
-use super::end::{KNOCK_AGAIN, PATIENCE, is_crowded, sizes};
+use super::end::{Knock, options, sizes, until_let_in};
 use super::wire::Hello;
 
 /// A host that comes and goes.
@@ -25,10 +23,6 @@ pub struct Visitor {
     handle: PollerHandle,
     _poller: Box<dyn Poller>,
     pd: ProtectionDomain,
-}
-
-fn options() -> ConnectOptions {
-    ConnectOptions { timeout: PATIENCE, ..ConnectOptions::default() }
 }
 
 impl Visitor {
@@ -53,19 +47,9 @@ impl Visitor {
     /// # Panics
     /// The target does not let it in.
     pub fn visit(&self, hello: &Hello) -> usize {
-        let (until, mut refused) = (Instant::now() + PATIENCE, 0);
-        loop {
-            match self.knock(hello) {
-                Ok(established) => {
-                    drop(established);
-                    return refused;
-                }
-                Err(FabricError::Rejected { hello, .. }) if is_crowded(&hello) => refused += 1,
-                Err(error) => panic!("{hello:?}: {error}"),
-            }
-            assert!(Instant::now() < until, "{hello:?}: there is no place");
-            std::thread::sleep(KNOCK_AGAIN);
-        }
+        let (established, refused) = until_let_in(hello, || self.knock(hello).map_err(Knock::of));
+        drop(established);
+        refused
     }
 
     fn knock(&self, hello: &Hello) -> Result<Established, FabricError> {
