@@ -554,18 +554,32 @@ impl Link {
         queues.release();
     }
 
-    /// Ends tries and probes.
+    /// The mount ends: no try brings a session any more.
+    pub(super) fn dismiss_tries(&mut self) {
+        self.tries.dismiss();
+    }
+
+    /// Ends tries and probes. A session that a try has can be resumed.
     pub(super) fn abort_tries(&mut self) {
         self.tries.abort();
     }
 
-    /// Ends the session. With `logout` the target hears of it, within that time; without, the
-    /// session can be resumed.
+    /// Ends the session, or the try that may have one. With `logout` the target hears of it, within
+    /// that time; without, the session can be resumed.
     pub(super) async fn end_session(&mut self, logout: Option<Duration>) {
-        match (self.session.take(), logout) {
-            (Some(session), Some(within)) => session.logout(within).await,
-            (Some(session), None) => session.admin.close(),
-            (None, _) => {}
+        let Some(within) = logout else {
+            self.tries.abort();
+            if let Some(session) = self.session.take() {
+                session.admin.close();
+            }
+            return;
+        };
+        match self.session.take() {
+            Some(session) => {
+                self.tries.abort();
+                session.logout(within).await;
+            }
+            None => self.tries.end(within).await,
         }
     }
 

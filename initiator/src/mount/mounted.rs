@@ -470,7 +470,7 @@ impl Mount {
         from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
     ) -> anyhow::Result<()> {
         tracing::info!(rblk_event = "unmount", device = self.disk(), force, "unmounting");
-        self.link.abort_tries();
+        self.link.dismiss_tries();
         if force {
             self.give_up_requests();
         }
@@ -496,7 +496,6 @@ impl Mount {
     /// Ends a mount without a device, whose queues have left: what is left of their paths is
     /// destroyed, and the target hears that the session is over.
     pub(super) async fn end(&mut self, from_queues: &mut mpsc::UnboundedReceiver<FromQueue>) {
-        self.link.abort_tries();
         while let Ok(message) = from_queues.try_recv() {
             let _ = self.on_queue(message);
         }

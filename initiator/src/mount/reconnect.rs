@@ -40,6 +40,11 @@ pub(super) struct VolumeChanged {
 #[error("the target does not answer a self-test as it should: {0:?}")]
 pub(super) struct NotTested(pub(super) PathEnd);
 
+/// The mount goes away while a try runs for it.
+#[derive(Debug, thiserror::Error)]
+#[error("the mount is ending")]
+struct MountEnds;
+
 /// What a try needs to know.
 #[derive(Debug)]
 pub(super) struct Try {
@@ -80,7 +85,8 @@ pub(super) enum Step {
 
 impl Try {
     /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
-    /// to, and connects every queue.
+    /// to, and connects every queue. A mount that ends does not want the session: the target hears
+    /// so, and other hosts find the volume free at once.
     pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
         let Self { address, options, known_by, resume, .. } = &self;
         let (host, credentials) = (&known_by.host, known_by.credentials());
@@ -92,6 +98,7 @@ impl Try {
             Ok(paths) => Ok(Reconnected { session, paths }),
             Err(error) => {
                 let unwanted = error.is::<OtherTarget>()
+                    || error.is::<MountEnds>()
                     || matches!(error.downcast_ref(), Some(SessionError::Fenced { .. }));
                 if unwanted {
                     session.logout(LOGOUT_TIME).await;
@@ -127,7 +134,10 @@ impl Try {
         for (queue, buffers) in (0u16..).zip(&self.buffers) {
             let Some(buffers) = buffers else { continue };
             let memory = self.memory(buffers);
-            let path = session.connect_queue(queue, self.wish, volume.handle, &memory).await?;
+            let path = tokio::select! {
+                path = session.connect_queue(queue, self.wish, volume.handle, &memory) => path?,
+                () = steps.closed() => return Err(MountEnds.into()),
+            };
             let (depth, io_max) = (path.accept.depth, path.accept.io_max_bytes);
             if depth != self.wish.depth || io_max < self.wish.io_max_bytes {
                 anyhow::bail!(
@@ -154,8 +164,8 @@ async fn ask<T>(
 ) -> anyhow::Result<T> {
     let exchange = async {
         let (sender, answer) = oneshot::channel();
-        steps.send(step(sender)).await.ok().context("the mount is ending")?;
-        answer.await.context("the mount is ending")
+        steps.send(step(sender)).await.map_err(|_| MountEnds)?;
+        answer.await.map_err(|_| MountEnds.into())
     };
     tokio::time::timeout(STEP_DEADLINE, exchange).await.context("the mount does not answer")?
 }
@@ -252,7 +262,30 @@ impl Tries {
         }
     }
 
-    /// Ends what runs.
+    /// The mount ends: a try goes no further, and logs out if it has a session.
+    pub(super) fn dismiss(&mut self) {
+        self.steps.1.close();
+    }
+
+    /// [`Self::dismiss`], and waits until the target has heard of it. Afterwards nothing runs.
+    pub(super) async fn end(&mut self, within: Duration) {
+        self.dismiss();
+        task::abort(&mut self.probing);
+        if self.connecting.is_none() {
+            return;
+        }
+        let ends = async {
+            // It may have been ready before.
+            if let Ok(Reconnected { session, .. }) = task::next(&mut self.connecting).await {
+                session.logout(LOGOUT_TIME).await;
+            }
+        };
+        if tokio::time::timeout(within, ends).await.is_err() {
+            task::abort(&mut self.connecting);
+        }
+    }
+
+    /// Ends what runs, wherever it is. A session can be resumed.
     pub(super) fn abort(&mut self) {
         task::abort(&mut self.connecting);
         task::abort(&mut self.probing);

@@ -439,6 +439,30 @@ fn open(generation: u64) -> Heard {
 }
 
 #[test]
+fn a_mount_that_ends_while_it_reconnects_leaves_no_session() {
+    runtime().block_on(async {
+        // The try is somewhere else each time: waiting for an answer to LOGIN, or for one of the
+        // mount, opening the volume, connecting the queue.
+        for pauses in 0..20 {
+            let (first, second) = (Toy::new().await, Toy::new().await);
+            let mut mount = mounted(&config(&[&first, &second])).await;
+            first.is(|manners| manners.is_dead = true);
+            let begun = Instant::now();
+            while second.manners.lock().unwrap().heard.is_empty() {
+                assert!(begun.elapsed() < TIME_LIMIT, "{:?}", mount.status());
+                let _ = tokio::time::timeout(Duration::from_micros(100), mount.attend()).await;
+            }
+            for _ in 0..pauses {
+                let _ = tokio::time::timeout(Duration::from_micros(100), mount.attend()).await;
+            }
+            mount.link.end_session(Some(LOGOUT)).await;
+            let heard = second.heard();
+            assert!(heard.ends_with(&[Heard::Logout]), "{heard:?} after {pauses} pauses");
+        }
+    });
+}
+
+#[test]
 fn over_to_another_address_and_back_and_away_from_a_drain() {
     runtime().block_on(async {
         let (first, second) = (Toy::new().await, Toy::new().await);
