@@ -9,7 +9,7 @@ use rblk_fabric::{
 };
 use rblk_protocol::{Features, HelloAccept};
 
-use crate::connection::Layout;
+use crate::connection::{Layout, SpareMemory};
 
 /// Why there is no memory for a connection.
 #[derive(Debug, thiserror::Error)]
@@ -35,20 +35,24 @@ pub struct Terms {
 
 impl Terms {
     /// Allocates and registers memory for what was negotiated. Where there is none for the data of
-    /// several commands in a message, [`Features::DATA_LISTS`] is not granted.
+    /// several commands in a message, [`Features::DATA_LISTS`] is not granted. An admin connection
+    /// names the `spares` of its domain, and has memory of those where there is some.
     ///
     /// # Errors
     /// There is no memory for small receive slots either.
     pub fn new(
         pd: &ProtectionDomain,
         mut accept: HelloAccept,
-        admin: bool,
+        spares: Option<&SpareMemory>,
     ) -> Result<Self, NoMemory> {
         loop {
             let digests = accept.features.has(Features::DIGEST);
-            let layout =
-                Layout::new(accept.depth, accept.message_data_bytes(), admin).with_digests(digests);
-            match registered(pd, layout.bytes()) {
+            let layout = Layout::new(accept.depth, accept.message_data_bytes(), spares.is_some())
+                .with_digests(digests);
+            let bytes = layout.bytes();
+            let spare = spares.and_then(|spares| spares.take(bytes));
+            let memory = spare.map_or_else(|| registered(pd, bytes), Ok);
+            match memory {
                 Err(error) if accept.features.has(Features::DATA_LISTS) => {
                     tracing::warn!(%error, "no memory for larger receive slots: going without");
                     accept.features = accept.features.without(Features::DATA_LISTS);
@@ -87,7 +91,7 @@ mod tests {
             instance: InstanceId([2; 16]),
             nonce: Nonce([3; 16]),
         };
-        let terms = Terms::new(&pd, accept, false).ok()?;
+        let terms = Terms::new(&pd, accept, None).ok()?;
         assert!(terms.layout.bytes() <= terms.memory.region().len());
         assert_eq!(HelloAccept { features, ..terms.accept }, accept, "all else is as it was");
         Some((terms.accept, terms.memory.region().len()))

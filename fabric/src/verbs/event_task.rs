@@ -39,7 +39,7 @@ pub(super) struct Door {
 /// A listening id needs a `door`.
 pub(super) fn open_id(role: Role, door: Option<Door>) -> Result<CmId> {
     // Where no device is open, no thread of one looks.
-    presence::look_around();
+    presence::look_around_at_times();
     let channel = EventChannel::open()?;
     // SAFETY: the descriptor is the channel's, which `Readable` keeps open, and never another.
     let readiness = unsafe {

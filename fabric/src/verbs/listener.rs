@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::ptr::NonNull;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::cm_id::CmId;
 use super::device::Device;
@@ -26,6 +26,8 @@ pub struct Listener {
     requests: mpsc::Receiver<Result<Incoming>>,
     // Of the device of the address, if the id is bound to one.
     presence: Option<Presence>,
+    // Tells that a device has gone.
+    gone: watch::Receiver<u64>,
     // Last: no new request comes once the id is destroyed.
     id: CmId,
 }
@@ -42,6 +44,7 @@ impl Listener {
         for to in address.look_up().await? {
             let (sender, requests) = mpsc::channel(usize::from(BACKLOG));
             let door = Door { requests: sender, busy: options.busy.clone() };
+            let gone = presence::changes();
             let mut id = event_task::open_id(Role::Listening, Some(door))?;
             if let Some(tos) = options.tos {
                 id.set_tos(tos);
@@ -51,8 +54,8 @@ impl Listener {
                     let address = Address { port: id.local_port(), ..address.clone() };
                     // SAFETY: the id keeps the context of its device open.
                     let presence =
-                        NonNull::new(id.verbs()).and_then(|c| unsafe { Presence::of(c) });
-                    return Ok(Self { address, requests, presence, id });
+                        NonNull::new(id.verbs()).and_then(|c| unsafe { presence::note(c) });
+                    return Ok(Self { address, requests, presence, gone, id });
                 }
                 Err(error) => last = Some(in_use_if_local(error, to)),
             }
@@ -90,17 +93,21 @@ impl Listener {
     /// # Errors
     /// The device is gone or the event channel broke.
     pub(crate) async fn accept(&mut self) -> Result<Incoming> {
-        let mut devices = presence::changes();
         loop {
-            if self.presence.as_ref().is_some_and(|presence| !presence.is_there()) {
-                // The kernel waits for this id, too.
-                let source = io::Error::from_raw_os_error(libc::ENODEV);
-                return Err(FabricError::Call { call: "rdma_listen", source });
-            }
             let peer = tokio::select! {
                 biased;
+                // The sender is there for ever.
+                _ = self.gone.changed() => match &self.presence {
+                    Some(presence) if !presence.is_there() => {
+                        // Who asks again hears the same.
+                        self.gone.mark_changed();
+                        // The kernel waits for this id, too.
+                        let source = io::Error::from_raw_os_error(libc::ENODEV);
+                        return Err(FabricError::Call { call: "rdma_listen", source });
+                    }
+                    _ => continue,
+                },
                 peer = self.requests.recv() => peer,
-                _ = devices.changed() => continue,
             };
             return peer.unwrap_or_else(|| {
                 // The task of the channel ended, or had no room for the reason.

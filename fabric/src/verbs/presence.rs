@@ -14,6 +14,7 @@ use std::ffi::CStr;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -22,6 +23,10 @@ use super::ffi;
 
 /// Entries of devices whose contexts may be open.
 static SHOWN: Mutex<Vec<Presence>> = Mutex::new(Vec::new());
+/// How often somebody looks, at most, who connects all the time.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// When that was last.
+static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
 /// How many devices have gone.
 static GONE: LazyLock<watch::Sender<u64>> = LazyLock::new(|| watch::channel(0).0);
 
@@ -48,17 +53,19 @@ impl Presence {
     }
 }
 
-/// The context of that device may be open from now on, whoever uses it.
+/// The context of that device may be open from now on, whoever uses it. Returns what
+/// [`Presence::of`] does.
 ///
 /// # Safety
 /// The context is open.
-pub(super) unsafe fn note(context: NonNull<ffi::ibv_context>) {
+pub(super) unsafe fn note(context: NonNull<ffi::ibv_context>) -> Option<Presence> {
     // SAFETY: as promised.
-    let Some(presence) = (unsafe { Presence::of(context) }) else { return };
+    let presence = unsafe { Presence::of(context) }?;
     let mut shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if !shown.contains(&presence) {
-        shown.push(presence);
+        shown.push(presence.clone());
     }
+    Some(presence)
 }
 
 /// The contexts of all devices. librdmacm opens them, and they may stay open behind the list.
@@ -85,6 +92,22 @@ pub(super) fn look_around() {
         // librdmacm lists the devices.
         drop(list());
         GONE.send_modify(|gone| *gone += 1);
+    }
+}
+
+/// [`look_around`], unless that was called here within [`LOOK_EVERY`]: for what happens often.
+pub(super) fn look_around_at_times() {
+    let now = Instant::now();
+    let is_due = {
+        let mut looked = LOOKED.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY);
+        if is_due {
+            *looked = Some(now);
+        }
+        is_due
+    };
+    if is_due {
+        look_around();
     }
 }
 

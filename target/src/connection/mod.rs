@@ -8,6 +8,7 @@
 //! | `landing.rs` | slots of the cache where messages land |
 //! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
+//! | `ended.rs`, `memory.rs` | memory of ended connections; what of it serves the next ones |
 //! | `pins.rs` | memory that the device may still read |
 //! | `bounce.rs` | memory that data passes through (iWARP) |
 //! | `liveness.rs` | whether the peer speaks and takes what is sent |
@@ -21,9 +22,11 @@
 //! proves that the peer has the old response, and so all of the message it was in.
 
 mod bounce;
+mod ended;
 mod landing;
 pub(crate) mod layout;
 mod liveness;
+mod memory;
 mod params;
 mod pins;
 mod reads;
@@ -50,11 +53,13 @@ use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
+pub use ended::EndedMemory;
 pub(crate) use landing::Landing;
 pub use landing::slots_of_recv;
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
+pub use memory::SpareMemory;
 pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
 use reads::ReadCredits;

@@ -9,6 +9,7 @@ use rblk_protocol::{ConnectionKind, Epoch, Features};
 
 use super::bounce::BounceMemory;
 use super::layout::Layout;
+use super::memory::SpareMemory;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::traffic::IoStats;
 
@@ -46,6 +47,8 @@ pub struct ConnectionParams {
     pub landing_slots: u32,
     /// Its memory, registered in the domain of its QP.
     pub memory: MemoryRegion,
+    /// Where the memory goes when the connection has ended, if it is of use to others.
+    pub spares: Option<SpareMemory>,
     /// Memory that its data passes through, on devices where that must be (iWARP). The domain of
     /// the QP is then its own.
     pub bounce: Option<BounceMemory>,

@@ -16,7 +16,7 @@ use rblk_protocol::{
 use super::Limits;
 use super::core::{Admitted, Introduction, NO_KEYS, Refused};
 use crate::connection::{
-    BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue, slots_of_recv,
+    BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue, SpareMemory, slots_of_recv,
 };
 use crate::terms::Terms;
 
@@ -68,6 +68,8 @@ pub(super) struct Granted {
     pub(super) ack_timeout: AckTimeout,
     /// The domain of its device.
     pub(super) pd: ProtectionDomain,
+    /// Of an admin connection: what others left in that domain.
+    pub(super) spares: Option<SpareMemory>,
     /// Its CQ.
     pub(super) poller: PollerHandle,
 }
@@ -241,7 +243,7 @@ pub(super) fn prepare(
     granted: Granted,
     progress_max: std::time::Duration,
 ) -> Result<(Connection, ConnectionParams, AcceptParams), String> {
-    let Granted { accept, admitted, reads_out, ack_timeout, pd, poller, .. } = granted;
+    let Granted { accept, admitted, reads_out, ack_timeout, pd, spares, poller, .. } = granted;
     incoming.set_ack_timeout(ack_timeout);
     let peer = incoming.peer();
     // Answers gather slots of the cache.
@@ -252,7 +254,7 @@ pub(super) fn prepare(
     let is_queue = admitted.queue.is_some();
     let own = own_domain(&incoming.device(), &pd, is_queue, accept.io_max_bytes)?;
     let (pd, bounce) = own.map_or((pd, None), |(pd, bounce)| (pd, Some(bounce)));
-    let terms = Terms::new(&pd, accept, !is_queue).map_err(|e| e.to_string())?;
+    let terms = Terms::new(&pd, accept, spares.as_ref()).map_err(|e| e.to_string())?;
     // Of what is granted in the end.
     let hellos = hellos(&incoming, &terms.accept).map_err(|refused| refused.text)?;
     let stream_keys = stream_keys(&admitted, &terms.accept, &hellos);
@@ -291,6 +293,7 @@ pub(super) fn prepare(
         send_sges,
         landing_slots,
         memory,
+        spares,
         bounce,
         progress_max,
         io,

@@ -19,6 +19,7 @@ use rblk_fabric::{
 use rblk_protocol::width::wide64;
 
 use super::groups::Groups;
+use crate::connection::SpareMemory;
 use crate::demand::Human;
 use crate::poll_group::thread::POLLERS_MAX;
 use crate::poll_group::{PollerMemory, ToGroup};
@@ -46,6 +47,8 @@ enum Cq {
 #[derive(Debug)]
 struct DeviceEntry {
     device: Device,
+    // Of admin connections.
+    spares: SpareMemory,
     pd: ProtectionDomain,
     // `None` where no connection uses what others use.
     memory: Option<PollerMemory>,
@@ -241,7 +244,8 @@ impl Devices {
         }
         new.follow(&self.shared)?;
         let Registered { device, pd, memory } = new;
-        let mut entry = DeviceEntry { device, pd, memory, cqs: Vec::with_capacity(groups.len()) };
+        let (spares, cqs) = (SpareMemory::default(), Vec::with_capacity(groups.len()));
+        let mut entry = DeviceEntry { device, spares, pd, memory, cqs };
         let made = (0..groups.len()).map(|_| entry.make_poller());
         for (group, (poller, handle, memory)) in
             made.collect::<Result<Vec<_>>>()?.into_iter().enumerate()
@@ -323,6 +327,12 @@ impl Devices {
         tracing::info!(device = name, poll_group = group, "a completion queue is made anew");
         groups.send(group, ToGroup::AddPoller { place, poller, memory });
         Ok((pd, handle))
+    }
+
+    /// Memory that admin connections by the device at a place left, in the domain of the device.
+    pub(super) fn spares(&self, place: usize) -> SpareMemory {
+        let entry = self.entries.get(place).and_then(Option::as_ref);
+        entry.map(|entry| entry.spares.clone()).unwrap_or_default()
     }
 
     /// Entries of each CQ of the device at a place; 0 without one.

@@ -530,7 +530,18 @@ impl Control {
         match made {
             Ok((reads_out, (pd, poller))) => {
                 let ack_timeout = self.ack_timeout(admitted.session);
-                Ok(Granted { accept, admitted, place, group, reads_out, ack_timeout, pd, poller })
+                let spares = admitted.queue.is_none().then(|| self.devices.spares(place));
+                Ok(Granted {
+                    accept,
+                    admitted,
+                    place,
+                    group,
+                    reads_out,
+                    ack_timeout,
+                    pd,
+                    spares,
+                    poller,
+                })
             }
             Err(refused) => {
                 self.gone(admitted.id);
@@ -636,14 +647,13 @@ impl Control {
                 epoch,
                 connection,
                 memory,
-                bounce,
                 reason,
                 ..
             } => {
                 let (number, epoch) = (admission.0, epoch.0);
                 tracing::debug!(connection = number, ?kind, epoch, reason, "connection gone");
                 let gone = Destroyed::Connection { admission };
-                self.destroyer.destroy(connection, (memory, bounce), gone);
+                self.destroyer.destroy(connection, memory, gone);
             }
             FromGroup::Ended { group, connection, qp } => {
                 self.destroyer.destroy(qp, (), Destroyed::Qp { group, connection });

@@ -153,6 +153,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         send_sges: 1,
         landing_slots: 0,
         memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),
+        spares: None,
         bounce: None,
         progress_max: progress_max(None),
         io: Arc::default(),

@@ -200,8 +200,7 @@ impl<S: Store> PollGroup<S> {
             kind: params.kind,
             epoch: params.epoch,
             connection: None,
-            memory: params.memory,
-            bounce: params.bounce,
+            memory: Box::new(params.into()),
             reason: "it ended",
         });
     }

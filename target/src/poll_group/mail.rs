@@ -8,7 +8,7 @@ use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 use super::slow::SlowIo;
 use super::trace::TraceRing;
 use crate::cache::StoreFailure;
-use crate::connection::{BounceMemory, ConnectionParams};
+use crate::connection::{ConnectionParams, EndedMemory};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::limits::Limiter;
 use crate::store::VolumeIndex;
@@ -243,9 +243,7 @@ pub enum FromGroup {
         /// destroyed.
         connection: Option<rblk_fabric::Connection>,
         /// Its memory, to be freed after the QP.
-        memory: MemoryRegion,
-        /// What its data passed through, to be freed after the QP.
-        bounce: Option<BounceMemory>,
+        memory: Box<EndedMemory>,
         /// Why, for the log.
         reason: &'static str,
     },

@@ -136,8 +136,7 @@ impl<S: Store> PollGroup<S> {
             kind: params.kind,
             epoch: params.epoch,
             connection,
-            memory: params.memory,
-            bounce: params.bounce,
+            memory: Box::new(params.into()),
             reason,
         };
         let Some(entry) = turn.pollers.working(poller) else {

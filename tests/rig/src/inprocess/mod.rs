@@ -30,6 +30,7 @@ use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{Device, Moment, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
+use rblk_target::connection::SpareMemory;
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::FromGroup;
 use rblk_target::store::Store;
@@ -149,6 +150,8 @@ pub struct Rig<S> {
     next_group: usize,
     skips: Random,
     target_pd: ProtectionDomain,
+    // Of admin connections in that domain.
+    spares: SpareMemory,
     initiator_pd: ProtectionDomain,
     volumes: Vec<Arc<Volume>>,
     sessions: Vec<SessionState>,
@@ -214,6 +217,7 @@ impl<S: Store> Rig<S> {
             next_group: 0,
             skips: Random::new(options.seed ^ 0x736b_6970),
             target_pd: device.alloc_pd()?,
+            spares: SpareMemory::default(),
             initiator_pd: device.alloc_pd()?,
             volumes: Vec::new(),
             sessions: Vec::new(),

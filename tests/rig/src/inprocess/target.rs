@@ -16,7 +16,9 @@ use rblk_protocol::{
 };
 use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::{BounceMemory, ConnectionParams, ProofDue, slots_of_recv};
+use rblk_target::connection::{
+    BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv,
+};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::limits::{DelayCounts, Limiter};
 use rblk_target::poll_group::peers::Peers;
@@ -175,6 +177,7 @@ impl<S: Store> Rig<S> {
             self.groups.push(Group { engine, stats, volumes: told, cqs, memory });
         }
         self.target_pd = target_pd;
+        self.spares = SpareMemory::default();
         self.volumes = volumes;
         self.listened = self.now;
         Ok(())
@@ -427,6 +430,12 @@ impl<S: Store> Rig<S> {
         Ok((pd, Some(bounce)))
     }
 
+    /// What the self-test of a connection must prove.
+    fn key_due(&self, kind: ConnectionKind, epoch: Epoch) -> Option<QueueKey> {
+        let ConnectionKind::Io { queue } = kind else { return None };
+        self.secret.as_ref().map(|secret| QueueKey::new(secret, epoch, queue))
+    }
+
     /// Connects a QP made of these sizes to the target, as control's admission does.
     pub(super) fn connect(
         &mut self,
@@ -436,17 +445,12 @@ impl<S: Store> Rig<S> {
         sizes: QpLimits,
     ) -> Result<Made> {
         let Join { admission, session, epoch, kind } = join;
-        let secret = self.secret.as_ref();
-        let due = match (kind, secret) {
-            (ConnectionKind::Io { queue }, Some(secret)) => {
-                Some(QueueKey::new(secret, epoch, queue))
-            }
-            _ => None,
-        };
+        let due = self.key_due(kind, epoch);
         let admin = kind == ConnectionKind::Admin;
         let (asked, accept) = self.shake_hands(join, options, due.is_some())?;
         let (pd, bounce) = self.domain(admin, accept.io_max_bytes)?;
-        let Terms { accept, layout, memory } = Terms::new(&pd, accept, admin)?;
+        let spares = admin.then(|| self.spares.clone());
+        let Terms { accept, layout, memory } = Terms::new(&pd, accept, spares.as_ref())?;
         let hellos = Hellos::new(&asked, &accept);
         let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
         let reads_out = options.reads_out;
@@ -486,6 +490,7 @@ impl<S: Store> Rig<S> {
             send_sges: SEND_SGES,
             landing_slots,
             memory,
+            spares,
             bounce,
             progress_max: rblk_target::connection::progress_max(None),
             io,
@@ -533,11 +538,10 @@ impl<S: Store> Rig<S> {
                 epoch,
                 connection,
                 memory,
-                bounce,
                 ..
             } => {
                 drop(connection);
-                drop((memory, bounce));
+                drop(memory);
                 self.note(&[4, u64::from(session.index), u64::from(epoch.0)]);
                 self.gone.push(Gone { admission, session, kind, epoch });
                 let Some(state) = self.sessions.get_mut(usize::from(session.index)) else { return };

@@ -1,0 +1,32 @@
+//! [`EndedMemory`]: the memory of a connection that ended, until its QP is destroyed.
+
+use rblk_fabric::MemoryRegion;
+
+use super::bounce::BounceMemory;
+use super::memory::SpareMemory;
+use super::params::ConnectionParams;
+
+/// The memory of a connection that ended. Drop it when the QP is destroyed: it becomes spare, or is
+/// deregistered.
+#[derive(Debug)]
+pub struct EndedMemory {
+    // `None` only while it is dropped.
+    memory: Option<MemoryRegion>,
+    _bounce: Option<BounceMemory>,
+    spares: Option<SpareMemory>,
+}
+
+impl From<ConnectionParams> for EndedMemory {
+    fn from(params: ConnectionParams) -> Self {
+        let ConnectionParams { memory, bounce, spares, .. } = params;
+        Self { memory: Some(memory), _bounce: bounce, spares }
+    }
+}
+
+impl Drop for EndedMemory {
+    fn drop(&mut self) {
+        if let (Some(memory), Some(spares)) = (self.memory.take(), &self.spares) {
+            spares.put(memory);
+        }
+    }
+}
