@@ -40,14 +40,21 @@ pub(crate) struct FioEngineArgs {
     #[arg(long, value_name = "DIR")]
     fio_source: Option<PathBuf>,
 
+    // librblk.a, where it is built already.
+    #[arg(skip)]
+    archive: Option<PathBuf>,
+
     #[command(flatten)]
     build: Build,
 }
 
 impl FioEngineArgs {
-    /// For the fio that is installed, by a profile of cargo.
-    pub(crate) fn new(profile: &str, out: PathBuf) -> Self {
-        Self { out: Some(out), fio_source: None, build: Build::with(profile) }
+    /// For the fio that is installed, of what a profile of cargo left when rblk-capi was built with
+    /// RDMA.
+    pub(crate) fn of_built(workspace: &Workspace, profile: &str, out: PathBuf) -> Self {
+        let build = Build::with(profile);
+        let archive = Some(build.archive_path(workspace));
+        Self { out: Some(out), fio_source: None, archive, build }
     }
 
     /// Builds it.
@@ -61,7 +68,10 @@ impl FioEngineArgs {
         if !configured.is_file() {
             bail!("there is no {}: run ./configure there", configured.display());
         }
-        let archive = self.build.archive(&workspace)?;
+        let archive = match &self.archive {
+            Some(archive) => archive.clone(),
+            None => self.build.archive(&workspace)?,
+        };
         let out = self.out.clone().unwrap_or_else(|| workspace.target.join("librblk_fio.so"));
         let directory = workspace.root.join("bench/fio");
         let mut command = library::link(&out, &directory.join("engine.map"));

@@ -71,8 +71,13 @@ impl Build {
             command.args(["--features", "verbs"]);
         }
         process::output(&mut command, BUILD_LIMIT)?;
+        Ok(self.archive_path(workspace))
+    }
+
+    /// Where the archive is once it is built.
+    pub(crate) fn archive_path(&self, workspace: &Workspace) -> PathBuf {
         let directory = if self.profile == "dev" { "debug" } else { self.profile.as_str() };
-        Ok(workspace.target.join(directory).join("librblk.a"))
+        workspace.target.join(directory).join("librblk.a")
     }
 
     /// What the linker needs besides the archive.

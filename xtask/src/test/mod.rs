@@ -204,6 +204,8 @@ impl Run<'_> {
         let mut words =
             vec!["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "rblk-bench"];
         words.extend(VERBS);
+        // For fio's engine: built by itself it has other features, and so has all that it needs.
+        words.extend(["--lib", "-p", "rblk-capi"]);
         for (package, name, _) in MODELS {
             words.extend(["-p", package, "--test", name]);
         }
@@ -339,7 +341,8 @@ impl Run<'_> {
 
     /// Beside the programs: the guest has this machine's fio.
     fn fio_engine(&self, artifacts: &Artifacts) -> Result<Work> {
-        FioEngineArgs::new(PROFILE, artifacts.dir().join("librblk_fio.so")).run()?;
+        let engine = artifacts.dir().join("librblk_fio.so");
+        FioEngineArgs::of_built(&self.workspace, PROFILE, engine).run()?;
         Ok(Work::Done(()))
     }
 
