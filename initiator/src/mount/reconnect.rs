@@ -275,8 +275,15 @@ impl Tries {
             return;
         }
         let ends = async {
+            let result = loop {
+                tokio::select! {
+                    // What it asked before is not answered.
+                    Some(_) = self.steps.1.recv() => {}
+                    result = task::next(&mut self.connecting) => break result,
+                }
+            };
             // It may have been ready before.
-            if let Ok(Reconnected { session, .. }) = task::next(&mut self.connecting).await {
+            if let Ok(Reconnected { session, .. }) = result {
                 session.logout(LOGOUT_TIME).await;
             }
         };
