@@ -96,7 +96,7 @@ impl Listener {
         loop {
             let peer = tokio::select! {
                 biased;
-                // The sender is there for ever.
+                // It never fails: the sender is a static value.
                 _ = self.gone.changed() => match &self.presence {
                     Some(presence) if !presence.is_there() => {
                         // Who asks again hears the same.

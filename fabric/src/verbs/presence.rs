@@ -23,9 +23,9 @@ use super::ffi;
 
 /// Entries of devices whose contexts may be open.
 static SHOWN: Mutex<Vec<Presence>> = Mutex::new(Vec::new());
-/// How often somebody looks, at most, who connects all the time.
+/// Whoever connects all the time looks once in this time.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// When that was last.
+/// When [`look_around_at_times`] looked last.
 static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
 /// How many devices have gone.
 static GONE: LazyLock<watch::Sender<u64>> = LazyLock::new(|| watch::channel(0).0);
@@ -95,7 +95,7 @@ pub(super) fn look_around() {
     }
 }
 
-/// [`look_around`], unless that was called here within [`LOOK_EVERY`]: for what happens often.
+/// [`look_around`], at most once in [`LOOK_EVERY`]: for callers that connect often.
 pub(super) fn look_around_at_times() {
     let now = Instant::now();
     let is_due = {

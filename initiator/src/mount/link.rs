@@ -554,7 +554,7 @@ impl Link {
         queues.release();
     }
 
-    /// The mount ends: no try brings a session any more.
+    /// The mount ends: a try goes no further, and probes end.
     pub(super) fn dismiss_tries(&mut self) {
         self.tries.dismiss();
     }
@@ -567,19 +567,11 @@ impl Link {
     /// Ends the session, or the try that may have one. With `logout` the target hears of it, within
     /// that time; without, the session can be resumed.
     pub(super) async fn end_session(&mut self, logout: Option<Duration>) {
-        let Some(within) = logout else {
-            self.tries.abort();
-            if let Some(session) = self.session.take() {
-                session.admin.close();
-            }
-            return;
-        };
-        match self.session.take() {
-            Some(session) => {
-                self.tries.abort();
-                session.logout(within).await;
-            }
-            None => self.tries.end(within).await,
+        match (self.session.take(), logout) {
+            (Some(session), Some(within)) => session.logout(within).await,
+            (Some(session), None) => session.admin.close(),
+            (None, Some(within)) => self.tries.end(within).await,
+            (None, None) => {}
         }
     }
 

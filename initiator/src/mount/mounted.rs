@@ -496,6 +496,7 @@ impl Mount {
     /// Ends a mount without a device, whose queues have left: what is left of their paths is
     /// destroyed, and the target hears that the session is over.
     pub(super) async fn end(&mut self, from_queues: &mut mpsc::UnboundedReceiver<FromQueue>) {
+        self.link.dismiss_tries();
         while let Ok(message) = from_queues.try_recv() {
             let _ = self.on_queue(message);
         }

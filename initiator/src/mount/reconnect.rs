@@ -40,7 +40,7 @@ pub(super) struct VolumeChanged {
 #[error("the target does not answer a self-test as it should: {0:?}")]
 pub(super) struct NotTested(pub(super) PathEnd);
 
-/// The mount goes away while a try runs for it.
+/// The mount ends while a try runs for it.
 #[derive(Debug, thiserror::Error)]
 #[error("the mount is ending")]
 struct MountEnds;
@@ -85,8 +85,8 @@ pub(super) enum Step {
 
 impl Try {
     /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
-    /// to, and connects every queue. A mount that ends does not want the session: the target hears
-    /// so, and other hosts find the volume free at once.
+    /// to, and connects every queue. If the mount ends meanwhile, the try logs out, so that other
+    /// hosts find the volume free at once.
     pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
         let Self { address, options, known_by, resume, .. } = &self;
         let (host, credentials) = (&known_by.host, known_by.credentials());
@@ -262,27 +262,27 @@ impl Tries {
         }
     }
 
-    /// The mount ends: a try goes no further, and logs out if it has a session.
+    /// The mount ends: a try goes no further, and logs out if it has a session. Probes end.
     pub(super) fn dismiss(&mut self) {
         self.steps.1.close();
+        task::abort(&mut self.probing);
     }
 
-    /// [`Self::dismiss`], and waits until the target has heard of it. Afterwards nothing runs.
+    /// [`Self::dismiss`], and waits until the try has ended. Afterwards nothing runs.
     pub(super) async fn end(&mut self, within: Duration) {
         self.dismiss();
-        task::abort(&mut self.probing);
         if self.connecting.is_none() {
             return;
         }
         let ends = async {
             let result = loop {
                 tokio::select! {
-                    // What it asked before is not answered.
+                    // A question that nobody answers ends the try.
                     Some(_) = self.steps.1.recv() => {}
                     result = task::next(&mut self.connecting) => break result,
                 }
             };
-            // It may have been ready before.
+            // The try was ready before it heard that the mount ends.
             if let Ok(Reconnected { session, .. }) = result {
                 session.logout(LOGOUT_TIME).await;
             }

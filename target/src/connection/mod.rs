@@ -8,7 +8,8 @@
 //! | `landing.rs` | slots of the cache where messages land |
 //! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
-//! | `ended.rs`, `memory.rs` | memory of ended connections; what of it serves the next ones |
+//! | `ended_memory.rs` | memory of a connection that ended, until its QP is destroyed |
+//! | `spare_memory.rs` | memory of ended admin connections, for the next ones |
 //! | `pins.rs` | memory that the device may still read |
 //! | `bounce.rs` | memory that data passes through (iWARP) |
 //! | `liveness.rs` | whether the peer speaks and takes what is sent |
@@ -22,16 +23,16 @@
 //! proves that the peer has the old response, and so all of the message it was in.
 
 mod bounce;
-mod ended;
+mod ended_memory;
 mod landing;
 pub(crate) mod layout;
 mod liveness;
-mod memory;
 mod params;
 mod pins;
 mod reads;
 mod receive;
 mod send_queue;
+mod spare_memory;
 mod wr_id;
 
 use std::sync::Arc;
@@ -53,19 +54,19 @@ use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
-pub use ended::EndedMemory;
+pub use ended_memory::EndedMemory;
 pub(crate) use landing::Landing;
 pub use landing::slots_of_recv;
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
-pub use memory::SpareMemory;
 pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
 pub(crate) use send_queue::INLINE_BYTES;
 use send_queue::{Responses, SendQueue};
+pub use spare_memory::SpareMemory;
 pub(crate) use wr_id::WrKind;
 
 /// A stranger has so long from the accept until its LOGIN is accepted, whatever it says.

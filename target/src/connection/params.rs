@@ -9,7 +9,7 @@ use rblk_protocol::{ConnectionKind, Epoch, Features};
 
 use super::bounce::BounceMemory;
 use super::layout::Layout;
-use super::memory::SpareMemory;
+use super::spare_memory::SpareMemory;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::traffic::IoStats;
 

@@ -441,8 +441,8 @@ fn open(generation: u64) -> Heard {
 #[test]
 fn a_mount_that_ends_while_it_reconnects_leaves_no_session() {
     runtime().block_on(async {
-        // The try is somewhere else each time: waiting for an answer to LOGIN, or for one of the
-        // mount, opening the volume, connecting the queue.
+        // The mount ends at another moment of the try each time: while the try waits for the answer
+        // to LOGIN, asks the mount, opens the volume or connects the queue.
         for pauses in 0..20 {
             let (first, second) = (Toy::new().await, Toy::new().await);
             let mut mount = mounted(&config(&[&first, &second])).await;
@@ -461,7 +461,7 @@ fn a_mount_that_ends_while_it_reconnects_leaves_no_session() {
                 };
                 let _ = tokio::time::timeout(pause, attends).await;
             } else {
-                // The try asks, and the mount does not hear it.
+                // The mount does not read what the try asks.
                 tokio::time::sleep(20 * pause).await;
             }
             mount.link.end_session(Some(LOGOUT)).await;

@@ -1,7 +1,8 @@
 //! [`SpareMemory`]: registered memory that ended admin connections left, for the next ones.
 //!
 //! To allocate and to register memory takes longer than to make a QP. Every mount begins with an
-//! admin connection, so many mounts at once, as after a restart of the target, need it often.
+//! admin connection. After a restart of the target many mounts connect at once, and each would wait
+//! for that.
 //!
 //! Invariant: no device writes into spare memory. Memory becomes spare when the QP of its
 //! connection is destroyed: [`EndedMemory`](super::EndedMemory) is dropped then.
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rblk_fabric::MemoryRegion;
 
-/// Pieces of spare memory that one device keeps at most: as many as it had at once, up to these.
+/// Pieces of spare memory that one device keeps at most.
 const SPARES_MAX: usize = 16;
 
 /// Spare memory in one protection domain. It is deregistered with the last clone of this value.
@@ -31,7 +32,7 @@ impl SpareMemory {
         if spares.len() < SPARES_MAX {
             return spares.push(memory);
         }
-        // Others need not wait for that.
+        // To deregister takes long: other connections do not wait for it.
         drop(spares);
         drop(memory);
     }

@@ -3,8 +3,8 @@
 use rblk_fabric::MemoryRegion;
 
 use super::bounce::BounceMemory;
-use super::memory::SpareMemory;
 use super::params::ConnectionParams;
+use super::spare_memory::SpareMemory;
 
 /// The memory of a connection that ended. Drop it when the QP is destroyed: it becomes spare, or is
 /// deregistered.
