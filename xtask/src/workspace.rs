@@ -34,8 +34,21 @@ impl Workspace {
 
     /// Cargo in this workspace.
     pub(crate) fn cargo(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(cargo());
-        command.args(words).current_dir(&self.root);
+        let mut command = self.command(cargo());
+        command.args(words);
+        command
+    }
+
+    /// The same at the lowest priority: whatever else runs goes first.
+    pub(crate) fn patient_cargo(&self, words: &[&str]) -> Command {
+        let mut command = self.command("nice".into());
+        command.args(["-n", "19"]).arg(cargo()).args(words);
+        command
+    }
+
+    fn command(&self, program: OsString) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.root);
         // What `cargo run` set for this program is not for the crates that are built now.
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();

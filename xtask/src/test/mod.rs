@@ -8,6 +8,7 @@
 mod check;
 mod circles;
 mod fuzz;
+mod head_start;
 mod linkage;
 mod room;
 mod step;
@@ -33,6 +34,7 @@ use crate::packages;
 use crate::process;
 use crate::workspace::Workspace;
 pub(crate) use check::CheckArgs;
+use head_start::HeadStart;
 use step::{Missing, Steps, Work};
 use suite::{Guest, Selection, Suite};
 use summary::Summary;
@@ -158,6 +160,16 @@ impl Run<'_> {
         let built = steps.run("programs and tests", || {
             self.cargo(&[&["build", "--workspace", "--all-targets"][..], &VERBS].concat())
         });
+        let suites: Vec<&'static str> = SUITES
+            .iter()
+            .filter(|(_, file, _)| self.workspace.root.join(file).exists())
+            .map(|(_, _, name)| *name)
+            .collect();
+        let for_lab = programs_of_lab(&suites);
+        let is_lab_left_out = self.args.no_lab && !self.args.filters.is_empty();
+        // The tests leave CPUs idle, because they wait for time limits.
+        let ahead = (built.is_ok() && !is_lab_left_out)
+            .then(|| HeadStart::begin(&self.workspace, PROFILE, &for_lab));
         let _ = steps.run_with("tests on this machine", &built, |()| self.host_tests());
         if self.args.filters.is_empty() {
             let _ = steps.run("corpora of the fuzz targets", || self.cargo(&fuzz::replay()));
@@ -169,16 +181,16 @@ impl Run<'_> {
             let _ = steps.run_with("tests as root", &built, |()| self.root_tests(&VERBS));
         }
         let left_out = "LEFT OUT, as --no-lab asks: everything that needs an RDMA device or ublk";
-        if self.args.no_lab && !self.args.filters.is_empty() {
+        if is_lab_left_out {
             println!("\n{left_out}");
             return;
         }
-        let suites: Vec<&str> = SUITES
-            .iter()
-            .filter(|(_, file, _)| self.workspace.root.join(file).exists())
-            .map(|(_, _, name)| *name)
-            .collect();
-        let artifacts = self.build_for_lab(steps, &suites);
+        let artifacts = steps.run("programs for the lab", || {
+            if let Some(ahead) = ahead {
+                ahead.end();
+            }
+            Artifacts::build(&self.workspace, &for_lab).map(Work::Done)
+        });
         if self.args.filters.is_empty() {
             let _ =
                 steps.run_with("linkage", &artifacts, |a| linkage::check(a.dir()).map(Work::Done));
@@ -198,23 +210,6 @@ impl Run<'_> {
         let artifacts = Artifacts::build(&self.workspace, &words)?;
         let mut command = Command::new(artifacts.program("mutations"));
         self.execute(command.arg("--nocapture").current_dir(&self.workspace.root))
-    }
-
-    fn build_for_lab(&self, steps: &mut Steps, suites: &[&str]) -> Result<Artifacts, Missing> {
-        let mut words =
-            vec!["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "rblk-bench"];
-        words.extend(VERBS);
-        // For fio's engine: built by itself it has other features, and so has all that it needs.
-        words.extend(["--lib", "-p", "rblk-capi"]);
-        for (package, name, _) in MODELS {
-            words.extend(["-p", package, "--test", name]);
-        }
-        for (package, _, name) in SUITES.iter().filter(|(_, _, name)| suites.contains(name)) {
-            words.extend(["-p", *package, "--test", *name]);
-        }
-        steps.run("programs for the lab", || {
-            Artifacts::build(&self.workspace, &words).map(Work::Done)
-        })
     }
 
     fn in_lab(&self, steps: &mut Steps, artifacts: &Result<Artifacts, Missing>, suites: &[&str]) {
@@ -399,6 +394,21 @@ impl Run<'_> {
             status => bail!("{} ended with status {status}", process::words(command)),
         }
     }
+}
+
+/// What cargo builds for the lab: the programs, and the tests of these suites.
+fn programs_of_lab(suites: &[&'static str]) -> Vec<&'static str> {
+    let mut words = vec!["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "rblk-bench"];
+    words.extend(VERBS);
+    // For fio's engine: built by itself it has other features, and so has all that it needs.
+    words.extend(["--lib", "-p", "rblk-capi"]);
+    for (package, name, _) in MODELS {
+        words.extend(["-p", package, "--test", name]);
+    }
+    for (package, _, name) in SUITES.iter().filter(|(_, _, name)| suites.contains(name)) {
+        words.extend(["-p", *package, "--test", *name]);
+    }
+    words
 }
 
 #[cfg(test)]
