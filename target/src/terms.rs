@@ -4,33 +4,18 @@
 //! connection are made from its terms, so the peer is granted no feature that the receive slots
 //! have no room for.
 
-use rblk_fabric::{
-    Access, FabricError, MemoryRegion, PageKind, ProtectionDomain, Region, RegionError,
-};
+use rblk_fabric::ProtectionDomain;
 use rblk_protocol::{Features, HelloAccept};
 
-use crate::connection::{Layout, SpareMemory};
-
-/// Why there is no memory for a connection.
-#[derive(Debug, thiserror::Error)]
-pub enum NoMemory {
-    /// The system has none.
-    #[error(transparent)]
-    Region(#[from] RegionError),
-    /// The device does not register it.
-    #[error(transparent)]
-    Register(#[from] FabricError),
-}
+use crate::connection::{ConnectionMemory, Layout, NoMemory, SpareMemory};
 
 /// What a connection is granted, with the memory for it.
 #[derive(Debug)]
 pub struct Terms {
     /// What the peer is told.
     pub accept: HelloAccept,
-    /// Where things are in the memory.
-    pub layout: Layout,
-    /// The memory, registered.
-    pub memory: MemoryRegion,
+    /// The memory.
+    pub memory: ConnectionMemory,
 }
 
 impl Terms {
@@ -49,23 +34,17 @@ impl Terms {
             let digests = accept.features.has(Features::DIGEST);
             let layout = Layout::new(accept.depth, accept.message_data_bytes(), spares.is_some())
                 .with_digests(digests);
-            let bytes = layout.bytes();
-            let spare = spares.and_then(|spares| spares.take(bytes));
-            let memory = spare.map_or_else(|| registered(pd, bytes), Ok);
+            let spare = spares.and_then(|spares| ConnectionMemory::of_spares(spares, layout));
+            let memory = spare.map_or_else(|| ConnectionMemory::allocate(pd, layout), Ok);
             match memory {
                 Err(error) if accept.features.has(Features::DATA_LISTS) => {
                     tracing::warn!(%error, "no memory for larger receive slots: going without");
                     accept.features = accept.features.without(Features::DATA_LISTS);
                 }
-                memory => return Ok(Self { accept, layout, memory: memory? }),
+                memory => return Ok(Self { accept, memory: memory? }),
             }
         }
     }
-}
-
-fn registered(pd: &ProtectionDomain, bytes: usize) -> Result<MemoryRegion, NoMemory> {
-    let region = Region::allocate(bytes, PageKind::Normal)?;
-    Ok(pd.register(&region, Access::LOCAL_WRITE)?)
 }
 
 #[cfg(test)]
@@ -92,7 +71,7 @@ mod tests {
             nonce: Nonce([3; 16]),
         };
         let terms = Terms::new(&pd, accept, None).ok()?;
-        assert!(terms.layout.bytes() <= terms.memory.region().len());
+        assert!(terms.memory.layout().bytes() <= terms.memory.region().len());
         assert_eq!(HelloAccept { features, ..terms.accept }, accept, "all else is as it was");
         Some((terms.accept, terms.memory.region().len()))
     }

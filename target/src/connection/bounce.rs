@@ -25,9 +25,9 @@ use std::sync::Arc;
 use rblk_fabric::{Access, MemoryRegion, PageKind, ProtectionDomain, Region, Sge};
 use rblk_protocol::width::wide;
 
+use super::memory::NoMemory;
 use crate::arena::{Arena, ArenaError, Extent, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
 use crate::connection::SCRATCH_BYTES;
-use crate::terms::NoMemory;
 
 /// Commands of the longest kind whose data finds room in one direction at a time.
 const LONGEST: usize = 4;

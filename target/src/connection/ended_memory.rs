@@ -19,7 +19,7 @@ pub struct EndedMemory {
 impl From<ConnectionParams> for EndedMemory {
     fn from(params: ConnectionParams) -> Self {
         let ConnectionParams { memory, bounce, spares, .. } = params;
-        Self { memory: Some(memory), _bounce: bounce, spares }
+        Self { memory: Some(memory.into_registered()), _bounce: bounce, spares }
     }
 }
 

@@ -3,8 +3,11 @@
 //! | file | what it keeps |
 //! |---|---|
 //! | `params.rs` | what control hands over |
-//! | `layout.rs` | where everything is in the connection's memory |
+//! | `memory.rs` | the connection's memory |
+//! | `layout.rs` | where everything is in that memory |
 //! | `receive.rs` | receive buffers: whose data is in them, and when they are posted again |
+//! | `arrived.rs` | messages, and where their bytes are |
+//! | `admitted.rs` | what is to be done about a command |
 //! | `landing.rs` | slots of the cache where messages land |
 //! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
@@ -14,44 +17,47 @@
 //! | `bounce.rs` | memory that data passes through (iWARP) |
 //! | `liveness.rs` | whether the peer speaks and takes what is sent |
 //! | `wr_id.rs` | what a WR was for |
+//! | `violation.rs` | why a connection ends |
 //!
 //! A poll group looks a connection up once for each completion or answer of a shard, and hands it
 //! down as `&mut Connection`. What the connection queues is posted at the end of the turn
 //! ([`Connection::posts`]).
-//!
-//! Invariant: a response buffer is rewritten only for a new command with its tag. Such a command
-//! proves that the peer has the old response, and so all of the message it was in.
 
+mod admitted;
+mod arrived;
 mod bounce;
 mod ended_memory;
 mod landing;
 pub(crate) mod layout;
 mod liveness;
+mod memory;
 mod params;
 mod pins;
 mod reads;
 mod receive;
 mod send_queue;
 mod spare_memory;
+mod violation;
 mod wr_id;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{QpIndex, Recvs, Region, RemoteBuffer, Rkey, SendOp, SendWr, Sge, SgeList};
-use rblk_protocol::limits::{COMMAND_BYTES, READ_TRAILER_BYTES, RESPONSE_BYTES};
-use rblk_protocol::width::{const_u32, narrow, wide, wide64};
+use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{
     CapsuleError, CommandCapsule, CommandList, ConnectionKind, Epoch, Features, Immediate,
-    KeyedDescriptor, Mutation, Opcode, ReadTrailer, ResponseCapsule, Status, Tag,
+    KeyedDescriptor, Mutation, ResponseCapsule, Tag,
 };
 
-use crate::cache::{SLOT_BYTES, Segments};
+use crate::cache::Segments;
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::part::{Part, PartIndex};
 use crate::read_ahead::ReadAhead;
 use crate::request::{Event, InCapsule, Outcome, Payload, Request};
 
+pub(crate) use admitted::Admitted;
+use arrived::Arrived;
+pub(crate) use arrived::Message;
 pub(crate) use bounce::Bounce;
 pub use bounce::BounceMemory;
 pub use ended_memory::EndedMemory;
@@ -60,30 +66,20 @@ pub use landing::slots_of_recv;
 pub use layout::Layout;
 pub use layout::{REPLY_AREA_BYTES, SCRATCH_BYTES};
 use liveness::Liveness;
+pub use memory::{ConnectionMemory, NoMemory};
 pub use params::{ConnectionParams, ProofDue, progress_max};
 use pins::Pins;
 use reads::ReadCredits;
 use receive::ReceiveBuffers;
 pub(crate) use send_queue::INLINE_BYTES;
-use send_queue::{Responses, SendQueue};
+use send_queue::Responses;
+pub(crate) use send_queue::SendQueue;
 pub use spare_memory::SpareMemory;
+pub(crate) use violation::{Served, Violation};
 pub(crate) use wr_id::WrKind;
 
 /// A stranger has so long from the accept until its LOGIN is accepted, whatever it says.
 pub(crate) const STRANGER_TIME: Duration = Duration::from_secs(5);
-
-/// A rule that the peer broke, or a bug of ours: the connection ends, and the log says why.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Violation(pub(crate) &'static str);
-
-impl Violation {
-    /// No fault of anybody: a command came for a volume that changes. Its host connects again, and
-    /// sends the command again when it has opened the volume again.
-    pub(crate) const VOLUME_CHANGES: Self = Self("its volume changes");
-}
-
-/// What comes of serving a connection.
-pub(crate) type Served = Result<(), Violation>;
 
 /// How far a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,19 +99,6 @@ pub(crate) enum Life {
     Destroyed,
 }
 
-/// What is to be done about a command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admitted {
-    /// It is for a volume.
-    Block,
-    /// It is for control.
-    Admin,
-    /// The pattern is to be written.
-    SelfTest,
-    /// No more than to answer.
-    Answer(Status),
-}
-
 /// Where a connection is: its name, and its QP at a CQ of the poll group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
@@ -125,23 +108,6 @@ pub(crate) struct Place {
     pub(crate) poller: usize,
     /// Its QP there, while it lives.
     pub(crate) qp: QpIndex,
-}
-
-/// A message whose commands are looked at.
-#[derive(Debug)]
-pub(crate) struct Message {
-    list: CommandList,
-    buffer: u16,
-    // The buffer is held for the commands that are to come, not only for data.
-    is_held: bool,
-}
-
-impl Message {
-    /// Whether there is no command behind the one that was taken last.
-    #[inline(always)]
-    pub(crate) fn is_over(&self) -> bool {
-        self.list.is_done()
-    }
 }
 
 /// One QP and everything that belongs to it. See the module.
@@ -177,13 +143,13 @@ impl Connection {
         sends_prove: bool,
         now: Instant,
     ) -> Self {
-        let layout = params.layout;
+        let layout = *params.memory.layout();
         let (tags, send_wrs) = (layout.depth().tags(), layout.send_wrs());
         let is_stranger = params.session == SessionIndex::NONE;
         let due = params.proof.as_ref().map(|due| due.within);
         let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
-        let receives = ReceiveBuffers::new(&layout, &params.memory, landing);
+        let receives = ReceiveBuffers::new(&params.memory, landing);
         // Without one, the data of such a connection has no place, and its commands end it.
         let bounce = params.bounce.take().and_then(|m| Bounce::new(m, wide(send_wrs)).ok());
         Self {
@@ -246,8 +212,13 @@ impl Connection {
 
     /// Its memory.
     #[inline]
-    pub(crate) fn region(&self) -> &Arc<Region> {
-        self.params.memory.region()
+    pub(crate) fn memory(&self) -> &ConnectionMemory {
+        &self.params.memory
+    }
+
+    #[inline]
+    fn layout(&self) -> &Layout {
+        self.params.memory.layout()
     }
 
     /// The request with this tag.
@@ -303,7 +274,7 @@ impl Connection {
     #[inline]
     pub(crate) fn begin_message(&mut self, buffer: u16, bytes: u32, now: Instant) -> Served {
         self.liveness.heard(now);
-        let layout = &self.params.layout;
+        let layout = self.layout();
         if buffer >= layout.recv_buffers() || wide(bytes) > layout.recv_bytes() {
             return Err(Violation("message longer than its buffer"));
         }
@@ -315,9 +286,8 @@ impl Connection {
     /// of a value in a `Result` share registers, and each command would pay for that.
     #[inline(always)]
     pub(crate) fn message(&self, buffer: u16, bytes: u32) -> Message {
-        let depth = self.params.layout.depth();
-        let list = CommandList::new(bytes, self.params.features, depth);
-        Message { list, buffer, is_held: true }
+        let depth = self.layout().depth();
+        Message::new(CommandList::new(bytes, self.params.features, depth), buffer)
     }
 
     /// The next command of a message; `None` behind the last.
@@ -326,105 +296,19 @@ impl Connection {
         &self,
         message: &mut Message,
     ) -> Option<Result<CommandCapsule, CapsuleError>> {
-        let Message { list, buffer, .. } = message;
-        list.take(|at| {
-            if let Some(landing) = self.receives.landing()
-                && at < landing.bytes()
-            {
-                return self.read_landed(*buffer, at);
-            }
-            let (own, offset) = self.own_place(*buffer, at);
-            own.read_array(offset)
-        })
+        self.arrived().next_command(message)
     }
 
-    /// A command of a message that begins in a slot.
     #[inline(always)]
-    fn read_landed(&self, buffer: u16, at: usize) -> [u8; COMMAND_BYTES] {
-        if at % SLOT_BYTES <= SLOT_BYTES - COMMAND_BYTES
-            && let Some((region, offset)) = self.receives.slot_place(buffer, at)
-        {
-            return region.read_array(offset);
-        }
-        self.read_piecewise(buffer, at)
-    }
-
-    /// Where that byte of the memory of a receive buffer is.
-    #[inline(always)]
-    fn own_place(&self, buffer: u16, at: usize) -> (&Region, usize) {
-        (self.params.memory.region(), self.params.layout.recv_offset(buffer) + at)
-    }
-
-    /// Where that byte of the message in a receive buffer landed.
-    #[inline(always)]
-    fn place_of(&self, buffer: u16, at: usize) -> (&Region, usize) {
-        self.receives.slot_place(buffer, at).unwrap_or_else(|| self.own_place(buffer, at))
-    }
-
-    /// A command that the end of a slot cuts.
-    #[cold]
-    #[inline(never)]
-    fn read_piecewise(&self, buffer: u16, at: usize) -> [u8; COMMAND_BYTES] {
-        let mut bytes = [0; COMMAND_BYTES];
-        let (first, second) = bytes.split_at_mut(COMMAND_BYTES.min(SLOT_BYTES - at % SLOT_BYTES));
-        let behind = at + first.len();
-        for (at, part) in [(at, first), (behind, second)] {
-            let (region, offset) = self.place_of(buffer, at);
-            region.read(offset, part);
-        }
-        bytes
-    }
-
-    /// Where the data of a command is that was taken last. Data that the end of a slot cuts is put
-    /// together in the memory of the buffer.
-    #[inline(always)]
-    fn data_of(&self, of: &Message, command: &CommandCapsule) -> InCapsule {
-        let (buffer, at) = (of.buffer, of.list.data_offset(command));
-        if let Some(landing) = self.receives.landing()
-            && at < landing.bytes()
-        {
-            return self.landed(buffer, at, wide(command.in_capsule_bytes));
-        }
-        let (_, offset) = self.own_place(buffer, at);
-        InCapsule { buffer, landed: false, slot: InCapsule::NO_SLOT, offset }
-    }
-
-    /// The same of data that begins in a slot.
-    #[inline(always)]
-    fn landed(&self, buffer: u16, at: usize, bytes: usize) -> InCapsule {
-        if at % SLOT_BYTES + bytes > SLOT_BYTES {
-            self.join_cut(buffer, at, bytes);
-        } else if let Some((_, offset)) = self.receives.slot_place(buffer, at) {
-            let slot = (wide64(at / SLOT_BYTES) & 0x7f) as u8;
-            // Behind less data there may be commands that are not yet read.
-            let slot = if bytes == SLOT_BYTES { slot } else { InCapsule::NO_SLOT };
-            return InCapsule { buffer, landed: true, slot, offset };
-        }
-        let (_, offset) = self.own_place(buffer, at);
-        InCapsule { buffer, landed: false, slot: InCapsule::NO_SLOT, offset }
-    }
-
-    /// Copies data of a message from where it landed to its place in the memory of the buffer.
-    #[cold]
-    #[inline(never)]
-    fn join_cut(&self, buffer: u16, at: usize, bytes: usize) {
-        let (mut at, end) = (at, at + bytes);
-        while at < end {
-            let len = (end - at).min(SLOT_BYTES - at % SLOT_BYTES);
-            // What is behind the slots is in its place already.
-            if let Some((from, offset)) = self.receives.slot_place(buffer, at) {
-                let (own, to) = self.own_place(buffer, at);
-                from.copy_to(offset, own, to, len);
-            }
-            at += len;
-        }
+    fn arrived(&self) -> Arrived<'_> {
+        Arrived::new(&self.receives, &self.params.memory)
     }
 
     /// Every command of the message was copied out. The data of some may have to wait.
     #[inline]
     pub(crate) fn release_message(&mut self, message: &Message) {
-        if message.is_held {
-            self.receives.release(message.buffer);
+        if message.is_held() {
+            self.receives.release(message.buffer());
         }
     }
 
@@ -447,55 +331,26 @@ impl Connection {
         if !self.requests[command.tag.index()].may_start_in(message) {
             return Err(Violation("tag used twice"));
         }
-        let data = (command.in_capsule_bytes > 0).then(|| self.data_of(of, command));
+        let data = (command.in_capsule_bytes > 0).then(|| self.arrived().data_of(of, command));
         let request = &mut self.requests[command.tag.index()];
         let _ = request.step(Event::Command { command, message, data });
         if data.is_some() {
             // What holds the buffer for the message goes on to the data of its last command.
-            if of.list.is_done() {
-                of.is_held = false;
+            if of.is_over() {
+                of.hand_buffer_over();
             } else {
-                self.receives.share(of.buffer);
+                self.receives.share(of.buffer());
             }
         }
         if self.takes_blocks
             && command.opcode.is_block()
             && command.epoch == self.params.epoch
             && command.flags.digest == self.has_digests()
-            && command.tag != self.params.layout.depth().connection_tag()
+            && command.tag != self.layout().depth().connection_tag()
         {
             return Ok(Admitted::Block);
         }
-        self.admit_other(command.tag)
-    }
-
-    /// What is to be done about a command that is not for a volume, or may not be.
-    #[inline(never)]
-    fn admit_other(&self, tag: Tag) -> Result<Admitted, Violation> {
-        let command = self.command(tag)?;
-        if command.epoch != self.params.epoch {
-            return Ok(Admitted::Answer(Status::Fenced));
-        }
-        let is_tested = self.takes_blocks || self.params.kind == ConnectionKind::Admin;
-        if !is_tested && command.opcode != Opcode::SelfTest {
-            return Ok(Admitted::Answer(Status::NotReady));
-        }
-        if command.flags.digest != self.has_digests() {
-            // Not agreed, or missing.
-            return Ok(Admitted::Answer(Status::NotSupported));
-        }
-        let is_connection_tag = command.tag == self.params.layout.depth().connection_tag();
-        Ok(match (self.params.kind, command.opcode) {
-            (ConnectionKind::Io { .. }, Opcode::KeepAlive) if is_connection_tag => {
-                Admitted::Answer(Status::Ok)
-            }
-            (ConnectionKind::Io { .. }, Opcode::SelfTest) if is_connection_tag => {
-                Admitted::SelfTest
-            }
-            (ConnectionKind::Admin, Opcode::KeepAlive) => Admitted::Answer(Status::Ok),
-            (ConnectionKind::Admin, opcode) if opcode.is_admin() => Admitted::Admin,
-            _ => Admitted::Answer(Status::InvalidOpcode),
-        })
+        Ok(Admitted::other(command, &self.params, self.takes_blocks))
     }
 
     /// Where a command's in-capsule data is, as long as it is there: all of it in one piece.
@@ -507,8 +362,7 @@ impl Connection {
     /// Where in-capsule data is.
     #[inline(always)]
     pub(crate) fn place_of_data(&self, data: InCapsule) -> (&Region, usize) {
-        let slots = self.receives.landing().filter(|_| data.landed);
-        (slots.map_or(&**self.region(), Landing::region), data.offset)
+        self.arrived().place_of(data)
     }
 
     /// Takes the slot that in-capsule data fills, and puts a fresh one in its place, each by its
@@ -577,55 +431,16 @@ impl Connection {
         self.params.features.has(Features::DIGEST)
     }
 
-    /// The trailer of a READ's data, which has that CRC, to be gathered behind the data.
-    #[inline(always)]
-    pub(crate) fn write_trailer(&self, command: &CommandCapsule, crc: u32) -> Sge {
-        let at = self.params.layout.trailer_offset(command.tag);
-        let trailer = ReadTrailer { crc, sequence: command.sequence };
-        self.region().write(at, &trailer.to_wire());
-        self.own_sge(at, const_u32(READ_TRAILER_BYTES))
-    }
-
-    /// Whether so many send credits are free, and no other command waits for credits.
+    /// Its send queue, for credits and for commands that wait for them.
     #[inline]
-    pub(crate) fn may_send(&self, credits: u64) -> bool {
-        self.sends.may_take(credits)
+    pub(crate) fn sends(&self) -> &SendQueue {
+        &self.sends
     }
 
-    /// Free send credits.
+    /// Its send queue.
     #[inline]
-    pub(crate) fn free_sends(&self) -> u64 {
-        self.sends.free()
-    }
-
-    /// Send credits that one more response takes.
-    #[inline]
-    pub(crate) fn response_needs(&self) -> u64 {
-        self.sends.response_needs()
-    }
-
-    /// A command waits for send credits, behind those that wait already.
-    pub(crate) fn wait_for_credits(&mut self, tag: Tag) {
-        self.sends.waiting().push_back(tag);
-    }
-
-    /// A command goes on waiting for send credits, before all others.
-    pub(crate) fn keep_waiting_first(&mut self, tag: Tag) {
-        self.sends.waiting().push_front(tag);
-    }
-
-    /// Makes a READ wait for send credits if other commands wait: no command overtakes them. A tag
-    /// waits once.
-    #[inline]
-    pub(crate) fn waits_behind_others(&mut self, tag: Tag) -> bool {
-        let waiting = self.sends.waiting();
-        if waiting.is_empty() {
-            return false;
-        }
-        if !waiting.contains(&tag) {
-            waiting.push_back(tag);
-        }
-        true
+    pub(crate) fn sends_mut(&mut self) -> &mut SendQueue {
+        &mut self.sends
     }
 
     /// The command that has waited longest for send credits, or for room to send from, where there
@@ -640,26 +455,7 @@ impl Connection {
         if self.bounce.as_ref().is_some_and(|bounce| bounce.is_outgoing_short()) {
             return None;
         }
-        self.sends.waiting().pop_front()
-    }
-
-    /// Whether commands wait for send credits.
-    #[inline]
-    pub(crate) fn has_waiting(&self) -> bool {
-        self.sends.has_waiting()
-    }
-
-    /// Queues the WRITE of an answer's data. Returns its position.
-    #[inline(always)]
-    pub(crate) fn queue_write(
-        &mut self,
-        tag: Tag,
-        sges: &SgeList,
-        remote: RemoteBuffer,
-        immediate: Option<Immediate>,
-        must_signal: bool,
-    ) -> u64 {
-        self.sends.queue_write(tag, sges, remote, immediate, must_signal)
+        self.sends.next_waiting()
     }
 
     /// Queues the WRITE of a READ's data, lent by a shard. If it `ends` the lent memory, that is
@@ -683,34 +479,17 @@ impl Connection {
     #[inline(always)]
     pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
         let Responses { first, count } = self.sends.add_response(response.tag);
-        let offset = self.params.layout.response_offset(first) + count * RESPONSE_BYTES;
-        if self.has_digests() {
-            self.write_sealed(offset, *response);
-        } else {
-            self.region().write(offset, &response.to_wire());
-        }
+        self.memory().write_response(first, count, response, self.has_digests());
         self.sends.responses_are_full()
-    }
-
-    #[inline(never)]
-    fn write_sealed(&self, offset: usize, response: ResponseCapsule) {
-        self.region().write(offset, &response.to_wire_sealed());
     }
 
     /// Queues the SEND of the responses collected. Returns how many there are.
     #[inline(always)]
     pub(crate) fn queue_responses(&mut self) -> usize {
         let Some(Responses { first, count }) = self.sends.take_responses() else { return 0 };
-        let len = narrow(count * RESPONSE_BYTES);
-        let sge = self.own_sge(self.params.layout.response_offset(first), len);
-        let sges = SgeList::one(sge);
+        let sges = SgeList::one(self.memory().responses_sge(first, count));
         self.sends.queue(WrKind::Answer(first), SendOp::Send, &sges, false, true);
         count
-    }
-
-    /// Where the bytes of an answer are, that come from the connection's own memory.
-    pub(crate) fn reply_sge(&self, tag: Tag, len: u32) -> Sge {
-        self.own_sge(self.params.layout.reply_offset(tag), len)
     }
 
     /// Writes the words of control into the reply area of the tag. `None`: they are too long for
@@ -721,25 +500,8 @@ impl Connection {
         if words.len() > room.min(REPLY_AREA_BYTES) {
             return None;
         }
-        self.region().write(self.params.layout.reply_offset(tag), words);
+        self.memory().write_reply(tag, words);
         Some(Payload::Reply { len: narrow(words.len()) })
-    }
-
-    /// Writes the pattern of a self-test into the scratch.
-    pub(crate) fn write_scratch(&self, pattern: &[u8]) -> Sge {
-        self.region().write(self.params.layout.scratch_offset(), pattern);
-        self.scratch_sge(narrow(pattern.len()))
-    }
-
-    /// SGE of the scratch.
-    pub(crate) fn scratch_sge(&self, len: u32) -> Sge {
-        self.own_sge(self.params.layout.scratch_offset(), len)
-    }
-
-    #[inline]
-    fn own_sge(&self, offset: usize, len: u32) -> Sge {
-        let sge = self.params.memory.sge(offset, len);
-        sge.unwrap_or_else(|| unreachable!("inside the connection's memory"))
     }
 
     // ---- RDMA READs of write data --------------------------------------------------------------
@@ -926,7 +688,7 @@ impl Connection {
         self.reads.take();
         let remote = RemoteBuffer { addr: scratch.address, rkey: Rkey(scratch.rkey) };
         let page = self.bounce.as_ref().and_then(|bounce| bounce.proof_sge());
-        let sges = SgeList::one(page.unwrap_or_else(|| self.scratch_sge(bytes)));
+        let sges = SgeList::one(page.unwrap_or_else(|| self.memory().scratch_sge(bytes)));
         let at = self.sends.queue(WrKind::Proof, SendOp::Read(remote), &sges, true, false);
         if let Some(bounce) = &mut self.bounce {
             bounce.read_queued(at);

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_fabric::MemoryRegion;
 use rblk_protocol::auth::{Hellos, QueueKey};
 use rblk_protocol::{ConnectionKind, Epoch, Features};
 
 use super::bounce::BounceMemory;
-use super::layout::Layout;
+use super::memory::ConnectionMemory;
 use super::spare_memory::SpareMemory;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::traffic::IoStats;
@@ -30,8 +29,6 @@ pub struct ConnectionParams {
     /// What its self-test must prove, for an I/O connection that has to. Its key is cleared from
     /// memory with the connection.
     pub proof: Option<Box<ProofDue>>,
-    /// Sizes.
-    pub layout: Layout,
     /// In-capsule bytes agreed.
     pub in_capsule_bytes: u32,
     /// Most data per command agreed.
@@ -46,7 +43,7 @@ pub struct ConnectionParams {
     /// its own memory.
     pub landing_slots: u32,
     /// Its memory, registered in the domain of its QP.
-    pub memory: MemoryRegion,
+    pub memory: ConnectionMemory,
     /// Where the memory goes when the connection has ended, if it is of use to others.
     pub spares: Option<SpareMemory>,
     /// Memory that its data passes through, on devices where that must be (iWARP). The domain of

@@ -12,11 +12,11 @@
 //! commands outstanding, at least one of them in the message that it sends now: it always finds a
 //! buffer (RNR cannot happen).
 
-use rblk_fabric::{MemoryRegion, RecvWr, Recvs, Region, SgeList};
-use rblk_protocol::width::{narrow, wide};
+use rblk_fabric::{RecvWr, Recvs, Region, SgeList};
+use rblk_protocol::width::wide;
 
 use super::landing::Landing;
-use super::layout::Layout;
+use super::memory::ConnectionMemory;
 use super::wr_id::WrKind;
 use crate::request::InCapsule;
 
@@ -35,20 +35,20 @@ pub(super) struct ReceiveBuffers {
 }
 
 impl ReceiveBuffers {
-    /// The buffers of a layout, in that memory. Every buffer is queued. `landing` has slots for
-    /// each of them.
-    pub(super) fn new(layout: &Layout, memory: &MemoryRegion, landing: Option<Landing>) -> Self {
+    /// The buffers that this memory has. Every buffer is queued. `landing` has slots for each of
+    /// them.
+    pub(super) fn new(memory: &ConnectionMemory, landing: Option<Landing>) -> Self {
+        let buffers = memory.layout().recv_buffers();
         let recvs = |landing: Option<&Landing>| {
             let recv = |buffer| {
-                let place = memory.sge(layout.recv_offset(buffer), narrow(layout.recv_bytes()));
-                let own = place.unwrap_or_else(|| unreachable!("inside the connection's memory"));
+                let own = memory.recv_sge(buffer);
                 let sges = match landing {
                     Some(landing) => landing.places(buffer, own)?,
                     None => SgeList::one(own),
                 };
                 Some(RecvWr { id: WrKind::Recv(buffer).id(), sges })
             };
-            (0..layout.recv_buffers()).map(recv).collect::<Option<Box<[RecvWr]>>>()
+            (0..buffers).map(recv).collect::<Option<Box<[RecvWr]>>>()
         };
         let (recvs, landing) = match recvs(landing.as_ref()) {
             Some(recvs) => (recvs, landing),
@@ -57,7 +57,7 @@ impl ReceiveBuffers {
         Self {
             users: vec![0; recvs.len()].into_boxed_slice(),
             recvs,
-            queued: (0..layout.recv_buffers()).collect(),
+            queued: (0..buffers).collect(),
             messages: 0,
             landing,
         }

@@ -30,7 +30,7 @@ pub(super) struct Responses {
 
 /// The send queue of a connection.
 #[derive(Debug)]
-pub(super) struct SendQueue {
+pub(crate) struct SendQueue {
     credits: SendCredits,
     queued: Vec<SendWr>,
     responses: Option<Responses>,
@@ -54,32 +54,55 @@ impl SendQueue {
 
     /// Credits that may be taken.
     #[inline]
-    pub(super) fn free(&self) -> u64 {
+    pub(crate) fn free(&self) -> u64 {
         self.credits.available() - u64::from(self.responses.is_some())
     }
 
     /// Credits that one more response takes.
     #[inline]
-    pub(super) fn response_needs(&self) -> u64 {
+    pub(crate) fn response_needs(&self) -> u64 {
         u64::from(self.responses.is_none())
     }
 
     /// Whether so many credits are free, and no command waits for credits.
     #[inline]
-    pub(super) fn may_take(&self, credits: u64) -> bool {
+    pub(crate) fn may_take(&self, credits: u64) -> bool {
         self.free() >= credits && self.waiting.is_empty()
     }
 
     /// Whether commands wait for credits.
     #[inline]
-    pub(super) fn has_waiting(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Commands that wait for credits, in their order.
+    /// A command waits for credits, behind those that wait already.
+    pub(crate) fn wait(&mut self, tag: Tag) {
+        self.waiting.push_back(tag);
+    }
+
+    /// A command goes on waiting for credits, before all others.
+    pub(crate) fn keep_waiting_first(&mut self, tag: Tag) {
+        self.waiting.push_front(tag);
+    }
+
+    /// Makes a READ wait for credits if other commands wait: no command overtakes them. A tag waits
+    /// once.
     #[inline]
-    pub(super) fn waiting(&mut self) -> &mut VecDeque<Tag> {
-        &mut self.waiting
+    pub(crate) fn waits_behind_others(&mut self, tag: Tag) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        if !self.waiting.contains(&tag) {
+            self.waiting.push_back(tag);
+        }
+        true
+    }
+
+    /// The command that has waited longest for credits.
+    #[inline]
+    pub(super) fn next_waiting(&mut self) -> Option<Tag> {
+        self.waiting.pop_front()
     }
 
     /// The credits, to know what completions will tell.
@@ -112,7 +135,7 @@ impl SendQueue {
     /// Queues the WRITE of an answer's data, which carries the answer where there is an immediate
     /// for it. Returns its position. The only place that makes a WRITE.
     #[inline(always)]
-    pub(super) fn queue_write(
+    pub(crate) fn queue_write(
         &mut self,
         tag: Tag,
         sges: &SgeList,

@@ -265,8 +265,8 @@ pub(super) fn prepare(
         Some(_) => 0,
     };
     let sizes = QpLimits {
-        send_wrs: terms.layout.send_wrs(),
-        recv_wrs: terms.layout.recv_wrs(),
+        send_wrs: terms.memory.layout().send_wrs(),
+        recv_wrs: terms.memory.layout().recv_wrs(),
         send_sges,
         recv_sges: landing_slots + 1,
         inline_bytes: INLINE_BYTES,
@@ -277,7 +277,7 @@ pub(super) fn prepare(
     if let Some(keys) = stream_keys {
         connection.secure(keys).map_err(|e| e.to_string())?;
     }
-    let Terms { accept, layout, memory } = terms;
+    let Terms { accept, memory } = terms;
     let io = std::sync::Arc::default();
     let params = ConnectionParams {
         kind: asked.kind,
@@ -285,7 +285,6 @@ pub(super) fn prepare(
         session: admitted.session,
         epoch: admitted.epoch,
         proof,
-        layout,
         in_capsule_bytes: most_in_capsule(&accept),
         io_max_bytes: accept.io_max_bytes,
         features: accept.features,

@@ -18,7 +18,7 @@ use super::core::Ticket;
 use super::*;
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
-use crate::connection::{ConnectionParams, Layout, progress_max};
+use crate::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
 use crate::identity::ConnectionId;
 use crate::poll_group::PollerMemory;
 use crate::poll_group::peers::Peers;
@@ -138,21 +138,21 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
         reads_in: 1,
     };
     let (near, _far, _wire) = network.pair((&handle, sizes), (&handle, sizes)).unwrap();
-    let region = Region::allocate(layout.bytes(), PageKind::Normal).unwrap();
+    let memory = ConnectionMemory::allocate(&pd, layout).unwrap();
+    let region = Arc::clone(memory.region());
     let params = ConnectionParams {
         kind: ConnectionKind::Admin,
         admission: admitted.id,
         session: admitted.session,
         epoch: admitted.epoch,
         proof: None,
-        layout,
         in_capsule_bytes: 4096,
         io_max_bytes: 1 << 20,
         features: Features::default(),
         reads_out: 1,
         send_sges: 1,
         landing_slots: 0,
-        memory: pd.register(&region, Access::LOCAL_WRITE).unwrap(),
+        memory,
         spares: None,
         bounce: None,
         progress_max: progress_max(None),

@@ -76,7 +76,7 @@ pub(super) fn self_test<S: Store>(
         finish(connection, turn, tag, Outcome::of(Status::BadLength));
         return Ok(());
     };
-    if connection.free_sends() < 2 {
+    if connection.sends().free() < 2 {
         return Err(Violation("self-tests faster than their answers are taken"));
     }
     let pattern = match proven_pattern(connection, &command) {
@@ -99,10 +99,10 @@ pub(super) fn self_test<S: Store>(
         }
     };
     connection.set_peer_scratch(buffer);
-    let sges = SgeList::one(connection.write_scratch(&pattern));
+    let sges = SgeList::one(connection.memory().write_scratch(&pattern));
     let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
     let immediate = connection.has_immediates().then(|| Immediate::new(tag, command.sequence));
-    connection.queue_write(tag, &sges, remote, immediate, true);
+    connection.sends_mut().queue_write(tag, &sges, remote, immediate, true);
     let _ = connection.request_mut(tag).step(Event::Answered);
     if immediate.is_none() {
         let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);

@@ -194,6 +194,6 @@ fn landing_of<S: Store>(
     if each == 0 {
         return None;
     }
-    let slots = shard.take_landing(wide(each) * wide(params.layout.recv_buffers()))?;
+    let slots = shard.take_landing(wide(each) * wide(params.memory.layout().recv_buffers()))?;
     Some(Landing::new(Arc::clone(arena), slots, each))
 }

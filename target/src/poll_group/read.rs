@@ -74,14 +74,14 @@ pub(super) fn send_memory<S: Store>(
     if command.in_capsule_bytes == 0
         && connection.bounce().is_none()
         && connection.has_immediates()
-        && connection.may_send(1)
+        && connection.sends().may_take(1)
         && let Some(buffer) = command.buffer
         && let Some(sge) = region.and_then(|region| region.sge(wide(span.offset), narrow(span.len)))
     {
         let sequence = command.sequence;
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
         let immediate = Some(Immediate::new(tag, sequence));
-        connection.queue_write(tag, &SgeList::one(sge), remote, immediate, false);
+        connection.sends_mut().queue_write(tag, &SgeList::one(sge), remote, immediate, false);
         read_answered(connection, turn, (tag, sequence), true);
         return Ok(true);
     }
@@ -117,7 +117,7 @@ fn send_whole<S: Store>(
         && let (Some(buffer), digest) = (command.buffer, command.flags.digest)
         && u64::from(run.len) == request.span().len
         && connection.has_immediates()
-        && connection.may_send(1)
+        && connection.sends().may_take(1)
         && let Some(sge) = turn.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
     {
         let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
@@ -166,7 +166,7 @@ fn queue_with_trailer<S: Store>(
     let command = connection.command(tag)?;
     let immediate = Some(Immediate::new(tag, command.sequence));
     let crc = turn.shard.slots().region().sum(run.offset, wide(run.len), crc32c);
-    let sges = SgeList::two(data, connection.write_trailer(command, crc));
+    let sges = SgeList::two(data, connection.memory().write_trailer(command, crc));
     Ok(connection.queue_lent(tag, &sges, remote, immediate, true))
 }
 
@@ -278,7 +278,7 @@ pub(super) fn send_parts<S: Store>(
     if !connection.request(tag).awaits_parts() {
         return Ok(());
     }
-    if connection.waits_behind_others(tag) {
+    if connection.sends_mut().waits_behind_others(tag) {
         note_ready(connection, turn, tag);
         return Ok(());
     }
@@ -348,12 +348,12 @@ fn send_part<S: Store>(
     let apart = digests && answers && goes_apart(part, request.span());
     let mut needed = 1 + u64::from(apart);
     if answers && !with_immediate {
-        needed += connection.response_needs();
+        needed += connection.sends().response_needs();
     }
-    if connection.free_sends() < needed || !connection.may_prepare(bytes) {
+    if connection.sends().free() < needed || !connection.may_prepare(bytes) {
         turn.stats.send_credit_waits.add(1);
         note_ready(connection, turn, tag);
-        connection.keep_waiting_first(tag);
+        connection.sends_mut().keep_waiting_first(tag);
         return Ok(false);
     }
     if connection.bounce().is_some() {
@@ -448,7 +448,7 @@ fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, ind
 fn trailer(connection: &Connection, tag: Tag) -> Result<Sge, Violation> {
     let command = connection.request(tag).command();
     let command = command.ok_or(Violation("a trailer without a command"))?;
-    Ok(connection.write_trailer(command, digest::whole(connection, tag)))
+    Ok(connection.memory().write_trailer(command, digest::whole(connection, tag)))
 }
 
 /// Queues the WRITE of a trailer that goes apart.
@@ -463,7 +463,7 @@ fn queue_trailer(
     let sges = SgeList::one(trailer(connection, tag)?);
     let addr = buffer.address + connection.request(tag).span().len;
     let remote = RemoteBuffer { addr, rkey: Rkey(buffer.rkey) };
-    connection.queue_write(tag, &sges, remote, immediate, false);
+    connection.sends_mut().queue_write(tag, &sges, remote, immediate, false);
     Ok(())
 }
 

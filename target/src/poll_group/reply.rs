@@ -90,7 +90,7 @@ pub(super) fn on_credits<S: Store>(connection: &mut Connection, turn: &mut Turn<
             answer(connection, turn, tag);
         }
     }
-    if connection.has_waiting() {
+    if connection.sends().has_waiting() {
         // READs would take the credits that answers wait for.
         return Ok(());
     }

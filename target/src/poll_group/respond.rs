@@ -27,19 +27,19 @@ pub(super) fn finish<S: Store>(
     outcome: Outcome,
 ) {
     connection.conclude(tag, outcome);
-    if connection.may_send(credits_for(connection, tag, outcome)) {
+    if connection.sends().may_take(credits_for(connection, tag, outcome)) {
         answer_with(connection, turn, tag, outcome);
     } else {
         turn.stats.send_credit_waits.add(1);
         connection.request_mut(tag).timing().awaits_credits(turn.time.us);
-        connection.wait_for_credits(tag);
+        connection.sends_mut().wait(tag);
     }
 }
 
 /// A command that has no data to send back ended well: as [`finish`], for most WRITEs.
 #[inline(always)]
 pub(super) fn acknowledge<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) {
-    if !connection.may_send(connection.response_needs()) {
+    if !connection.sends().may_take(connection.sends().response_needs()) {
         account::begin_late(connection, turn, tag);
         return finish(connection, turn, tag, Outcome::OK);
     }
@@ -55,9 +55,9 @@ pub(super) fn acknowledge<S: Store>(connection: &mut Connection, turn: &mut Turn
 #[inline(always)]
 fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
     match outcome.payload {
-        Payload::None => connection.response_needs(),
+        Payload::None => connection.sends().response_needs(),
         _ if rides_on_data(connection, tag) => 1,
-        _ => 1 + connection.response_needs(),
+        _ => 1 + connection.sends().response_needs(),
     }
 }
 
@@ -113,7 +113,7 @@ fn copy_out<S: Store>(
     if !connection.may_prepare(len) {
         turn.stats.send_credit_waits.add(1);
         connection.request_mut(tag).timing().awaits_credits(turn.time.us);
-        connection.keep_waiting_first(tag);
+        connection.sends_mut().keep_waiting_first(tag);
         proof::ask_if_much(connection);
         return false;
     }
@@ -150,7 +150,7 @@ fn send_data<S: Store>(
     if connection.has_digests() {
         add_trailer_of_zeros(connection, memory, tag, sge.len, &mut sges);
     }
-    let at = connection.queue_write(tag, &sges, remote, immediate, false);
+    let at = connection.sends_mut().queue_write(tag, &sges, remote, immediate, false);
     connection.prepared_is_sent(at);
     rides
 }
@@ -174,7 +174,7 @@ fn add_trailer_of_zeros(
         let Some((region, at)) = zeros else { return };
         let crc = region.sum(at, wide(len), crc32c);
         // There is room: a list has more than two entries.
-        let _ = sges.push(connection.write_trailer(command, crc));
+        let _ = sges.push(connection.memory().write_trailer(command, crc));
     }
 }
 
@@ -236,7 +236,7 @@ fn answer_data(
         Payload::Memory { offset, len } => {
             memory_volume(memory?, request.span().volume)?.sge(offset, len)?
         }
-        Payload::Reply { len } => connection.reply_sge(tag, len),
+        Payload::Reply { len } => connection.memory().reply_sge(tag, len),
     };
     (sge.len <= buffer.length)
         .then_some((sge, RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) }))

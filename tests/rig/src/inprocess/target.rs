@@ -450,14 +450,14 @@ impl<S: Store> Rig<S> {
         let (asked, accept) = self.shake_hands(join, options, due.is_some())?;
         let (pd, bounce) = self.domain(admin, accept.io_max_bytes)?;
         let spares = admin.then(|| self.spares.clone());
-        let Terms { accept, layout, memory } = Terms::new(&pd, accept, spares.as_ref())?;
+        let Terms { accept, memory } = Terms::new(&pd, accept, spares.as_ref())?;
         let hellos = Hellos::new(&asked, &accept);
         let proof = due.map(|key| Box::new(ProofDue { key, hellos, within: PROVE_WITHIN }));
         let reads_out = options.reads_out;
         let landing_slots = if bounce.is_none() { slots_of_recv(&accept, SEND_SGES) } else { 0 };
         let target_sizes = QpLimits {
-            send_wrs: layout.send_wrs(),
-            recv_wrs: layout.recv_wrs(),
+            send_wrs: memory.layout().send_wrs(),
+            recv_wrs: memory.layout().recv_wrs(),
             send_sges: SEND_SGES,
             recv_sges: landing_slots + 1,
             inline_bytes: u32::try_from(limits::RESPONSE_BYTES)?,
@@ -482,7 +482,6 @@ impl<S: Store> Rig<S> {
             session,
             epoch,
             proof,
-            layout,
             in_capsule_bytes: accept.in_capsule_bytes,
             io_max_bytes: accept.io_max_bytes,
             features: accept.features,
