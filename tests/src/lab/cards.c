@@ -13,6 +13,7 @@
  *   max-reads=N   the same: READs outstanding, out and in
  *   ird=N         what a connect request says that the peer serves of READs
  *   inline=N      a queue pair that asks for more bytes inline is refused: EINVAL
+ *   round         queue pairs and CQs get more entries, and bytes inline, than they asked for
  *   full=N        the first N registrations fail: ENOMEM
  *   slow-accept=MS, slow-modify=MS, slow-create=MS, slow-destroy=MS, slow-register=MS   calls that
  *                 take long
@@ -25,17 +26,20 @@
  *   mute=FILE     while that file is there, a CQ says that it is empty
  *   late=N        a CQ says N times that it is empty before it gives a completion that is flushed, or
  *                 until it is armed
+ *   shuffle       completions that are given late come in another order of their queue pairs
+ *   event=FILE    the asynchronous events whose numbers (ibv_event_type) that file has, with
+ *                 spaces between them. The file is taken away. CQ_ERR is of the newest CQ
  *
  * RBLK_CARDS_LOG is a file that gets one line for each call that tests look at. Programs map it: a
  * system call for each line would be a fifth of what a connect costs the target. It begins with
  * the place where the next line goes; a program that is killed may leave a hole of zeros.
  *
  * Profiles of providers (rdma-core/providers, as far as one call can have them):
- *   mlx5    late=1000
+ *   mlx5    round late=1000 shuffle
  *   irdma   inline=101 slow-accept=12000
- *   bnxt    late=1000 slow-modify=1
+ *   bnxt    late=1000 shuffle slow-modify=1
  *   cxgb4   max-sges=4 read-sges=1 max-cqe=32767
- *   fatal   fatal=FILE gone=FILE pulled=FILE
+ *   fatal   event=FILE fatal=FILE gone=FILE pulled=FILE
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,6 +71,7 @@ static _Atomic long registrations;
 static int (*real_poll)(struct ibv_cq *, int, struct ibv_wc *);
 static int (*real_notify)(struct ibv_cq *, int);
 static void forget_late(const struct ibv_cq *cq);
+static void forget_newest(const struct ibv_cq *cq);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void stop(const char *why)
@@ -253,6 +258,27 @@ static int refuses(struct ibv_context *context, const struct ibv_qp_init_attr *a
 	return most >= 0 && attr->cap.max_inline_data > most ? EINVAL : 0;
 }
 
+/* To the next power of two, as long as a device has so many. */
+static uint32_t rounded(uint32_t asked, uint32_t most)
+{
+	uint32_t up = 1;
+
+	while (up < asked)
+		up *= 2;
+	return up <= most ? up : asked;
+}
+
+/* What Soft-RoCE has at most: WRs of a queue, bytes inline. */
+#define MOST_WRS 16384
+#define MOST_INLINE 512
+
+static void round_up(struct ibv_qp_cap *cap)
+{
+	cap->max_send_wr = rounded(cap->max_send_wr, MOST_WRS);
+	cap->max_recv_wr = rounded(cap->max_recv_wr, MOST_WRS);
+	cap->max_inline_data = rounded(cap->max_inline_data + 1, MOST_INLINE);
+}
+
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	struct ibv_qp *(*real)(struct ibv_pd *, struct ibv_qp_init_attr *) = next("ibv_create_qp");
@@ -264,6 +290,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 	}
 	tell_of("ibv_create_qp");
 	wait_for(pd->context, "slow-create");
+	if (value(pd->context, "round"))
+		round_up(&attr->cap);
 	return real(pd, attr);
 }
 
@@ -363,6 +391,7 @@ DESTROY(static int destroy_cq, ibv_destroy_cq, struct ibv_cq, object->context)
 int ibv_destroy_cq(struct ibv_cq *cq)
 {
 	forget_late(cq);
+	forget_newest(cq);
 	return destroy_cq(cq);
 }
 
@@ -495,6 +524,18 @@ static int give(struct late *late, int most, struct ibv_wc *wcs)
 	return found;
 }
 
+/* Each queue pair keeps its own order. */
+static void shuffle(struct ibv_wc *wcs, int count)
+{
+	for (int i = 1; i < count; i++)
+		for (int at = i; at > 0 && wcs[at - 1].qp_num < wcs[at].qp_num; at--) {
+			struct ibv_wc one = wcs[at];
+
+			wcs[at] = wcs[at - 1];
+			wcs[at - 1] = one;
+		}
+}
+
 /* Keeps the first that is flushed, and what is behind it. Returns how many are before it. */
 static int keep(struct ibv_cq *cq, int found, struct ibv_wc *wcs, long polls)
 {
@@ -512,14 +553,23 @@ static int keep(struct ibv_cq *cq, int found, struct ibv_wc *wcs, long polls)
 	late->end = found - at;
 	late->left = polls;
 	memcpy(late->wcs, wcs + at, (found - at) * sizeof *wcs);
+	if (value(cq->context, "shuffle"))
+		shuffle(late->wcs, late->end);
 	return at;
 }
 
 /* What the plan says of the CQs of a context: programs poll more often than they do anything else. */
-struct polled { const struct ibv_context *_Atomic context; const char *fatal, *mute; long late; };
+struct polled {
+	const struct ibv_context *_Atomic context;
+	const char *fatal, *mute;
+	long late;
+	/* Events that are to come, as text, and the CQ that they name. */
+	char events[64];
+	struct ibv_cq *newest;
+};
 static struct polled polled[64];
 
-static const struct polled *polled_as(const struct ibv_context *context)
+static struct polled *polled_as(const struct ibv_context *context)
 {
 	for (int i = 0; i < 64; i++)
 		if (polled[i].context == context)
@@ -539,6 +589,10 @@ static void will_poll(const struct ibv_context *context)
 	polled[i].fatal = value(context, "fatal");
 	polled[i].mute = value(context, "mute");
 	polled[i].late = number(context, "late", 0);
+	if (polled[i].context != context) {
+		polled[i].newest = NULL;
+		*polled[i].events = 0;
+	}
 	polled[i].context = context;
 }
 
@@ -597,6 +651,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *own
 	struct ibv_cq *(*real)(struct ibv_context *, int, void *, struct ibv_comp_channel *, int) =
 		next("ibv_create_cq");
 
+	struct ibv_cq *cq;
+
 	tell("vector %d of %d\n", vector, context->num_comp_vectors);
 	pthread_mutex_lock(&lock);
 	will_poll(context);
@@ -609,5 +665,112 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *own
 		context->ops.req_notify_cq = req_notify;
 	}
 	pthread_mutex_unlock(&lock);
-	return real(context, entries, own, channel, vector);
+	if (value(context, "round"))
+		entries = rounded(entries, number(context, "max-cqe", 32767));
+	cq = real(context, entries, own, channel, vector);
+	if (cq) {
+		pthread_mutex_lock(&lock);
+		polled_as(context)->newest = cq;
+		pthread_mutex_unlock(&lock);
+	}
+	return cq;
+}
+
+int ibv_close_device(struct ibv_context *context)
+{
+	int (*real)(struct ibv_context *) = next("ibv_close_device");
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 64; i++)
+		if (polled[i].context == context)
+			polled[i].context = NULL;
+	pthread_mutex_unlock(&lock);
+	return real(context);
+}
+
+static void forget_newest(const struct ibv_cq *cq)
+{
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 64; i++)
+		if (polled[i].newest == cq)
+			polled[i].newest = NULL;
+	pthread_mutex_unlock(&lock);
+}
+
+/* --- asynchronous events */
+
+/* This thread has an event that no device gave. */
+static __thread int is_forged;
+
+/* The context that has this descriptor for its events, if events are to come. Under the lock. */
+static struct polled *with_events(int fd)
+{
+	for (struct polled *of = polled; of < polled + 64; of++) {
+		const struct ibv_context *context = of->context;
+		const char *path;
+		int file;
+		ssize_t len;
+
+		if (!context || context->async_fd != fd || !(path = value(context, "event")))
+			continue;
+		file = open(path, O_RDONLY | O_CLOEXEC);
+		if (file >= 0) {
+			len = read(file, of->events, sizeof of->events - 1);
+			of->events[len > 0 ? len : 0] = 0;
+			close(file);
+			unlink(path);
+		}
+		return *of->events ? of : NULL;
+	}
+	return NULL;
+}
+
+/* Who waits for events looks after a second at the latest. */
+int poll(struct pollfd *fds, nfds_t count, int timeout)
+{
+	int (*real)(struct pollfd *, nfds_t, int) = next("poll");
+	struct polled *of = NULL;
+
+	if (behaviours && count == 2) {
+		pthread_mutex_lock(&lock);
+		of = with_events(fds[0].fd);
+		pthread_mutex_unlock(&lock);
+	}
+	if (!of)
+		return real(fds, count, timeout);
+	fds[0].revents = POLLIN;
+	fds[1].revents = 0;
+	return 1;
+}
+
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
+{
+	int (*real)(struct ibv_context *, struct ibv_async_event *) = next("ibv_get_async_event");
+	struct polled *of;
+	char *rest;
+
+	pthread_mutex_lock(&lock);
+	of = with_events(context->async_fd);
+	is_forged = of != NULL;
+	if (of) {
+		*event = (struct ibv_async_event){ .event_type = strtol(of->events, &rest, 10) };
+		if (event->event_type == IBV_EVENT_CQ_ERR)
+			event->element.cq = of->newest;
+		memmove(of->events, rest, strlen(rest) + 1);
+	}
+	pthread_mutex_unlock(&lock);
+	if (!is_forged)
+		return real(context, event);
+	tell("event %d of %s\n", event->event_type, name_of(context));
+	return 0;
+}
+
+void ibv_ack_async_event(struct ibv_async_event *event)
+{
+	void (*real)(struct ibv_async_event *) = next("ibv_ack_async_event");
+
+	/* The device would be asked whether it gave as many. */
+	if (!is_forged)
+		real(event);
+	is_forged = 0;
 }

@@ -14,8 +14,9 @@ use super::providers::PROFILES;
 use super::{MIB, flags, serve_file, steady_fio, wait_for_io};
 
 const TARGET: &str = "rblk-targetd";
-/// What takes 2 ms.
-const SLOW: &str = "late=1000 slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
+/// A card like those of mlx5, and what takes 2 ms.
+const SLOW: &str =
+    "round late=1000 shuffle slow-accept=2 slow-modify=2 slow-create=2 slow-destroy=2";
 /// Hosts that connect at once: fewer than the strangers that one address may have, because a place
 /// becomes free only when the QP of the one before is destroyed.
 const AT_ONCE: usize = 12;
