@@ -31,8 +31,10 @@ struct Qemu {
 
 impl Qemu {
     fn start(files: &Path, socket: &Path) -> Self {
+        // One thread for both CPUs: with two, QEMU now and then runs code that the guest's kernel
+        // patches just then (`Oops: int3`).
         let mut child = Command::new("qemu-system-x86_64")
-            .args(["-accel", "tcg", "-cpu", "max", "-m", "256", "-smp", "2"])
+            .args(["-accel", "tcg,thread=single", "-cpu", "max", "-m", "256", "-smp", "2"])
             .args(["-object", "memory-backend-memfd,id=m,size=256M,share=on"])
             .args(["-numa", "node,memdev=m"])
             .args(["-chardev", &format!("socket,id=c,path={}", socket.display())])
