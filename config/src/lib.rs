@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod cache_part;
+mod cpu_list;
 mod difference;
 mod digest_wish;
 pub mod doctor;
@@ -60,6 +61,7 @@ mod units;
 mod volume;
 mod word;
 
+pub use cpu_list::{CpuList, NoCpuList};
 pub use difference::{Difference, KeyChange, VolumeChange};
 pub use digest_wish::{DigestWish, DigestWishError};
 pub use document::ignored_drop_ins;

@@ -153,12 +153,25 @@ impl ProtectionDomain {
         }
     }
 
-    /// A CQ of at least `cq_entries`. The box goes to the data thread. The handle stays with
+    /// A CQ of at least `cq_entries`, whose vector takes turns. The box goes to the data thread. The handle stays with
     /// control, which needs it to make QPs.
     ///
     /// # Errors
     /// [`Limit`](crate::FabricError::Limit) when the device has fewer entries; else the errno.
     pub fn poller(&self, cq_entries: u32) -> Result<(Box<dyn Poller>, PollerHandle)> {
+        self.poller_at(cq_entries, CompletionVector::Turn)
+    }
+
+    /// The same with that vector.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg_attr(not(feature = "verbs"), allow(unused_variables, reason = "software has none"))]
+    pub fn poller_at(
+        &self,
+        cq_entries: u32,
+        vector: CompletionVector,
+    ) -> Result<(Box<dyn Poller>, PollerHandle)> {
         match self {
             Self::Soft(pd) => {
                 let (poller, handle) = soft::Poller::create(pd, cq_entries)?;
@@ -166,11 +179,20 @@ impl ProtectionDomain {
             }
             #[cfg(feature = "verbs")]
             Self::Verbs(pd) => {
-                let (poller, handle) = verbs::Poller::create(pd, cq_entries)?;
+                let (poller, handle) = verbs::Poller::create(pd, cq_entries, vector)?;
                 Ok((Box::new(poller), PollerHandle::Verbs(handle)))
             }
         }
     }
+}
+
+/// Which interrupt vector of a device a CQ has: the interrupt that wakes its thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CompletionVector {
+    /// The next one. CQs take turns, and each process begins at another vector.
+    Turn,
+    /// This one, of as many as the device has: numbers beyond begin again.
+    At(u32),
 }
 
 /// Low bits that the address of an MR has in common with its memory: devices map pages of up to

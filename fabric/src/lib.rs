@@ -73,7 +73,7 @@ pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, 
 pub use connection::{Connection, Established};
 pub use counter::Counter;
 pub use credit::SendCredits;
-pub use device::{Device, MemoryRegion, PollerHandle, ProtectionDomain};
+pub use device::{CompletionVector, Device, MemoryRegion, PollerHandle, ProtectionDomain};
 pub use error::{FabricError, PostError, Result};
 pub use facts::{DeviceFacts, QpFacts};
 pub use latency::{BinnedUs, Latency, LatencyCounts};

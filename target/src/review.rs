@@ -6,8 +6,10 @@
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
+use std::path::Path;
 
-use rblk_config::{Encrypt, TargetConfig};
+use rblk_config::doctor::{far_cpus, rdma_devices};
+use rblk_config::{CpuList, Encrypt, TargetConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, Scheme};
 
@@ -68,8 +70,8 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
 /// The volume, if the running target holds its store.
 fn served(error: &anyhow::Error, name: &str, running: Option<&TargetStatus>) -> Option<Reviewed> {
     let running = running?;
-    let of_path = |volume: &&VolumeStatus, path: &std::path::Path| {
-        volume.notes.path.as_deref().map(std::path::Path::new) == Some(path)
+    let of_path = |volume: &&VolumeStatus, path: &Path| {
+        volume.notes.path.as_deref().map(Path::new) == Some(path)
     };
     let path = match error.downcast_ref::<StoreError>()? {
         StoreError::Locked { path, pid, .. } if pid.is_none_or(|pid| pid == running.pid) => path,
@@ -99,7 +101,12 @@ fn warnings(
         warnings.push(error.to_string());
     }
     let online = std::fs::read_to_string(CPUS_ONLINE).unwrap_or_default();
-    warnings.extend(missing_cpus(config.cpus.as_deref().unwrap_or_default(), online.trim()));
+    let cpus = config.cpus.as_deref().unwrap_or_default();
+    warnings.extend(online.parse().ok().and_then(|online| missing_cpus(cpus, &online)));
+    if addresses.iter().any(|address| address.scheme == Scheme::Rdma) {
+        let far = far_cpus(&rdma_devices(Path::new("/")), config.devices.as_deref(), cpus);
+        warnings.extend(far.into_iter().map(|far| format!("cpus: {far}")));
+    }
     for address in addresses {
         let encrypted = address.scheme == Scheme::Tcp && config.encrypt == Encrypt::Required;
         if encrypted && let Err(error) = kernel_has_tls() {
@@ -127,15 +134,9 @@ fn give_back(host: &mut Host, running: &TargetStatus) {
     }
 }
 
-/// What is said of CPUs that are not in a list of the kernel.
-fn missing_cpus(cpus: &[u16], online: &str) -> Option<String> {
-    let mut ranges = Vec::new();
-    for range in online.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        // A list that cannot be read refuses nothing.
-        ranges.push(first.parse::<u16>().ok()?..=last.parse::<u16>().ok()?);
-    }
-    let missing = cpus.iter().filter(|cpu| !ranges.iter().any(|range| range.contains(cpu)));
+/// What is said of CPUs that this host does not have.
+fn missing_cpus(cpus: &[u16], online: &CpuList) -> Option<String> {
+    let missing = cpus.iter().filter(|cpu| !online.has(**cpu));
     let missing: Vec<String> = missing.map(u16::to_string).collect();
     (!missing.is_empty()).then(|| {
         format!(
@@ -170,10 +171,10 @@ mod tests {
 
     #[test]
     fn cpus_that_are_not_there_are_named() {
-        assert_eq!(missing_cpus(&[0, 3, 8], "0-3,8"), None);
-        assert_eq!(missing_cpus(&[900], "garbage"), None);
-        assert_eq!(missing_cpus(&[], "0"), None);
-        let text = missing_cpus(&[2, 900, 4], "0-3").unwrap();
+        let online = |text: &str| text.parse::<CpuList>().unwrap();
+        assert_eq!(missing_cpus(&[0, 3, 8], &online("0-3,8")), None);
+        assert_eq!(missing_cpus(&[], &online("0")), None);
+        let text = missing_cpus(&[2, 900, 4], &online("0-3")).unwrap();
         assert!(text.starts_with("cpus: this host has no CPU 900, 4; its CPUs are 0-3."), "{text}");
     }
 

@@ -20,7 +20,7 @@ mod units;
 pub use directory::Directory;
 pub use host::{HostFacts, KernelVersion, judge_tls};
 pub use interface::{Interface, Subnet, interfaces};
-pub use rdma::{Gid, Needs, PortState, RdmaDevice, RdmaPort, judge_rdma, rdma_devices};
+pub use rdma::{Gid, Needs, PortState, RdmaDevice, RdmaPort, far_cpus, judge_rdma, rdma_devices};
 pub use report::{Finding, Report, Verdict};
 pub use rights::{can_lock_memory, hard_memlock};
 pub use route::{PeerRoute, judge_listen, judge_route};

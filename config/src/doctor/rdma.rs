@@ -9,6 +9,7 @@ use std::path::Path;
 use super::interface::Interface;
 use super::report::Finding;
 use super::sysfs::{names_in, text};
+use crate::cpu_list::CpuList;
 
 /// Bytes of all headers that a RoCE packet may have beside its payload.
 const ROCE_HEADERS: u32 = 96;
@@ -78,6 +79,8 @@ pub struct RdmaDevice {
     pub is_software: bool,
     /// Its ports.
     pub ports: Vec<RdmaPort>,
+    /// The CPUs of its NUMA node. None where that cannot be read.
+    pub near: CpuList,
 }
 
 impl RdmaDevice {
@@ -85,6 +88,24 @@ impl RdmaDevice {
     pub(super) fn has_ip_gids(&self) -> bool {
         !self.is_iwarp && self.ports.iter().any(|port| !port.is_infiniband)
     }
+}
+
+/// What is said of CPUs that are of another NUMA node than a device, for each of `devices` that is
+/// used: those with these `names`, or all.
+#[must_use]
+pub fn far_cpus(devices: &[RdmaDevice], names: Option<&[String]>, cpus: &[u16]) -> Vec<String> {
+    let is_used = |device: &&RdmaDevice| names.is_none_or(|names| names.contains(&device.name));
+    let far = |RdmaDevice { name, near, .. }: &RdmaDevice| {
+        let far = cpus.iter().filter(|cpu| !near.is_empty() && !near.has(**cpu));
+        let far: Vec<String> = far.map(u16::to_string).collect();
+        (!far.is_empty()).then(|| {
+            format!(
+                "CPU {} is of another NUMA node than {name}, so their data crosses nodes; near are {near}",
+                far.join(", ")
+            )
+        })
+    };
+    devices.iter().filter(is_used).filter_map(far).collect()
 }
 
 /// The RDMA devices of sysfs below `root`, by name.
@@ -99,7 +120,8 @@ pub fn rdma_devices(root: &Path) -> Vec<RdmaDevice> {
         let is_software = !path.join("device").exists();
         let ports = names_in(&path.join("ports"));
         let ports = ports.iter().filter_map(|number| port(&path, number, is_iwarp, &macs));
-        RdmaDevice { is_iwarp, is_software, ports: ports.collect(), name }
+        let near = text(&path.join("device/local_cpulist")).parse().unwrap_or_default();
+        RdmaDevice { is_iwarp, is_software, ports: ports.collect(), near, name }
     };
     names_in(&class).into_iter().map(device).collect()
 }

@@ -15,6 +15,7 @@ use super::device::Device;
 use super::ffi;
 use super::nonblocking::set_nonblocking;
 use super::protection_domain::ProtectionDomain;
+use crate::device::CompletionVector;
 use crate::error::{FabricError, Result};
 
 /// A CQ and its completion channel.
@@ -36,7 +37,11 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    pub(super) fn create(pd: &ProtectionDomain, entries: u32) -> Result<Arc<Self>> {
+    pub(super) fn create(
+        pd: &ProtectionDomain,
+        entries: u32,
+        vector: CompletionVector,
+    ) -> Result<Arc<Self>> {
         let device = pd.device();
         let caps = device.caps();
         let limit = |limit: u32| FabricError::Limit {
@@ -63,7 +68,7 @@ impl CompletionQueue {
                     wanted,
                     std::ptr::null_mut(),
                     channel.as_ptr(),
-                    device.next_completion_vector(),
+                    device.completion_vector(vector),
                 )
             };
             NonNull::new(raw).ok_or_else(|| FabricError::last_os("ibv_create_cq"))

@@ -21,6 +21,7 @@ use super::device_caps::{name_of, probe_inline, query, reachable_port};
 use super::device_list::DeviceList;
 use super::{ffi, presence};
 use crate::caps::DeviceCaps;
+use crate::device::CompletionVector;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 
@@ -157,10 +158,13 @@ impl Device {
         self.0.max_read_sges
     }
 
-    /// The interrupt vector for the next CQ. CQs take turns, so that pollers do not share one.
-    pub(super) fn next_completion_vector(&self) -> i32 {
-        let turn = self.0.next_vector.fetch_add(1, Ordering::Relaxed);
-        narrow(turn % self.0.vectors)
+    /// The number of an interrupt vector.
+    pub(super) fn completion_vector(&self, vector: CompletionVector) -> i32 {
+        let vector = match vector {
+            CompletionVector::Turn => self.0.next_vector.fetch_add(1, Ordering::Relaxed),
+            CompletionVector::At(vector) => wide(vector),
+        };
+        narrow(vector % self.0.vectors)
     }
 
     /// Marks the CQ broken when an event says that the CQ or the whole device is.

@@ -41,6 +41,7 @@ use super::work_completion::completion;
 use super::wr_lists::{BATCH, WrLists};
 use crate::caps::DeviceCaps;
 use crate::connect::{AcceptParams, ConnectionHello};
+use crate::device::CompletionVector;
 use crate::error::{FabricError, PostError, Result};
 use crate::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, Recvs, SendWr, WcStatus};
@@ -80,8 +81,12 @@ impl Poller {
     ///
     /// # Errors
     /// [`FabricError::Limit`] or a failed call.
-    pub(crate) fn create(pd: &ProtectionDomain, cq_entries: u32) -> Result<(Self, PollerHandle)> {
-        let queue = CompletionQueue::create(pd, cq_entries)?;
+    pub(crate) fn create(
+        pd: &ProtectionDomain,
+        cq_entries: u32,
+        vector: CompletionVector,
+    ) -> Result<(Self, PollerHandle)> {
+        let queue = CompletionQueue::create(pd, cq_entries, vector)?;
         let poller = Self {
             qps: QpTable::default(),
             room: CqRoom::new(queue.entries().into()),

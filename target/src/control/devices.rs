@@ -13,12 +13,13 @@ use std::sync::Arc;
 
 use rblk_config::TargetConfig;
 use rblk_fabric::{
-    Access, Device, FabricError, MemoryOrder, MemoryRegion, Poller, PollerHandle, ProtectionDomain,
-    Region, Result, Transport,
+    Access, CompletionVector, Device, FabricError, MemoryOrder, MemoryRegion, Poller, PollerHandle,
+    ProtectionDomain, Region, Result, Transport,
 };
 use rblk_protocol::width::wide64;
 
 use super::groups::Groups;
+use super::vectors::Vectors;
 use crate::connection::SpareMemory;
 use crate::demand::Human;
 use crate::poll_group::thread::POLLERS_MAX;
@@ -58,8 +59,11 @@ struct DeviceEntry {
 
 impl DeviceEntry {
     /// A CQ for one poll group, and the memory of the poll group as the device knows it.
-    fn make_poller(&self) -> Result<(Box<dyn Poller>, PollerHandle, Option<PollerMemory>)> {
-        let (poller, handle) = self.pd.poller(self.cq_entries())?;
+    fn make_poller(
+        &self,
+        vector: CompletionVector,
+    ) -> Result<(Box<dyn Poller>, PollerHandle, Option<PollerMemory>)> {
+        let (poller, handle) = self.pd.poller_at(self.cq_entries(), vector)?;
         Ok((poller, handle, self.memory.clone()))
     }
 
@@ -159,6 +163,7 @@ pub(super) struct Devices {
     shared: Shared,
     // The RDMA devices that may be used, by name; `None`: all.
     allowed: Option<Vec<String>>,
+    vectors: Vectors,
 }
 
 impl Devices {
@@ -179,7 +184,8 @@ impl Devices {
             false => MemoryOrder::Strict,
         };
         let shared = Shared { arena, zeros, volumes: volumes.collect(), order };
-        Self { entries: Vec::new(), shared, allowed: running.devices.clone() }
+        let vectors = Vectors::of_cpus(running.cpus.clone().unwrap_or_default());
+        Self { entries: Vec::new(), shared, allowed: running.devices.clone(), vectors }
     }
 
     /// What devices are given.
@@ -246,7 +252,8 @@ impl Devices {
         let Registered { device, pd, memory } = new;
         let (spares, cqs) = (SpareMemory::default(), Vec::with_capacity(groups.len()));
         let mut entry = DeviceEntry { device, spares, pd, memory, cqs };
-        let made = (0..groups.len()).map(|_| entry.make_poller());
+        let name = &entry.device.caps().name;
+        let made = (0..groups.len()).map(|at| entry.make_poller(self.vectors.of(at, name)));
         for (group, (poller, handle, memory)) in
             made.collect::<Result<Vec<_>>>()?.into_iter().enumerate()
         {
@@ -319,8 +326,9 @@ impl Devices {
             }
             Cq::Gone => {}
         }
+        let vector = self.vectors.of(group, &entry.device.caps().name);
         let (poller, handle, memory) = entry
-            .make_poller()
+            .make_poller(vector)
             .map_err(|error| format!("the device broke and has to be reset: {error}"))?;
         entry.cqs[group] = Cq::Works(handle.clone());
         let (pd, name) = (entry.pd.clone(), &entry.device.caps().name);

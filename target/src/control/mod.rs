@@ -24,6 +24,7 @@ pub mod status;
 mod tally;
 pub mod trace;
 pub(crate) mod upgrade;
+mod vectors;
 pub(crate) mod volumes;
 
 use std::collections::HashMap;

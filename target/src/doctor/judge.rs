@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use rblk_config::doctor::{
-    Finding, KernelVersion, Needs, Verdict, judge_listen, judge_rdma, judge_tls,
+    Finding, KernelVersion, Needs, Verdict, far_cpus, judge_listen, judge_rdma, judge_tls,
 };
 use rblk_config::quoted::Quoted;
 use rblk_config::{Auth, ConfigError, Encrypt, HugePages, TargetConfig};
@@ -91,6 +91,11 @@ pub(super) fn network(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
     let needs = Needs { wanted: over_rdma().next().is_some(), addresses: addresses.collect() };
     let mut found = judge_rdma(&facts.devices, &facts.interfaces, &needs);
     found.extend(facts.listens.iter().map(|l| judge_address(l, specific(l), facts)));
+    if needs.wanted {
+        let cpus = config.cpus.as_deref().unwrap_or_default();
+        let far = far_cpus(&facts.devices, config.devices.as_deref(), cpus);
+        found.extend(far.into_iter().map(|far| Finding::warn("cpus", far)));
+    }
     let required = config.encrypt == Encrypt::Required;
     let judge = |tls: Result<(), NoTls>| judge_tls(tls.map_err(|why| format!("{why}")), required);
     found.extend(facts.tls.map(judge));

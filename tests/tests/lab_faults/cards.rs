@@ -194,6 +194,8 @@ fn keys_of_the_configuration_reach_the_card() {
             let config = TargetConfig {
                 relaxed_ordering: relaxed,
                 tos: (tos != 0).then_some(tos),
+                // The device is of no node: its vectors are those of the CPUs in their order.
+                cpus: Some(if relaxed { vec![1, 0] } else { vec![0, 1] }),
                 ..TargetConfig::default()
             };
             let flags = serve_file(lab, 16 * MIB).config(lab, &config);
@@ -211,6 +213,10 @@ fn keys_of_the_configuration_reach_the_card() {
                 assert!(!classes.is_empty(), "{program} has connections");
                 assert!(classes.iter().all(|class| *class == tos.to_string()), "{classes:?}");
             }
+            let vectors = cards.asked(TARGET, "vector");
+            let expected = if relaxed { ["1 of 2", "0 of 2"] } else { ["0 of 2", "1 of 2"] };
+            // Before the CQs of poll groups there is one to try the device.
+            assert!(vectors.ends_with(&expected.map(str::to_owned)), "{vectors:?}");
             let access = |line: &String| {
                 let flags = line.rsplit_once("0x").map(|(_, hex)| u64::from_str_radix(hex, 16));
                 flags.and_then(Result::ok).unwrap_or_else(|| panic!("{line}"))

@@ -280,3 +280,27 @@ fn what_makes_no_sense_in_sysfs_is_no_panic() {
     assert_eq!(devices[0].ports[0].state, PortState::Other);
     assert_eq!(tree.judge(&[])[0].0, Verdict::Fail);
 }
+
+#[test]
+fn cpus_of_another_node_than_a_device_are_named() {
+    let host = HostTree::new();
+    // A card on each node, and Soft-RoCE, which is on none.
+    for (name, near) in [("mlx5_0", Some("16-31")), ("mlx5_1", Some("0-15")), ("rxe0", None)] {
+        host.put(&format!("infiniband/{name}/node_type"), "1: CA");
+        if let Some(near) = near {
+            host.put(&format!("infiniband/{name}/device/local_cpulist"), near);
+        }
+    }
+    let devices = rdma_devices(host.root.path());
+    let far = |cpus: &[u16], name: &str| far_cpus(&devices, Some(&[name.to_owned()]), cpus);
+    assert_eq!(far(&[16, 31], "mlx5_0"), Vec::<String>::new());
+    assert_eq!(far(&[3], "rxe0"), Vec::<String>::new());
+    assert_eq!(
+        far(&[3, 16, 4], "mlx5_0"),
+        [
+            "CPU 3, 4 is of another NUMA node than mlx5_0, so their data crosses nodes; near are 16-31"
+        ]
+    );
+    assert_eq!(far_cpus(&devices, None, &[3, 16]).len(), 2, "each card has one that is far");
+    assert_eq!(far_cpus(&devices, None, &[]), Vec::<String>::new());
+}

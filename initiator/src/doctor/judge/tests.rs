@@ -139,6 +139,7 @@ fn each_failed_try_has_a_subject_and_a_fix() {
 #[test]
 fn a_mute_software_device_is_named_and_left_alone() {
     let device: RdmaDevice = RdmaDevice {
+        near: Default::default(),
         name: "rxe0".to_owned(),
         is_iwarp: false,
         is_software: true,
