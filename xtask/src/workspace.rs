@@ -39,10 +39,10 @@ impl Workspace {
         command
     }
 
-    /// The same at the lowest priority: whatever else runs goes first.
+    /// The same for CPUs that nothing else wants (SCHED_IDLE, sched(7)).
     pub(crate) fn patient_cargo(&self, words: &[&str]) -> Command {
-        let mut command = self.command("nice".into());
-        command.args(["-n", "19"]).arg(cargo()).args(words);
+        let mut command = self.command("chrt".into());
+        command.args(["--idle", "0"]).arg(cargo()).args(words);
         command
     }
 
