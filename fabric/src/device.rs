@@ -153,8 +153,8 @@ impl ProtectionDomain {
         }
     }
 
-    /// A CQ of at least `cq_entries`, whose vector takes turns. The box goes to the data thread. The handle stays with
-    /// control, which needs it to make QPs.
+    /// A CQ of at least `cq_entries`, whose vector takes turns. The box goes to the data thread.
+    /// The handle stays with control, which needs it to make QPs.
     ///
     /// # Errors
     /// [`Limit`](crate::FabricError::Limit) when the device has fewer entries; else the errno.

@@ -6,9 +6,9 @@ use crate::artifacts::BUILD_LIMIT;
 use crate::process;
 use crate::workspace::Workspace;
 
-/// A build that runs beside other steps, on CPUs that they leave idle. It says nothing and its result is
-/// not looked at: the step that needs the programs builds them again, which repeats warnings and
-/// errors, and finds done what was done.
+/// A build that runs beside other steps, on CPUs that they leave idle. It says nothing and its
+/// result is not looked at: the step that needs the programs builds them again, which repeats
+/// warnings and errors, and finds done what was done.
 #[derive(Debug)]
 pub(super) struct HeadStart {
     // `None`: it could not be started.
