@@ -36,6 +36,7 @@ pub struct Layout {
     replies_at: usize,
     scratch_at: usize,
     trailers: usize,
+    send_wrs: u32,
 }
 
 impl Layout {
@@ -62,6 +63,7 @@ impl Layout {
             replies_at,
             scratch_at,
             trailers: 0,
+            send_wrs: send_wrs(depth, admin),
         }
     }
 
@@ -109,11 +111,10 @@ impl Layout {
         self.recv_buffers.into()
     }
 
-    /// Send WRs that may be outstanding: for each command a READ, a WRITE and a SEND, and the tail
-    /// of unsignaled WRs.
+    /// Send WRs that may be outstanding.
     #[must_use]
     pub fn send_wrs(&self) -> u32 {
-        3 * narrow::<u32, _>(self.depth.tags()) + 2 * SIGNAL_INTERVAL
+        self.send_wrs
     }
 
     /// Offset of a receive buffer.
@@ -144,6 +145,13 @@ impl Layout {
     pub(crate) fn scratch_offset(&self) -> usize {
         self.scratch_at
     }
+}
+
+/// For each command a WRITE, a SEND and, of a volume, a READ; and the tail of unsignaled WRs.
+fn send_wrs(depth: QueueDepth, admin: bool) -> u32 {
+    let commands = narrow::<u32, _>(depth.tags());
+    // Every mount makes an admin connection, and a device makes a small send queue sooner.
+    if admin { 2 * commands + SIGNAL_INTERVAL } else { 3 * commands + 2 * SIGNAL_INTERVAL }
 }
 
 #[cfg(test)]

@@ -258,13 +258,13 @@ static int refuses(struct ibv_context *context, const struct ibv_qp_init_attr *a
 	return most >= 0 && attr->cap.max_inline_data > most ? EINVAL : 0;
 }
 
-/* To the next power of two, as long as a device has so many. */
+/* One less than a power of two, as long as a device has so many: Soft-RoCE itself adds one. */
 static uint32_t rounded(uint32_t asked, uint32_t most)
 {
 	uint32_t up = 1;
 
-	while (up < asked)
-		up *= 2;
+	while (up <= asked)
+		up = 2 * up + 1;
 	return up <= most ? up : asked;
 }
 
@@ -276,7 +276,7 @@ static void round_up(struct ibv_qp_cap *cap)
 {
 	cap->max_send_wr = rounded(cap->max_send_wr, MOST_WRS);
 	cap->max_recv_wr = rounded(cap->max_recv_wr, MOST_WRS);
-	cap->max_inline_data = rounded(cap->max_inline_data + 1, MOST_INLINE);
+	cap->max_inline_data = rounded(cap->max_inline_data, MOST_INLINE);
 }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
