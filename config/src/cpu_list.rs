@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::str::FromStr;
 
 /// CPUs, as files of sysfs list them: `0-3,8` (cpuset(7), "List format").
@@ -44,10 +45,25 @@ impl fmt::Display for CpuList {
 }
 
 impl CpuList {
-    /// Whether it has none.
+    /// The CPUs that this host uses. None where the kernel does not say it.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn online() -> Self {
+        Self::read(Path::new("/sys/devices/system/cpu/online"))
+    }
+
+    /// The list in a file of sysfs. None where there is no such file, or no list in it.
+    #[must_use]
+    pub fn read(path: &Path) -> Self {
+        std::fs::read_to_string(path).unwrap_or_default().parse().unwrap_or_default()
+    }
+
+    /// Those of `cpus` that it does not have, with commas. `None`: it has all. A list without CPUs
+    /// is one that could not be read: nothing is known of them.
+    #[must_use]
+    pub fn lacks(&self, cpus: &[u16]) -> Option<String> {
+        let missing = cpus.iter().filter(|cpu| !self.0.is_empty() && !self.has(**cpu));
+        let missing: Vec<String> = missing.map(u16::to_string).collect();
+        (!missing.is_empty()).then(|| missing.join(", "))
     }
 
     /// Whether it has this one.
@@ -70,11 +86,24 @@ mod tests {
     fn lists_are_those_of_the_kernel() {
         let list: CpuList = "0-2,8,10-11\n".parse().unwrap();
         assert_eq!(list.iter().collect::<Vec<_>>(), [0, 1, 2, 8, 10, 11]);
-        assert!(list.has(8) && list.has(11) && !list.has(9) && !list.is_empty());
+        assert!(list.has(8) && list.has(11) && !list.has(9));
         assert_eq!(list.to_string(), "0-2,8,10-11");
-        assert!("\n".parse::<CpuList>().unwrap().is_empty());
+        assert_eq!("\n".parse(), Ok(CpuList::default()));
         for text in ["garbage", "3-1", "1,", "1-", "70000", "-1"] {
             assert_eq!(text.parse::<CpuList>(), Err(NoCpuList), "{text}");
         }
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_read_lacks_nothing() {
+        let list: CpuList = "0-3,8".parse().unwrap();
+        assert_eq!(list.lacks(&[0, 3, 8]), None);
+        assert_eq!(list.lacks(&[2, 900, 4]).as_deref(), Some("900, 4"));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for text in ["", "garbage"] {
+            std::fs::write(file.path(), text).unwrap();
+            assert_eq!(CpuList::read(file.path()).lacks(&[900]), None, "{text}");
+        }
+        assert_eq!(CpuList::read(Path::new("/no/such/file")).lacks(&[900]), None);
     }
 }

@@ -19,9 +19,6 @@ use crate::exports::{Wait, open_volume};
 use crate::serve::{addresses, poll_groups, target_name};
 use crate::store::StoreError;
 
-/// The CPUs of this host, such as `0-3,8`.
-const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
-
 /// What was found.
 #[derive(Debug)]
 pub struct Review {
@@ -100,9 +97,8 @@ fn warnings(
     if let Err(error) = Demand::of(config, poll_groups(config)).check(&host) {
         warnings.push(error.to_string());
     }
-    let online = std::fs::read_to_string(CPUS_ONLINE).unwrap_or_default();
     let cpus = config.cpus.as_deref().unwrap_or_default();
-    warnings.extend(online.parse().ok().and_then(|online| missing_cpus(cpus, &online)));
+    warnings.extend(missing_cpus(cpus, &CpuList::online()));
     if addresses.iter().any(|address| address.scheme == Scheme::Rdma) {
         let far = far_cpus(&rdma_devices(Path::new("/")), config.devices.as_deref(), cpus);
         warnings.extend(far.into_iter().map(|far| format!("cpus: {far}")));
@@ -136,14 +132,10 @@ fn give_back(host: &mut Host, running: &TargetStatus) {
 
 /// What is said of CPUs that this host does not have.
 fn missing_cpus(cpus: &[u16], online: &CpuList) -> Option<String> {
-    let missing = cpus.iter().filter(|cpu| !online.has(**cpu));
-    let missing: Vec<String> = missing.map(u16::to_string).collect();
-    (!missing.is_empty()).then(|| {
-        format!(
-            "cpus: this host has no CPU {}; its CPUs are {online}. A poll group without its CPU runs anywhere",
-            missing.join(", ")
-        )
-    })
+    let missing = online.lacks(cpus)?;
+    Some(format!(
+        "cpus: this host has no CPU {missing}; its CPUs are {online}. A poll group without its CPU runs anywhere"
+    ))
 }
 
 /// Why this host cannot listen on an address now.
@@ -173,6 +165,7 @@ mod tests {
     fn cpus_that_are_not_there_are_named() {
         let online = |text: &str| text.parse::<CpuList>().unwrap();
         assert_eq!(missing_cpus(&[0, 3, 8], &online("0-3,8")), None);
+        assert_eq!(missing_cpus(&[900], &CpuList::default()), None, "no list could be read");
         assert_eq!(missing_cpus(&[], &online("0")), None);
         let text = missing_cpus(&[2, 900, 4], &online("0-3")).unwrap();
         assert!(text.starts_with("cpus: this host has no CPU 900, 4; its CPUs are 0-3."), "{text}");

@@ -442,7 +442,8 @@ fn requests_follow_the_memory_of_their_guest() {
     assert!(late[512..].iter().all(|byte| *byte == 0), "the old memory");
     // The same memory again, and in other parts: no connection is made anew.
     let connections = || bed.served.log().matches("connected again").count();
-    // Requests are answered before the log says so: with the guest's first memory, and now.
+    // An answer comes before the line in the log. Two lines are due: one for the first memory of
+    // the guest, one for the restart of the target.
     wait_for("the log tells of the connection", || (connections() >= 2).then_some(()));
     let before = connections();
     let (at, len, user, _) = Guest::own_part();

@@ -31,8 +31,8 @@ struct Qemu {
 
 impl Qemu {
     fn start(files: &Path, socket: &Path) -> Self {
-        // One thread for both CPUs: with two, QEMU now and then runs code that the guest's kernel
-        // patches just then (`Oops: int3`).
+        // QEMU runs both CPUs in one thread. With two threads, one CPU sometimes runs code while
+        // the other CPU patches that code, and the guest's kernel dies (`Oops: int3`).
         let mut child = Command::new("qemu-system-x86_64")
             .args(["-accel", "tcg,thread=single", "-cpu", "max", "-m", "256", "-smp", "2"])
             .args(["-object", "memory-backend-memfd,id=m,size=256M,share=on"])

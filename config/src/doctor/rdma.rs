@@ -90,20 +90,16 @@ impl RdmaDevice {
     }
 }
 
-/// What is said of CPUs that are of another NUMA node than a device, for each of `devices` that is
-/// used: those with these `names`, or all.
+/// What is said of CPUs that are on another NUMA node than a device: a sentence for each of
+/// `devices` that is used. Those with these `names` are used, or all.
 #[must_use]
 pub fn far_cpus(devices: &[RdmaDevice], names: Option<&[String]>, cpus: &[u16]) -> Vec<String> {
     let is_used = |device: &&RdmaDevice| names.is_none_or(|names| names.contains(&device.name));
     let far = |RdmaDevice { name, near, .. }: &RdmaDevice| {
-        let far = cpus.iter().filter(|cpu| !near.is_empty() && !near.has(**cpu));
-        let far: Vec<String> = far.map(u16::to_string).collect();
-        (!far.is_empty()).then(|| {
-            format!(
-                "CPU {} is of another NUMA node than {name}, so their data crosses nodes; near are {near}",
-                far.join(", ")
-            )
-        })
+        let far = near.lacks(cpus)?;
+        Some(format!(
+            "the NUMA node of {name} has no CPU {far}; its CPUs are {near}. Data of the other CPUs crosses nodes"
+        ))
     };
     devices.iter().filter(is_used).filter_map(far).collect()
 }
@@ -120,7 +116,7 @@ pub fn rdma_devices(root: &Path) -> Vec<RdmaDevice> {
         let is_software = !path.join("device").exists();
         let ports = names_in(&path.join("ports"));
         let ports = ports.iter().filter_map(|number| port(&path, number, is_iwarp, &macs));
-        let near = text(&path.join("device/local_cpulist")).parse().unwrap_or_default();
+        let near = CpuList::read(&path.join("device/local_cpulist"));
         RdmaDevice { is_iwarp, is_software, ports: ports.collect(), near, name }
     };
     names_in(&class).into_iter().map(device).collect()

@@ -48,7 +48,7 @@ impl Message {
         self.is_held
     }
 
-    /// What holds its buffer is the data of its last command now.
+    /// The data of its last command holds the buffer from now on.
     #[inline(always)]
     pub(super) fn hand_buffer_over(&mut self) {
         self.is_held = false;

@@ -150,7 +150,7 @@ impl Layout {
 /// For each command a WRITE, a SEND and, of a volume, a READ; and the tail of unsignaled WRs.
 fn send_wrs(depth: QueueDepth, admin: bool) -> u32 {
     let commands = narrow::<u32, _>(depth.tags());
-    // Every mount makes an admin connection, and a device makes a small send queue sooner.
+    // Many mounts connect at once after a restart, and a small send queue is made faster.
     if admin { 2 * commands + SIGNAL_INTERVAL } else { 3 * commands + 2 * SIGNAL_INTERVAL }
 }
 

@@ -1,4 +1,4 @@
-//! [`ConnectionMemory`]: the registered memory of a connection, by what is where in it.
+//! [`ConnectionMemory`]: the registered memory of a connection, with the place of everything in it.
 //!
 //! Invariant: the memory is at least as long as its layout says, so every place of the layout is
 //! inside. A response buffer is rewritten only for a new command with its tag. Such a command

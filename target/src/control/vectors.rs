@@ -28,17 +28,10 @@ impl Vectors {
     /// That of a poll group and the device of this name.
     pub(super) fn of(&self, group: usize, device: &str) -> CompletionVector {
         let Some(cpu) = self.cpus.get(group) else { return CompletionVector::Turn };
-        let sys = Path::new("/sys");
-        let near = sys.join("class/infiniband").join(device).join("device/local_cpulist");
-        let online = sys.join("devices/system/cpu/online");
-        near_to(*cpu, &list_in(&near), &list_in(&online))
+        // None for Soft-RoCE, which is on no node.
+        let near = Path::new("/sys/class/infiniband").join(device).join("device/local_cpulist");
+        near_to(*cpu, &CpuList::read(&near), &CpuList::online())
     }
-}
-
-/// A list of CPUs in a file of sysfs. None where there is none, as for Soft-RoCE.
-fn list_in(path: &Path) -> CpuList {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.parse().unwrap_or_default()
 }
 
 /// The vector of a CPU, on a host that has `online` and a device that has `near`.

@@ -298,7 +298,7 @@ fn cpus_of_another_node_than_a_device_are_named() {
     assert_eq!(
         far(&[3, 16, 4], "mlx5_0"),
         [
-            "CPU 3, 4 is of another NUMA node than mlx5_0, so their data crosses nodes; near are 16-31"
+            "the NUMA node of mlx5_0 has no CPU 3, 4; its CPUs are 16-31. Data of the other CPUs crosses nodes"
         ]
     );
     assert_eq!(far_cpus(&devices, None, &[3, 16]).len(), 2, "each card has one that is far");
