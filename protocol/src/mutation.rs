@@ -42,11 +42,21 @@ pub enum Mutation {
     FencingGeneration,
     /// OPEN is answered while commands of the holder before are under way.
     FencingWait,
+    /// A start that fails notes that nothing is at risk.
+    RecordOfFailedStart,
+    /// A run notes that volumes are safe that it did not sync.
+    RecordOfOthers,
+    /// A change of the cache mode changes what the next run tells hosts.
+    RecordOfCacheMode,
+    /// A store that loses writes is noted for the volumes of all stores.
+    RecordOfNeighbours,
+    /// OPEN in a new generation is answered before what the holder before wrote is durable.
+    OpenUnsettled,
 }
 
 impl Mutation {
     /// Every mutation, with its name.
-    pub const ALL: [(Self, &'static str); 16] = [
+    pub const ALL: [(Self, &'static str); 21] = [
         (Self::EpochOrderLogin, "epoch_order_login"),
         (Self::EpochOrderBurial, "epoch_order_burial"),
         (Self::BufferReuseTarget, "buffer_reuse_target"),
@@ -63,6 +73,11 @@ impl Mutation {
         (Self::LossNotInherited, "loss_not_inherited"),
         (Self::FencingGeneration, "fencing_generation"),
         (Self::FencingWait, "fencing_wait"),
+        (Self::RecordOfFailedStart, "record_of_failed_start"),
+        (Self::RecordOfOthers, "record_of_others"),
+        (Self::RecordOfCacheMode, "record_of_cache_mode"),
+        (Self::RecordOfNeighbours, "record_of_neighbours"),
+        (Self::OpenUnsettled, "open_unsettled"),
     ];
 
     /// Whether this fault is switched on. Never, without the feature `mutations`.

@@ -16,7 +16,8 @@ const DIRECTORY_MODE: u32 = 0o700;
 const OF_OTHERS: u32 = 0o077;
 
 /// How the names of the files here end.
-const SUFFIXES: [&str; 4] = [".lineage", ".lineage.lock", ".holders", ".new"];
+const SUFFIXES: [&str; 6] =
+    [".volume", ".renounced", ".new", ".lineage.lock", ".lineage", ".holders"];
 
 /// Makes the directory, if it is not there, and takes away the rights that others have on it and on
 /// the files in it whose names begin with `name` and a dot. A directory that holds anything else
@@ -111,7 +112,8 @@ fn beside(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn sync_directory(path: &Path) -> io::Result<()> {
+/// Makes the names in the directory of `path` durable.
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 

@@ -3,22 +3,25 @@
 //! Each function returns whether the bytes were accepted. It panics when the parser breaks a
 //! promise.
 
-use crate::holders::file;
-use crate::verifier;
+use crate::record::{former, text};
 
-/// The file of the holders. What was accepted is the same when it is written and read again.
+/// The record of a volume. What was accepted is the same when it is written and read again.
 #[must_use]
-pub fn holders_file(text: &[u8]) -> bool {
-    let Ok(holders) = file::parse(text) else { return false };
-    let written = file::text_of(&holders).unwrap_or_else(|error| panic!("{error}"));
-    let again = file::parse(&written).unwrap_or_else(|error| panic!("{error}"));
-    assert!(holders.records().eq(again.records()), "other records after a write");
-    assert!(holders.stores().eq(again.stores()), "other stores after a write");
+pub fn record(bytes: &[u8]) -> bool {
+    let Ok((record, revision)) = text::parse(bytes) else { return false };
+    let written = text::text_of(&record, revision).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(text::parse(&written), Ok((record, revision)), "another record after a write");
     true
 }
 
-/// The lineage file.
+/// The file of the holders of the version before.
 #[must_use]
-pub fn lineage_file(text: &[u8]) -> bool {
-    verifier::accepts(text)
+pub fn holders_file(bytes: &[u8]) -> bool {
+    former::holders_in(bytes).is_ok()
+}
+
+/// The lineage file of the version before.
+#[must_use]
+pub fn lineage_file(bytes: &[u8]) -> bool {
+    former::lineage_in(bytes).is_some()
 }

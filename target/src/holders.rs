@@ -1,5 +1,5 @@
 //! [`Holders`]: for each volume, the host that held it last for writing, and in which
-//! [`Generation`]. Pure; [`mod@file`] keeps it on disk.
+//! [`Generation`]. Pure; [`VolumeRecord`](crate::record::VolumeRecord) keeps it.
 //!
 //! A generation rises with every change of holder and never falls. A holder that comes back after
 //! its session was forgotten names the generation that it was given. If the volume has another
@@ -14,8 +14,6 @@
 //! - The number alone is not enough for an exclusive holder: one generation is one host's.
 //! - A generation belongs to one store, too. When a volume is served from another file or device
 //!   than the last time ([`Holders::serve`]), no host that held it before may resume.
-
-pub(crate) mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,21 +99,23 @@ impl Holders {
         }
     }
 
-    /// The records of earlier runs are lost; those of this run will be kept. Generations begin
-    /// above `base`, which must be above all that were ever given.
+    /// Earlier runs may have given generations of volumes that have no record: those begin above
+    /// `base`, which must be above all that were ever given.
     #[must_use]
-    pub(crate) fn lost(base: Generation) -> Self {
-        Self::empty(base, false)
+    pub(crate) fn with_base(mut self, base: Generation) -> Self {
+        self.base = base;
+        self
     }
 
     /// Nothing is remembered from one run to the next. The first holder that comes back is
-    /// believed, unless another host came before. `base` as for [`Self::lost`].
+    /// believed, unless another host came before. `base` as for [`Self::with_base`].
     #[must_use]
     pub(crate) fn forgetful(base: Generation) -> Self {
         Self::empty(base, true)
     }
 
     /// Adds what earlier runs remembered of the stores.
+    #[cfg(test)]
     #[must_use]
     pub(crate) fn with_stores(
         mut self,
@@ -125,9 +125,19 @@ impl Holders {
         self
     }
 
-    /// What the volumes were served from last, in the order of their identities.
-    pub(crate) fn stores(&self) -> impl Iterator<Item = (&VolumeUuid, &StoreIdentity)> {
-        self.stores.iter()
+    /// Adds what an earlier run left of one volume, of which this run knows nothing.
+    pub(crate) fn adopt(
+        &mut self,
+        volume: VolumeUuid,
+        holder: Option<HolderRecord>,
+        store: Option<StoreIdentity>,
+    ) {
+        if let (None, Some(holder)) = (self.record(&volume), holder) {
+            self.put(holder);
+        }
+        if let (None, Some(store)) = (self.stores.get(&volume), store) {
+            self.stores.insert(volume, store);
+        }
     }
 
     /// This run serves a volume from that store, which may have no identity. If it is another store
@@ -191,6 +201,7 @@ impl Holders {
     }
 
     /// All records, in the order of the volumes' identities.
+    #[cfg(test)]
     pub(crate) fn records(&self) -> impl Iterator<Item = &HolderRecord> {
         self.records.values()
     }
@@ -255,7 +266,10 @@ impl Holders {
         if self.record(volume).is_some_and(|record| record.is_shared_with(claimant)) {
             return Ok(None);
         }
-        let last = self.generation(volume).max(self.base);
+        let last = match self.record(volume).filter(|_| !self.forgetful) {
+            Some(record) => record.generation,
+            None => self.generation(volume).max(self.base),
+        };
         let generation = last.next().ok_or(NoGeneration)?;
         Ok(Some(record_of(*volume, claimant, generation)))
     }
@@ -428,9 +442,13 @@ mod tests {
     fn what_was_forgotten() {
         let a = claimant(1, AccessMode::Exclusive);
         assert!(!Holders::durable([]).is_last(&V, &a, Generation(5)), "it remembers all it gave");
-        let mut lost = Holders::lost(Generation(1000));
+        let mut lost = Holders::durable([]).with_base(Generation(1000));
         assert!(!lost.is_last(&V, &a, Generation(5)));
         assert_eq!(lost.begin(&V, &a).unwrap().unwrap().generation, Generation(1001));
+        // A record that is there goes on.
+        let known = Holders::durable([record_of(V, &a, Generation(5))]);
+        let mut known = known.with_base(Generation(1000));
+        assert_eq!(known.begin(&V, &a).unwrap().unwrap().generation, Generation(6));
         let mut forgetful = Holders::forgetful(Generation(1000));
         assert!(forgetful.is_last(&V, &a, Generation(5)), "no other host came before it");
         assert!(!forgetful.is_last(&V, &a, Generation::FRESH));

@@ -39,9 +39,9 @@ use crate::outages::Outages;
 use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
 use crate::poll_group::thread::{self, Handle, Tuning};
+use crate::record::StateDirectory;
 use crate::signals::{RELOADS, Signals, StopOrdered, Stops};
 use crate::store::uring::{UringOptions, UringStore};
-use crate::verifier::LineageFile;
 
 /// How long to wait for an address that this host does not have yet, as while it boots.
 const ADDRESS_WAIT: Duration = Duration::from_secs(5);
@@ -183,7 +183,7 @@ async fn run(
         return Ok(None);
     }
     let opened = open_volumes(config, &name)?;
-    let lineage = Arc::new(lineage_of(config, &name, &opened)?);
+    let state = state_of(config, &name, &opened)?;
 
     let took_over = inherited.as_ref().map(|inherited| inherited.note().clone());
     let outages = Outages::default();
@@ -196,14 +196,8 @@ async fn run(
         demand: &demand,
         took_over,
     };
-    let (control, outbox) = match plan.build(&lineage, opened, devices) {
-        Ok(built) => built,
-        Err(error) => {
-            // Nothing was served, so nothing is lost.
-            lineage.mark_clean();
-            return Err(error);
-        }
-    };
+    let (mut control, outbox) = plan.build(state, opened, devices)?;
+    control.begin();
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming, accepting) = accept(listeners, &listen, &outages);
     tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
@@ -218,7 +212,6 @@ async fn run(
     *inherited = None;
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
-    note_end(&lineage, matches!(result, Ok((true, _))));
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
     let (clean, departure) = result?;
     let Some(Departure { program, note }) = departure else { return Ok(None) };
@@ -233,14 +226,6 @@ fn raise_limits(config: &TargetConfig) {
         && let Some(warning) = demand::too_few_files(config, limit)
     {
         tracing::warn!("{warning}");
-    }
-}
-
-/// Writes down whether a run ended clean: then the next one loses nothing.
-fn note_end(lineage: &LineageFile, clean: bool) {
-    match clean {
-        true => lineage.mark_clean(),
-        false => lineage.try_again(),
     }
 }
 
@@ -259,7 +244,7 @@ impl Plan<'_> {
     /// Memory, poll groups, control, devices.
     fn build(
         self,
-        lineage: &Arc<LineageFile>,
+        state: StateDirectory,
         opened: Vec<OpenedVolume>,
         devices: Vec<Device>,
     ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
@@ -275,7 +260,7 @@ impl Plan<'_> {
             outages,
             auth,
             took_over,
-            ..parts(config, name, Arc::clone(lineage), handles, arena, opened)?
+            ..parts(config, name, state, handles, arena, opened)?
         })
         .context("control")?;
         // Registering a large arena takes seconds, so it is done before the first connection.
@@ -428,17 +413,17 @@ fn devices_of(
     Ok(devices)
 }
 
-/// What an earlier run of this target left. Call it when the stores are locked: then the earlier
-/// run has ended.
-fn lineage_of(
+/// Where an earlier run of this target left what it knew. Call it when the stores are locked: then
+/// the earlier run has ended.
+fn state_of(
     config: &TargetConfig,
     name: &Name,
     opened: &[OpenedVolume],
-) -> anyhow::Result<LineageFile> {
+) -> anyhow::Result<StateDirectory> {
     // A target without volumes gets them while it runs.
     match opened.is_empty() || opened.iter().any(|opened| opened.backing.is_some()) {
-        true => LineageFile::open(&config.state_dir, name),
-        false => LineageFile::forgetful(),
+        true => StateDirectory::open(&config.state_dir, name),
+        false => Ok(StateDirectory::nothing()),
     }
 }
 
@@ -514,7 +499,7 @@ fn auth_of(config: &TargetConfig) -> anyhow::Result<Option<AuthConfig>> {
 fn parts(
     config: &TargetConfig,
     name: Name,
-    lineage: Arc<LineageFile>,
+    state: StateDirectory,
     groups: Vec<Handle>,
     arena: Arc<Region>,
     opened: Vec<OpenedVolume>,
@@ -533,7 +518,7 @@ fn parts(
     Ok(Parts {
         name,
         instance: InstanceId(instance),
-        lineage,
+        state,
         limits: Limits {
             queue_depth_max: config.queue_depth_max,
             in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,

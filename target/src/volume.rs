@@ -161,11 +161,11 @@ impl Volume {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use rblk_protocol::{CommandFlags, Epoch, KeyedDescriptor, Lba, Sequence, Tag};
 
-    fn volume() -> Volume {
+    pub(crate) fn volume() -> Volume {
         Volume {
             index: VolumeIndex(0),
             name: Name::new("v").unwrap(),

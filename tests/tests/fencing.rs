@@ -27,8 +27,18 @@ fn start(dir: &Path, more: &[&str]) -> Target {
     Target::start(dir, &flags)
 }
 
-fn holders(dir: &Path) -> PathBuf {
-    dir.join("store1.holders")
+/// The record of volume `v`.
+fn record(dir: &Path) -> PathBuf {
+    let mut files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let is_record = |path: &PathBuf| path.extension().is_some_and(|of| of == "volume");
+    files.find(is_record).expect("a record")
+}
+
+/// Where the next record is written before it takes the place of the last one.
+fn next_record(dir: &Path) -> PathBuf {
+    let mut path = record(dir).into_os_string();
+    path.push(".new");
+    path.into()
 }
 
 fn returning(generation: Generation) -> Claim {
@@ -149,7 +159,7 @@ fn what_cannot_be_remembered_lets_nobody_in() {
     let mut target = start(dir.path(), &[]);
     let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
     // A directory in the place of the new file: it cannot be written any more.
-    let new = dir.path().join("store1.holders.new");
+    let new = next_record(dir.path());
     std::fs::create_dir(&new).unwrap();
     let error = claim(&target.address, BOB, taking_over()).unwrap_err().to_string();
     assert!(error.contains("cannot remember who holds the volume"), "{error}");
@@ -171,19 +181,19 @@ fn what_cannot_be_remembered_lets_nobody_in() {
     drop(alice);
     target.kill();
     // A file that cannot be read says nothing for anybody.
-    std::fs::write(holders(dir.path()), "{").unwrap();
+    std::fs::write(record(dir.path()), "{").unwrap();
     let target = start(dir.path(), &[]);
     assert_fenced(&target, ALICE, first);
     let alice = claim(&target.address, ALICE, AccessMode::Exclusive).unwrap();
     assert!(alice.volume.generation > first);
     alice.logout();
     wait_for("a file that can be read", || {
-        serde_json::from_slice::<serde_json::Value>(&std::fs::read(holders(dir.path())).ok()?).ok()
+        serde_json::from_slice::<serde_json::Value>(&std::fs::read(record(dir.path())).ok()?).ok()
     });
 }
 
 #[test]
-fn holders_that_cannot_be_read_are_neither_forgotten_nor_missing() {
+fn a_record_that_cannot_be_read_is_neither_forgotten_nor_missing() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
     let alice = Client::connect(&target.address, "v", ALICE).unwrap();
@@ -191,7 +201,7 @@ fn holders_that_cannot_be_read_are_neither_forgotten_nor_missing() {
     drop(alice);
     target.kill();
     // Something that every read of fails: no start, and the file is as it was.
-    let (path, aside) = (holders(dir.path()), dir.path().join("aside"));
+    let (path, aside) = (record(dir.path()), dir.path().join("aside"));
     std::fs::rename(&path, &aside).unwrap();
     std::fs::create_dir(&path).unwrap();
     let file = format!("v={}", dir.path().join("v.img").display());
@@ -203,19 +213,19 @@ fn holders_that_cannot_be_read_are_neither_forgotten_nor_missing() {
     serve.args(["--poll-groups", "1", "--arena", "8MiB", "--max-io", "1MiB"]);
     let ended = run(&mut serve);
     assert_ne!(ended.code, Some(0));
-    for words in ["cannot read", "store1.holders", "Is a directory", "state_dir"] {
+    for words in ["cannot read", ".volume", "Is a directory", "state_dir"] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     }
     std::fs::remove_dir(&path).unwrap();
     std::fs::rename(&aside, &path).unwrap();
     let mut target = start(dir.path(), &[]);
-    assert!(!target.log().contains("is gone"), "{}", target.log());
+    assert!(!target.log().contains("no record of this"), "{}", target.log());
     drop(claim(&target.address, ALICE, returning(first)).unwrap());
     target.kill();
     // One that is gone fences, and says so.
     std::fs::remove_file(&path).unwrap();
     let target = start(dir.path(), &[]);
-    await_words(&target, &["is gone", "mounted anew"]);
+    await_words(&target, &["no record of this volume", "mounted anew"]);
     assert_fenced(&target, ALICE, first);
     let bob = claim(&target.address, BOB, AccessMode::Exclusive).unwrap();
     assert!(bob.volume.generation > first, "a generation that was given before");
@@ -268,11 +278,9 @@ fn who_was_fenced_stays_so_where_nothing_can_be_written() {
     let generations = (alice.volume.generation, bob.volume.generation);
     drop((alice, bob));
     target.kill();
-    // Directories in the place of the new files: as on a full disk, what is there can be read and
+    // A directory in the place of the new file: as on a full disk, what is there can be read and
     // not replaced.
-    for file in ["store1.lineage.new", "store1.holders.new"] {
-        std::fs::create_dir(dir.path().join(file)).unwrap();
-    }
+    std::fs::create_dir(next_record(dir.path())).unwrap();
     let target = start(dir.path(), &["--lease", "1s"]);
     assert_fenced(&target, ALICE, generations.0);
     let bob = claim(&target.address, BOB, returning(generations.1)).unwrap();

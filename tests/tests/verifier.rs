@@ -40,12 +40,17 @@ fn verifier(target: &Target, volume: &str) -> WriteVerifier {
 
 /// As if the machine had booted since the target ran.
 fn boot(dir: &File) {
-    let path = dir.join("store1.lineage");
-    let mut state: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(&path).expect("a lineage file")).expect("JSON");
-    assert!(state["boot_id"].is_string());
-    state["boot_id"] = "another".into();
-    std::fs::write(&path, state.to_string()).expect("written");
+    let files = std::fs::read_dir(dir).expect("a directory").map(|e| e.expect("a file").path());
+    let is_record = |path: &std::path::PathBuf| path.extension().is_some_and(|of| of == "volume");
+    let records: Vec<_> = files.filter(is_record).collect();
+    assert!(!records.is_empty());
+    for path in records {
+        let mut record: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).expect("a record")).expect("JSON");
+        assert!(record["boot_id"].is_string());
+        record["boot_id"] = "another".into();
+        std::fs::write(&path, record.to_string()).expect("written");
+    }
 }
 
 #[test]

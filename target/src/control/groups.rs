@@ -162,11 +162,6 @@ impl Groups {
         self.kept.iter().any(|kept| !kept.is_empty())
     }
 
-    /// A store lost acknowledged writes: this run does not end clean.
-    pub(super) fn lost_writes(&mut self) {
-        self.clean = false;
-    }
-
     /// A poll group stopped: whether its dirty blocks are in the stores, and what broke it.
     pub(super) fn stopped(&mut self, group: usize, clean: bool, error: Option<String>) {
         self.stopped += 1;

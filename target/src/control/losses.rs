@@ -1,107 +1,93 @@
-//! [`LossNotes`]: losses of acknowledged writes on their way into the lineage file.
+//! [`LossNotes`]: losses of acknowledged writes on their way into the records of their volumes. Pure.
 //!
 //! A flush that fails because of a loss is answered only after the loss was noted. If the target
-//! died between the answer and the note, its next run would have the same write verifiers, and
+//! died between the answer and the note, its next run would have the same write verifier, and
 //! initiators would take lost writes for durable.
 //!
-//! The note goes to a disk, which may hang, so a thread of its own writes it. When a note cannot be
-//! written, the answers wait for that one try and no longer. The note is tried again. Until a try
-//! succeeds, a crash of the target could still hide the loss.
+//! When a note cannot be written, the answers wait for that one try and no longer. The note is
+//! tried again. Until a try succeeds, a crash of the target could still hide the loss.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::thread;
 
-use tokio::sync::mpsc;
-
+use crate::holders::VolumeUuid;
 use crate::store::Backing;
-use crate::verifier::LineageFile;
 
-/// How a try to note ended: whether the loss is noted.
-pub(super) type Noted = bool;
-
-/// Losses that are to be noted, and the stores whose flushes wait for that.
-#[derive(Debug)]
-pub(super) struct LossNotes {
-    file: Arc<LineageFile>,
-    ended: mpsc::UnboundedSender<Noted>,
-    tries: mpsc::UnboundedReceiver<Noted>,
-    // A thread is writing.
+/// The loss of one volume.
+#[derive(Debug, Default)]
+struct Loss {
+    // It is being noted.
     writes: bool,
+    // The last try failed.
+    is_owed: bool,
     // Stores whose flushes wait for the try under way, and for the one after it.
     waiting: Vec<Arc<Backing>>,
     late: Vec<Arc<Backing>>,
 }
 
+/// Losses of this run, by volume.
+#[derive(Debug, Default)]
+pub(super) struct LossNotes {
+    losses: BTreeMap<VolumeUuid, Loss>,
+}
+
 impl LossNotes {
-    /// Whether this run keeps a file of its losses, and of the holders of its volumes.
-    pub(super) fn can_remember(&self) -> bool {
-        !self.file.is_forgetful()
+    /// Acknowledged writes of a volume are lost. The flushes of its store, if that tells of them,
+    /// wait for the note. Returns whether the loss is to be noted now.
+    #[must_use]
+    pub(super) fn lost(&mut self, volume: VolumeUuid, backing: Option<Arc<Backing>>) -> bool {
+        let loss = self.losses.entry(volume).or_default();
+        loss.late.extend(backing);
+        loss.begin()
     }
 
-    /// What this run remembers for the next one.
-    pub(super) fn file(&self) -> &LineageFile {
-        &self.file
+    /// A volume is served anew, with a new verifier.
+    pub(super) fn forget(&mut self, volume: &VolumeUuid) {
+        self.losses.remove(volume);
     }
 
-    /// No loss yet.
-    pub(super) fn new(file: Arc<LineageFile>) -> Self {
-        let (ended, tries) = mpsc::unbounded_channel();
-        Self { file, ended, tries, writes: false, waiting: Vec::new(), late: Vec::new() }
-    }
-
-    /// How the next try ended, for [`Self::ended`]. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<Noted> {
-        self.tries.recv().await
-    }
-
-    /// Acknowledged writes of a store are lost.
-    pub(super) fn lost(&mut self, backing: Arc<Backing>) {
-        self.late.push(backing);
-        self.write();
-    }
-
-    /// A try has ended.
-    pub(super) fn ended(&mut self, noted: Noted) {
-        self.writes = false;
-        for backing in self.waiting.drain(..) {
-            backing.loss_noted();
-        }
+    /// A try to note the loss of a volume has ended: whether it is noted. Returns whether it is to
+    /// be tried again now, for flushes that came meanwhile.
+    #[must_use]
+    pub(super) fn ended(&mut self, volume: &VolumeUuid, noted: bool) -> bool {
+        let Some(loss) = self.losses.get_mut(volume) else { return false };
+        (loss.writes, loss.is_owed) = (false, !noted);
+        loss.waiting.drain(..).for_each(|backing| backing.loss_noted());
         if noted {
-            // One note is for all stores of the target.
-            for backing in self.late.drain(..) {
-                backing.loss_noted();
-            }
-        } else if !self.late.is_empty() {
-            self.write();
+            loss.late.drain(..).for_each(|backing| backing.loss_noted());
         }
+        !loss.late.is_empty() && loss.begin()
     }
 
-    /// Tries again what could not be noted.
-    pub(super) fn tick(&mut self) {
-        if self.owes() {
-            self.write();
-        }
+    /// The losses that are to be tried again: their notes failed.
+    #[must_use]
+    pub(super) fn due(&mut self) -> Vec<VolumeUuid> {
+        let due = self.losses.iter_mut().filter_map(|(volume, loss)| {
+            let is_due = loss.is_owed && loss.begin();
+            is_due.then_some(*volume)
+        });
+        due.collect()
     }
 
     /// Whether a loss is not noted yet.
     pub(super) fn owes(&self) -> bool {
-        self.file.owes_note()
+        self.losses.values().any(|loss| loss.is_owed)
     }
 
-    fn write(&mut self) {
+    /// Volumes that lost writes in this run.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = &VolumeUuid> {
+        self.losses.keys()
+    }
+}
+
+impl Loss {
+    // One try at a time.
+    fn begin(&mut self) -> bool {
         if std::mem::replace(&mut self.writes, true) {
-            return;
+            return false;
         }
         self.waiting.append(&mut self.late);
-        let (file, ended) = (Arc::clone(&self.file), self.ended.clone());
-        let writer = thread::Builder::new().name("loss-note".to_owned()).spawn(move || {
-            // An error means that control has ended: no flush waits for the note.
-            let _ = ended.send(file.renounce());
-        });
-        if writer.is_err() {
-            // The host has no thread left, so this thread waits for the disk.
-            let _ = self.ended.send(self.file.renounce());
-        }
+        true
     }
 }
 
@@ -109,14 +95,9 @@ impl LossNotes {
 mod tests {
     use std::fs;
 
-    use rblk_protocol::Name;
-
     use super::*;
 
-    fn notes(directory: &std::path::Path) -> LossNotes {
-        let name = Name::new("store1").unwrap();
-        LossNotes::new(Arc::new(LineageFile::open(directory, &name).unwrap()))
-    }
+    const V: VolumeUuid = [1; 16];
 
     fn backing(directory: &std::path::Path) -> Arc<Backing> {
         let path = directory.join("disk");
@@ -125,43 +106,37 @@ mod tests {
     }
 
     #[test]
-    fn one_note_is_for_all_stores() {
+    fn one_note_is_for_all_flushes_of_a_volume() {
         let directory = tempfile::tempdir().unwrap();
-        let mut notes = notes(directory.path());
+        let mut notes = LossNotes::default();
         let backing = backing(directory.path());
-        assert!(!notes.owes());
-        for _ in 0..3 {
-            notes.lost(Arc::clone(&backing));
-        }
-        assert_eq!(notes.tries.blocking_recv(), Some(true));
-        notes.ended(true);
-        assert!(!notes.owes() && notes.waiting.is_empty() && notes.late.is_empty());
+        let begun: Vec<bool> = (0..3).map(|_| notes.lost(V, Some(Arc::clone(&backing)))).collect();
+        assert_eq!(begun, [true, false, false]);
+        assert!(
+            notes.lost([2; 16], Some(Arc::clone(&backing))),
+            "another volume has a note of its own"
+        );
+        assert!(!notes.ended(&V, true) && !notes.owes());
+        assert!(!notes.ended(&[2; 16], true));
         assert_eq!(Arc::strong_count(&backing), 1, "all flushes were answered");
+        assert_eq!(notes.volumes().count(), 2);
     }
 
     #[test]
     fn what_cannot_be_noted_is_answered_and_tried_again() {
         let directory = tempfile::tempdir().unwrap();
-        let state = directory.path().join("state");
-        let mut notes = notes(&state);
-        // Neither a new file nor the removal of the old one has a place.
-        let away = directory.path().join("away");
-        fs::rename(&state, &away).unwrap();
-        fs::write(&state, "").unwrap();
+        let mut notes = LossNotes::default();
         let backing = backing(directory.path());
-        notes.lost(Arc::clone(&backing));
-        assert_eq!(notes.tries.blocking_recv(), Some(false));
-        notes.lost(Arc::clone(&backing));
-        notes.ended(false);
-        assert_eq!(notes.waiting.len(), 1, "the second waits for a try of its own");
-        assert_eq!(notes.tries.blocking_recv(), Some(false));
-        notes.ended(false);
-        assert!(notes.owes() && notes.waiting.is_empty());
-        fs::remove_file(&state).unwrap();
-        fs::rename(&away, &state).unwrap();
-        notes.tick();
-        assert_eq!(notes.tries.blocking_recv(), Some(true));
-        notes.ended(true);
-        assert!(!notes.owes());
+        assert!(notes.lost(V, Some(Arc::clone(&backing))));
+        assert!(!notes.lost(V, Some(Arc::clone(&backing))));
+        assert!(notes.due().is_empty(), "a try is under way");
+        assert!(notes.ended(&V, false), "the second waits for a try of its own");
+        assert!(notes.owes());
+        assert!(!notes.ended(&V, false));
+        assert_eq!(Arc::strong_count(&backing), 1);
+        assert_eq!(notes.due(), [V]);
+        assert!(notes.due().is_empty(), "one at a time");
+        assert!(!notes.ended(&V, true) && !notes.owes());
+        assert!(notes.due().is_empty());
     }
 }

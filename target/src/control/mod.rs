@@ -17,6 +17,7 @@ mod rates;
 pub(crate) mod registering;
 pub(crate) mod reload;
 pub(crate) mod reread;
+mod settling;
 mod shares;
 mod snapshot;
 pub mod socket;
@@ -43,12 +44,14 @@ use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::outages::Outages;
-use crate::poll_group::{FromGroup, Notice, ToGroup, thread::Handle};
+use crate::poll_group::{FromGroup, Notice, StepTicket, ToGroup, thread::Handle};
+use crate::record::{News, StateDirectory};
 use crate::store::{Backing, StoreIdentity, VolumeIndex};
-use crate::verifier::LineageFile;
 use crate::volume::Volume;
 
-use self::core::{AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused};
+use self::core::{
+    AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused, Ticket,
+};
 use admission::{Granted, House, log_refusal, no_room, refusal};
 use ask::LimitsWish;
 use destroy::{Destroyed, Destroyer};
@@ -60,6 +63,7 @@ use persist::Persister;
 use rates::VolumeRates;
 use registering::Registering;
 use reread::Reading;
+use settling::SettlesUnderWay;
 use shares::{CqPlace, CqShares};
 use tally::Tally;
 use trace::Traces;
@@ -171,6 +175,7 @@ pub(crate) struct Control {
     losses: LossNotes,
     events: Events,
     volumes: Volumes,
+    settling: SettlesUnderWay,
     // The reading that the hosts in force are of.
     hosts_of: Reading,
     upgrades: Upgrades,
@@ -186,8 +191,8 @@ pub(crate) struct Parts {
     pub name: Name,
     /// This run.
     pub instance: InstanceId,
-    /// What the verifiers of its volumes are made of.
-    pub lineage: Arc<LineageFile>,
+    /// Where it keeps what the next run must know.
+    pub state: StateDirectory,
     /// What it offers.
     pub limits: Limits,
     /// Running poll groups.
@@ -226,12 +231,10 @@ impl Control {
     /// A target that has no connections yet.
     ///
     /// # Errors
-    /// The file of the holders is there and cannot be read, or the system has no thread left for
-    /// it.
-    pub(crate) fn new(parts: Parts) -> anyhow::Result<Self> {
-        let (persister, holders) = Persister::open(&parts)?;
+    /// The record of a volume is there and cannot be read, or the system has no thread left.
+    pub(crate) fn new(mut parts: Parts) -> anyhow::Result<Self> {
+        let (persister, holders) = Persister::open(&mut parts)?;
         let (destroyer, destroyed) = Destroyer::new();
-        let lineage = parts.lineage.lineage();
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
@@ -239,7 +242,6 @@ impl Control {
         let core = CoreParts {
             name,
             instance,
-            lineage,
             volumes,
             sessions_max: limits.sessions_max,
             lease: limits.lease,
@@ -260,8 +262,9 @@ impl Control {
             tally: Tally::default(),
             rates: VolumeRates::default(),
             persister,
-            losses: LossNotes::new(parts.lineage),
+            losses: LossNotes::default(),
             events: Events::default(),
+            settling: SettlesUnderWay::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
             hosts_of: Reading::default(),
             upgrades: Upgrades::after(parts.took_over),
@@ -289,6 +292,14 @@ impl Control {
         self.devices.place(device, &mut self.groups).map(drop)
     }
 
+    /// Nothing of the start can fail any more: notes for the next run that hosts may write. Waits
+    /// for the disk. Call it before [`Self::run`].
+    pub(crate) fn begin(&mut self) {
+        for (volume, verifier) in self.persister.begin() {
+            self.core.vouch(volume, verifier);
+        }
+    }
+
     /// Runs until a drain has ended. Returns whether every acknowledged write is durable, and which
     /// program takes the place of this one, if one does.
     ///
@@ -313,17 +324,14 @@ impl Control {
                 Some(incoming) = incoming.recv() => self.admit(incoming),
                 Some(message) = from_groups.recv() => self.on_group(message),
                 Some(request) = requests.recv() => self.on_request(request),
-                Some((ticket, result)) = self.persister.next() => {
-                    self.core.persisted(ticket, result);
-                }
+                Some(news) = self.persister.next() => self.on_record(news),
                 Some(done) = self.registered.recv() => self.on_registered(done),
                 Some(made) = self.made.recv() => self.on_made(made),
                 Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
-                Some(noted) = self.losses.next() => self.losses.ended(noted),
                 Some(done) = self.volumes.store_done() => self.on_store_done(done),
                 _ = tick.tick(), if ticks => {
                     self.core.tick(Instant::now());
-                    self.losses.tick();
+                    self.note_losses_again();
                     is_news = false;
                 }
                 () = self.rates.due() => {
@@ -350,10 +358,23 @@ impl Control {
                     self.on_request(request);
                 }
                 let departure = self.departure();
-                let is_fenced = !self.core.owes_fences();
-                return self.groups.join().map(|clean| (clean && is_fenced, departure));
+                return self.end().map(|clean| (clean, departure));
             }
         }
+    }
+
+    /// The poll groups have stopped: notes what is durable. Returns whether everything is that was
+    /// acknowledged.
+    fn end(self) -> anyhow::Result<bool> {
+        let Self { core, groups, losses, persister, .. } = self;
+        let joined = groups.join();
+        let mut lost: Vec<VolumeUuid> = losses.volumes().copied().collect();
+        lost.extend(core.owed_fences());
+        let is_safe = |uuid: &VolumeUuid| matches!(joined, Ok(true)) && !lost.contains(uuid);
+        let volumes = core.volumes().iter().map(|volume| volume.uuid);
+        let saved: Vec<VolumeUuid> = volumes.filter(is_safe).collect();
+        persister.end(&saved, &lost);
+        joined.map(|clean| clean && lost.is_empty())
     }
 
     fn on_request(&mut self, request: Request) {
@@ -618,6 +639,9 @@ impl Control {
                         self.core.persisted(ticket, result);
                     }
                 }
+                Effect::Settle { ticket, volume } => {
+                    self.settling.begin(ticket, volume, &mut self.groups)
+                }
                 Effect::Step(step) => self.begin_step(step),
                 Effect::GiveUpStep => self.give_up_step(),
                 Effect::GivenUp(why) => self.given_up(why),
@@ -667,12 +691,50 @@ impl Control {
             FromGroup::StoreFailed(failure) => self.on_store_failed(failure),
             FromGroup::SlowIo { group, slow } => self.on_slow_io(group, &slow),
             FromGroup::Stepped { group, ticket, result } => self.stepped(group, ticket, result),
+            FromGroup::Settled { ticket, result, .. } => {
+                if let Some(result) = self.settling.ended(ticket, result) {
+                    self.core.settled(ticket, result);
+                }
+            }
             FromGroup::Stopped { group, clean, error } => self.groups.stopped(group, clean, error),
         }
     }
 
+    /// What became of something that the next run must know.
+    fn on_record(&mut self, news: News) {
+        match news {
+            News::Holder(ticket, result) => self.core.persisted(Ticket(ticket), result),
+            News::Serve(ticket, result) => self.on_served(StepTicket(ticket), result),
+            News::Loss(volume, noted) => {
+                if self.losses.ended(&volume, noted) {
+                    self.note_loss(volume);
+                }
+            }
+            News::Compared(_) => {}
+        }
+    }
+
+    fn note_loss(&mut self, volume: VolumeUuid) {
+        if !self.persister.lose(volume) {
+            let _ = self.losses.ended(&volume, false);
+        }
+    }
+
+    fn note_losses_again(&mut self) {
+        self.losses.due().into_iter().for_each(|volume| self.note_loss(volume));
+    }
+
     fn on_lost_writes(&mut self, volume: VolumeIndex, backing: Arc<Backing>) {
-        self.groups.lost_writes();
+        let uuid = self.core.volumes().iter().find(|served| served.index == volume);
+        match uuid.map(|served| served.uuid) {
+            Some(uuid) => {
+                if self.losses.lost(uuid, Some(backing)) {
+                    self.note_loss(uuid);
+                }
+            }
+            // It was given up, which its record says.
+            None => backing.loss_noted(),
+        }
         let volume = self.name_of(volume);
         tracing::error!(
             ?volume,
@@ -680,7 +742,6 @@ impl Control {
              on; mend the disk or file system and restart the target"
         );
         self.tell_lost_writes(volume);
-        self.losses.lost(backing);
     }
 
     fn on_destroyed(&mut self, destroyed: Destroyed) {

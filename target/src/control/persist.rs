@@ -1,135 +1,192 @@
-//! [`Persister`]: makes changes of holders durable for control, and brings back what became of
-//! each. The start is here too: what earlier runs remembered, and which volumes have another store
-//! now.
+//! [`Persister`]: makes what the next run must know durable for control, and brings back what became
+//! of it. The start is here too: what earlier runs left, and which volumes have another store now.
 
-use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use rblk_protocol::{Generation, WriteVerifier};
 use tokio::sync::mpsc;
 
 use super::Parts;
 use super::core::Ticket;
-use crate::holders::file::HoldersFile;
-use crate::holders::{HolderRecord, Holders, Served, VolumeUuid};
+use crate::holders::{HolderRecord, Holders, Served as ServedFrom, VolumeUuid};
+use crate::record::{AtRisk, Keeping, News, RecordWriter, Records, Served, StateDirectory};
 use crate::store::StoreIdentity;
-use crate::verifier::{Beside, LineageFile};
 use crate::volume::Placement;
 
-/// What became of a change: durable, or why it may not be.
-pub(super) type Persisted = (Ticket, Result<(), String>);
-
-/// Where changes of holders go.
+/// The records of this run's volumes, on their way to where they are kept.
 #[derive(Debug)]
 pub(super) struct Persister {
-    // `None` where nothing can be remembered.
-    file: Option<HoldersFile>,
-    persisted: mpsc::UnboundedReceiver<Persisted>,
+    keeping: Keeping,
+    writer: RecordWriter,
+    // Until it begins, with what it will serve.
+    loaded: Option<(Records, Vec<Served>)>,
+    news: mpsc::UnboundedReceiver<News>,
 }
 
 impl Persister {
-    /// Reads what earlier runs remembered, and keeps it from now on. Returns the holders to start
+    /// Reads what earlier runs left of the volumes. Writes nothing. Returns the holders to start
     /// with.
     ///
     /// # Errors
-    /// The file of the holders is there and cannot be read, or the system has no thread left for
-    /// it.
-    pub(super) fn open(parts: &Parts) -> anyhow::Result<(Self, Holders)> {
-        let (confirmed, persisted) = mpsc::unbounded_channel();
-        let (mut holders, path) = match parts.lineage.beside("holders") {
-            // Where the file cannot be replaced, every change of a holder is refused, so a host
-            // that was fenced stays fenced.
-            Beside::Ours(path) => (remembered(&path, &parts.lineage)?, Some(path)),
-            Beside::Foreign(path) => (remembered(&path, &parts.lineage)?, None),
-            Beside::Nothing => (HoldersFile::nothing(), None),
-        };
-        let changed = compare_stores(&mut holders, parts);
+    /// A record is there and cannot be read, or the system has no thread left.
+    pub(super) fn open(parts: &mut Parts) -> anyhow::Result<(Self, Holders)> {
+        let (tell, news) = mpsc::unbounded_channel();
+        // An error means that control has ended, and nothing waits for the news.
+        let writer = RecordWriter::start(Box::new(move |news| drop(tell.send(news))))
+            .context("the thread that writes records")?;
+        let directory = std::mem::replace(&mut parts.state, StateDirectory::nothing());
+        let keeping = directory.keeping();
+        let mut records = Records::on_this_machine(Box::new(directory))?;
+        let served: Vec<Served> = parts.volumes.iter().map(|v| Served::from(&**v)).collect();
+        for volume in &served {
+            let before = records.load(volume)?;
+            tracing::info!(volume = %volume.name, ?before, "record");
+            let is_unknown = records.record(&volume.volume).is_some_and(|r| r.holder().is_none());
+            if keeping.was_used && is_unknown && records.is_new(&volume.volume) {
+                tracing::warn!(
+                    volume = %volume.name,
+                    "there is no record of this volume in state_dir: it is new, or its record is gone. A mount of it \
+                     that comes back is refused (fenced) and has to be mounted anew. If the record was moved away, \
+                     stop this target and put it back"
+                );
+            }
+        }
+        let mut holders = holders_of(&records, keeping);
+        compare_stores(&mut holders, &mut records, parts);
         let has_store = parts.volumes.iter().any(|v| matches!(v.placement, Placement::Store));
-        if path.is_none() && has_store {
+        if !keeping.is_kept && has_store {
             tracing::warn!(
                 "cannot remember who holds the volumes (state_dir): after the next start of this target an initiator \
                  that comes back is let in, even if another held its volume meanwhile"
             );
         }
-        let confirm = Box::new(move |number, result| {
-            // An error means that control has ended, and nothing waits for the answer.
-            let _ = confirmed.send((Ticket(number), result));
-        });
-        let file =
-            path.map(|path| HoldersFile::keep(path, &holders, changed, confirm)).transpose()?;
-        Ok((Self { file, persisted }, holders))
+        Ok((Self { keeping, writer, loaded: Some((records, served)), news }, holders))
     }
 
-    /// Begins to make a record durable. Returns the outcome if it is known at once; else it comes
-    /// from [`Self::next`].
+    /// Makes durable that hosts may write now. Call it when nothing of the start can fail any more,
+    /// and before anything is served. Returns the verifiers of the volumes. Waits for the disk.
+    pub(super) fn begin(&mut self) -> Vec<(VolumeUuid, WriteVerifier)> {
+        let Some((mut records, served)) = self.loaded.take() else { return Vec::new() };
+        served.iter().for_each(|volume| records.put_at_risk(volume));
+        records.write_all();
+        let verifiers = records.iter().filter_map(|r| Some((r.volume(), r.verifier()?)));
+        let verifiers = verifiers.collect();
+        self.writer.begin(records);
+        verifiers
+    }
+
+    /// What this run keeps for the next one.
+    pub(super) fn keeping(&self) -> Keeping {
+        self.keeping
+    }
+
+    /// Begins to make the record of a holder durable. Returns the outcome if it is known at once;
+    /// else it comes from [`Self::next`].
     pub(super) fn persist(
         &self,
         ticket: Ticket,
         record: HolderRecord,
     ) -> Option<Result<(), String>> {
-        match &self.file {
-            // Nothing has to be remembered, or nothing can be. The log said so at the start.
-            None => Some(Ok(())),
-            Some(file) if file.write(ticket.0, record) => None,
-            Some(_) => Some(Err("its thread is gone".to_owned())),
+        (!self.writer.set_holder(ticket.0, record)).then(|| Err(gone()))
+    }
+
+    /// Notes, soon, from which store a volume is served.
+    pub(super) fn serve_from(&self, volume: VolumeUuid, store: Option<StoreIdentity>) {
+        self.writer.set_store(volume, store);
+    }
+
+    /// Begins to make durable that a volume is served like this. The outcome comes from
+    /// [`Self::next`].
+    ///
+    /// # Errors
+    /// It cannot begin.
+    pub(super) fn serve(&self, number: u64, served: Served) -> Result<(), String> {
+        self.writer.serve(number, served).then_some(()).ok_or_else(gone)
+    }
+
+    /// This run made durable whatever of a volume is not at this risk.
+    pub(super) fn lower_risk(&self, volume: VolumeUuid, risk: AtRisk) {
+        self.writer.lower_risk(volume, risk);
+    }
+
+    /// Begins to note that acknowledged writes of a volume may be lost. Returns whether the outcome
+    /// comes from [`Self::next`].
+    pub(super) fn lose(&self, volume: VolumeUuid) -> bool {
+        self.writer.lose(volume)
+    }
+
+    /// Begins to compare what is kept with what this run knows.
+    pub(super) fn compare(&self) -> bool {
+        self.writer.compare()
+    }
+
+    /// What became of something. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<News> {
+        self.news.recv().await
+    }
+
+    /// The run ends. What it acknowledged of the volumes of `saved` is durable; those of `lost` may
+    /// have lost writes, and that may not be noted. Waits for the disk.
+    pub(super) fn end(self, saved: &[VolumeUuid], lost: &[VolumeUuid]) {
+        let Some(mut records) = self.writer.end() else { return };
+        for volume in lost {
+            records.lose(volume);
+            records.write_loss(volume);
         }
-    }
-
-    /// Remembers, soon, from which store a volume is served.
-    pub(super) fn serve(&self, volume: VolumeUuid, store: Option<StoreIdentity>) {
-        if let Some(file) = &self.file {
-            file.serve(volume, store);
+        for volume in saved {
+            records.lower_risk(volume, AtRisk::Nothing);
         }
-    }
-
-    /// The next change that is durable, or failed. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<Persisted> {
-        self.persisted.recv().await
-    }
-}
-
-/// What earlier runs remembered of the holders.
-fn remembered(path: &Path, lineage: &LineageFile) -> anyhow::Result<Holders> {
-    let holders = HoldersFile::read(path).with_context(|| {
-        format!(
-            "cannot read {}, which says who may write to the volumes: let this target read it, or put back what was \
-             there (state_dir); only without the file does it start as if no host had ever held them, and fences every \
-             mount that comes back",
-            path.display()
-        )
-    })?;
-    if holders.is_none() && lineage.is_inherited() {
-        tracing::error!(
-            path = %path.display(),
-            "the file that remembers the holders of the volumes is gone: every mount that comes back is refused \
-             (fenced) and has to be mounted anew. If the file was moved away, stop this target and put it back"
-        );
-    }
-    Ok(match holders {
-        Some(holders) => holders,
-        // Earlier runs may have given generations that this run does not know.
-        None if lineage.is_inherited() => HoldersFile::missing(),
-        None => Holders::durable([]),
-    })
-}
-
-/// Fences the mounts of volumes that have another file or device than before. Returns whether there
-/// is anything new to remember.
-fn compare_stores(holders: &mut Holders, parts: &Parts) -> bool {
-    let mut changed = false;
-    for (uuid, store) in &parts.stores {
-        let served = holders.serve(*uuid, store.as_ref());
-        changed |= served != Served::AsBefore;
-        let volume = parts.volumes.iter().find(|volume| volume.uuid == *uuid);
-        if let (Served::Replaced, Some(volume)) = (served, volume) {
-            let path = parts.volume_notes.get(volume.name.as_str()).and_then(|n| n.path.as_deref());
-            tracing::error!(
-                volume = %volume.name,
-                path,
-                "this is another file or device than the one this volume was served from before: a mount that comes \
-                 back is refused (fenced), since its caches belong to the other one. Unmount it and mount it again; if \
-                 the path is wrong, stop this target and put the old store back"
+        for (_, error) in records.write(&saved.iter().copied().collect()) {
+            tracing::warn!(
+                error,
+                "cannot note the clean stop (state_dir): initiators will take the next start for a loss"
             );
         }
     }
-    changed
+}
+
+/// What earlier runs left of the holders.
+fn holders_of(records: &Records, keeping: Keeping) -> Holders {
+    let mut holders = match keeping {
+        Keeping { is_forgetful: true, .. } => Holders::forgetful(base_of_now()),
+        // Somebody may have taken a record away.
+        Keeping { was_used: true, .. } => Holders::durable([]).with_base(base_of_now()),
+        Keeping { .. } => Holders::durable([]),
+    };
+    for record in records.iter() {
+        holders.adopt(record.volume(), record.holder().cloned(), record.store().cloned());
+    }
+    holders
+}
+
+/// Above all generations given before now, unless a million holders came every second.
+fn base_of_now() -> Generation {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Generation(u64::try_from(since.as_micros()).unwrap_or(0))
+}
+
+fn gone() -> String {
+    "the thread that writes records is gone".to_owned()
+}
+
+/// Fences the mounts of volumes that have another file or device than before.
+fn compare_stores(holders: &mut Holders, records: &mut Records, parts: &Parts) {
+    for (uuid, store) in &parts.stores {
+        let served = holders.serve(*uuid, store.as_ref());
+        records.set_store(uuid, store.clone());
+        let volume = parts.volumes.iter().find(|volume| volume.uuid == *uuid);
+        let (ServedFrom::Replaced, Some(volume)) = (served, volume) else { continue };
+        if let Some(holder) = holders.record(uuid) {
+            records.set_holder(holder.clone());
+        }
+        let path = parts.volume_notes.get(volume.name.as_str()).and_then(|n| n.path.as_deref());
+        tracing::error!(
+            volume = %volume.name,
+            path,
+            "this is another file or device than the one this volume was served from before: a mount that comes \
+             back is refused (fenced), since its caches belong to the other one. Unmount it and mount it again; if \
+             the path is wrong, stop this target and put the old store back"
+        );
+    }
 }

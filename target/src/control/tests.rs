@@ -46,19 +46,19 @@ fn volume() -> Arc<Volume> {
     })
 }
 
-fn control(lineage: LineageFile) -> anyhow::Result<Control> {
-    control_of(lineage, Vec::new(), Vec::new())
+fn control(state: StateDirectory) -> anyhow::Result<Control> {
+    control_of(state, Vec::new(), Vec::new())
 }
 
 fn control_over(
-    lineage: LineageFile,
+    state: StateDirectory,
     stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
 ) -> anyhow::Result<Control> {
-    control_of(lineage, Vec::new(), stores)
+    control_of(state, Vec::new(), stores)
 }
 
 fn control_of(
-    lineage: LineageFile,
+    state: StateDirectory,
     groups: Vec<Handle>,
     stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
 ) -> anyhow::Result<Control> {
@@ -66,7 +66,7 @@ fn control_of(
     Control::new(Parts {
         name: Name::new("t").unwrap(),
         instance: InstanceId([9; 16]),
-        lineage: Arc::new(lineage),
+        state,
         limits: Limits {
             queue_depth_max: 16,
             in_capsule_bytes: 4096,
@@ -110,7 +110,7 @@ fn hello() -> HelloRequest {
 
 #[test]
 fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
-    let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
+    let mut control = control(StateDirectory::nothing()).unwrap();
     let knock = Knock {
         asked: &hello(),
         introduction: None,
@@ -211,7 +211,7 @@ fn cq(
 #[test]
 fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
     let groups = ended_groups();
-    let mut control = control_of(LineageFile::forgetful().unwrap(), groups, Vec::new()).unwrap();
+    let mut control = control_of(StateDirectory::nothing(), groups, Vec::new()).unwrap();
     let networks = [1, 2].map(Network::new);
     let [one, other] = networks.map(|network| Device::Soft(network.device()));
     assert_eq!((place(&mut control, &one).unwrap(), place(&mut control, &other).unwrap()), (0, 1));
@@ -256,8 +256,7 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
 
 #[test]
 fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
-    let mut control =
-        control_of(LineageFile::forgetful().unwrap(), ended_groups(), Vec::new()).unwrap();
+    let mut control = control_of(StateDirectory::nothing(), ended_groups(), Vec::new()).unwrap();
     let connection = ConnectionId { index: 3, generation: 9 };
     control.on_destroyed(Destroyed::Qp { group: 1, connection });
     control.groups.deliver();
@@ -267,21 +266,30 @@ fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
     assert!(kept.len() == 1 && told(kept[0]), "it is not forgotten: {kept:?}");
 }
 
+/// A control of target `t`, which nothing is served by.
+fn of_state(dir: &std::path::Path) -> anyhow::Result<Control> {
+    control(StateDirectory::open(dir, &Name::new("t").unwrap()).unwrap())
+}
+
+/// The record of volume `v`.
+fn record_path(dir: &std::path::Path) -> PathBuf {
+    dir.join(format!("t.{}.volume", "01".repeat(16)))
+}
+
 #[test]
-fn a_file_of_holders_that_cannot_be_read_is_no_start() {
+fn a_record_that_cannot_be_read_is_no_start() {
     let dir = tempfile::tempdir().unwrap();
-    let lineage = || LineageFile::open(dir.path(), &Name::new("t").unwrap()).unwrap();
-    let path = dir.path().join("t.holders");
-    drop(control(lineage()).unwrap());
-    assert!(path.exists(), "so that it is missed");
-    std::fs::remove_file(&path).unwrap();
+    let path = record_path(dir.path());
+    drop(of_state(dir.path()).unwrap());
+    assert!(!path.exists(), "a start that fails before it serves changes nothing");
     std::fs::create_dir(&path).unwrap();
-    let error = format!("{:#}", control(lineage()).unwrap_err());
+    let error = format!("{:#}", of_state(dir.path()).unwrap_err());
     let words = [path.to_str().unwrap(), "Is a directory", "state_dir"];
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
     assert!(path.is_dir(), "and stays as it is");
     std::fs::remove_dir(&path).unwrap();
-    drop(control(lineage()).unwrap());
+    of_state(dir.path()).unwrap().begin();
+    assert!(path.exists(), "before it serves");
 }
 
 fn exclusive() -> crate::holders::Claimant {
@@ -293,19 +301,19 @@ fn exclusive() -> crate::holders::Claimant {
 }
 
 #[test]
-fn a_missing_holders_file_repeats_no_generation() {
+fn a_missing_record_repeats_no_generation() {
     let dir = tempfile::tempdir().unwrap();
-    let lineage = || LineageFile::open(dir.path(), &Name::new("t").unwrap()).unwrap();
     let uuid = volume().uuid;
     let first_of = |control: &Control| {
         let mut holders = control.core.holders().clone();
         holders.begin(&uuid, &exclusive()).unwrap().unwrap().generation
     };
-    let first = control(lineage()).unwrap();
+    let mut first = of_state(dir.path()).unwrap();
+    first.begin();
     let given = first_of(&first);
-    drop(first);
-    std::fs::remove_file(dir.path().join("t.holders")).unwrap();
-    let second = control(lineage()).unwrap();
+    first.persister.end(&[], &[]);
+    std::fs::remove_file(record_path(dir.path())).unwrap();
+    let second = of_state(dir.path()).unwrap();
     assert!(first_of(&second) > given, "two holders would have one generation");
     assert!(!second.core.holders().is_last(&uuid, &exclusive(), given));
 }
@@ -315,27 +323,31 @@ fn a_volume_on_another_file_fences_who_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let uuid = volume().uuid;
     let start = |store: &str| {
-        let lineage = LineageFile::open(dir.path(), &Name::new("t").unwrap()).unwrap();
-        control_over(lineage, vec![(uuid, StoreIdentity::parse(store))]).unwrap()
+        let state = StateDirectory::open(dir.path(), &Name::new("t").unwrap()).unwrap();
+        let stores = vec![(uuid, StoreIdentity::parse(store))];
+        let mut control = control_over(state, stores).unwrap();
+        control.begin();
+        control
     };
     let first = start("inode:1");
     let record = first.core.holders().clone().begin(&uuid, &exclusive()).unwrap().unwrap();
     let generation = record.generation;
     assert!(first.persister.persist(Ticket(0), record).is_none());
-    drop(first);
+    first.persister.end(&[], &[]);
     let again = start("inode:1");
     assert!(again.core.holders().is_last(&uuid, &exclusive(), generation));
-    drop(again);
+    again.persister.end(&[], &[]);
     for _ in 0..2 {
         // Also after one more start from the new one.
         let other = start("inode:2");
         assert!(!other.core.holders().is_last(&uuid, &exclusive(), generation));
+        other.persister.end(&[], &[]);
     }
 }
 
 #[test]
 fn hosts_that_were_read_before_those_in_force_are_not_used() {
-    let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
+    let mut control = control(StateDirectory::nothing()).unwrap();
     let named = |name: &str| vec![HostConfig::new(name, Vec::new(), Vec::new())];
     let mut in_force = |name: &str, reading| {
         control.let_in_only(&named(name), Reading(reading)).unwrap();
@@ -350,7 +362,7 @@ fn hosts_that_were_read_before_those_in_force_are_not_used() {
 
 #[test]
 fn a_volume_that_rights_name_is_not_removed() {
-    let mut control = control(LineageFile::forgetful().unwrap()).unwrap();
+    let mut control = control(StateDirectory::nothing()).unwrap();
     let running = control.volumes.running_mut();
     running.volumes.push(VolumeConfig::file("v", "/srv/v.img"));
     running.hosts.push(HostConfig::new("db1", Vec::new(), vec!["v:rw".parse().unwrap()]));

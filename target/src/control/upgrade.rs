@@ -192,7 +192,7 @@ impl Control {
                  good order: mounts would report a loss. Restart the target when that is no harm, or use --force"
             ));
         }
-        if self.core.volumes().is_empty() || self.losses.file().is_kept() {
+        if self.core.volumes().is_empty() || self.persister.keeping().is_kept {
             return Ok(());
         }
         Err("the target cannot remember how this run ends (state_dir; its log says why): mounts would report a loss. \

@@ -16,8 +16,10 @@ use super::ask::{LimitsWish, Wish};
 use super::core::{Step, VolumeOrder};
 use crate::events::{EventKind, Occurrence};
 use crate::exports::OpenedVolume;
+use crate::holders::VolumeUuid;
 use crate::limits::Limiter;
 use crate::poll_group::{StepTicket, ToGroup, VolumeStep};
+use crate::record::{AtRisk, Served, VolumeRecord};
 use crate::store::backing::Backing;
 use crate::store::reflink::CloneFile;
 use crate::store::{StoreIdentity, VolumeIndex};
@@ -262,9 +264,6 @@ impl Control {
         let before = self.volume_named(&plan.name).cloned();
         let now = Instant::now();
         self.core.judge(&plan.order).map_err(|error| error.to_string())?;
-        if let (VolumeOrder::Add(volume), Some(opened)) = (&plan.order, &plan.opened) {
-            self.compare_store(volume, opened);
-        }
         self.core.order(plan.order.clone(), now).map_err(|error| error.to_string())?;
         if let VolumeOrder::Add(volume) = &plan.order {
             self.volumes.next = volume.index.0 + 1;
@@ -280,7 +279,7 @@ impl Control {
     fn compare_store(&mut self, volume: &Volume, opened: &OpenedVolume) {
         let identity: Option<StoreIdentity> =
             opened.backing.as_ref().and_then(|backing| backing.identity().cloned());
-        self.persister.serve(volume.uuid, identity.clone());
+        self.persister.serve_from(volume.uuid, identity.clone());
         if self.core.serve_from(volume, identity.as_ref()) {
             tracing::error!(
                 volume = %volume.name,
@@ -298,7 +297,7 @@ impl Control {
     fn plan(&self, change: &Change, real: bool) -> Result<Plan, String> {
         match change {
             Change::Add(config, opened) => {
-                if opened.backing.is_some() && !self.losses.can_remember() {
+                if opened.backing.is_some() && self.persister.keeping().is_nothing {
                     return Err(forgets(&self.volumes.running, config));
                 }
                 if self.volumes.next >= self.volumes.places {
@@ -437,6 +436,7 @@ impl Control {
         let ticket = StepTicket(self.volumes.ticket);
         let Some(volume) = self.core.altered().map(Arc::clone) else { return };
         match step {
+            Step::Record => return self.begin_record(ticket, &volume),
             Step::Store => return self.begin_store_work(ticket, &volume),
             Step::CutBack => return self.begin_cut_back(ticket, &volume),
             Step::Probe | Step::Clone => return self.begin_clone(ticket, &volume, step),
@@ -472,9 +472,13 @@ impl Control {
             Step::Drop => VolumeStep::Drop,
             Step::Abandon => VolumeStep::Abandon,
             Step::Hold => VolumeStep::Hold(Arc::clone(volume)),
-            Step::Access | Step::Add | Step::Store | Step::CutBack | Step::Probe | Step::Clone => {
-                VolumeStep::Access(Arc::clone(volume))
-            }
+            Step::Access
+            | Step::Add
+            | Step::Record
+            | Step::Store
+            | Step::CutBack
+            | Step::Probe
+            | Step::Clone => VolumeStep::Access(Arc::clone(volume)),
         };
         Ok((0..self.groups.len()).map(|_| mail()).collect())
     }
@@ -495,6 +499,63 @@ impl Control {
             registered: registered.clone(),
         };
         Ok(self.groups.iter_mut().map(mail).collect())
+    }
+
+    /// Makes durable that hosts may write to a volume as it will be.
+    fn begin_record(&mut self, ticket: StepTicket, volume: &Arc<Volume>) {
+        if let Err(error) = self.persister.serve(ticket.0, Served::from(&**volume)) {
+            self.core.stepped(Err(error), Instant::now());
+        }
+    }
+
+    /// The next run will know that hosts may write to a volume, or that cannot be.
+    pub(super) fn on_served(
+        &mut self,
+        ticket: StepTicket,
+        result: Result<Box<VolumeRecord>, String>,
+    ) {
+        if ticket.0 != self.volumes.ticket {
+            return;
+        }
+        let volume = self.core.altered().map(Arc::clone);
+        let opened =
+            self.volumes.underway.as_ref().and_then(|underway| underway.plan.opened.clone());
+        let result = match (result, volume, opened) {
+            (Ok(record), Some(volume), Some(opened)) => {
+                self.losses.forget(&volume.uuid);
+                let (holder, store) = (record.holder().cloned(), record.store().cloned());
+                self.core.adopt(volume.uuid, holder, store);
+                if let Some(verifier) = record.verifier() {
+                    self.core.vouch(volume.uuid, verifier);
+                }
+                self.compare_store(&volume, &opened);
+                Ok(())
+            }
+            (result, ..) => result.map(drop),
+        };
+        let result =
+            result.map_err(|error| format!("the target cannot remember it (state_dir): {error}"));
+        self.core.stepped(result, Instant::now());
+    }
+
+    /// A change of the volume with that identity has ended: notes what is safe now. `given_up`: it
+    /// was removed without its store.
+    fn note_safe(&mut self, uuid: VolumeUuid, given_up: bool) {
+        let served = self.core.volumes().iter().find(|volume| volume.uuid == uuid);
+        match served {
+            // What is not write-back any more has nothing dirty.
+            Some(served) => {
+                if let Some(risk) = AtRisk::by_writes_to(served) {
+                    self.persister.lower_risk(uuid, risk);
+                }
+            }
+            None if given_up => {
+                if self.losses.lost(uuid, None) {
+                    self.note_loss(uuid);
+                }
+            }
+            None => self.persister.lower_risk(uuid, AtRisk::Nothing),
+        }
     }
 
     /// Gives the store of a volume its size, or the memory of a volume in memory its contents.
@@ -619,7 +680,8 @@ impl Control {
 
     /// The change under way has ended.
     pub(super) fn changed(&mut self, result: Result<(), String>) {
-        let Some(Underway { plan, bytes, reply, note, .. }) = self.volumes.underway.take() else {
+        let Some(Underway { plan, bytes, before, reply, note, .. }) = self.volumes.underway.take()
+        else {
             return;
         };
         let result = match (result, &note) {
@@ -644,6 +706,9 @@ impl Control {
                 tracing::info!(volume = plan.name, "a volume has changed");
             }
             Err(error) => tracing::error!(volume = plan.name, error, "a volume stays as it was"),
+        }
+        if let Some(before) = before {
+            self.note_safe(before.uuid, note.is_some());
         }
         let is_gone = if result.is_ok() { plan.config.is_none() } else { is_new };
         if is_gone {

@@ -69,6 +69,10 @@ pub enum Notice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepTicket(pub u64);
 
+/// The number of a settle. Control counts them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct SettleTicket(pub u64);
+
 /// A step of the change of a volume. Control orders one at a time, and every poll group tells when
 /// it has done it ([`FromGroup::Stepped`]).
 #[derive(Clone, Debug)]
@@ -140,6 +144,13 @@ pub enum ToGroup {
         volume: VolumeIndex,
         /// What to do.
         step: VolumeStep,
+    },
+    /// Make durable what hosts wrote to a volume so far, while it is served. Several at a time.
+    Settle {
+        /// To name in the answer.
+        ticket: SettleTicket,
+        /// The volume.
+        volume: VolumeIndex,
     },
     /// Serve another connection: post its RECVs, then accept it.
     AddConnection {
@@ -300,6 +311,15 @@ pub enum FromGroup {
         /// The step.
         ticket: StepTicket,
         /// Why it cannot be.
+        result: Result<(), String>,
+    },
+    /// A [`ToGroup::Settle`] has ended.
+    Settled {
+        /// Which poll group.
+        group: usize,
+        /// Which settle.
+        ticket: SettleTicket,
+        /// Why the store does not have everything durably.
         result: Result<(), String>,
     },
     /// The thread left after [`ToGroup::Stop`], or broke.

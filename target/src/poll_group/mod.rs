@@ -48,6 +48,7 @@ mod proof;
 mod read;
 mod reply;
 mod respond;
+mod settles;
 pub mod slow;
 mod steps;
 pub mod thread;
@@ -59,9 +60,10 @@ mod zeroing;
 
 use access::Access;
 use connections::Connections;
-pub use mail::{FromGroup, Notice, PollerMemory, StepTicket, ToGroup, VolumeStep};
+pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
+use settles::{OF_SETTLES, Settles};
 use slow::{SlowIo, SlowIos};
 use steps::Steps;
 use turn::{Later, Told, Turn, TurnTime};
@@ -107,6 +109,7 @@ pub struct PollGroup<S> {
     reminded: Option<Instant>,
     stopping: Stopping,
     steps: Steps,
+    settles: Settles,
     // From then on a turn looks further, although it finds nothing: see `turn`.
     look_at: Micros,
 }
@@ -151,6 +154,7 @@ impl<S: Store> PollGroup<S> {
             reminded: None,
             stopping: Stopping::default(),
             steps: Steps::default(),
+            settles: Settles::default(),
             look_at: NEVER,
         }
     }
@@ -515,7 +519,10 @@ impl<S: Store> PollGroup<S> {
     /// A shard answered.
     fn on_reply(&mut self, reply: ShardReply) {
         if let Some(number) = reply.to().number_of_control() {
-            return self.on_step_reply(number, &reply);
+            return match number & OF_SETTLES {
+                0 => self.on_step_reply(number, &reply),
+                _ => self.on_settle_reply(number, &reply),
+            };
         }
         let id = reply.to().connection;
         self.serve_named(id, |connection, turn| reply::on_reply(connection, turn, reply));

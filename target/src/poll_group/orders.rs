@@ -38,6 +38,7 @@ impl<S: Store> PollGroup<S> {
                 self.turn.access.add(volume, stats);
             }
             ToGroup::Step { ticket, volume, step } => self.take_step(ticket, volume, step),
+            ToGroup::Settle { ticket, volume } => self.settle(ticket, volume),
             ToGroup::AddConnection { poller, connection, params, accept } => {
                 self.add_connection(poller, connection, *params, &accept);
             }

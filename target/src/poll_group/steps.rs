@@ -19,6 +19,7 @@ use std::sync::Arc;
 use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
+use super::settles::OF_SETTLES;
 use super::{FromGroup, PollGroup, StepTicket, VolumeStep};
 use crate::cache::{PartToken, ShardReply, ShardRequest};
 use crate::identity::ConnectionId;
@@ -129,7 +130,8 @@ impl<S: Store> PollGroup<S> {
     }
 
     fn token_of(&self, ticket: StepTicket) -> PartToken {
-        PartToken::of_control(narrow(self.turn.group), narrow(ticket.0 & u64::from(u16::MAX)))
+        let number = narrow(ticket.0 & u64::from(!OF_SETTLES));
+        PartToken::of_control(narrow(self.turn.group), number)
     }
 
     fn stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {

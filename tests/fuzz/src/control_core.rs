@@ -17,9 +17,8 @@ use rblk_protocol::{
 use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Knock, Ticket};
 use rblk_target::holders::{HolderRecord, Holders};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
-use rblk_target::poll_group::Notice;
+use rblk_target::poll_group::{Notice, SettleTicket};
 use rblk_target::store::VolumeIndex;
-use rblk_target::verifier::Lineage;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 
 use crate::Input;
@@ -68,6 +67,7 @@ struct World {
     open: BTreeMap<(SessionIndex, u16), AccessMode>,
     durable: BTreeMap<[u8; 16], HolderRecord>,
     on_their_way: Vec<(Ticket, HolderRecord)>,
+    settles: Vec<SettleTicket>,
     made: u32,
     tag: u16,
     stops: bool,
@@ -85,6 +85,7 @@ impl World {
             open: BTreeMap::new(),
             durable: BTreeMap::new(),
             on_their_way: Vec::new(),
+            settles: Vec::new(),
             made: 0,
             tag: 0,
             stops: false,
@@ -119,6 +120,7 @@ impl World {
                     self.core.volume_changed(VolumeIndex(u16::from(input.below(4))));
                     self.carry_out();
                 }
+                fails @ 0xf8..=0xfd => self.settle_one(fails == 0xf8),
                 _ => self.pass(Duration::from_millis(500)),
             },
         }
@@ -277,6 +279,16 @@ impl World {
         self.carry_out();
     }
 
+    /// A store has made durable what it was to, or says that it could not.
+    fn settle_one(&mut self, fails: bool) {
+        if self.settles.is_empty() {
+            return;
+        }
+        let ticket = self.settles.remove(0);
+        self.core.settled(ticket, if fails { Err("store".to_owned()) } else { Ok(()) });
+        self.carry_out();
+    }
+
     /// The target dies. The next run knows what was durable.
     fn restart(&mut self) {
         let holders = Holders::durable(self.durable.values().cloned());
@@ -285,6 +297,7 @@ impl World {
         self.asked.clear();
         self.open.clear();
         self.on_their_way.clear();
+        self.settles.clear();
         self.stops = false;
     }
 
@@ -307,6 +320,7 @@ impl World {
                 Effect::LimitHost { .. } => {}
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
+                Effect::Settle { ticket, .. } => self.settles.push(ticket),
                 Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
                 }
@@ -434,7 +448,6 @@ fn parts(holders: Holders) -> CoreParts {
     CoreParts {
         name: Name::new("t").expect("a name"),
         instance: InstanceId([9; 16]),
-        lineage: Lineage { process: [1; 16], machine: [2; 16] },
         volumes: (0..VOLUMES).map(volume).collect(),
         sessions_max: 8,
         lease: Duration::from_secs(30),

@@ -15,7 +15,8 @@
 //! | [`tcp_frame`] | the frames of `tcp://`: the header, and a QP that gets them |
 //! | [`tcp_handshake`] | the handshake of `tcp://` |
 //! | [`target_config`], [`mount_config`] | configuration files |
-//! | [`note`], [`holders`], [`lineage`] | files that a mount and a target leave to the next run |
+//! | [`note`], [`record`] | files that a mount and a target leave to the next run |
+//! | [`holders`], [`lineage`] | files of the version before, which become records |
 //!
 //! `corpus/NAME/` holds inputs that together reach all the code that was reached so far. The tests
 //! replay them on every run of `cargo xtask test`. `cargo xtask test --long` looks for new ones.
@@ -31,6 +32,7 @@ mod input;
 pub mod lineage;
 pub mod mount_config;
 pub mod note;
+pub mod record;
 pub mod target_config;
 pub mod target_engine;
 pub mod tcp_frame;
@@ -56,7 +58,7 @@ macro_rules! targets {
 }
 
 /// All targets.
-pub const ALL: [Target; 14] = targets!(
+pub const ALL: [Target; 15] = targets!(
     hello,
     admin_body,
     handshake,
@@ -69,6 +71,7 @@ pub const ALL: [Target; 14] = targets!(
     target_config,
     mount_config,
     note,
+    record,
     holders,
     lineage
 );

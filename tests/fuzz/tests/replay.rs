@@ -69,6 +69,7 @@ replayed!(
     target_config,
     mount_config,
     note,
+    record,
     holders,
     lineage,
 );

@@ -13,7 +13,8 @@
 //! Hosts send a request again when they lost the connection, so a change may take effect more than
 //! once: at most once in each of its attempts, and an attempt is over when the target has admitted
 //! the host to a newer epoch ([`Oracle::new_attempt`]). A host that lost the volume to another
-//! changes nothing from that moment on ([`Oracle::fence`]). When the target dies and comes back
+//! changes nothing from that moment on ([`Oracle::fence`]), and what it wrote is durable then
+//! ([`Oracle::settle`]). When the target dies and comes back
 //! ([`Oracle::restart`]), the outstanding goes on; what was acknowledged and is lost is written
 //! again by a host that retains (`Oracle::settled`), or a flush must tell ([`Oracle::end_flush`]).
 //!
@@ -250,6 +251,23 @@ impl Oracle {
             }
         }
         self.losses.retain(|loss| loss.host != host);
+    }
+
+    /// The target has given the volume to a host in a new generation: what was acknowledged to the
+    /// hosts before it is durable, since the host reads it and nobody would tell it of a loss.
+    pub fn settle(&mut self) {
+        let kept = |version: &Version| version.kept.is_some();
+        for block in &mut self.blocks {
+            for version in block.versions.iter_mut().filter(|v| v.acknowledged && !kept(v)) {
+                version.durable = true;
+            }
+        }
+        let blocks = &self.blocks;
+        self.volatile.retain(|(id, change)| {
+            let versions =
+                |at: usize| blocks[at].versions.iter().rfind(|v| v.source.id() == Some(*id));
+            !change.blocks.clone().all(|at| versions(at).is_none_or(|version| version.durable))
+        });
     }
 
     /// Whether a host has lost the volume.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rblk_fabric::Region;
 use rblk_protocol::{
     ConnectionKind, HelloRequest, InstanceId, Name, Opcode, OpenRequest, SessionId, Status, Tag,
+    WriteVerifier,
 };
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
@@ -17,8 +18,8 @@ use rblk_target::control::core::{
 };
 use rblk_target::holders::{HolderRecord, Holders};
 use rblk_target::identity::AdmissionId;
-use rblk_target::poll_group::ToGroup;
-use rblk_target::verifier::Lineage;
+use rblk_target::poll_group::{SettleTicket, ToGroup};
+use rblk_target::record::{AtRisk, BootId, VolumeRecord};
 use rblk_target::volume::CacheMode;
 
 use super::log::Log;
@@ -114,8 +115,12 @@ pub struct Site {
     random: Random,
     // What the next run knows.
     holders: BTreeMap<[u8; 16], HolderRecord>,
-    lineage: Lineage,
+    record: VolumeRecord,
+    boot: BootId,
     renounced: bool,
+    // What is being made durable before an OPEN is answered: poll groups that have not answered, and
+    // the first failure.
+    settles: BTreeMap<SettleTicket, (usize, Result<(), String>)>,
     // Records on their way to the disk, and when they are there.
     persists: VecDeque<(u64, Ticket, HolderRecord)>,
     asked: Vec<Asked>,
@@ -168,15 +173,18 @@ impl Site {
         let stores = CrashStore::shared(|region| disk(plan, &image, region, plan.seed));
         let rig = Rig::new(&options, stores).expect("a rig");
         let mut random = Random::new(plan.seed ^ 0x7461_7267);
-        let lineage = Lineage { process: id(&mut random), machine: id(&mut random) };
+        let boot = BootId::new(&format!("{:x}", random.bits()));
+        let record = VolumeRecord::new(rig.volumes()[0].uuid);
         let mut site = Self {
             rig,
             plan: plan.clone(),
             core: None,
             random,
             holders: BTreeMap::new(),
-            lineage,
+            record,
+            boot,
             renounced: false,
+            settles: BTreeMap::new(),
             persists: VecDeque::new(),
             asked: Vec::new(),
             owners: BTreeMap::new(),
@@ -192,7 +200,6 @@ impl Site {
         let parts = CoreParts {
             name: name(),
             instance: InstanceId(id(&mut self.random)),
-            lineage: self.lineage,
             volumes: self.rig.volumes().to_vec(),
             sessions_max: 64,
             lease: self.plan.lease,
@@ -200,7 +207,13 @@ impl Site {
             holders: Holders::durable(self.holders.values().cloned()),
             auth: None,
         };
-        self.core = Some(Core::new(parts, self.rig.now()));
+        let mut core = Core::new(parts, self.rig.now());
+        let volume = &self.rig.volumes()[0];
+        let _ = self.record.begin(&self.boot, WriteVerifier(id(&mut self.random)));
+        let risk = AtRisk::by_writes_to(volume).expect("a store");
+        self.record.put_at_risk(risk, &self.boot);
+        core.vouch(volume.uuid, self.record.verifier().expect("it begins with one"));
+        self.core = Some(core);
         self.stopping = false;
         self.ticked = self.rig.elapsed();
     }
@@ -303,6 +316,8 @@ impl Site {
             }
             self.carry_out(log, moments, &mut decided);
         }
+        self.take_settled();
+        self.carry_out(log, moments, &mut decided);
         if elapsed - self.ticked >= TICK {
             self.ticked = elapsed;
             // As control does: what it does without shall be nothing.
@@ -312,6 +327,24 @@ impl Site {
             self.carry_out(log, moments, &mut decided);
         }
         decided
+    }
+
+    fn take_settled(&mut self) {
+        for (ticket, result) in self.rig.take_settled() {
+            let Some((waiting, outcome)) = self.settles.get_mut(&ticket) else { continue };
+            *waiting -= 1;
+            if outcome.is_ok() {
+                *outcome = result;
+            }
+            if *waiting > 0 {
+                continue;
+            }
+            if let (Some((_, outcome)), Some(core)) =
+                (self.settles.remove(&ticket), self.core.as_mut())
+            {
+                core.settled(ticket, outcome);
+            }
+        }
     }
 
     fn command(
@@ -377,6 +410,13 @@ impl Site {
                     // In order.
                     let due = self.persists.back().map_or(due, |(last, ..)| due.max(*last));
                     self.persists.push_back((due, ticket, record));
+                }
+                Effect::Settle { ticket, volume } => {
+                    log.add("settle", [ticket.0, 0, 0]);
+                    self.settles.insert(ticket, (self.plan.groups, Ok(())));
+                    for group in 0..self.plan.groups {
+                        self.rig.mail_to(group, ToGroup::Settle { ticket, volume });
+                    }
                 }
                 Effect::Step(_) | Effect::GiveUpStep | Effect::GivenUp(_) | Effect::Altered(_) => {
                     unreachable!("no volume is changed here")
@@ -456,13 +496,15 @@ impl Site {
             // After a clean end the machine may well lose its power.
             Left::Image(store.crash(VOLUME, chance))
         };
-        // As the lineage file has it.
-        let machine = death == Some(Death::Machine) || self.renounced;
-        if !clean {
-            self.lineage.process = id(&mut self.random);
+        // As the record of the volume has it.
+        if clean {
+            self.record.lower_risk(AtRisk::Nothing);
         }
-        if machine {
-            self.lineage.machine = id(&mut self.random);
+        if self.renounced {
+            self.record.renounce();
+        }
+        if death == Some(Death::Machine) {
+            self.boot = BootId::new(&format!("{:x}", self.random.bits()));
         }
         self.renounced = false;
         // Of the records on their way, the disk may have got some.
@@ -473,6 +515,7 @@ impl Site {
         self.core = None;
         self.stopping = false;
         self.asked.clear();
+        self.settles.clear();
         self.owners.clear();
         left
     }

@@ -6,7 +6,8 @@
 //!
 //! | what changes | steps |
 //! | --- | --- |
-//! | a new volume | add, access |
+//! | a new volume | record, add, access |
+//! | hosts may write, or their writes are more at risk | record, and then as below |
 //! | read-only, read-ahead | access |
 //! | larger | store, grow, access |
 //! | smaller, cache mode | close, write back, quiet, reshape, store, access |
@@ -21,6 +22,9 @@
 //! for: if it were given up, it could cut the file later, under what hosts wrote since. And a
 //! removal by force ends, since its hosts have lost the volume when it begins. What cannot be
 //! written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
+//!
+//! "Record" makes durable, before a host may write, that writes are at risk
+//! ([`AtRisk`](crate::record::AtRisk)).
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
@@ -45,6 +49,7 @@ use super::{Core, Effect, Notice};
 use crate::cache::SLOT_BYTES;
 use crate::holders::Served;
 use crate::identity::SessionIndex;
+use crate::record::AtRisk;
 use crate::store::{StoreIdentity, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
@@ -131,6 +136,8 @@ pub enum OrderError {
 /// A step of an alteration. The volume is [`Core::altered`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
+    /// The next run will know that hosts may write to it as it will be.
+    Record,
     /// Every poll group serves another volume, which no command can name yet.
     Add,
     /// The file has the size of the volume.
@@ -165,13 +172,14 @@ impl Step {
     // A step that may fail late, and can be given up: what it waits for changes nothing. The length
     // of a file is something: a change of it that came later would cut off what hosts wrote since.
     fn has_deadline(self) -> bool {
-        use Step::{Clone, Close, Hold, Probe, Quiet, WriteBack};
-        matches!(self, Close | WriteBack | Quiet | Probe | Hold | Clone)
+        use Step::{Clone, Close, Hold, Probe, Quiet, Record, WriteBack};
+        matches!(self, Record | Close | WriteBack | Quiet | Probe | Hold | Clone)
     }
 
     // What did not end in time.
     fn waits_for(self) -> &'static str {
         match self {
+            Self::Record => "the write of its record (state_dir)",
             Self::Close => "the connections of its hosts",
             Self::WriteBack => "the writes of its dirty blocks",
             _ => "the work of its store",
@@ -236,6 +244,19 @@ impl Alteration {
 
 /// The steps that make one volume of another.
 fn steps_between(before: &Volume, after: &Volume) -> Vec<Step> {
+    let risk = |volume: &Volume| {
+        let by_writes = AtRisk::by_writes_to(volume).filter(|_| !volume.read_only);
+        by_writes.unwrap_or(AtRisk::Nothing)
+    };
+    let mut steps = steps_to(before, after);
+    if risk(after) > risk(before) {
+        steps.insert(0, Step::Record);
+    }
+    steps
+}
+
+/// The steps that change the volume itself.
+fn steps_to(before: &Volume, after: &Volume) -> Vec<Step> {
     use Step::{Access, Add, Close, Drop, Grow, Quiet, Reshape, Store, WriteBack};
     let (was, bytes) = (before.size_bytes(), after.size_bytes());
     let is_partial = was % (SLOT_BYTES as u64) != 0 && before.cache != CacheMode::None;
@@ -334,7 +355,10 @@ impl Core {
         self.judge(&order)?;
         let is_forced = matches!(order, VolumeOrder::Remove { force: true, .. });
         let (volume, before, end, steps) = match order {
-            VolumeOrder::Add(volume) => (volume, None, End::Served, vec![Step::Add, Step::Access]),
+            VolumeOrder::Add(volume) => {
+                let steps = vec![Step::Record, Step::Add, Step::Access];
+                (volume, None, End::Served, steps)
+            }
             VolumeOrder::Remove { volume, .. } => {
                 let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
                 self.volume_changed(volume.index);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rblk_protocol::{AccessMode, OpenRequest, Status};
 
-use super::open::{Stage, held_by};
+use super::open::{Settling, Stage, held_by};
 use super::{Answer, Core, EventKind, Notice, Occurrence, Ticket, refuse};
 use crate::holders::{Claimant, HolderRecord, VolumeUuid};
 use crate::identity::SessionIndex;
@@ -43,7 +43,7 @@ impl Core {
         let (Some(volume), Some((open, take_over))) = (volume, claims) else {
             return self.write_again(&record.volume);
         };
-        open.stage = Stage::Granted(None);
+        (open.stage, open.settling) = (Stage::Granted(None), Settling::Needed);
         let session = open.session;
         let claimant =
             Claimant { mode: record.mode, host: record.host, host_name: record.host_name };

@@ -1,44 +1,36 @@
 //! [`Exports`]: what this run of the target exports, and under which identity.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rblk_protocol::{InstanceId, Name, WriteVerifier};
 
 use crate::holders::VolumeUuid;
 use crate::store::VolumeIndex;
-use crate::verifier::Lineage;
-use crate::volume::{CacheMode, Volume};
+use crate::volume::{Placement, Volume};
 
 /// What a run of the target exports.
 #[derive(Debug)]
 pub(super) struct Exports {
     name: Name,
     instance: InstanceId,
-    lineage: Lineage,
+    // Of volumes with a store, as their records have them.
+    verifiers: BTreeMap<VolumeUuid, WriteVerifier>,
     volumes: Vec<Arc<Volume>>,
-    // Volumes that were write-back in this run.
-    written_back: BTreeSet<VolumeIndex>,
 }
 
 impl Exports {
-    pub(super) fn new(
-        name: Name,
-        instance: InstanceId,
-        lineage: Lineage,
-        volumes: Vec<Arc<Volume>>,
-    ) -> Self {
-        let mut exports =
-            Self { name, instance, lineage, volumes: Vec::new(), written_back: BTreeSet::new() };
-        volumes.into_iter().for_each(|volume| exports.put(volume));
-        exports
+    pub(super) fn new(name: Name, instance: InstanceId, volumes: Vec<Arc<Volume>>) -> Self {
+        Self { name, instance, verifiers: BTreeMap::new(), volumes }
+    }
+
+    /// The verifier of a volume in this run.
+    pub(super) fn vouch(&mut self, volume: VolumeUuid, verifier: WriteVerifier) {
+        self.verifiers.insert(volume, verifier);
     }
 
     /// Exports a volume, instead of the one with its index.
     pub(super) fn put(&mut self, volume: Arc<Volume>) {
-        if volume.cache == CacheMode::WriteBack {
-            self.written_back.insert(volume.index);
-        }
         match self.volumes.iter_mut().find(|old| old.index == volume.index) {
             Some(old) => *old = volume,
             None => self.volumes.push(volume),
@@ -80,14 +72,11 @@ impl Exports {
         self.volumes.iter().find(|volume| volume.uuid == *uuid)
     }
 
-    /// The write verifier of a volume. A volume that was write-back keeps the verifier of one for
-    /// this run: it changes whenever the other one does, and hosts that know it see no loss where
-    /// there is none.
+    /// The write verifier of a volume. It stays the same for the whole run, also when the cache
+    /// mode changes. Where no record has one, nothing outlives the run.
     pub(super) fn verifier_of(&self, volume: &Volume) -> WriteVerifier {
-        if self.written_back.contains(&volume.index) {
-            let as_it_was = Volume { cache: CacheMode::WriteBack, ..volume.clone() };
-            return self.lineage.verifier_for(&as_it_was, self.instance);
-        }
-        self.lineage.verifier_for(volume, self.instance)
+        let of_record = self.verifiers.get(&volume.uuid);
+        let of_record = of_record.filter(|_| matches!(volume.placement, Placement::Store));
+        of_record.copied().unwrap_or(WriteVerifier(self.instance.0))
     }
 }

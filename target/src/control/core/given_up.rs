@@ -23,11 +23,15 @@ impl Core {
         self.effects.push_back(Effect::GivenUp(why));
     }
 
-    /// Whether the next run may not know that hosts of a volume may not resume. A run that ends so
-    /// does not end clean: then their mounts learn of a loss.
+    /// Whether the next run may not know that hosts of a volume may not resume.
     #[must_use]
     pub fn owes_fences(&self) -> bool {
         !self.given_up.is_empty()
+    }
+
+    /// The volumes of which that is so. Their mounts must learn of a loss.
+    pub(crate) fn owed_fences(&self) -> impl Iterator<Item = VolumeUuid> {
+        self.given_up.iter().copied()
     }
 
     /// A record is durable, or may not be.

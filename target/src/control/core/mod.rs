@@ -9,9 +9,9 @@
 //! - A connection that has not logged in changes nothing but the count of strangers
 //!   (`admissions.rs`).
 //! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
-//! - OPEN for writing is answered when two things hold (`open.rs`). Every session that held the
-//!   volume before, and does not any more, has no connection of that time left. And the next run of
-//!   the target would know of the change of holder.
+//! - OPEN for writing is answered when three things hold (`open.rs`). Every session that held the
+//!   volume before, and does not any more, has no connection of that time left. The next run of the
+//!   target would know of the change of holder. And what the holders before wrote is durable.
 //! - Fencing takes effect once the record of the new holder is durable. A take-over that cannot be
 //!   remembered leaves the holder as it is.
 //! - So a command of an earlier holder takes effect before the answer, or never.
@@ -45,16 +45,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_protocol::width::narrow;
-use rblk_protocol::{CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag};
+use rblk_protocol::{
+    CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag, WriteVerifier,
+};
 
 use crate::events::{EventKind, Occurrence};
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::limits::Limiter;
-use crate::poll_group::Notice;
+use crate::poll_group::{Notice, SettleTicket};
 use crate::session::{After, Leave, SessionTable};
-use crate::store::VolumeIndex;
-use crate::verifier::Lineage;
+use crate::store::{StoreIdentity, VolumeIndex};
 use crate::volume::Volume;
 
 pub use alter::{OrderError, Step, VolumeOrder};
@@ -145,6 +146,13 @@ pub enum Effect {
         /// What changed.
         record: HolderRecord,
     },
+    /// Make durable what hosts wrote to the volume so far, and then call [`Core::settled`].
+    Settle {
+        /// To name in that call.
+        ticket: SettleTicket,
+        /// The volume.
+        volume: VolumeIndex,
+    },
     /// Carry out a step of the alteration of [`Core::altered`], and then call [`Core::stepped`].
     Step(Step),
     /// The step before has taken too long. Nothing waits for it any more.
@@ -164,8 +172,6 @@ pub struct CoreParts {
     pub name: Name,
     /// This run.
     pub instance: InstanceId,
-    /// What the verifiers of the volumes are made of.
-    pub lineage: Lineage,
     /// What is exported at first.
     pub volumes: Vec<Arc<Volume>>,
     /// Sessions at a time.
@@ -211,6 +217,8 @@ pub struct Core {
     waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
+    // Settles that were asked for.
+    settles: u64,
     // The volume that is being added, removed or changed.
     alteration: Option<Alteration>,
     // Volumes that only those who have them open may open.
@@ -259,7 +267,7 @@ impl Core {
     pub fn new(parts: CoreParts, now: Instant) -> Self {
         Self {
             kept_for: BTreeMap::new(),
-            exports: Exports::new(parts.name, parts.instance, parts.lineage, parts.volumes),
+            exports: Exports::new(parts.name, parts.instance, parts.volumes),
             auth: parts.auth,
             admissions: Admissions::default(),
             seals: Seals::default(),
@@ -269,6 +277,7 @@ impl Core {
             changes: Changes::default(),
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
+            settles: 0,
             alteration: None,
             closing: BTreeSet::new(),
             given_up: BTreeSet::new(),
@@ -279,6 +288,21 @@ impl Core {
             occurrences: VecDeque::new(),
             latest: now,
         }
+    }
+
+    /// The verifier of a volume, as its record has it.
+    pub fn vouch(&mut self, volume: VolumeUuid, verifier: WriteVerifier) {
+        self.exports.vouch(volume, verifier);
+    }
+
+    /// What an earlier run left of a volume that is about to be served.
+    pub fn adopt(
+        &mut self,
+        volume: VolumeUuid,
+        holder: Option<HolderRecord>,
+        store: Option<StoreIdentity>,
+    ) {
+        self.holders.adopt(volume, holder, store);
     }
 
     /// The next thing to do. After every other call, take all effects.

@@ -7,7 +7,9 @@
 //! - the change of holder is durable, so that the next run fences the same hosts. From then on the
 //!   hosts that it fences are out;
 //! - no session is *leaving* the volume: no connection is left by which a command came while
-//!   another session held the volume.
+//!   another session held the volume;
+//! - in a new generation: what the holders before wrote is durable. The opener reads it, and nobody
+//!   would tell the opener if a crash took it back.
 //!
 //! | the opener names | it is | generation |
 //! | --- | --- | --- |
@@ -32,14 +34,15 @@ use rblk_protocol::{
 
 use super::changes::Undurable;
 use super::{
-    Answer, ConnectionRef, Core, EventKind, Notice, Occurrence, QUIESCE_DEADLINE, Ticket, refuse,
-    refuse_saying,
+    Answer, ConnectionRef, Core, Effect, EventKind, Notice, Occurrence, QUIESCE_DEADLINE, Ticket,
+    refuse, refuse_saying,
 };
 use crate::holders::Claimant;
 use crate::identity::SessionIndex;
+use crate::poll_group::SettleTicket;
 use crate::session::Session;
 use crate::store::VolumeIndex;
-use crate::volume::Volume;
+use crate::volume::{Placement, Volume};
 
 /// An OPEN that was neither refused nor answered.
 #[derive(Debug)]
@@ -51,7 +54,21 @@ pub(super) struct WaitingOpen {
     pub(super) volume: VolumeIndex,
     mode: AccessMode,
     pub(super) stage: Stage,
+    pub(super) settling: Settling,
     since: Instant,
+}
+
+/// Whether what the holders before wrote is durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Settling {
+    /// That is of no matter to the opener.
+    NotNeeded,
+    /// It has to become so when no session is leaving any more.
+    Needed,
+    /// It is being made durable.
+    Begun(SettleTicket),
+    /// It is.
+    Settled,
 }
 
 /// How far an OPEN is.
@@ -137,6 +154,7 @@ impl Core {
             volume: volume.index,
             mode: request.mode,
             stage,
+            settling: Settling::NotNeeded,
             since: now,
         });
         Answer::Later
@@ -316,6 +334,7 @@ impl Core {
 
     /// Answers every OPEN that waits for nothing any more.
     pub(super) fn finish_opens(&mut self) {
+        self.begin_settles();
         loop {
             if let Some(at) = self.waiting_opens.iter().position(|open| self.is_ready(open)) {
                 let open = self.waiting_opens.remove(at);
@@ -327,10 +346,65 @@ impl Core {
     }
 
     fn is_ready(&self, open: &WaitingOpen) -> bool {
+        self.has_volume_alone(open)
+            && matches!(open.settling, Settling::NotNeeded | Settling::Settled)
+    }
+
+    /// Whether an OPEN waits for no record and for no earlier holder.
+    fn has_volume_alone(&self, open: &WaitingOpen) -> bool {
         let mut leaving = self.sessions.leaving(open.volume, open.session, open.mode);
         matches!(open.stage, Stage::Granted(None))
             && !self.is_closed(open.volume)
             && (leaving.next().is_none() || Mutation::FencingWait.is_on())
+    }
+
+    /// Has made durable what the holders before wrote, for every OPEN that waits for nothing else.
+    fn begin_settles(&mut self) {
+        let due =
+            |open: &WaitingOpen| open.settling == Settling::Needed && self.has_volume_alone(open);
+        let due: Vec<usize> =
+            (0..self.waiting_opens.len()).filter(|at| due(&self.waiting_opens[*at])).collect();
+        for at in due {
+            let volume = self.waiting_opens[at].volume;
+            let has_store = self
+                .exports
+                .volume(volume)
+                .is_some_and(|volume| matches!(volume.placement, Placement::Store));
+            self.waiting_opens[at].settling = match has_store && !Mutation::OpenUnsettled.is_on() {
+                true => {
+                    self.settles += 1;
+                    let ticket = SettleTicket(self.settles);
+                    self.effects.push_back(Effect::Settle { ticket, volume });
+                    Settling::Begun(ticket)
+                }
+                false => Settling::Settled,
+            };
+        }
+    }
+
+    /// What hosts had written to the volume of an [`Effect::Settle`] is durable, or not all of it
+    /// is, for that reason.
+    pub fn settled(&mut self, ticket: SettleTicket, result: Result<(), String>) {
+        let is_it = |open: &WaitingOpen| open.settling == Settling::Begun(ticket);
+        match result {
+            Ok(()) => {
+                let its = self.waiting_opens.iter_mut().filter(|open| is_it(open));
+                its.for_each(|open| open.settling = Settling::Settled);
+            }
+            Err(error) => {
+                for open in self.take_opens(is_it) {
+                    let name = self.exports.volume(open.volume).map(|volume| volume.name);
+                    let name = name.map(tracing::field::display);
+                    tracing::error!(volume = name, error, "OPEN refused: its store fails");
+                    let text = format!(
+                        "not all that hosts wrote to it before can be made durable: {error}. Mend its store or make \
+                         room there; if flushes go on failing, restart the target. It can be opened read-only"
+                    );
+                    self.fail_open(&open, Status::StoreError, text);
+                }
+            }
+        }
+        self.finish_opens();
     }
 
     fn finish_open(&mut self, open: &WaitingOpen) {
@@ -396,9 +470,14 @@ impl Core {
                 session = open.session.index,
                 volume = open.volume.0,
                 stage = ?open.stage,
-                "connections of an earlier holder do not end, or the state directory takes no writes"
+                settling = ?open.settling,
+                "connections of an earlier holder do not end, the store does not answer, or the state directory takes \
+                 no writes"
             );
             let text = match open.stage {
+                Stage::Granted(None) if matches!(open.settling, Settling::Begun(_)) => {
+                    "its store does not answer: what hosts wrote before is not durable yet"
+                }
                 Stage::Granted(None) => "commands of the holder before do not end",
                 _ => "the target's state directory does not keep up",
             };

@@ -32,7 +32,7 @@ use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::connection::SpareMemory;
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
-use rblk_target::poll_group::FromGroup;
+use rblk_target::poll_group::{FromGroup, SettleTicket};
 use rblk_target::store::Store;
 use rblk_target::traffic::IoStats;
 use rblk_target::volume::Volume;
@@ -162,6 +162,7 @@ pub struct Rig<S> {
     gone: Vec<Gone>,
     admin: Vec<AdminCommand>,
     lost_writes: bool,
+    settled: Vec<(SettleTicket, Result<(), String>)>,
     changing: Changing,
     fingerprint: u64,
     allocations: Allocations,
@@ -227,6 +228,7 @@ impl<S: Store> Rig<S> {
             gone: Vec::new(),
             admin: Vec::new(),
             lost_writes: false,
+            settled: Vec::new(),
             changing: Changing::default(),
             fingerprint: options.seed,
             allocations: Allocations::default(),

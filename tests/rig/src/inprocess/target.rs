@@ -22,7 +22,7 @@ use rblk_target::connection::{
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::limits::{DelayCounts, Limiter};
 use rblk_target::poll_group::peers::Peers;
-use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, ToGroup};
+use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup};
 use rblk_target::stats::{Stats, StatsSnapshot};
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::terms::Terms;
@@ -198,6 +198,7 @@ impl<S: Store> Rig<S> {
         self.sessions.clear();
         self.admin.clear();
         self.lost_writes = false;
+        self.settled.clear();
         self.next_group = 0;
         self.note(&[5, u64::from(silent)]);
     }
@@ -562,6 +563,7 @@ impl<S: Store> Rig<S> {
             FromGroup::LostWrites { .. } => self.lost_writes = true,
             FromGroup::StoreFailed(_) | FromGroup::SlowIo { .. } | FromGroup::Stopped { .. } => {}
             FromGroup::Stepped { ticket, result, .. } => self.changing.stepped(ticket, result),
+            FromGroup::Settled { ticket, result, .. } => self.settled.push((ticket, result)),
         }
     }
 
@@ -575,6 +577,11 @@ impl<S: Store> Rig<S> {
     #[must_use]
     pub fn proven(&self) -> usize {
         self.proven
+    }
+
+    /// What the poll groups answered to [`ToGroup::Settle`] since the last call.
+    pub fn take_settled(&mut self) -> Vec<(SettleTicket, Result<(), String>)> {
+        std::mem::take(&mut self.settled)
     }
 
     /// Whether a poll group told since the last call that acknowledged writes may be lost.

@@ -64,6 +64,7 @@ impl World {
         for number in (0..self.numbers).map(Host).filter(|number| *number != host) {
             self.oracle.fence(number);
         }
+        self.oracle.settle();
         for mount in self.mounts.iter_mut().filter(|m| m.number != host) {
             self.report.fenced += u64::from(!mount.fenced);
             mount.fenced = true;

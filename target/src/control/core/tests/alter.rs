@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use rblk_protocol::WriteVerifier;
+
 use super::super::{OrderError, VolumeOrder};
 use super::*;
 
@@ -59,13 +61,13 @@ impl World {
 fn with_stored() -> (World, u16) {
     let mut w = World::new();
     w.add(stored(VOLUMES, STORED)).unwrap();
-    assert_eq!(w.do_all(), [Step::Add, Step::Access]);
+    assert_eq!(w.do_all(), [Step::Record, Step::Add, Step::Access]);
     (w, VOLUMES)
 }
 
 #[test]
 fn each_change_takes_its_steps() {
-    use Step::{Access, Close, Drop, Grow, Quiet, Reshape, Store, WriteBack};
+    use Step::{Access, Close, Drop, Grow, Quiet, Record, Reshape, Store, WriteBack};
     let (mut w, index) = with_stored();
     let steps = |w: &mut World, volume: Volume, shrink| {
         w.alter(volume, shrink).unwrap();
@@ -73,7 +75,10 @@ fn each_change_takes_its_steps() {
     };
     let as_it_was = || stored(index, STORED);
     assert_eq!(steps(&mut w, Volume { read_only: true, ..as_it_was() }, false), [Access]);
-    assert_eq!(steps(&mut w, Volume { read_ahead_bytes: 7, ..as_it_was() }, false), [Access]);
+    assert_eq!(
+        steps(&mut w, Volume { read_ahead_bytes: 7, ..as_it_was() }, false),
+        [Record, Access]
+    );
     let larger = stored(index, BlockCount(1600));
     assert_eq!(steps(&mut w, larger.clone(), false), [Store, Grow, Access]);
     let error = w.alter(as_it_was(), false).unwrap_err();
@@ -81,7 +86,7 @@ fn each_change_takes_its_steps() {
     let closed = [Close, WriteBack, Quiet, Reshape, Store, Access];
     assert_eq!(steps(&mut w, as_it_was(), true), closed);
     let cached = Volume { cache: CacheMode::WriteBack, ..as_it_was() };
-    let cleared = [Close, WriteBack, Quiet, Reshape, Access];
+    let cleared = [Record, Close, WriteBack, Quiet, Reshape, Access];
     assert_eq!(steps(&mut w, cached.clone(), false), cleared);
     // The last block was cached as far as it reached.
     let odd = Volume { cache: CacheMode::WriteBack, ..stored(index, BlockCount(801)) };
@@ -172,6 +177,8 @@ fn what_waits_for_a_store_has_a_deadline_and_leads_back() {
     let cached = |blocks| Volume { cache: CacheMode::WriteBack, ..stored(index, blocks) };
     w.steps.clear();
     w.alter(cached(BlockCount(801)), false).unwrap();
+    assert_eq!(w.steps.pop(), Some(Step::Record));
+    w.stepped(Ok(()));
     w.stepped(Ok(()));
     w.steps.clear();
     w.stepped(Err("a disk".to_owned()));
@@ -360,21 +367,77 @@ fn who_uses_a_volume_is_said_and_can_be_ended() {
 }
 
 #[test]
-fn a_volume_that_was_write_back_keeps_its_verifier() {
+fn a_volume_keeps_its_verifier_when_its_cache_mode_changes() {
     let (mut w, index) = with_stored();
-    let of = |w: &World, mode| {
-        let volume = Volume { cache: mode, ..stored(index, STORED) };
-        w.core.exports.verifier_of(&volume)
-    };
-    let through = of(&w, CacheMode::WriteThrough);
-    let back = Volume { cache: CacheMode::WriteBack, ..stored(index, STORED) };
-    w.alter(back, false).unwrap();
-    w.do_all();
-    let verifier = of(&w, CacheMode::WriteBack);
-    assert_ne!(verifier, through);
-    w.alter(stored(index, STORED), false).unwrap();
-    w.do_all();
-    assert_eq!(of(&w, CacheMode::None), verifier);
+    let vouched = WriteVerifier([5; 16]);
+    w.core.vouch(stored(index, STORED).uuid, vouched);
+    let mut told = Vec::new();
+    for (at, cache) in
+        [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::None].into_iter().enumerate()
+    {
+        w.alter(Volume { cache, ..stored(index, STORED) }, false).unwrap();
+        w.do_all();
+        let link = w.session(u8::try_from(at).unwrap() + 1);
+        told.push(w.opened(link, 1, taking_over(index)).unwrap().verifier);
+        w.bury(link);
+        w.bury_the_dying();
+        w.pass(2 * LEASE);
+    }
+    assert_eq!(told, [vouched; 3]);
+}
+
+#[test]
+fn what_is_more_at_risk_is_recorded_first() {
+    let (mut w, index) = with_stored();
+    w.alter(Volume { cache: CacheMode::WriteBack, ..stored(index, STORED) }, false).unwrap();
+    assert_eq!(w.steps, [Step::Record]);
+    // Where it cannot be, nothing changes.
+    w.stepped(Err("a full disk".to_owned()));
+    assert_eq!(w.altered.pop(), Some(Err("a full disk".to_owned())));
+    assert_eq!(w.core.exports.volume(VolumeIndex(index)).unwrap().cache, CacheMode::None);
+    w.steps.clear();
+    w.add(stored(index + 1, STORED)).unwrap();
+    w.pass(Duration::from_secs(61));
+    assert_eq!(w.steps, [Step::Record, Step::Drop], "it is waited for, with a deadline");
+    w.stepped(Ok(()));
+    let error = w.altered.pop().unwrap().unwrap_err();
+    assert!(error.contains("its record (state_dir)"), "{error}");
+}
+
+#[test]
+fn an_opener_in_a_new_generation_reads_only_what_is_durable() {
+    let (mut w, index) = with_stored();
+    w.slow_store = true;
+    let first = w.session(1);
+    assert_eq!(w.open(first, 1, exclusive(index)), None);
+    assert_eq!(w.settles.len(), 1);
+    w.settle_all(&Ok(()));
+    let said = w.answer(first, 1).expect("it is durable");
+    let generation = OpenReply::from_wire(&said.payload).unwrap().generation;
+    // Who reads, or comes back in the same generation, was told of a loss otherwise.
+    let reader = w.session(3);
+    assert!(w.opened(reader, 1, open_as(index, AccessMode::ReadOnly)).is_some());
+    assert!(w.opened(first, 2, returning(index, generation)).is_some());
+    assert!(w.settles.is_empty());
+    // The next holder: first the connections of the one before end.
+    let second = w.session(2);
+    assert_eq!(w.open(second, 1, taking_over(index)), None);
+    assert!(w.settles.is_empty(), "commands of the holder before may still write");
+    w.bury_the_dying();
+    assert_eq!((w.settles.len(), w.answer(second, 1)), (1, None));
+    w.settle_all(&Err("no space".to_owned()));
+    let said = w.answer(second, 1).expect("it is refused");
+    assert_eq!(said.status, Status::StoreError);
+    assert!(said.text().contains("no space") && said.text().contains("read-only"));
+    // It may try again, and the wait has an end.
+    assert_eq!(w.open(second, 2, exclusive(index)), None);
+    w.pass(Duration::from_secs(31));
+    let said = w.answer(second, 2).expect("it is refused");
+    assert_eq!(said.status, Status::TimedOut);
+    assert!(said.text().contains("its store does not answer"), "{}", said.text());
+    // An answer that comes late is for nobody.
+    w.settle_all(&Ok(()));
+    assert!(w.core.users(VolumeIndex(index)).iter().all(|user| !user.contains("host2")));
 }
 
 /// What is served, and who has it.

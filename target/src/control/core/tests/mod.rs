@@ -28,8 +28,8 @@ use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::limits::Limiter;
+use crate::poll_group::SettleTicket;
 use crate::store::VolumeIndex;
-use crate::verifier::Lineage;
 use crate::volume::{CacheMode, Placement, Volume};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -88,6 +88,9 @@ struct World {
     // Changes on their way to it, when they are to wait there.
     slow_disk: bool,
     on_their_way: Vec<(Ticket, HolderRecord)>,
+    // Volumes whose writes are to be made durable, when they are to wait there.
+    slow_store: bool,
+    settles: Vec<(SettleTicket, VolumeIndex)>,
     stopped: bool,
     // Steps of changes of volumes that were asked for, and how the changes ended.
     steps: Vec<Step>,
@@ -177,7 +180,6 @@ impl World {
         let parts = CoreParts {
             name: Name::new("t").unwrap(),
             instance: InstanceId([9; 16]),
-            lineage: Lineage { process: [1; 16], machine: [2; 16] },
             volumes: (0..VOLUMES).map(volume).collect(),
             sessions_max: 8,
             lease: LEASE,
@@ -198,6 +200,8 @@ impl World {
             durable,
             slow_disk: false,
             on_their_way: Vec::new(),
+            slow_store: false,
+            settles: Vec::new(),
             stopped: false,
             steps: Vec::new(),
             altered: Vec::new(),
@@ -246,6 +250,12 @@ impl World {
                         self.write_all();
                     }
                 }
+                Effect::Settle { ticket, volume } => {
+                    self.settles.push((ticket, volume));
+                    if !self.slow_store {
+                        self.settle_all(&Ok(()));
+                    }
+                }
                 Effect::Step(step) => self.steps.push(step),
                 Effect::GiveUpStep => {}
                 Effect::GivenUp(why) => self.given_up.push(why),
@@ -263,6 +273,14 @@ impl World {
         for (ticket, record) in std::mem::take(&mut self.on_their_way) {
             self.durable.insert(record.volume, record);
             self.core.persisted(ticket, Ok(()));
+        }
+        self.carry_out();
+    }
+
+    /// The stores have made durable what they were to, or could not.
+    fn settle_all(&mut self, result: &Result<(), String>) {
+        for (ticket, _) in std::mem::take(&mut self.settles) {
+            self.core.settled(ticket, result.clone());
         }
         self.carry_out();
     }

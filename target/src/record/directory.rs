@@ -1,0 +1,415 @@
+//! [`StateDirectory`]: records in files, one for each volume of a target: `NAME.UUID.volume`.
+//!
+//! A lock, `NAME.lineage.lock`, is held as long as the target runs. Two targets of one name never
+//! write one record, and neither does a target of the version before, which locks the same file.
+//!
+//! A record that could not be replaced, for want of space, is renamed to `NAME.UUID.renounced`: that
+//! needs none. It still says who held the volume, and vouches for no write.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use rblk_protocol::Name;
+
+use super::former::Former;
+use super::keeper::{Found, KeepError, Keeper, Keepers, Place, Revision};
+use super::{AtRisk, VolumeRecord, text};
+use crate::durable;
+use crate::holders::VolumeUuid;
+
+/// How long to wait for the lock: a target that was killed holds it until its process is gone, like
+/// the locks of its stores.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+/// Step of that wait.
+const LOCK_STEP: Duration = Duration::from_millis(20);
+/// How the names of records end.
+const VOLUME: &str = "volume";
+/// How the names of records end that vouch for nothing.
+const RENOUNCED: &str = "renounced";
+
+/// See the module.
+#[derive(Debug)]
+pub struct StateDirectory {
+    path: PathBuf,
+    name: String,
+    state: State,
+    // An earlier run of the target used it.
+    was_used: bool,
+    former: Option<Former>,
+}
+
+/// What a run keeps of its volumes for the next one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Keeping {
+    /// The next run will know how this one ended.
+    pub is_kept: bool,
+    /// The run has no state directory: it began without a volume that outlives it.
+    pub is_nothing: bool,
+    /// Hosts that come back are believed, since no run of this target can remember any.
+    pub is_forgetful: bool,
+    /// An earlier run of the target may have kept records.
+    pub was_used: bool,
+}
+
+/// What a run may do with the directory.
+#[derive(Debug)]
+enum State {
+    /// Everything.
+    Locked {
+        // Held as long as the target runs.
+        _lock: Flock<File>,
+    },
+    /// Records may be there, and cannot be written now.
+    Unwritable,
+    /// Another target of the name runs: read only.
+    Foreign,
+    /// There is nothing, and nothing can be there.
+    Nothing,
+}
+
+impl StateDirectory {
+    /// The directory of a target, which is made if it is not there. A directory that cannot be used
+    /// is only logged. Nothing that is kept there changes. May block for a moment.
+    ///
+    /// # Errors
+    /// A file of the version before is there and cannot be read.
+    pub fn open(path: &Path, name: &Name) -> anyhow::Result<Self> {
+        let mut directory = Self {
+            path: path.to_owned(),
+            name: name.to_string(),
+            state: State::Nothing,
+            was_used: false,
+            former: None,
+        };
+        let lock_path = path.join(format!("{name}.lineage.lock"));
+        directory.was_used = lock_path.exists();
+        let locked = durable::directory(path, name.as_str()).and_then(|()| lock(&lock_path));
+        directory.former = Former::read(path, name.as_str())?;
+        let is_there = directory.was_used || directory.former.is_some();
+        directory.state = match locked {
+            Ok(lock) => State::Locked { _lock: lock },
+            Err(error) => {
+                tracing::warn!(
+                    directory = %path.display(),
+                    %error,
+                    "cannot remember how this run ends (state_dir): initiators will take the next start for a loss of \
+                     writes that were not flushed"
+                );
+                match error.kind() {
+                    io::ErrorKind::ResourceBusy => State::Foreign,
+                    _ if is_there || directory.has_records() => State::Unwritable,
+                    _ => State::Nothing,
+                }
+            }
+        };
+        Ok(directory)
+    }
+
+    /// For a target that has nothing to remember: no volume of it outlives a run.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self {
+            path: PathBuf::new(),
+            name: String::new(),
+            state: State::Nothing,
+            was_used: false,
+            former: None,
+        }
+    }
+
+    /// What a run keeps here.
+    #[must_use]
+    pub fn keeping(&self) -> Keeping {
+        Keeping {
+            is_kept: matches!(self.state, State::Locked { .. }),
+            is_nothing: self.path.as_os_str().is_empty(),
+            is_forgetful: matches!(self.state, State::Nothing),
+            was_used: self.was_used || self.former.is_some(),
+        }
+    }
+
+    // Any error but that there is no directory leaves open whether there are records.
+    fn has_records(&self) -> bool {
+        let entries = match fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) => {
+                use io::ErrorKind::{NotADirectory, NotFound};
+                return !matches!(error.kind(), NotFound | NotADirectory);
+            }
+        };
+        let prefix = format!("{}.", self.name);
+        entries.flatten().any(|entry| {
+            let file = entry.file_name();
+            let file = file.to_string_lossy();
+            file.starts_with(&prefix) && (file.ends_with(VOLUME) || file.ends_with(RENOUNCED))
+        })
+    }
+
+    fn file(&self, volume: &VolumeUuid) -> RecordFile {
+        let path = |extension| {
+            let file = format!("{}.{}.{extension}", self.name, text::to_hex(*volume));
+            self.path.join(file)
+        };
+        RecordFile { volume: *volume, path: path(VOLUME), renounced: path(RENOUNCED) }
+    }
+}
+
+impl Keepers for StateDirectory {
+    fn of(&self, volume: &VolumeUuid) -> Place {
+        match self.state {
+            State::Locked { .. } | State::Unwritable => Place::Ours(Box::new(self.file(volume))),
+            State::Foreign => Place::Foreign(Box::new(self.file(volume))),
+            State::Nothing => Place::Nothing,
+        }
+    }
+
+    fn former(&self, volume: &VolumeUuid, risk: Option<AtRisk>) -> Option<VolumeRecord> {
+        self.former.as_ref().map(|former| former.record_of(volume, risk))
+    }
+
+    fn former_volumes(&self) -> BTreeSet<VolumeUuid> {
+        self.former.as_ref().map(Former::volumes).unwrap_or_default()
+    }
+
+    fn forget_former(&mut self) {
+        let Some(former) = self.former.take_if(|_| matches!(self.state, State::Locked { .. }))
+        else {
+            return;
+        };
+        match former.remove() {
+            Ok(()) => tracing::info!("the files of the version before were converted to records"),
+            Err(error) => tracing::warn!(
+                directory = %self.path.display(), %error,
+                "cannot remove the files of the version before (NAME.lineage, NAME.holders): remove them by hand"
+            ),
+        }
+    }
+}
+
+fn lock(path: &Path) -> io::Result<Flock<File>> {
+    let mut options = fs::OpenOptions::new();
+    options.create(true).write(true).truncate(false).mode(durable::FILE_MODE);
+    let mut file = options.open(path)?;
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
+                return Err(io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    "another target of that name runs here",
+                ));
+            }
+            Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
+            Err((_, error)) => return Err(error.into()),
+        }
+        std::thread::sleep(LOCK_STEP);
+    }
+}
+
+/// The file of one record.
+#[derive(Debug)]
+struct RecordFile {
+    volume: VolumeUuid,
+    path: PathBuf,
+    renounced: PathBuf,
+}
+
+impl RecordFile {
+    fn read_one(&self, path: &Path) -> io::Result<Found> {
+        let Some(text) = read(path, text::TEXT_MAX)? else { return Ok(Found::Nothing) };
+        Ok(match text::parse(&text) {
+            Ok((record, _)) if record.volume() != self.volume => {
+                Found::Garbage("it is the record of another volume".to_owned())
+            }
+            Ok((record, revision)) => Found::Record(record, revision),
+            Err(error) => Found::Garbage(error),
+        })
+    }
+}
+
+impl Keeper for RecordFile {
+    fn read(&self) -> io::Result<Found> {
+        let found = self.read_one(&self.path)?;
+        let renounced = self.read_one(&self.renounced)?;
+        // A crash may have left both. The one that was written last is the newer one, and neither
+        // vouches for anything.
+        Ok(match (found, renounced) {
+            (found, Found::Nothing) => found,
+            (Found::Record(mut record, revision), _) | (_, Found::Record(mut record, revision)) => {
+                record.renounce();
+                Found::Record(record, revision)
+            }
+            (_, garbage) => garbage,
+        })
+    }
+
+    fn replace(&self, record: &VolumeRecord, expected: Revision) -> Result<Revision, KeepError> {
+        if let Found::Record(_, found) = self.read()?
+            && found != expected
+        {
+            return Err(KeepError::Conflict { found, expected });
+        }
+        let next = expected.next();
+        durable::replace(&self.path, &text::text_of(record, next)?)?;
+        if self.renounced.exists() {
+            durable::remove(&self.renounced)?;
+        }
+        Ok(next)
+    }
+
+    fn renounce(&self) -> io::Result<()> {
+        match fs::rename(&self.path, &self.renounced) {
+            // Without a record nobody vouches for anything.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.path.exists() => {}
+            renamed => renamed?,
+        }
+        durable::sync_directory(&self.path)
+    }
+
+    fn place(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// A file of the state directory, of so many bytes at most. `None`: there is none.
+///
+/// # Errors
+/// The system's: it is not known what the file says.
+pub(super) fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        // A link that leads nowhere may be a mount that is missing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
+            return Ok(None);
+        }
+        file => file?,
+    };
+    let mut text = Vec::new();
+    file.take(most).read_to_end(&mut text)?;
+    Ok(Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_protocol::WriteVerifier;
+
+    use super::*;
+
+    const V: VolumeUuid = [7; 16];
+
+    fn name() -> Name {
+        Name::new("t").unwrap()
+    }
+
+    fn open(path: &Path) -> StateDirectory {
+        StateDirectory::open(path, &name()).unwrap()
+    }
+
+    fn ours(directory: &StateDirectory) -> Box<dyn Keeper> {
+        match directory.of(&V) {
+            Place::Ours(keeper) => keeper,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn record() -> VolumeRecord {
+        let mut record = VolumeRecord::new(V);
+        record.vouch_anew(WriteVerifier([1; 16]));
+        record.put_at_risk(AtRisk::Machine, &super::super::BootId::new("a"));
+        record
+    }
+
+    #[test]
+    fn a_record_is_replaced_by_who_wrote_it_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = open(dir.path());
+        let Keeping { is_kept, was_used, is_forgetful, .. } = directory.keeping();
+        assert!(is_kept && !was_used && !is_forgetful);
+        let keeper = ours(&directory);
+        assert_eq!(keeper.read().unwrap(), Found::Nothing);
+        let first = keeper.replace(&record(), Revision::NONE).unwrap();
+        assert_eq!(keeper.read().unwrap(), Found::Record(record(), first));
+        let second = keeper.replace(&record(), first).unwrap();
+        assert!(second > first);
+        let error = keeper.replace(&record(), first).unwrap_err();
+        assert!(matches!(error, KeepError::Conflict { .. }), "{error}");
+        // What vanished is written again.
+        fs::remove_file(keeper.place()).unwrap();
+        let third = keeper.replace(&record(), second).unwrap();
+        drop((keeper, directory));
+        let again = open(dir.path());
+        assert!(again.keeping().was_used);
+        assert_eq!(ours(&again).read().unwrap(), Found::Record(record(), third));
+    }
+
+    #[test]
+    fn a_second_target_of_the_name_only_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = open(dir.path());
+        ours(&first).replace(&record(), Revision::NONE).unwrap();
+        let second = open(dir.path());
+        assert!(!second.keeping().is_kept);
+        let Place::Foreign(keeper) = second.of(&V) else { panic!("{second:?}") };
+        assert!(matches!(keeper.read().unwrap(), Found::Record(..)));
+    }
+
+    #[test]
+    fn what_was_renounced_without_space_vouches_for_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = open(dir.path());
+        let keeper = ours(&directory);
+        let first = keeper.replace(&record(), Revision::NONE).unwrap();
+        keeper.renounce().unwrap();
+        let renounced = || match keeper.read().unwrap() {
+            Found::Record(record, revision) => (record.verifier(), revision),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(renounced(), (None, first));
+        keeper.renounce().unwrap();
+        // A crash between the new record and the removal of the renounced one.
+        let old = fs::read(dir.path().join(format!("t.{}.renounced", text::to_hex(V)))).unwrap();
+        let second = keeper.replace(&record(), first).unwrap();
+        assert_eq!(keeper.read().unwrap(), Found::Record(record(), second));
+        fs::write(dir.path().join(format!("t.{}.renounced", text::to_hex(V))), old).unwrap();
+        assert_eq!(renounced(), (None, second));
+        let nothing = ours(&open(&dir.path().join("other")));
+        nothing.renounce().unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_neither_missing_nor_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = open(dir.path());
+        let keeper = ours(&directory);
+        fs::write(keeper.place(), "{").unwrap();
+        assert!(matches!(keeper.read().unwrap(), Found::Garbage(_)));
+        let mut other = VolumeRecord::new([8; 16]);
+        other.vouch_anew(WriteVerifier([1; 16]));
+        fs::write(keeper.place(), text::text_of(&other, Revision(1)).unwrap()).unwrap();
+        assert!(matches!(keeper.read().unwrap(), Found::Garbage(_)));
+        fs::remove_file(keeper.place()).unwrap();
+        fs::create_dir(keeper.place()).unwrap();
+        assert_eq!(keeper.read().unwrap_err().kind(), io::ErrorKind::IsADirectory);
+        fs::remove_dir(keeper.place()).unwrap();
+        std::os::unix::fs::symlink("nowhere", keeper.place()).unwrap();
+        assert!(keeper.read().is_err());
+    }
+
+    #[test]
+    fn no_place_to_remember() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let directory = open(&file);
+        let Keeping { is_kept, is_forgetful, is_nothing, .. } = directory.keeping();
+        assert!(!is_kept && is_forgetful && !is_nothing);
+        assert!(matches!(directory.of(&V), Place::Nothing));
+        assert!(StateDirectory::nothing().keeping().is_nothing);
+    }
+}

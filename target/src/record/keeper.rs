@@ -1,0 +1,112 @@
+//! [`Keeper`]: the place where the record of one volume is kept: a file in the state directory, or
+//! whatever else replaces a record as a whole and only if nobody else did.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+
+use super::{AtRisk, VolumeRecord};
+use crate::holders::VolumeUuid;
+
+/// How often a record was written so far. A run that did not write the revision that it replaces is
+/// not the one that serves the volume.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Revision(pub u64);
+
+impl Revision {
+    /// There is no record.
+    pub const NONE: Self = Self(0);
+
+    /// The next one. A text of a file may say any number.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.wrapping_add(1).max(1))
+    }
+}
+
+/// What a keeper has.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, when a volume is opened")]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// No record was ever kept there, as far as can be seen.
+    Nothing,
+    /// A record, and its revision.
+    Record(VolumeRecord, Revision),
+    /// Something that is no record, and why. It is lost permanently.
+    Garbage(String),
+}
+
+/// Why a record was not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// Somebody else wrote it.
+    #[error(
+        "another program wrote it meanwhile (revision {}, not {})", found.0, expected.0
+    )]
+    Conflict {
+        /// The revision that is there.
+        found: Revision,
+        /// The revision that was to be replaced.
+        expected: Revision,
+    },
+    /// The system's.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// The place of one record. Each call may block.
+pub trait Keeper: fmt::Debug + Send {
+    /// The record as it is kept.
+    ///
+    /// # Errors
+    /// It cannot be read now. What it says is not known, and must be neither ignored nor replaced.
+    fn read(&self) -> io::Result<Found>;
+
+    /// Replaces the record durably, as a whole, if it still has the revision `expected`. Returns
+    /// the new revision. A record that vanished meanwhile is written again.
+    ///
+    /// # Errors
+    /// [`KeepError`]. Then the old record or the new one is kept.
+    fn replace(&self, record: &VolumeRecord, expected: Revision) -> Result<Revision, KeepError>;
+
+    /// Makes the kept record vouch for nothing, durably, where [`Self::replace`] finds no space: a
+    /// later [`Self::read`] finds it without a verifier.
+    ///
+    /// # Errors
+    /// The system's.
+    fn renounce(&self) -> io::Result<()>;
+
+    /// Where that is, for people.
+    fn place(&self) -> String;
+}
+
+/// Whether a run may write a record.
+#[derive(Debug)]
+pub enum Place {
+    /// The run reads and writes it. Writing may fail.
+    Ours(Box<dyn Keeper>),
+    /// Another target has it: the run may read it, and nothing that it learns is kept.
+    Foreign(Box<dyn Keeper>),
+    /// There is none, and none can be made: nothing is kept.
+    Nothing,
+}
+
+/// Knows the places of records.
+pub trait Keepers: fmt::Debug + Send {
+    /// The place of the record of a volume.
+    fn of(&self, volume: &VolumeUuid) -> Place;
+
+    /// What the version before kept of a volume, elsewhere. `risk`: what hosts put at risk that
+    /// write to it, if it is served.
+    fn former(&self, _volume: &VolumeUuid, _risk: Option<AtRisk>) -> Option<VolumeRecord> {
+        None
+    }
+
+    /// The volumes of which the version before kept something.
+    fn former_volumes(&self) -> BTreeSet<VolumeUuid> {
+        BTreeSet::new()
+    }
+
+    /// What the version before kept is in records now: it is removed.
+    fn forget_former(&mut self) {}
+}

@@ -1,0 +1,327 @@
+//! [`VolumeRecord`]: what must be known of a volume when the process that served it is gone: who
+//! held it, from which store, and where the writes are that were acknowledged. Pure.
+//!
+//! A record belongs to its volume, and the run that serves the volume writes it, and nobody else. A
+//! run vouches only for what it synced itself:
+//!
+//! - A volume that a run does not serve keeps its record, and so does one that it serves for
+//!   reading alone.
+//! - A start that fails writes nothing.
+//! - A store that fails is noted in the record of its volume, and says nothing of other volumes.
+//!
+//! The [`WriteVerifier`] of a volume stays the same as long as every acknowledged write is durable
+//! or can still become durable. The record says where those writes are that are not in the store
+//! durably ([`AtRisk`]), and so what must die for them to be lost:
+//!
+//! | at risk | the next run keeps the verifier |
+//! | --- | --- |
+//! | nothing | always |
+//! | machine | if the machine has not booted since: the kernel has the writes |
+//! | process | never |
+//!
+//! What must stay true: the record says how much is at risk, durably, before a host may write.
+//! [`Records`] has the records of a run, [`Keeper`] is the place where one is kept, and
+//! [`StateDirectory`] has such places in files.
+
+mod directory;
+pub(crate) mod former;
+mod keeper;
+mod records;
+pub(crate) mod text;
+mod writer;
+
+use std::fmt;
+
+use rblk_protocol::{Name, WriteVerifier};
+use serde::{Deserialize, Serialize};
+
+use crate::holders::{HolderRecord, VolumeUuid};
+use crate::store::StoreIdentity;
+use crate::volume::{CacheMode, Volume};
+
+pub use directory::{Keeping, StateDirectory};
+pub use keeper::{Found, KeepError, Keeper, Keepers, Place, Revision};
+pub use records::{Fresh, Records, Served};
+pub(crate) use writer::{News, RecordWriter};
+
+/// Where acknowledged writes are that are not in the store durably.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AtRisk {
+    /// There are none.
+    Nothing,
+    /// In the kernel's memory or in a disk's cache: they survive the process, not the machine.
+    Machine,
+    /// In the memory of the process: they do not survive it.
+    Process,
+}
+
+impl AtRisk {
+    /// What hosts put at risk that write to a volume. `None`: nothing of it outlives a run anyway.
+    #[must_use]
+    pub fn by_writes_to(volume: &Volume) -> Option<Self> {
+        use crate::volume::Placement;
+        match (&volume.placement, volume.cache) {
+            (Placement::Store, CacheMode::WriteBack) => Some(Self::Process),
+            (Placement::Store, CacheMode::None | CacheMode::WriteThrough) => Some(Self::Machine),
+            (Placement::Memory(_) | Placement::Null, _) => None,
+        }
+    }
+}
+
+/// Which boot of the machine a run belongs to (`/proc/sys/kernel/random/boot_id`). Empty: unknown,
+/// and never the same as another one.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BootId(String);
+
+/// Longest id that is taken from a file.
+const BOOT_ID_MAX: usize = 64;
+
+impl BootId {
+    /// The id in that text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.trim().chars().take(BOOT_ID_MAX).collect())
+    }
+
+    /// That of this machine now.
+    #[must_use]
+    pub fn of_now() -> Self {
+        Self::new(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
+    }
+
+    /// Whether both are of one boot, as far as is known.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        !self.0.is_empty() && self == other
+    }
+}
+
+impl fmt::Display for BootId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How the last run that served a volume for writing ended, as far as the volume is concerned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Before {
+    /// Everything acknowledged is durable.
+    Saved,
+    /// The process died, and the kernel has what was acknowledged.
+    InKernel,
+    /// What was acknowledged may be lost: it was in the memory of the process, or the machine
+    /// booted since.
+    Lost,
+    /// It is not known, or writes were lost while the run went on.
+    Unknown,
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeRecord {
+    volume: VolumeUuid,
+    // For people.
+    name: Option<Name>,
+    // `None`: the next run has a new one.
+    verifier: Option<WriteVerifier>,
+    at_risk: AtRisk,
+    // The boot in which something was put at risk.
+    boot: BootId,
+    store: Option<StoreIdentity>,
+    holder: Option<HolderRecord>,
+}
+
+impl VolumeRecord {
+    /// Of a volume of which nothing is known.
+    #[must_use]
+    pub fn new(volume: VolumeUuid) -> Self {
+        Self {
+            volume,
+            name: None,
+            verifier: None,
+            at_risk: AtRisk::Nothing,
+            boot: BootId::default(),
+            store: None,
+            holder: None,
+        }
+    }
+
+    /// Which volume.
+    #[must_use]
+    pub fn volume(&self) -> VolumeUuid {
+        self.volume
+    }
+
+    /// Its name, if that is known.
+    #[must_use]
+    pub fn name(&self) -> Option<&Name> {
+        self.name.as_ref()
+    }
+
+    /// Its verifier. `None`: it has none that vouches for anything.
+    #[must_use]
+    pub fn verifier(&self) -> Option<WriteVerifier> {
+        self.verifier
+    }
+
+    /// Where writes are that were acknowledged under its verifier.
+    #[must_use]
+    pub fn at_risk(&self) -> AtRisk {
+        self.at_risk
+    }
+
+    /// The host that held it last.
+    #[must_use]
+    pub fn holder(&self) -> Option<&HolderRecord> {
+        self.holder.as_ref()
+    }
+
+    /// What it was served from last.
+    #[must_use]
+    pub fn store(&self) -> Option<&StoreIdentity> {
+        self.store.as_ref()
+    }
+
+    /// A run begins to serve the volume, on a machine of that boot. Its verifier changes to `fresh`
+    /// if acknowledged writes may be lost.
+    pub fn begin(&mut self, boot: &BootId, fresh: WriteVerifier) -> Before {
+        let before = match (self.verifier, self.at_risk) {
+            (None, _) => Before::Unknown,
+            (Some(_), AtRisk::Nothing) => return Before::Saved,
+            (Some(_), AtRisk::Machine) if self.boot.is(boot) => return Before::InKernel,
+            (Some(_), AtRisk::Machine | AtRisk::Process) => Before::Lost,
+        };
+        self.vouch_anew(fresh);
+        before
+    }
+
+    /// A new verifier, under which nothing was acknowledged yet.
+    pub fn vouch_anew(&mut self, fresh: WriteVerifier) {
+        (self.verifier, self.at_risk) = (Some(fresh), AtRisk::Nothing);
+    }
+
+    /// Hosts may write so that this is at risk, in a run on a machine of that boot. What was at
+    /// risk before still is: it belongs to this boot ([`Self::begin`]).
+    pub fn put_at_risk(&mut self, risk: AtRisk, boot: &BootId) {
+        self.at_risk = self.at_risk.max(risk);
+        if self.at_risk != AtRisk::Nothing {
+            self.boot = boot.clone();
+        }
+    }
+
+    /// No more than this is at risk: the rest was made durable by the run that calls this.
+    pub fn lower_risk(&mut self, risk: AtRisk) {
+        self.at_risk = self.at_risk.min(risk);
+    }
+
+    /// Acknowledged writes may be lost, although no process and no machine died: the next run has
+    /// a new verifier, however this run ends.
+    pub fn renounce(&mut self) {
+        (self.verifier, self.at_risk) = (None, AtRisk::Nothing);
+    }
+
+    /// The volume has this name.
+    pub fn set_name(&mut self, name: Name) {
+        self.name = Some(name);
+    }
+
+    /// It is served from this store.
+    pub fn set_store(&mut self, store: Option<StoreIdentity>) {
+        self.store = store;
+    }
+
+    /// This host held it last.
+    pub fn set_holder(&mut self, holder: Option<HolderRecord>) {
+        debug_assert!(holder.as_ref().is_none_or(|holder| holder.volume == self.volume));
+        self.holder = holder;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V: VolumeUuid = [7; 16];
+    const OLD: WriteVerifier = WriteVerifier([1; 16]);
+    const FRESH: WriteVerifier = WriteVerifier([2; 16]);
+
+    fn served(risk: AtRisk, boot: &str) -> VolumeRecord {
+        let mut record = VolumeRecord::new(V);
+        record.vouch_anew(OLD);
+        record.put_at_risk(risk, &BootId::new(boot));
+        record
+    }
+
+    #[test]
+    fn each_end_of_the_run_before() {
+        use AtRisk::{Machine, Nothing, Process};
+        use Before::{InKernel, Lost, Saved};
+        for (risk, boot, now, before) in [
+            (Nothing, "a", "a", Saved),
+            (Nothing, "a", "b", Saved),
+            (Machine, "a", "a", InKernel),
+            (Machine, "a", "b", Lost),
+            (Machine, "", "", Lost),
+            (Process, "a", "a", Lost),
+            (Process, "a", "b", Lost),
+        ] {
+            let mut record = served(risk, boot);
+            assert_eq!(record.begin(&BootId::new(now), FRESH), before, "{risk:?} {boot} {now}");
+            let kept = matches!(before, Saved | InKernel);
+            assert_eq!(record.verifier(), Some(if kept { OLD } else { FRESH }));
+            let risk = if before == InKernel { Machine } else { Nothing };
+            assert_eq!(record.at_risk(), risk, "a new verifier vouches for no write yet");
+        }
+        let mut unknown = VolumeRecord::new(V);
+        assert_eq!(unknown.begin(&BootId::new("a"), FRESH), Before::Unknown);
+        assert_eq!(unknown.verifier(), Some(FRESH));
+    }
+
+    #[test]
+    fn a_run_lowers_only_what_it_made_durable() {
+        let (a, b) = (BootId::new("a"), BootId::new("b"));
+        let mut record = served(AtRisk::Process, "a");
+        // The cache mode has changed, and what was dirty was written: hosts know one verifier.
+        record.lower_risk(AtRisk::Machine);
+        assert_eq!(record.begin(&a, FRESH), Before::InKernel);
+        assert_eq!(record.verifier(), Some(OLD));
+        // A run that only reads leaves it as it is.
+        assert_eq!(record.clone().begin(&b, FRESH), Before::Lost);
+        // One that writes puts the same at risk, and syncs it in the end.
+        record.put_at_risk(AtRisk::Machine, &a);
+        record.lower_risk(AtRisk::Nothing);
+        assert_eq!(record.begin(&b, FRESH), Before::Saved);
+    }
+
+    #[test]
+    fn what_was_renounced_has_no_heir() {
+        let boot = BootId::new("a");
+        let mut record = served(AtRisk::Machine, "a");
+        record.renounce();
+        record.put_at_risk(AtRisk::Machine, &boot);
+        record.lower_risk(AtRisk::Nothing);
+        assert_eq!(record.begin(&boot, FRESH), Before::Unknown, "however the run ends");
+        assert_eq!(record.verifier(), Some(FRESH));
+    }
+
+    #[test]
+    fn volumes_follow_what_holds_their_writes() {
+        use crate::volume::tests::volume;
+        use rblk_fabric::{PageKind, Region};
+
+        let memory =
+            crate::volume::Placement::Memory(Region::allocate(4096, PageKind::Normal).unwrap());
+        let store = crate::volume::Placement::Store;
+        for (placement, cache, risk) in [
+            (store.clone(), CacheMode::WriteBack, Some(AtRisk::Process)),
+            (store.clone(), CacheMode::WriteThrough, Some(AtRisk::Machine)),
+            (store, CacheMode::None, Some(AtRisk::Machine)),
+            (memory, CacheMode::None, None),
+        ] {
+            let volume = Volume { placement, cache, ..volume() };
+            assert_eq!(AtRisk::by_writes_to(&volume), risk, "{volume:?}");
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! [`Records`]: the records of the volumes that a run serves, as they are in memory and as they are
+//! kept. What changes is written by [`Records::write`], which may block; all else only computes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use anyhow::Context;
+use rblk_protocol::{Mutation, Name, WriteVerifier};
+
+use super::keeper::{Found, Keepers, Place, Revision};
+use super::{AtRisk, Before, BootId, VolumeRecord};
+use crate::holders::{HolderRecord, VolumeUuid};
+use crate::store::StoreIdentity;
+use crate::volume::Volume;
+
+/// Records that are written at a time: each waits for the disk, and disks take several at once.
+const WRITERS_MAX: usize = 8;
+
+/// A volume that a run is to serve.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// Its identity.
+    pub volume: VolumeUuid,
+    /// Its name, for people.
+    pub name: Name,
+    /// What hosts put at risk that write to it. `None`: nothing of it outlives a run.
+    pub risk: Option<AtRisk>,
+    /// Hosts may write to it.
+    pub is_writable: bool,
+}
+
+impl From<&Volume> for Served {
+    fn from(volume: &Volume) -> Self {
+        Self {
+            volume: volume.uuid,
+            name: volume.name,
+            risk: AtRisk::by_writes_to(volume),
+            is_writable: !volume.read_only,
+        }
+    }
+}
+
+/// A record of this run.
+#[derive(Debug)]
+struct Entry {
+    record: VolumeRecord,
+    place: Place,
+    revision: Revision,
+    // As it is kept. `None`: nothing is, or that is not known.
+    kept: Option<VolumeRecord>,
+    // This run put something at risk, so it may say when that is safe.
+    is_ours: bool,
+}
+
+/// Makes verifiers that were never used.
+pub type Fresh = Box<dyn FnMut() -> WriteVerifier + Send>;
+
+/// See the module.
+pub struct Records {
+    keepers: Box<dyn Keepers>,
+    boot: BootId,
+    fresh: Fresh,
+    entries: BTreeMap<VolumeUuid, Entry>,
+}
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { keepers, boot, fresh: _, entries } = self;
+        f.debug_struct("Records")
+            .field("keepers", keepers)
+            .field("boot", boot)
+            .field("entries", entries)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Records {
+    /// Of a run that serves nothing yet, on a machine of that boot.
+    #[must_use]
+    pub fn new(keepers: Box<dyn Keepers>, boot: BootId, fresh: Fresh) -> Self {
+        Self { keepers, boot, fresh, entries: BTreeMap::new() }
+    }
+
+    /// Of a run on this machine, with random verifiers.
+    ///
+    /// # Errors
+    /// The system has no random bytes.
+    pub fn on_this_machine(keepers: Box<dyn Keepers>) -> anyhow::Result<Self> {
+        // Random bytes at the start are random bytes for good (getrandom(2)).
+        getrandom::fill(&mut [0; 16])?;
+        let fresh = || {
+            let mut random = [0; 16];
+            getrandom::fill(&mut random).unwrap_or_else(|error| unreachable!("{error}"));
+            WriteVerifier(random)
+        };
+        Ok(Self::new(keepers, BootId::of_now(), Box::new(fresh)))
+    }
+
+    /// Where records are kept.
+    #[must_use]
+    pub fn keepers(&self) -> &dyn Keepers {
+        &*self.keepers
+    }
+
+    /// Reads the record of a volume that this run is about to serve, and decides what the last run
+    /// left of it. Writes nothing: a start may fail after this. A volume that this run served
+    /// before goes on with its record. Returns how the last run ended.
+    ///
+    /// # Errors
+    /// The record cannot be read now: what it says is not known.
+    pub fn load(&mut self, served: &Served) -> anyhow::Result<Before> {
+        let volume = served.volume;
+        if !self.entries.contains_key(&volume) {
+            let entry = self.read(served)?;
+            self.entries.insert(volume, entry);
+        }
+        let fresh = (self.fresh)();
+        let Some(entry) = self.entries.get_mut(&volume) else { return Ok(Before::Unknown) };
+        entry.record.set_name(served.name);
+        let before = entry.record.begin(&self.boot, fresh);
+        if !matches!(entry.place, Place::Ours(_)) {
+            // Whatever this run does, the next one would not know.
+            entry.record.vouch_anew(fresh);
+        }
+        if Mutation::RecordOfFailedStart.is_on() {
+            entry.record.lower_risk(AtRisk::Nothing);
+            let _ = entry.write();
+        }
+        Ok(before)
+    }
+
+    fn read(&self, served: &Served) -> anyhow::Result<Entry> {
+        let volume = served.volume;
+        let place = self.keepers.of(&volume);
+        let found = match &place {
+            Place::Ours(keeper) | Place::Foreign(keeper) => keeper.read().with_context(|| {
+                format!(
+                    "cannot read {}, which says who may write to volume `{}` and which writes are at risk: let this \
+                     target read it, or put back what was there (state_dir); only without it does the volume begin \
+                     as if no host had ever held it, and fences every mount that comes back",
+                    keeper.place(),
+                    served.name
+                )
+            })?,
+            Place::Nothing => Found::Nothing,
+        };
+        let (record, revision, kept) = match found {
+            Found::Record(record, revision) => (record.clone(), revision, Some(record)),
+            Found::Garbage(error) => {
+                let (Place::Ours(keeper) | Place::Foreign(keeper)) = &place else {
+                    unreachable!("a place without a keeper has nothing")
+                };
+                tracing::error!(
+                    volume = %served.name, place = keeper.place(), error,
+                    "cannot understand who held the volume: a mount that comes back is refused (fenced), and takes \
+                     writes that were not flushed for lost"
+                );
+                (VolumeRecord::new(volume), Revision::NONE, None)
+            }
+            Found::Nothing => {
+                let former = self.keepers.former(&volume, served.risk);
+                (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
+            }
+        };
+        Ok(Entry { record, place, revision, kept, is_ours: false })
+    }
+
+    /// The record of a volume that was [loaded](Self::load).
+    #[must_use]
+    pub fn record(&self, volume: &VolumeUuid) -> Option<&VolumeRecord> {
+        self.entries.get(volume).map(|entry| &entry.record)
+    }
+
+    /// Whether nothing is kept of a volume yet.
+    #[must_use]
+    pub fn is_new(&self, volume: &VolumeUuid) -> bool {
+        self.entries.get(volume).is_none_or(|entry| entry.revision == Revision::NONE)
+    }
+
+    /// The records of all volumes that were [loaded](Self::load).
+    pub fn iter(&self) -> impl Iterator<Item = &VolumeRecord> {
+        self.entries.values().map(|entry| &entry.record)
+    }
+
+    /// Notes what hosts put at risk that write to a volume, before they may.
+    pub fn put_at_risk(&mut self, served: &Served) {
+        let (Some(entry), Some(risk)) = (self.entries.get_mut(&served.volume), served.risk) else {
+            return;
+        };
+        if served.is_writable {
+            entry.record.put_at_risk(risk, &self.boot);
+            entry.is_ours = true;
+        }
+    }
+
+    /// Notes that this run made durable whatever is not at this risk. It speaks for nothing that it
+    /// did not put at risk.
+    pub fn lower_risk(&mut self, volume: &VolumeUuid, risk: AtRisk) {
+        let Some(entry) = self.entries.get_mut(volume) else { return };
+        if entry.is_ours || Mutation::RecordOfOthers.is_on() {
+            entry.record.lower_risk(risk);
+        }
+        if risk == AtRisk::Machine && Mutation::RecordOfCacheMode.is_on() {
+            entry.record.vouch_anew((self.fresh)());
+        }
+    }
+
+    /// Notes that acknowledged writes of a volume may be lost although the run goes on.
+    pub fn lose(&mut self, volume: &VolumeUuid) {
+        if let Some(entry) = self.entries.get_mut(volume) {
+            entry.record.renounce();
+        }
+        if Mutation::RecordOfNeighbours.is_on() {
+            self.entries.values_mut().for_each(|entry| entry.record.renounce());
+        }
+    }
+
+    /// Notes the last holder of a volume, which this run need not serve any more.
+    pub fn set_holder(&mut self, holder: HolderRecord) {
+        if let Some(entry) = self.entries.get_mut(&holder.volume) {
+            entry.record.set_holder(Some(holder));
+        }
+    }
+
+    /// Notes what a volume is served from.
+    pub fn set_store(&mut self, volume: &VolumeUuid, store: Option<StoreIdentity>) {
+        if let Some(entry) = self.entries.get_mut(volume) {
+            entry.record.set_store(store);
+        }
+    }
+
+    /// Makes the records of these volumes durable that have changed. What cannot be kept anyway is
+    /// no failure. Returns the volumes whose records were not written, and why. May block.
+    pub fn write(&mut self, volumes: &BTreeSet<VolumeUuid>) -> BTreeMap<VolumeUuid, String> {
+        let due = self.entries.iter_mut().filter(|(volume, entry)| {
+            volumes.contains(*volume) && entry.kept.as_ref() != Some(&entry.record)
+        });
+        let mut due: Vec<(&VolumeUuid, &mut Entry)> = due.collect();
+        let each = due.len().div_ceil(WRITERS_MAX).max(1);
+        let write = |some: &mut [(&VolumeUuid, &mut Entry)]| -> Vec<(VolumeUuid, String)> {
+            let failed = some.iter_mut().filter_map(|(v, entry)| Some((**v, entry.write().err()?)));
+            failed.collect()
+        };
+        if due.len() <= 1 {
+            return write(&mut due).into_iter().collect();
+        }
+        std::thread::scope(|scope| {
+            let parts = due.chunks_mut(each);
+            let writers: Vec<_> = parts.map(|part| scope.spawn(move || write(part))).collect();
+            let failed = writers.into_iter().flat_map(|writer| writer.join().unwrap_or_default());
+            failed.collect()
+        })
+    }
+
+    /// Makes what [`Self::put_at_risk`] noted durable, of every volume that was loaded. A volume
+    /// whose record cannot be written has a new verifier: what is kept vouches for an older one.
+    /// Then what the version before left is converted. Call it when nothing can fail any more and
+    /// nothing is served yet. May block.
+    pub fn write_all(&mut self) {
+        let all = self.entries.keys().copied().collect();
+        for (volume, error) in self.write(&all) {
+            let Some(entry) = self.entries.get_mut(&volume) else { continue };
+            tracing::warn!(
+                place = entry.place_shown(),
+                error,
+                "cannot remember how this run ends (state_dir): initiators will take the next start for a loss of \
+                 writes that were not flushed"
+            );
+            let risk = entry.record.at_risk();
+            entry.record.vouch_anew((self.fresh)());
+            entry.record.put_at_risk(risk, &self.boot);
+        }
+        self.convert_others();
+    }
+
+    /// Keeps what the version before knew of volumes that this run does not serve.
+    fn convert_others(&mut self) {
+        let others = self.keepers.former_volumes();
+        for volume in others.iter().filter(|volume| !self.entries.contains_key(*volume)) {
+            let Place::Ours(keeper) = self.keepers.of(volume) else { return };
+            let converted = match (keeper.read(), self.keepers.former(volume, None)) {
+                (Ok(Found::Nothing), Some(record)) => {
+                    keeper.replace(&record, Revision::NONE).map(drop).map_err(|e| e.to_string())
+                }
+                (Ok(_), _) => Ok(()),
+                (Err(error), _) => Err(error.to_string()),
+            };
+            if let Err(error) = converted {
+                tracing::warn!(
+                    place = keeper.place(),
+                    error,
+                    "cannot convert what the version before left"
+                );
+                return;
+            }
+        }
+        let is_kept = |entry: &Entry| entry.kept.as_ref() == Some(&entry.record);
+        if self.entries.values().all(is_kept) {
+            self.keepers.forget_former();
+        }
+    }
+
+    /// As [`Self::write`], for a volume that lost acknowledged writes ([`Self::lose`]): where the
+    /// record cannot be written, it is made to vouch for nothing. Returns whether the next run is
+    /// certain to know. May block.
+    pub fn write_loss(&mut self, volume: &VolumeUuid) -> bool {
+        let Some(error) = self.write(&BTreeSet::from([*volume])).remove(volume) else {
+            return true;
+        };
+        let Some(entry) = self.entries.get_mut(volume) else { return true };
+        let Place::Ours(keeper) = &entry.place else { return true };
+        let place = keeper.place();
+        match keeper.renounce() {
+            Ok(()) => {
+                tracing::warn!(
+                    place,
+                    error,
+                    "cannot write the note that acknowledged writes may be lost: renamed the record, which says the same"
+                );
+                true
+            }
+            Err(renaming) => {
+                tracing::error!(
+                    place, error, %renaming,
+                    "cannot note that acknowledged writes may be lost (state_dir): should this target die before it can, \
+                     initiators will take lost writes for durable; make the directory writable, the target tries again"
+                );
+                false
+            }
+        }
+    }
+
+    /// Compares what is kept with what this run knows. May block.
+    ///
+    /// # Errors
+    /// The first difference, for people.
+    pub fn compare(&self) -> Result<(), String> {
+        self.entries.values().try_for_each(Entry::compare)
+    }
+}
+
+impl Entry {
+    fn write(&mut self) -> Result<(), String> {
+        if self.kept.as_ref() == Some(&self.record) {
+            return Ok(());
+        }
+        if let Place::Ours(keeper) = &self.place {
+            let written = keeper.replace(&self.record, self.revision);
+            // Whatever is kept after a failure, it is not known.
+            self.kept = None;
+            self.revision = written.map_err(|error| error.to_string())?;
+        }
+        self.kept = Some(self.record.clone());
+        Ok(())
+    }
+
+    fn place_shown(&self) -> Option<String> {
+        match &self.place {
+            Place::Ours(keeper) | Place::Foreign(keeper) => Some(keeper.place()),
+            Place::Nothing => None,
+        }
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        let (Place::Ours(keeper), Some(kept)) = (&self.place, &self.kept) else { return Ok(()) };
+        let place = keeper.place();
+        match keeper.read() {
+            Ok(Found::Record(record, revision)) if record == *kept && revision == self.revision => {
+                Ok(())
+            }
+            Ok(Found::Record(..)) => Err(format!(
+                "{place} (state_dir) is not what this target wrote: another program wrote it"
+            )),
+            Ok(Found::Nothing) => Err(format!("{place} (state_dir) is gone")),
+            Ok(Found::Garbage(error)) => Err(format!("{place} (state_dir) is damaged: {error}")),
+            Err(error) => Err(format!("cannot read {place} (state_dir): {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::super::StateDirectory;
+    use super::*;
+
+    const V: VolumeUuid = [1; 16];
+    const W: VolumeUuid = [2; 16];
+
+    fn served(volume: VolumeUuid, risk: AtRisk) -> Served {
+        let name = Name::new(&format!("v{}", volume[0])).unwrap();
+        Served { volume, name, risk: Some(risk), is_writable: true }
+    }
+
+    /// A run on that boot whose verifiers begin with this byte.
+    fn run(dir: &Path, boot: &str, first: u8) -> Records {
+        let directory = StateDirectory::open(dir, &Name::new("t").unwrap()).unwrap();
+        let mut made = 0;
+        let fresh = move || {
+            made += 1;
+            let mut verifier = [first; 16];
+            verifier[15] = made;
+            WriteVerifier(verifier)
+        };
+        Records::new(Box::new(directory), BootId::new(boot), Box::new(fresh))
+    }
+
+    fn begin(records: &mut Records, volumes: &[Served]) -> Vec<Before> {
+        let before = volumes.iter().map(|volume| records.load(volume).unwrap()).collect();
+        volumes.iter().for_each(|volume| records.put_at_risk(volume));
+        records.write_all();
+        before
+    }
+
+    fn end(mut records: Records, saved: &[VolumeUuid]) {
+        saved.iter().for_each(|volume| records.lower_risk(volume, AtRisk::Nothing));
+        assert!(records.write(&saved.iter().copied().collect()).is_empty());
+    }
+
+    #[test]
+    fn a_store_that_loses_writes_says_nothing_of_its_neighbours() {
+        let dir = tempfile::tempdir().unwrap();
+        let both = [served(V, AtRisk::Process), served(W, AtRisk::Process)];
+        let mut first = run(dir.path(), "a", 1);
+        assert_eq!(begin(&mut first, &both), [Before::Unknown; 2]);
+        first.lose(&V);
+        assert!(first.write_loss(&V));
+        end(first, &[V, W]);
+        let mut second = run(dir.path(), "b", 2);
+        assert_eq!(begin(&mut second, &both), [Before::Unknown, Before::Saved]);
+    }
+
+    #[test]
+    fn a_run_speaks_for_what_it_put_at_risk() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = run(dir.path(), "a", 1);
+        begin(&mut first, &[served(V, AtRisk::Machine), served(W, AtRisk::Machine)]);
+        // It dies. The next one reads one of them, and does not serve the other.
+        drop(first);
+        let mut second = run(dir.path(), "a", 2);
+        let reads = Served { is_writable: false, ..served(V, AtRisk::Machine) };
+        assert_eq!(begin(&mut second, &[reads]), [Before::InKernel]);
+        end(second, &[V, W]);
+        let mut third = run(dir.path(), "b", 3);
+        let both = [served(V, AtRisk::Machine), served(W, AtRisk::Machine)];
+        assert_eq!(begin(&mut third, &both), [Before::Lost; 2]);
+        end(third, &[V, W]);
+        let mut fourth = run(dir.path(), "c", 4);
+        assert_eq!(begin(&mut fourth, &both), [Before::Saved; 2]);
+    }
+
+    #[test]
+    fn a_start_writes_nothing_before_it_may_serve() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = || fs::read_dir(dir.path()).unwrap().count();
+        let mut failed = run(dir.path(), "a", 1);
+        failed.load(&served(V, AtRisk::Process)).unwrap();
+        assert_eq!(files(), 1, "the lock");
+        drop(failed);
+        let mut good = run(dir.path(), "a", 2);
+        begin(&mut good, &[served(V, AtRisk::Process)]);
+        assert_eq!((files(), good.compare()), (2, Ok(())));
+        fs::remove_file(dir.path().join(format!("t.{}.volume", "01".repeat(16)))).unwrap();
+        assert!(good.compare().unwrap_err().contains("is gone"));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_has_a_verifier_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = [served(V, AtRisk::Machine)];
+        let mut first = run(dir.path(), "a", 1);
+        begin(&mut first, &volume);
+        let known = first.record(&V).unwrap().verifier();
+        end(first, &[V]);
+        // Something in the place of the new file, as on a full disk.
+        let new = dir.path().join(format!("t.{}.volume.new", "01".repeat(16)));
+        fs::create_dir(&new).unwrap();
+        let mut second = run(dir.path(), "a", 2);
+        assert_eq!(begin(&mut second, &volume), [Before::Saved]);
+        let shown = second.record(&V).unwrap().verifier();
+        assert_ne!(shown, known, "what is kept vouches for the other one");
+        second.lose(&V);
+        assert!(second.write_loss(&V), "there is room for another name");
+        drop(second);
+        fs::remove_dir(&new).unwrap();
+        let mut third = run(dir.path(), "a", 3);
+        assert_eq!(begin(&mut third, &volume), [Before::Unknown]);
+        let next = third.record(&V).unwrap().verifier();
+        assert!(next != known && next != shown);
+    }
+}

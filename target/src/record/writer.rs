@@ -1,0 +1,208 @@
+//! [`RecordWriter`]: the thread that writes the records of a run, so that a slow disk delays one
+//! OPEN or one change of a volume, and nothing else.
+//!
+//! What it is told takes effect in that order. What waits is written together, each record once.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+
+use super::{AtRisk, Records, Served, VolumeRecord};
+use crate::holders::{HolderRecord, VolumeUuid};
+use crate::store::StoreIdentity;
+
+/// What the writer tells, in the order in which it was told.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// The holder of this number is durable, or may not be.
+    Holder(u64, Result<(), String>),
+    /// The volume of the step of this number may be served: its record; or why not.
+    Serve(u64, Result<Box<VolumeRecord>, String>),
+    /// Whether the next run is certain to know that the volume lost writes.
+    Loss(VolumeUuid, bool),
+    /// Whether what is kept is what this run knows; else the first difference.
+    Compared(Result<(), String>),
+}
+
+/// Where the news goes.
+pub(crate) type Tell = Box<dyn Fn(News) + Send>;
+
+#[derive(Debug)]
+enum Change {
+    Begin(Box<Records>),
+    Holder(u64, HolderRecord),
+    Store(VolumeUuid, Option<StoreIdentity>),
+    Serve(u64, Served),
+    Lower(VolumeUuid, AtRisk),
+    Lose(VolumeUuid),
+    Compare,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct RecordWriter {
+    changes: Sender<Change>,
+    thread: JoinHandle<Option<Records>>,
+}
+
+impl RecordWriter {
+    /// A thread that writes nothing until it [begins](Self::begin).
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(crate) fn start(tell: Tell) -> io::Result<Self> {
+        let (changes, from_control) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("records".to_owned())
+            .spawn(move || run(&from_control, &tell))?;
+        Ok(Self { changes, thread })
+    }
+
+    /// Writes these records. Call it once, and first.
+    pub(crate) fn begin(&self, records: Records) {
+        // Without the thread nothing that is told later is taken.
+        let _ = self.send(Change::Begin(Box::new(records)));
+    }
+
+    /// Writes the last holder of a volume, soon. False if the thread is gone.
+    #[must_use]
+    pub(crate) fn set_holder(&self, number: u64, holder: HolderRecord) -> bool {
+        self.send(Change::Holder(number, holder))
+    }
+
+    /// Notes, soon, what a volume is served from.
+    pub(crate) fn set_store(&self, volume: VolumeUuid, store: Option<StoreIdentity>) {
+        // Without the thread no holder is let in, so nobody has to be fenced later.
+        let _ = self.send(Change::Store(volume, store));
+    }
+
+    /// Reads the record of a volume, if this run did not serve it before, and notes what hosts put
+    /// at risk that write to it. False if the thread is gone.
+    #[must_use]
+    pub(crate) fn serve(&self, number: u64, served: Served) -> bool {
+        self.send(Change::Serve(number, served))
+    }
+
+    /// This run made durable whatever of a volume is not at this risk.
+    pub(crate) fn lower_risk(&self, volume: VolumeUuid, risk: AtRisk) {
+        // Without the thread the record says that more is at risk, which is safe.
+        let _ = self.send(Change::Lower(volume, risk));
+    }
+
+    /// Acknowledged writes of a volume may be lost. False if the thread is gone.
+    #[must_use]
+    pub(crate) fn lose(&self, volume: VolumeUuid) -> bool {
+        self.send(Change::Lose(volume))
+    }
+
+    /// Compares what is kept with what this run knows. False if the thread is gone.
+    #[must_use]
+    pub(crate) fn compare(&self) -> bool {
+        self.send(Change::Compare)
+    }
+
+    fn send(&self, change: Change) -> bool {
+        self.changes.send(change).is_ok()
+    }
+
+    /// Waits until everything is written. Returns the records; `None` if it never began.
+    pub(crate) fn end(self) -> Option<Records> {
+        drop(self.changes);
+        self.thread.join().ok().flatten()
+    }
+}
+
+fn run(from_control: &Receiver<Change>, tell: &Tell) -> Option<Records> {
+    let Ok(Change::Begin(records)) = from_control.recv() else { return None };
+    let mut records = *records;
+    while let Ok(first) = from_control.recv() {
+        let mut batch = Batch::default();
+        std::iter::once(first)
+            .chain(from_control.try_iter())
+            .for_each(|change| batch.take(change, &mut records));
+        batch.end(&mut records, tell);
+    }
+    Some(records)
+}
+
+/// Changes that are written together.
+#[derive(Debug, Default)]
+struct Batch {
+    changed: BTreeSet<VolumeUuid>,
+    lost: BTreeSet<VolumeUuid>,
+    // What is told when all is written, and of which volume.
+    news: Vec<(VolumeUuid, Pending)>,
+    compare: bool,
+}
+
+#[derive(Debug)]
+enum Pending {
+    Holder(u64),
+    Serve(u64, Result<(), String>),
+}
+
+impl Batch {
+    fn take(&mut self, change: Change, records: &mut Records) {
+        match change {
+            Change::Begin(_) => debug_assert!(false, "it began"),
+            Change::Holder(number, holder) => {
+                self.changed.insert(holder.volume);
+                self.news.push((holder.volume, Pending::Holder(number)));
+                records.set_holder(holder);
+            }
+            Change::Store(volume, store) => {
+                self.changed.insert(volume);
+                records.set_store(&volume, store);
+            }
+            Change::Serve(number, served) => {
+                let volume = served.volume;
+                let loaded = records.load(&served).map_err(|error| format!("{error:#}"));
+                if loaded.is_ok() {
+                    records.put_at_risk(&served);
+                    self.changed.insert(volume);
+                }
+                self.news.push((volume, Pending::Serve(number, loaded.map(drop))));
+            }
+            Change::Lower(volume, risk) => {
+                self.changed.insert(volume);
+                records.lower_risk(&volume, risk);
+            }
+            Change::Lose(volume) => {
+                self.lost.insert(volume);
+                records.lose(&volume);
+            }
+            Change::Compare => self.compare = true,
+        }
+    }
+
+    fn end(self, records: &mut Records, tell: &Tell) {
+        // First what answers wait for that tell of a loss.
+        for volume in &self.lost {
+            tell(News::Loss(*volume, records.write_loss(volume)));
+        }
+        let failed = records.write(&self.changed);
+        for (volume, error) in &failed {
+            let volume = records.record(volume).and_then(VolumeRecord::name);
+            let volume = volume.map(tracing::field::display);
+            tracing::error!(volume, error, "cannot remember who holds the volume (state_dir)");
+        }
+        for (volume, pending) in self.news {
+            let result = failed.get(&volume).cloned().map_or(Ok(()), Err);
+            tell(match pending {
+                Pending::Holder(number) => News::Holder(number, result),
+                Pending::Serve(number, loaded) => {
+                    News::Serve(number, loaded.and(result).and_then(|()| of(records, &volume)))
+                }
+            });
+        }
+        if self.compare {
+            tell(News::Compared(records.compare()));
+        }
+    }
+}
+
+fn of(records: &Records, volume: &VolumeUuid) -> Result<Box<VolumeRecord>, String> {
+    let record = records.record(volume).cloned().map(Box::new);
+    record.ok_or_else(|| "its record is gone".to_owned())
+}

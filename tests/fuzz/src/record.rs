@@ -1,0 +1,23 @@
+//! The file in which a target remembers a volume.
+
+use rblk_target::fuzzing::record;
+
+/// The bytes are the file.
+pub fn run(data: &[u8]) -> bool {
+    record(data)
+}
+
+/// With everything, and with as little as there may be.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let uuid = "01".repeat(16);
+    let whole = format!(
+        r#"{{"version":1,"revision":3,"name":"v","uuid":"{uuid}","verifier":"{uuid}","at_risk":"machine",
+        "boot_id":"a-boot","store":"inode:1:2","holder":{{"generation":7,"mode":"exclusive","host":"{uuid}",
+        "host_name":"db1","present":true}}}}"#
+    );
+    let least = format!(
+        r#"{{"version":1,"revision":0,"uuid":"{uuid}","at_risk":"nothing","boot_id":""}}"#
+    );
+    vec![whole.into_bytes(), least.into_bytes()]
+}
