@@ -24,11 +24,16 @@
 //! forgets. With `Once` the FLUSH has told it.
 //!
 //! Such a FLUSH drops no retained copy. The target may start again without its memory, and then the
-//! copies bring the writes back. The loss stays: some user was already told. Copies are dropped in
-//! two cases. A write needs their room and the FLUSH for that room fails: else the write would wait
-//! indefinitely. Or the target refuses the copies when they are written again: users read the older
-//! data from then on, which must not change behind their backs. With `Once` every FLUSH for room
-//! that fails drops the copies.
+//! copies bring the writes back. The loss stays: some user was already told. Copies are dropped when
+//! a write needs their room and the FLUSH for that room does not give it: else the write would wait
+//! indefinitely. With `Once` every FLUSH for room that fails drops the copies.
+//!
+//! A target may refuse some copies when they are written again, as when its volume is read-only for
+//! a time. That is a loss. With `UntilRemount` the mount [holds](Durability::hold_copies) all copies
+//! then: a FLUSH makes no write durable that the target does not have, so copies stay over FLUSHes
+//! that succeed, and the next connection tries again. Nobody takes the disk for sound meanwhile. With
+//! `Once` they are dropped: the user was told and goes on with the older data, which must not change
+//! behind its back.
 //!
 //! A mount that recovers the device of a dead process does not know what that process acknowledged.
 //! It [inherits a doubt](Durability::inheriting): number 0 stands for all of it, and no queue
@@ -82,6 +87,8 @@ pub struct Durability {
     // Notified when `losses` or `told` rises.
     changed: Notify,
     rewritten: AtomicU64,
+    // The target refused copies, and they are held. Set while no queue has a path.
+    holds_copies: AtomicBool,
 }
 
 impl Durability {
@@ -163,8 +170,16 @@ impl Durability {
         self.horizon().saturating_sub(durable)
     }
 
-    /// What is numbered below `horizon` is durable now.
+    /// A FLUSH that covers what is numbered below `horizon` succeeded.
     pub(crate) fn made_durable(&self, horizon: u64) {
+        if !self.holds_copies() {
+            self.settle_below(horizon);
+        }
+    }
+
+    /// Nothing that is numbered below `horizon` has to be kept any more.
+    fn settle_below(&self, horizon: u64) {
+        self.holds_copies.store(false, Ordering::Release);
         self.durable.fetch_max(horizon, Ordering::AcqRel);
     }
 
@@ -175,7 +190,7 @@ impl Durability {
         // that sees the loss sees how far it reaches.
         self.lost_below.fetch_max(horizon, Ordering::AcqRel);
         self.losses.fetch_add(1, Ordering::AcqRel);
-        self.made_durable(horizon);
+        self.settle_below(horizon);
         self.changed.notify_one();
     }
 
@@ -192,10 +207,36 @@ impl Durability {
         true
     }
 
+    /// The target refused some of what is numbered below `horizon` when it was written again: that
+    /// is a loss. Until a try succeeds, or a write needs the room, FLUSHes free no copies. With
+    /// [`OnLoss::Once`] the copies are dropped. No queue has a path.
+    pub(crate) fn hold_copies(&self, horizon: u64) {
+        match self.on_loss {
+            OnLoss::Once => self.lose(horizon),
+            OnLoss::UntilRemount => {
+                self.lose_but_keep_copies(horizon);
+                self.holds_copies.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether there are copies that the target refused. They are to be written again as soon as
+    /// the mount connects again, whatever the verifier says.
+    #[must_use]
+    pub(crate) fn holds_copies(&self) -> bool {
+        self.holds_copies.load(Ordering::Acquire)
+    }
+
+    /// A write needs the room of what is numbered below `horizon`, and a FLUSH of that succeeded.
+    /// Copies that are held go: they were told to be lost.
+    pub(crate) fn make_room(&self, horizon: u64) {
+        self.settle_below(horizon);
+    }
+
     /// What is numbered below `horizon` is durable now, after that many writes were written again.
     pub(crate) fn rewritten(&self, horizon: u64, writes: u64) {
         self.rewritten.fetch_add(writes, Ordering::Relaxed);
-        self.made_durable(horizon);
+        self.settle_below(horizon);
     }
 
     /// Writes that were written again so far.

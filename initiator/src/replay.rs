@@ -3,6 +3,11 @@
 //! It runs when the volume's acknowledged writes may be lost, and before its queues send anything.
 //! The pieces of the log do not overlap, so they may be written in any order, several at a time.
 //! The replay is done when the FLUSH after them was answered. Until then the log is still needed.
+//!
+//! A block that the target refuses takes no other block with it: a command of several blocks that is
+//! refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`] says
+//! what came of it. What is no answer to a write, as that another host has the volume, ends the
+//! replay instead, and settles nothing.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::{PageKind, Readiness, Region};
 use rblk_protocol::width::{wide, wide64};
-use rblk_protocol::{BlockCount, QueueDepth, Tag};
+use rblk_protocol::{BlockCount, Lba, QueueDepth, Status, Tag};
 
 use crate::admin::Pulse;
 use crate::engine::{Engine, PathEnd, QueueStats};
@@ -27,6 +32,9 @@ pub const DEPTH: u16 = 16;
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest discard or write-zeroes of one command.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
+/// How often a refused command is cut in halves, in one replay. Enough for some dozen bad places; a
+/// store that refuses everything is not asked about every block.
+const CUTS_MAX: u32 = 1024;
 /// Some devices lose events; a look now and then costs nothing here.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -39,9 +47,10 @@ pub enum ReplayError {
     /// The target takes too long.
     #[error("the target takes longer than {ANSWER_DEADLINE:?} for a write")]
     TooSlow,
-    /// The target refuses a write with that errno: another try will fail, too.
-    #[error("the target refuses to write again: errno {0}")]
-    Refused(i32),
+    /// Another host has the volume, or the target does not have it any more: OPEN will say which.
+    /// It says nothing about what was written.
+    #[error("the volume is not this host's any more: errno {0}")]
+    NotOurs(i32),
     /// The system.
     #[error(transparent)]
     System(#[from] SessionError),
@@ -54,8 +63,43 @@ pub enum Progress {
     Busy,
     /// It waits for the target.
     Idle,
+    /// Everything was answered, the FLUSH too.
+    Done(Outcome),
+}
+
+/// What came of a replay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
     /// All is durable.
-    Done,
+    Durable,
+    /// The target has everything. The FLUSH failed with that errno (positive).
+    Unflushed(i32),
+    /// The target refused some blocks. It has all others; they are durable if the FLUSH after them
+    /// succeeded.
+    Refused {
+        /// How many.
+        blocks: u64,
+        /// Why the first of them was refused (positive).
+        errno: i32,
+        /// The FLUSH succeeded.
+        flushed: bool,
+    },
+}
+
+/// Neighbouring blocks of one command.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    what: What,
+    lba: u64,
+    blocks: u64,
+}
+
+/// What a tag is sent for.
+#[derive(Clone, Copy, Debug)]
+enum Sent {
+    Nothing,
+    Flush,
+    Run(Run),
 }
 
 /// A replay under way, of a log that is borrowed or shared.
@@ -70,8 +114,9 @@ pub struct Replayer<L: Deref<Target = ReplayLog>> {
     at: usize,
     sent: u64,
     idle: Vec<Tag>,
-    ops: Vec<IoOp>,
+    by_tag: Vec<Sent>,
     flush: Flush,
+    refusals: Refusals,
     last_answer: Instant,
 }
 
@@ -79,7 +124,53 @@ pub struct Replayer<L: Deref<Target = ReplayLog>> {
 enum Flush {
     NotYet,
     Sent,
-    Done,
+    // With an errno, or 0.
+    Done(i32),
+}
+
+/// What the target refused.
+#[derive(Debug, Default)]
+struct Refusals {
+    // Halves of refused commands, to be sent again.
+    halves: Vec<Run>,
+    cuts: u32,
+    blocks: u64,
+    errno: Option<i32>,
+    // An answer that ends the replay.
+    not_ours: Option<i32>,
+}
+
+/// Whether an answer says that the volume is not this host's any more. It is no answer to the
+/// request.
+fn is_not_ours(errno: i32) -> bool {
+    errno == Status::Fenced.errno() || errno == Status::VolumeGone.errno()
+}
+
+impl Refusals {
+    /// A command was answered with that errno.
+    fn add(&mut self, run: Run, errno: i32) {
+        if run.what == What::Discarded {
+            // A discard is a hint.
+        } else if run.blocks > 1 && self.cuts < CUTS_MAX {
+            self.cuts += 1;
+            let head = Run { blocks: run.blocks / 2, ..run };
+            let (lba, blocks) = (run.lba + head.blocks, run.blocks - head.blocks);
+            self.halves.extend([Run { lba, blocks, ..run }, head]);
+        } else {
+            self.blocks += run.blocks;
+            self.errno.get_or_insert(errno);
+        }
+    }
+
+    fn outcome(&self, flush_errno: i32) -> Outcome {
+        match (self.errno, flush_errno) {
+            (Some(errno), flush) => {
+                Outcome::Refused { blocks: self.blocks, errno, flushed: flush == 0 }
+            }
+            (None, 0) => Outcome::Durable,
+            (None, errno) => Outcome::Unflushed(errno),
+        }
+    }
 }
 
 /// Memory for a path that a replay is to go over, and that is asked for with this wish.
@@ -113,8 +204,9 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             at: 0,
             sent: 0,
             idle: (0..depth.get()).map(Tag).collect(),
-            ops: vec![IoOp::Flush; usize::from(depth.get())],
+            by_tag: vec![Sent::Nothing; usize::from(depth.get())],
             flush: Flush::NotYet,
+            refusals: Refusals::default(),
             last_answer: now,
         }
     }
@@ -127,17 +219,19 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         self
     }
 
-    /// The next command: as much as one takes, its data in the tag's buffer. `None` when all is
-    /// sent.
-    fn next_io(&mut self, tag: Tag) -> Option<Io> {
-        let size = self.log.block_size();
-        let bytes = u64::from(size.bytes());
+    /// The blocks of the next command: as many as one takes. `None` when all are sent.
+    fn next_run(&mut self) -> Option<Run> {
+        if let Some(half) = self.refusals.halves.pop() {
+            return Some(half);
+        }
+        let bytes = u64::from(self.log.block_size().bytes());
         let first = self.log.pieces().get(self.at)?;
         let (what, lba) = (first.what, first.lba.0 + self.sent);
         let room = match what {
             What::Data => wide64(self.data_max) / bytes,
             _ => RANGE_BYTES_MAX / bytes,
-        };
+        }
+        .max(1);
         let mut blocks = 0;
         // Neighbours of a kind go together.
         while let Some(piece) = self.log.pieces().get(self.at) {
@@ -145,17 +239,33 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
                 break;
             }
             let take = (piece.count.0 - self.sent).min(room - blocks);
-            if what == What::Data {
-                let byte = |blocks: u64| wide(blocks * bytes);
-                let from = byte(self.sent);
-                let data = self.log.data(piece).get(from..from + byte(take)).unwrap_or(&[]);
-                self.buffers.write(tag.index() * self.stride + byte(blocks), data);
-            }
             blocks += take;
             self.sent += take;
             if self.sent == piece.count.0 {
                 self.at += 1;
                 self.sent = 0;
+            }
+        }
+        (blocks > 0).then_some(Run { what, lba, blocks })
+    }
+
+    /// The command of a run, whose data is in the tag's buffer then.
+    fn io_of(&self, tag: Tag, run: Run) -> Option<Io> {
+        let Run { what, lba, blocks } = run;
+        let size = self.log.block_size();
+        let bytes = u64::from(size.bytes());
+        if what == What::Data {
+            let (mut at, end) = (lba, lba + blocks);
+            for piece in self.log.pieces_from(Lba(lba)) {
+                if at >= end {
+                    break;
+                }
+                let skipped = wide((at - piece.lba.0) * bytes);
+                let take = wide((end.min(piece.lba.0 + piece.count.0) - at) * bytes);
+                let data = self.log.data(piece).get(skipped..skipped + take).unwrap_or(&[]);
+                let place = tag.index() * self.stride + wide((at - lba) * bytes);
+                self.buffers.write(place, data);
+                at = piece.lba.0 + piece.count.0;
             }
         }
         let op = match what {
@@ -168,58 +278,71 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         Some(io)
     }
 
-    fn submit(&mut self, tag: Tag, io: Io) {
-        self.ops[tag.index()] = io.op;
+    fn submit(&mut self, tag: Tag, sent: Sent, io: Io) {
+        self.by_tag[tag.index()] = sent;
         // The tag is idle.
         let _ = self.engine.submit(tag, io);
+    }
+
+    /// Sends what can be sent. Returns whether anything was.
+    fn send(&mut self) -> bool {
+        let mut any = false;
+        if self.flush != Flush::NotYet {
+            return any;
+        }
+        while let Some(tag) = self.idle.pop() {
+            let Some(run) = self.next_run() else {
+                self.idle.push(tag);
+                break;
+            };
+            any = true;
+            match self.io_of(tag, run) {
+                Some(io) => self.submit(tag, Sent::Run(run), io),
+                // Longer than a command can say.
+                None => {
+                    self.refusals.add(run, Status::OutOfRange.errno());
+                    self.idle.push(tag);
+                }
+            }
+        }
+        if self.idle.len() == self.by_tag.len() {
+            let flush = Io::new(IoOp::Flush, 0, 0, self.log.block_size());
+            if let (Some(tag), Some(io)) = (self.idle.pop(), flush) {
+                self.submit(tag, Sent::Flush, io);
+                self.flush = Flush::Sent;
+                any = true;
+            }
+        }
+        any
     }
 
     /// Sends and takes what can be sent and taken now.
     ///
     /// # Errors
-    /// [`ReplayError`]; the replay is over then.
+    /// [`ReplayError`]; the replay is over then, and settles nothing.
     pub fn turn(&mut self, now: Instant) -> Result<Progress, ReplayError> {
-        let mut busy = false;
-        if self.flush == Flush::NotYet {
-            while let Some(tag) = self.idle.pop() {
-                let Some(io) = self.next_io(tag) else {
-                    self.idle.push(tag);
-                    break;
-                };
-                self.submit(tag, io);
-                busy = true;
-            }
-            if self.idle.len() == self.ops.len() {
-                let flush = Io::new(IoOp::Flush, 0, 0, self.log.block_size());
-                if let (Some(tag), Some(io)) = (self.idle.pop(), flush) {
-                    self.submit(tag, io);
-                    self.flush = Flush::Sent;
-                    busy = true;
-                }
-            }
-        }
-        let (idle, ops, flush) = (&mut self.idle, &self.ops, &mut self.flush);
-        let mut refused = None;
+        let mut busy = self.send();
+        let Self { idle, by_tag, flush, refusals, .. } = self;
         let mut answers = 0;
         busy |= self.engine.turn(now, |tag, result| {
             idle.push(tag);
             answers += 1;
-            match ops[tag.index()] {
-                IoOp::Flush if result >= 0 => *flush = Flush::Done,
-                // A discard is a hint.
-                IoOp::Discard => {}
-                _ if result < 0 => refused = Some(-result),
-                _ => {}
+            let errno = if result < 0 { -result } else { 0 };
+            match std::mem::replace(&mut by_tag[tag.index()], Sent::Nothing) {
+                Sent::Flush | Sent::Run(_) if is_not_ours(errno) => refusals.not_ours = Some(errno),
+                Sent::Flush => *flush = Flush::Done(errno),
+                Sent::Run(run) if errno > 0 => refusals.add(run, errno),
+                Sent::Run(_) | Sent::Nothing => {}
             }
         });
         if answers > 0 {
             self.last_answer = now;
         }
-        if let Some(errno) = refused {
-            return Err(ReplayError::Refused(errno));
+        if let Some(errno) = self.refusals.not_ours {
+            return Err(ReplayError::NotOurs(errno));
         }
-        if self.flush == Flush::Done {
-            return Ok(Progress::Done);
+        if let Flush::Done(errno) = self.flush {
+            return Ok(Progress::Done(self.refusals.outcome(errno)));
         }
         if let Some((end, dead)) = self.engine.take_ended() {
             dead.retire(());
@@ -235,7 +358,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
     ///
     /// # Errors
     /// [`ReplayError`].
-    pub(crate) async fn run(mut self) -> Result<(), ReplayError> {
+    pub(crate) async fn run(mut self) -> Result<Outcome, ReplayError> {
         let system = |source| SessionError::System { what: "the path for writing again", source };
         let readiness = match self.engine.poller_mut() {
             Some(poller) => Some(Readiness::new(poller.event_fds()).map_err(system)?),
@@ -244,7 +367,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         };
         loop {
             match self.turn(Instant::now())? {
-                Progress::Done => return Ok(()),
+                Progress::Done(outcome) => return Ok(outcome),
                 Progress::Busy => tokio::task::yield_now().await,
                 Progress::Idle => {
                     if let Some(poller) = self.engine.poller_mut() {
@@ -252,7 +375,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
                     }
                     // What came between the last look and the arming raises no event.
                     match self.turn(Instant::now())? {
-                        Progress::Done => return Ok(()),
+                        Progress::Done(outcome) => return Ok(outcome),
                         Progress::Busy => continue,
                         Progress::Idle => {}
                     }

@@ -343,6 +343,19 @@ impl ReplayLog {
         Self { entries, pieces, block_size }
     }
 
+    /// Cuts off what is not within the first `blocks` of the volume, which became smaller. Returns
+    /// how many blocks that were.
+    pub fn cut(&mut self, blocks: BlockCount) -> u64 {
+        let mut gone = 0;
+        self.pieces.retain_mut(|piece| {
+            let inside = blocks.0.saturating_sub(piece.lba.0).min(piece.count.0);
+            gone += piece.count.0 - inside;
+            piece.count = BlockCount(inside);
+            inside > 0
+        });
+        gone
+    }
+
     /// Acknowledged writes in it, whether or not they left a piece.
     #[must_use]
     pub fn writes(&self) -> u64 {
@@ -353,6 +366,12 @@ impl ReplayLog {
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
+    }
+
+    /// The pieces that reach beyond a block, from the one that has it on.
+    pub(crate) fn pieces_from(&self, lba: Lba) -> &[Piece] {
+        let before = self.pieces.partition_point(|piece| piece.lba.0 + piece.count.0 <= lba.0);
+        &self.pieces[before..]
     }
 
     /// The size of a block.
@@ -476,11 +495,13 @@ mod tests {
     }
 
     proptest! {
-        /// Block by block, the log says what replaying everything in order would have left.
+        /// Block by block, the log says what replaying everything in order would have left of a
+        /// volume of that many blocks.
         #[test]
         fn merging_is_replaying_in_order(
             writes in prop::collection::vec((what(), 0u64..40, 1u64..12), 0..40),
             turn in 0usize..40,
+            end in 0usize..64,
         ) {
             let mut entries: Vec<_> = (0..)
                 .zip(&writes)
@@ -497,7 +518,14 @@ mod tests {
                 let turn = turn % entries.len();
                 entries.rotate_left(turn);
             }
-            let log = ReplayLog::merge(entries, size());
+            let mut log = ReplayLog::merge(entries, size());
+            let behind_end = model[end..].iter().flatten().count() as u64;
+            model[end..].fill(None);
+            prop_assert_eq!(log.cut(BlockCount(end as u64)), behind_end);
+            prop_assert_eq!(log.cut(BlockCount(end as u64)), 0);
+            let from = Lba(turn as u64);
+            let reach = |piece: &&Piece| piece.lba.0 + piece.count.0 > from.0;
+            prop_assert!(log.pieces_from(from).iter().eq(log.pieces().iter().filter(reach)));
             let mut seen = [None; 64];
             for piece in log.pieces() {
                 prop_assert!(piece.count.0 > 0);

@@ -2,10 +2,12 @@
 //! makes of it.
 
 use std::path::Path as File;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_config::OnLoss;
+use rblk_client::{Config, Options, Queue, Request, State, Volume};
+use rblk_config::{ByteSize, OnLoss};
 use rblk_fabric::mailbox::mailbox;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::admin::Pulse;
@@ -19,7 +21,8 @@ use rblk_initiator::session::{HostIdentity, QueueWish, Session};
 use rblk_protocol::{
     AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag, WriteVerifier,
 };
-use rblk_tests::program::{Client, DEADLINE, Target};
+use rblk_tests::bed::pattern;
+use rblk_tests::program::{Client, DEADLINE, Target, program, run as run_program};
 
 const FILE_BYTES: usize = 1 << 20;
 const WRITES: u64 = 40;
@@ -198,4 +201,180 @@ fn other_writes_are_a_loss() {
     assert!(found.iter().all(|byte| *byte == 0), "who wrote that?");
     assert_eq!((durability.unflushed(), durability.writes_rewritten()), (0, 0));
     assert!(durability.has_untold_loss() && durability.fails_every_flush());
+}
+
+const BLOCK: usize = 4096;
+const SHARE: usize = 2 << 20;
+
+/// A program with a volume that retains, at a real target with a write-back cache.
+struct Kept {
+    dir: tempfile::TempDir,
+    target: Target,
+    // Dropped before the volume.
+    queue: Queue,
+    volume: Volume,
+}
+
+impl Kept {
+    fn new(on_loss: OnLoss) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("v.img"), vec![0; FILE_BYTES]).unwrap();
+        let args = Self::configured(dir.path(), false);
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let target = Target::start(dir.path(), &args);
+        let mut config = Config::new(target.address.to_string(), "v");
+        config.queues = Some(1);
+        config.queue_depth = 8;
+        config.retain = ByteSize(SHARE as u64);
+        config.on_loss = on_loss;
+        config.reconnect_delay = rblk_config::Duration::from_millis(20);
+        let mut volume = Options::new(config).open().unwrap();
+        let queue = volume.queue().unwrap();
+        Self { dir, target, queue, volume }
+    }
+
+    /// How the target is started with the volume read-only or not.
+    fn configured(dir: &File, read_only: bool) -> Vec<String> {
+        let (path, file) = (dir.join("v.img"), dir.join("target.toml"));
+        // What is in the target's memory only stays there until it crashes.
+        let cache = if read_only { "write-through" } else { "write-back" };
+        let text = format!(
+            "write_back_delay = '60s'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\n\
+             cache = '{cache}'\nread_only = {read_only}\n",
+            path.display()
+        );
+        std::fs::write(&file, text).unwrap();
+        vec!["--config".to_owned(), file.display().to_string()]
+    }
+
+    /// The target is killed, which loses its memory, and starts again.
+    fn crash(&mut self, read_only: bool) {
+        let args = Self::configured(self.dir.path(), read_only);
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        self.target.kill();
+        self.target.start_again(self.dir.path(), &args);
+    }
+
+    fn order(&self, words: &[&str]) {
+        let mut command = Command::new(program("rblk-target"));
+        command.arg("volume").args(words).arg("--control-socket").arg(&self.target.socket);
+        let ended = run_program(&mut command);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+
+    /// The errno of a request, or 0, and its buffer's data.
+    fn done(&mut self, request: Request) -> (i32, Vec<u8>) {
+        self.queue.submit(request).unwrap();
+        let mut done = Vec::new();
+        let begun = Instant::now();
+        while self.queue.wait(&mut done, Duration::from_secs(1)).unwrap() == 0 {
+            assert!(begun.elapsed() < DEADLINE, "no completion");
+        }
+        let done = done.pop().unwrap();
+        let mut data = vec![0; BLOCK];
+        if let Some(buffer) = &done.buffer {
+            buffer.read(0, &mut data);
+        }
+        (done.result.err().map_or(0, |error| error.errno()), data)
+    }
+
+    fn write(&mut self, block: usize, data: &[u8]) {
+        let mut buffer = self.queue.buffer().unwrap();
+        buffer.write(0, data);
+        assert_eq!(self.done(Request::write(buffer, (block * BLOCK) as u64, BLOCK)).0, 0);
+    }
+
+    fn read(&mut self, block: usize) -> Vec<u8> {
+        let buffer = self.queue.buffer().unwrap();
+        let (errno, data) = self.done(Request::read(buffer, (block * BLOCK) as u64, BLOCK));
+        assert_eq!(errno, 0);
+        data
+    }
+
+    fn flush(&mut self) -> i32 {
+        self.done(Request::flush()).0
+    }
+
+    /// Drives the queue until the volume is so.
+    fn until(&mut self, what: &str, is_so: impl Fn(&Volume) -> bool) {
+        let begun = Instant::now();
+        while !is_so(&self.volume) {
+            assert!(begun.elapsed() < DEADLINE, "{what} did not happen: {:?}", self.volume);
+            self.queue.wait(&mut Vec::new(), Duration::from_millis(5)).unwrap();
+        }
+    }
+
+    fn file(&self, block: usize) -> Vec<u8> {
+        let all = std::fs::read(self.dir.path().join("v.img")).unwrap();
+        all[block * BLOCK..(block + 1) * BLOCK].to_vec()
+    }
+}
+
+#[test]
+fn a_volume_that_became_smaller_takes_no_other_copies_with_its_end() {
+    for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
+        let mut kept = Kept::new(on_loss);
+        let half = FILE_BYTES / 2 / BLOCK;
+        let blocks = [half + 10, 3, half - 1, half];
+        for block in blocks {
+            kept.write(block, &pattern(block as u64, BLOCK));
+        }
+        kept.order(&["resize", "v", "512KiB", "--shrink"]);
+        kept.crash(false);
+        assert_eq!((kept.flush(), kept.volume.losses()), (0, 0), "{on_loss}");
+        assert_eq!(kept.volume.unflushed_writes(), 0);
+        // The second crash, right after: what was written again is in the file.
+        kept.crash(false);
+        for block in [3, half - 1] {
+            assert!(kept.read(block) == pattern(block as u64, BLOCK), "block {block}");
+        }
+        assert_eq!((kept.flush(), kept.volume.losses()), (0, 0), "{on_loss}");
+    }
+}
+
+/// The volume comes back read-only, as when somebody looks what happened, and then writable.
+#[test]
+fn copies_wait_for_a_volume_that_is_read_only_for_a_time() {
+    for live in [false, true] {
+        let mut kept = Kept::new(OnLoss::UntilRemount);
+        let (old, new) = (vec![0; BLOCK], pattern(7, BLOCK));
+        kept.write(7, &new);
+        if live {
+            // Nobody drives the queue yet, so its copies cannot be asked for.
+            kept.crash(false);
+            kept.order(&["set", "v", "--cache", "write-through", "--read-only"]);
+        } else {
+            kept.crash(true);
+        }
+        // Told, and what is there can be read.
+        assert_eq!((kept.flush(), kept.volume.losses()), (5, 1));
+        assert!(kept.read(7) == old && kept.volume.state() == State::Connected);
+        // No FLUSH makes durable what the target does not have.
+        assert_eq!((kept.flush(), kept.volume.unflushed_writes()), (5, 1));
+        if live {
+            kept.order(&["set", "v", "--read-only=false"]);
+        } else {
+            // A second crash changes nothing.
+            kept.crash(true);
+            assert!(kept.read(7) == old);
+            kept.crash(false);
+        }
+        kept.until("the writing again", |volume| volume.unflushed_writes() == 0);
+        assert!(kept.file(7) == new, "it is durable");
+        assert!(kept.read(7) == new);
+        // Some user was told of the loss.
+        assert_eq!((kept.flush(), kept.volume.losses()), (5, 1));
+    }
+}
+
+#[test]
+fn who_was_told_once_reads_the_same_data_from_then_on() {
+    let mut kept = Kept::new(OnLoss::Once);
+    kept.write(7, &pattern(7, BLOCK));
+    kept.crash(true);
+    assert_eq!((kept.flush(), kept.volume.losses()), (5, 1));
+    assert!(kept.read(7) == vec![0; BLOCK]);
+    kept.crash(false);
+    assert!(kept.read(7) == vec![0; BLOCK], "it changed behind the user's back");
+    assert_eq!((kept.flush(), kept.volume.losses(), kept.volume.unflushed_writes()), (0, 1, 0));
 }

@@ -195,7 +195,9 @@ impl Ledger {
     fn flushed_ahead(&self, tag: Tag, horizon: u64, fine: bool) {
         let mode = self.shared.on_loss();
         let needs_room = self.starving == Some(tag);
-        if fine {
+        if fine && needs_room {
+            self.shared.make_room(horizon);
+        } else if fine {
             self.shared.made_durable(horizon);
         } else if mode == OnLoss::UntilRemount && !needs_room {
             self.lose_but_keep_copies(horizon);

@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, said_once};
 use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region};
-use rblk_protocol::{AccessMode, AsyncEvent, Features, Status, VolumeEntry, VolumeHandle};
+use rblk_protocol::{
+    AccessMode, AsyncEvent, Features, OpenReply, Status, VolumeEntry, VolumeFlags, VolumeHandle,
+};
 
-use super::course::{Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State};
+use super::course::{
+    Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State, Verdict,
+};
 use super::history::{History, millis};
 use super::note_keeper::NoteKeeper;
 use super::queues::Queues;
@@ -351,7 +355,11 @@ impl Link {
                 let _ = answer.send(result);
             }
             Step::Opened(volume, answer) => {
-                let verdict = self.course.opened(&volume);
+                let verdict = match self.course.opened(&volume) {
+                    // The target may take them now.
+                    Verdict::Go if self.durability.holds_copies() => Verdict::Settle,
+                    verdict => verdict,
+                };
                 self.write_note(note);
                 let _ = answer.send(verdict);
             }
@@ -520,6 +528,15 @@ impl Link {
         if !self.course.seen(entry) {
             // OPEN says what it is.
             self.lose("the volume became another one", Loss::Path, queues);
+        }
+        let is_read_only = |volume: &OpenReply| volume.flags.has(VolumeFlags::READ_ONLY);
+        let is_writable_again = is_read_only(&known) && !is_read_only(&self.facts().volume);
+        if is_writable_again && self.session.is_some() && self.durability.holds_copies() {
+            tracing::info!(
+                "the volume is writable again: what the target refused is written again"
+            );
+            self.course.lose(Loss::Renegotiate, Instant::now(), random());
+            self.disconnect(None, queues);
         }
         self.facts().volume != known
     }

@@ -1,6 +1,7 @@
 //! [`settle`]: decides what becomes of acknowledged writes that no FLUSH covered, when the volume's
 //! write verifier changed. They are written again from what the queues retain, or they count as
-//! lost, and FLUSHes fail as the mount's `on_loss` says.
+//! lost, and FLUSHes fail as the mount's `on_loss` says. What the target refuses takes nothing else
+//! with it: the rest is written again and flushed all the same.
 //!
 //! It runs within a try to reconnect. The queues have no path, and get one only when it has
 //! succeeded. What it did stays valid even if the try fails later. Until then the queues keep what
@@ -12,14 +13,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rblk_fabric::mailbox::Sender;
-use rblk_protocol::{AsyncEvent, BlockSize, Features, OpenReply, QueueDepth};
+use rblk_protocol::width::wide64;
+use rblk_protocol::{
+    AsyncEvent, BlockCount, BlockSize, Features, OpenReply, QueueDepth, Status, VolumeEntry,
+    VolumeFlags,
+};
 use tokio::sync::oneshot;
 
 use crate::admin::Pulse;
 use crate::durability::Durability;
 use crate::queue::ToQueue;
-use crate::replay::{self, ReplayError, Replayer};
-use crate::retain::{ReplayLog, Retained};
+use crate::replay::{self, Outcome, Replayer};
+use crate::retain::{ReplayLog, Retained, What};
 use crate::session::{QueueWish, REPLAY_QUEUE, Session};
 
 /// How long a queue thread may take to answer.
@@ -56,135 +61,190 @@ pub enum Judgement {
         horizon: u64,
         /// What is to be written, and durable, before the queues go on.
         log: ReplayLog,
-        /// A process before this one may have left some that no queue retains: FLUSHes must tell a
-        /// loss all the same.
+        /// Blocks that were written and lie behind the end of the volume now.
+        behind_end: u64,
+        /// There may be some that no queue retains, as those of a process before this one, or of a
+        /// queue that its program dropped: FLUSHes must tell a loss all the same.
         doubt: bool,
     },
 }
 
 /// Judges what the queues retain, of all of them together: `None` when one of them retains nothing.
-/// No queue has a path: nothing more is acknowledged until they get theirs.
+/// No queue has a path: nothing more is acknowledged until they get theirs. Of a volume that became
+/// smaller, only the first `blocks` blocks are written again: the others are gone, as they would be
+/// without a crash.
 #[must_use]
 pub fn judge(
     durability: &Durability,
     stock: Option<Vec<Retained>>,
-    block_size: BlockSize,
+    (block_size, blocks): (BlockSize, BlockCount),
 ) -> Judgement {
     let (horizon, writes) = (durability.horizon(), durability.unflushed());
     match stock {
         _ if writes == 0 => Judgement::Nothing,
         None => Judgement::Lost { horizon, writes },
-        Some(entries) => Judgement::Rewrite {
-            horizon,
-            log: ReplayLog::merge(entries, block_size),
-            doubt: durability.inherits_doubt(),
-        },
+        Some(entries) => {
+            let doubt = durability.inherits_doubt() || wide64(entries.len()) < writes;
+            let mut log = ReplayLog::merge(entries, block_size);
+            let behind_end = log.cut(blocks);
+            Judgement::Rewrite { horizon, log, behind_end, doubt }
+        }
     }
 }
 
 impl Judgement {
-    /// Enters it in the account. `rewritten` says that the log is written again and durable; if the
-    /// target refused that, its writes may be lost, too, and their copies are dropped: users
-    /// read the older data from then on. A path that died on the way settles nothing: judge
-    /// again.
-    pub fn settle(&self, durability: &Durability, rewritten: bool) {
-        match self {
-            Self::Nothing => {}
-            Self::Lost { horizon, .. } => durability.lose(*horizon),
-            Self::Rewrite { horizon, .. } if !rewritten => durability.lose(*horizon),
-            Self::Rewrite { horizon, log, doubt } => {
+    /// Enters it in the account, with what came of writing the log again; [`Outcome::Durable`] where
+    /// nothing was to be written. A path that died on the way settles nothing: judge again.
+    pub fn settle(&self, durability: &Durability, outcome: Outcome) {
+        let Self::Rewrite { horizon, log, doubt, .. } = self else {
+            if let Self::Lost { horizon, .. } = self {
+                durability.lose(*horizon);
+            }
+            return;
+        };
+        match outcome {
+            Outcome::Durable => {
                 if *doubt {
                     durability.lose(*horizon);
                 }
                 durability.rewritten(*horizon, log.writes());
             }
+            // Users read what they wrote, so nothing changes behind their backs if it is written
+            // again once more. As after every FLUSH that failed, some may be lost.
+            Outcome::Unflushed(_) => {
+                durability.lose_but_keep_copies(*horizon);
+            }
+            Outcome::Refused { .. } => durability.hold_copies(*horizon),
         }
     }
 }
 
-/// Settles the account with a volume that came back with another verifier.
+/// Settles the account with a volume that came back with another verifier, or whose target refused
+/// copies before.
 ///
 /// # Errors
-/// The session or its path died on the way, or a queue thread does not answer: nothing is settled.
+/// The session or its path died on the way, a queue thread does not answer, or the volume changed
+/// meanwhile: nothing is settled.
 pub async fn settle(
     session: &mut Session,
     volume: &OpenReply,
     account: &Account,
 ) -> anyhow::Result<()> {
     let stock = take_stock(&account.queues).await?;
-    let judgement = judge(&account.durability, stock, volume.block_size);
-    let begun = Instant::now();
-    let mut rewritten = true;
-    let consequence = account.durability.on_loss().consequence();
-    match &judgement {
-        Judgement::Nothing => {
-            tracing::info!(
-                "the target lost its memory; every acknowledged write was flushed before"
-            );
-        }
-        Judgement::Lost { writes, .. } => tracing::error!(
-            rblk_event = "lost-writes",
-            writes,
-            "lost: the target lost its memory, so acknowledged writes that were not flushed may be lost; \
-             {consequence}. --retain would have kept them"
-        ),
-        Judgement::Rewrite { log, doubt, .. } => {
-            if !log.pieces().is_empty() {
-                rewritten = rewrite(session, volume, account, log).await?;
-            }
-            if *doubt {
-                tracing::error!(
-                    rblk_event = "lost-writes",
-                    "lost: the target lost its memory, so writes that the process before this one acknowledged may \
-                     be lost; {consequence}"
-                );
-            }
-            if rewritten {
-                tracing::warn!(
-                    rblk_event = "rewrite",
-                    writes = log.writes(),
-                    pieces = log.pieces().len(),
-                    took = ?begun.elapsed(),
-                    "the target lost its memory; what was not flushed was written again"
-                );
-            }
-        }
+    let shape = (volume.block_size, volume.blocks);
+    let judgement = judge(&account.durability, stock, shape);
+    let (begun, held) = (Instant::now(), account.durability.holds_copies());
+    let mut outcome = Outcome::Durable;
+    if let Judgement::Rewrite { log, .. } = &judgement
+        && !log.pieces().is_empty()
+    {
+        outcome = rewrite(session, volume, account, log).await?;
     }
-    judgement.settle(&account.durability, rewritten);
+    let why = match held {
+        true => "the target refused it before",
+        false => "the target lost its memory",
+    };
+    tell((&judgement, why), outcome, begun.elapsed(), account.durability.on_loss().consequence());
+    judgement.settle(&account.durability, outcome);
     Ok(())
 }
 
-/// Writes it again. Returns whether the target took it.
+/// Says in the log what came of it.
+fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, consequence: &str) {
+    let (log, behind_end, doubt) = match judgement {
+        Judgement::Nothing => {
+            return tracing::info!(
+                "the target lost its memory; every acknowledged write was flushed before"
+            );
+        }
+        Judgement::Lost { writes, .. } => {
+            return tracing::error!(
+                rblk_event = "lost-writes",
+                writes,
+                "lost: the target lost its memory, so acknowledged writes that were not flushed may be lost; \
+                 {consequence}. --retain would have kept them"
+            );
+        }
+        Judgement::Rewrite { log, behind_end, doubt, .. } => (log, *behind_end, *doubt),
+    };
+    if behind_end > 0 {
+        tracing::warn!(
+            blocks = behind_end,
+            "the volume became smaller; what was written behind its end is gone with that, and is not written again"
+        );
+    }
+    if doubt {
+        tracing::error!(
+            rblk_event = "lost-writes",
+            "lost: the target lost its memory, so acknowledged writes of a process before this one, or of a queue \
+             that was dropped, may be lost; {consequence}"
+        );
+    }
+    match outcome {
+        Outcome::Durable => tracing::warn!(
+            rblk_event = "rewrite",
+            writes = log.writes(),
+            pieces = log.pieces().len(),
+            ?took,
+            "{why}; what was not flushed was written again"
+        ),
+        Outcome::Unflushed(errno) => tracing::error!(
+            rblk_event = "lost-writes",
+            writes = log.writes(),
+            errno,
+            "lost: what was not flushed was written again, but the target failed the FLUSH after it, so acknowledged \
+             writes may be lost; {consequence}. Their copies are kept"
+        ),
+        Outcome::Refused { blocks, errno, flushed } => tracing::error!(
+            rblk_event = "lost-writes",
+            writes = log.writes(),
+            blocks,
+            errno,
+            others_are_durable = flushed,
+            "lost: the target refuses to write {blocks} blocks again, so acknowledged writes may be lost; \
+             {consequence}"
+        ),
+    }
+}
+
+/// Writes it again. A volume that refuses all writes is not asked.
 async fn rewrite(
     session: &mut Session,
     volume: &OpenReply,
     account: &Account,
     log: &ReplayLog,
-) -> anyhow::Result<bool> {
-    let Err(error) = replay(session, volume, account, log).await else { return Ok(true) };
-    match error.downcast_ref::<ReplayError>() {
-        Some(ReplayError::Refused(_)) => {
-            tracing::error!(
-                rblk_event = "lost-writes",
-                writes = log.writes(),
-                %error,
-                "lost: acknowledged writes that were not flushed may be lost; {}",
-                account.durability.on_loss().consequence()
-            );
-            Ok(false)
-        }
-        _ => Err(error.context("writing again what was not flushed")),
+) -> anyhow::Result<Outcome> {
+    if volume.flags.has(VolumeFlags::READ_ONLY) {
+        // A discard is a hint.
+        let pieces = log.pieces().iter().filter(|piece| piece.what != What::Discarded);
+        return Ok(match pieces.map(|piece| piece.count.0).sum() {
+            0 => Outcome::Durable,
+            blocks => Outcome::Refused { blocks, errno: Status::ReadOnly.errno(), flushed: false },
+        });
     }
+    let outcome = replay(session, volume, account, log).await;
+    let outcome = outcome.context("writing again what was not flushed")?;
+    if matches!(outcome, Outcome::Refused { .. }) {
+        // What is refused because the volume has just changed is judged by the next OPEN.
+        let volumes = session.list().await.context("asking why writes were refused")?;
+        let now = volumes.iter().find(|now| now.uuid == volume.uuid);
+        let is_as_it_was = |now: &VolumeEntry| {
+            let read_only = now.flags.has(VolumeFlags::READ_ONLY);
+            now.blocks == volume.blocks && !read_only
+        };
+        anyhow::ensure!(now.is_some_and(is_as_it_was), "the volume changed meanwhile");
+    }
+    Ok(outcome)
 }
 
 /// Ends what is left of the queues' paths, and returns what the queues retain; `None` when one of
-/// them retains nothing.
+/// them keeps no copies. A queue that is gone counts for nothing.
 async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Retained>>> {
     let (mut answers, mut all) = (Vec::new(), Some(Vec::new()));
     for queue in queues {
         if queue.is_closed() {
-            // The program that drove it has dropped it, with what it retained.
-            all = None;
+            // The program that drove it has dropped it, with what it retained. The account says
+            // whether something is missing.
             continue;
         }
         let (reply, answer) = oneshot::channel();
@@ -216,7 +276,12 @@ pub(super) async fn flush(
     account: &Account,
 ) -> anyhow::Result<()> {
     let nothing = ReplayLog::merge(Vec::new(), volume.block_size);
-    replay(session, volume, account, &nothing).await
+    match replay(session, volume, account, &nothing).await? {
+        Outcome::Durable => Ok(()),
+        Outcome::Unflushed(errno) | Outcome::Refused { errno, .. } => {
+            anyhow::bail!("the target fails the FLUSH: errno {errno}")
+        }
+    }
 }
 
 async fn replay(
@@ -224,7 +289,7 @@ async fn replay(
     volume: &OpenReply,
     account: &Account,
     log: &ReplayLog,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Outcome> {
     let depth = QueueDepth::new(replay::DEPTH.min(account.wish.depth.get())).context("depth")?;
     let wish = QueueWish { depth, features: Features::default(), lanes: Some(1), ..account.wish };
     let buffers = replay::buffers(wish)?;
@@ -253,11 +318,17 @@ mod tests {
     use rblk_protocol::{BlockCount, Lba};
 
     use super::*;
-    use crate::retain::What;
 
     fn block_size() -> BlockSize {
         BlockSize::new(512).unwrap()
     }
+
+    /// Of a volume of 4 blocks.
+    fn shape() -> (BlockSize, BlockCount) {
+        (block_size(), BlockCount(4))
+    }
+
+    const REFUSED: Outcome = Outcome::Refused { blocks: 1, errno: 5, flushed: true };
 
     fn retained(number: u64) -> Retained {
         Retained {
@@ -279,7 +350,7 @@ mod tests {
         for _ in 0..unflushed {
             ledger.submitted(rblk_protocol::Tag(0));
             ledger.plan(rblk_protocol::Tag(0), &io);
-            ledger.answered(rblk_protocol::Tag(0), &io, rblk_protocol::Status::Ok, |_, _| {});
+            ledger.answered(rblk_protocol::Tag(0), &io, Status::Ok, |_, _| {});
         }
         durability
     }
@@ -288,9 +359,9 @@ mod tests {
     fn what_is_flushed_needs_nothing() {
         let account = account(Durability::new(OnLoss::Once), 0);
         for stock in [None, Some(Vec::new())] {
-            let judgement = judge(&account, stock, block_size());
+            let judgement = judge(&account, stock, shape());
             assert!(matches!(judgement, Judgement::Nothing), "{judgement:?}");
-            judgement.settle(&account, true);
+            judgement.settle(&account, Outcome::Durable);
             assert_eq!(account.losses(), 0);
         }
     }
@@ -298,21 +369,21 @@ mod tests {
     #[test]
     fn what_is_not_retained_is_told_and_what_is_retained_is_written_again() {
         let lost = account(Durability::new(OnLoss::Once), 2);
-        let judgement = judge(&lost, None, block_size());
+        let judgement = judge(&lost, None, shape());
         assert!(matches!(judgement, Judgement::Lost { horizon: 2, writes: 2 }), "{judgement:?}");
-        judgement.settle(&lost, true);
+        judgement.settle(&lost, Outcome::Durable);
         assert_eq!((lost.losses(), lost.unflushed()), (1, 0));
 
-        for (rewritten, losses, writes) in [(true, 0, 2), (false, 1, 0)] {
+        for (outcome, losses, writes) in [(Outcome::Durable, 0, 2), (REFUSED, 1, 0)] {
             let kept = account(Durability::new(OnLoss::Once), 2);
-            let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), block_size());
+            let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), shape());
             match &judgement {
-                Judgement::Rewrite { horizon: 2, log, doubt: false } => {
+                Judgement::Rewrite { horizon: 2, log, doubt: false, behind_end: 0 } => {
                     assert_eq!(log.writes(), 2);
                 }
                 other => panic!("{other:?}"),
             }
-            judgement.settle(&kept, rewritten);
+            judgement.settle(&kept, outcome);
             let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
             assert_eq!(found, (losses, writes, 0));
         }
@@ -322,14 +393,65 @@ mod tests {
     fn what_a_process_before_left_is_told_whatever_is_retained() {
         for (own, stock) in [(0, vec![]), (1, vec![retained(1)])] {
             let account = account(Durability::inheriting(OnLoss::Once), own);
-            let judgement = judge(&account, Some(stock), block_size());
+            let judgement = judge(&account, Some(stock), shape());
             assert!(matches!(judgement, Judgement::Rewrite { doubt: true, .. }), "{judgement:?}");
-            judgement.settle(&account, true);
+            judgement.settle(&account, Outcome::Durable);
             assert_eq!((account.losses(), account.unflushed()), (1, 0));
             assert_eq!(account.writes_rewritten(), own);
             // Once.
-            let again = judge(&account, Some(Vec::new()), block_size());
+            let again = judge(&account, Some(Vec::new()), shape());
             assert!(matches!(again, Judgement::Nothing), "{again:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_is_gone_takes_no_copies_of_others_with_it() {
+        let kept = account(Durability::new(OnLoss::UntilRemount), 2);
+        let judgement = judge(&kept, Some(vec![retained(1)]), shape());
+        let Judgement::Rewrite { log, doubt: true, .. } = &judgement else {
+            panic!("{judgement:?}")
+        };
+        assert_eq!((log.writes(), log.pieces().len()), (1, 1));
+        judgement.settle(&kept, Outcome::Durable);
+        let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
+        assert_eq!(found, (1, 1, 0));
+    }
+
+    #[test]
+    fn what_lies_behind_the_end_is_neither_written_nor_lost() {
+        let kept = account(Durability::new(OnLoss::UntilRemount), 2);
+        let stock = Some(vec![retained(0), Retained { lba: Lba(4), ..retained(1) }]);
+        let judgement = judge(&kept, stock, shape());
+        let Judgement::Rewrite { log, behind_end: 1, doubt: false, .. } = &judgement else {
+            panic!("{judgement:?}")
+        };
+        assert_eq!(log.pieces().iter().map(|p| p.lba.0).collect::<Vec<_>>(), [0]);
+        judgement.settle(&kept, Outcome::Durable);
+        assert_eq!((kept.losses(), kept.unflushed()), (0, 0));
+    }
+
+    #[test]
+    fn copies_stay_as_long_as_another_try_may_help() {
+        let (until, once) = (OnLoss::UntilRemount, OnLoss::Once);
+        let unflushed = Outcome::Unflushed(28);
+        for (on_loss, outcome, unflushed, holds) in [
+            (until, REFUSED, 2, true),
+            (until, unflushed, 2, false),
+            // The user is told, and goes on with what it reads: that must not change.
+            (once, REFUSED, 0, false),
+            // The user reads what it wrote.
+            (once, unflushed, 2, false),
+        ] {
+            let kept = account(Durability::new(on_loss), 2);
+            let stock = || Some(vec![retained(0), retained(1)]);
+            for turn in 0..2 {
+                judge(&kept, stock(), shape()).settle(&kept, outcome);
+                let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
+                assert_eq!(found, (1, unflushed, holds), "{on_loss} {outcome:?} {turn}");
+            }
+            judge(&kept, stock(), shape()).settle(&kept, Outcome::Durable);
+            let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
+            assert_eq!(found, (1, 0, false), "{on_loss} {outcome:?}: a loss stays");
         }
     }
 }

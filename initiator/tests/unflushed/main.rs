@@ -12,10 +12,10 @@ use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::mount::settle::{Judgement, judge};
-use rblk_initiator::replay::{Progress, ReplayError, Replayer, buffers};
-use rblk_initiator::retain::{ReplayLog, RetainRing};
+use rblk_initiator::replay::{Outcome, Progress, ReplayError, Replayer, buffers};
+use rblk_initiator::retain::{ReplayLog, RetainRing, Retained, What};
 use rblk_initiator::session::QueueWish;
-use rblk_protocol::{BlockSize, Features, QueueDepth, Status, Tag};
+use rblk_protocol::{BlockCount, BlockSize, Features, Lba, Opcode, QueueDepth, Status, Tag};
 
 use target::Target;
 
@@ -206,9 +206,15 @@ impl Bed {
         panic!("{} requests are stuck", self.outstanding());
     }
 
-    /// The target comes back without its memory: what control does before the queues go on.
-    fn recover(&mut self) {
+    /// The target comes back without its memory: what control does before the queues go on. Where
+    /// they retain, returns what came of writing again.
+    fn recover(&mut self) -> Option<Outcome> {
         self.target.crash(&mut self.random);
+        self.settle_account()
+    }
+
+    /// The mount connects, and settles its account.
+    fn settle_account(&mut self) -> Option<Outcome> {
         let mut stock = Some(Vec::new());
         for queue in &mut self.queues {
             match (&mut stock, queue.engine.take_stock()) {
@@ -219,36 +225,44 @@ impl Bed {
                 drop(dead);
             }
         }
-        let judgement = judge(&self.durability, stock, size());
+        let judgement = judge(&self.durability, stock, (size(), BlockCount(BLOCKS as u64)));
+        let mut outcome = None;
         if let Judgement::Rewrite { log, .. } = &judgement {
-            while !self.replay(log) {
-                self.target.crash(&mut self.random);
-            }
+            outcome = loop {
+                match self.replay(log) {
+                    Some(outcome) => break Some(outcome),
+                    None => self.target.crash(&mut self.random),
+                }
+            };
         }
-        judgement.settle(&self.durability, true);
-        if matches!(judgement, Judgement::Rewrite { .. }) {
-            for block in (0..BLOCKS).filter(|block| !self.busy[*block]) {
-                assert_eq!(self.target.disk[block], self.expected[block], "block {block}");
-                assert_eq!(self.target.memory[block], self.expected[block], "block {block}");
+        judgement.settle(&self.durability, outcome.unwrap_or(Outcome::Durable));
+        if outcome.is_some() {
+            let is_idle = |block: &usize| !self.busy[*block] && !self.target.bad.contains(block);
+            for block in (0..BLOCKS).filter(is_idle) {
+                let (expected, on_disk) = (self.expected[block], self.target.disk[block]);
+                assert_eq!(self.target.memory[block], expected, "block {block}");
+                let is_durable = !matches!(outcome, Some(Outcome::Unflushed(_)));
+                assert!(!is_durable || on_disk == expected, "block {block}");
             }
         }
         self.connect();
+        outcome
     }
 
-    /// Whether it came to an end before the target crashed again.
-    fn replay(&mut self, log: &ReplayLog) -> bool {
+    /// What came of it; `None` if the target crashed again before the end.
+    fn replay(&mut self, log: &ReplayLog) -> Option<Outcome> {
         let region = buffers(wish()).unwrap();
         let path = self.target.connect(&region);
         let mut replay = Replayer::new(log, path, region, wish(), self.now);
         let dies_after = if self.random.one_in(3) { self.random.below(60) } else { usize::MAX };
         for step in 0..100_000 {
             if step == dies_after {
-                return false;
+                return None;
             }
             self.now += Duration::from_micros(10);
             self.target.turn(&mut self.random);
-            if matches!(replay.turn(self.now).unwrap(), Progress::Done) {
-                return true;
+            if let Progress::Done(outcome) = replay.turn(self.now).unwrap() {
+                return Some(outcome);
             }
         }
         panic!("the replay is stuck");
@@ -444,50 +458,178 @@ fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
     }
 }
 
+/// Some writes, of which some lie in blocks that will be refused. Returns those blocks.
+fn written_on_bad_blocks(bed: &mut Bed) -> Vec<usize> {
+    bed.submit_any();
+    bed.settle();
+    bed.submit(0, IoOp::Flush);
+    bed.settle();
+    let before = bed.expected.clone();
+    for _ in 0..40 {
+        bed.submit(bed.queues.len() - 1, IoOp::Write);
+        bed.submit(0, IoOp::Write);
+        bed.step();
+    }
+    bed.settle();
+    bed.flushed.clear();
+    // Only what is lost for sure is looked for.
+    let written: Vec<usize> = (0..BLOCKS).filter(|at| before[*at] != bed.expected[*at]).collect();
+    let bad: Vec<usize> = written.into_iter().filter(|_| bed.random.one_in(6)).collect();
+    bed.target.bad.extend(&bad);
+    bad
+}
+
 #[test]
-fn a_replay_ends_with_its_path_or_the_first_refusal() {
+fn what_is_refused_takes_no_other_write_with_it() {
+    let (mut refused, mut in_order) = (0, 0);
+    for seed in 0..60 {
+        for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
+            println!("seed {seed}, {on_loss}");
+            let mut bed = Bed::new(on_loss, seed, Some(256 << 10));
+            let bad = written_on_bad_blocks(&mut bed);
+            // `recover` looks for every other block, on the disk.
+            let outcome = bed.recover();
+            let Some(Outcome::Refused { blocks, errno: 5, flushed: true }) = outcome else {
+                assert_eq!((outcome, bed.durability.losses()), (Some(Outcome::Durable), 0));
+                in_order += 1;
+                continue;
+            };
+            assert!((1..=bad.len() as u64).contains(&blocks), "{blocks} of {bad:?}");
+            refused += 1;
+            assert_eq!(bed.durability.losses(), 1);
+            let until_remount = on_loss == OnLoss::UntilRemount;
+            assert_eq!(bed.durability.unflushed() > 0, until_remount);
+            if bed.random.one_in(2) {
+                // It succeeds at the target, and makes nothing of the refused blocks durable.
+                let told = flushed_by_turns(&mut bed);
+                assert_eq!(told[1..], [if until_remount { EIO } else { 0 }; 2 * QUEUES - 1]);
+            }
+            // The store is repaired, and the target starts again, or the mount connects again.
+            bed.target.bad.clear();
+            let old: Vec<u64> = bad.iter().map(|at| bed.target.memory[*at]).collect();
+            let outcome = match bed.random.one_in(2) {
+                true if until_remount => bed.settle_account(),
+                _ => bed.recover(),
+            };
+            if until_remount {
+                assert_eq!(outcome, Some(Outcome::Durable));
+                assert_eq!(bed.target.disk, bed.expected, "every acknowledged write is back");
+                assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, 1));
+            } else {
+                let now: Vec<u64> = bad.iter().map(|at| bed.target.memory[*at]).collect();
+                assert_eq!((outcome, now), (None, old), "the user was told, and has read it");
+            }
+        }
+    }
+    assert!(refused > 80, "{refused} refused, {in_order} in order");
+}
+
+#[test]
+fn writes_go_on_while_copies_are_held_and_take_their_room_at_last() {
+    for seed in 0..20 {
+        println!("seed {seed}");
+        let mut bed = Bed::new(OnLoss::UntilRemount, seed, Some(8 << 10));
+        for _ in 0..3 {
+            bed.submit(0, IoOp::Write);
+        }
+        bed.settle();
+        bed.target.bad.extend(0..BLOCKS);
+        if !matches!(bed.recover(), Some(Outcome::Refused { .. })) {
+            continue;
+        }
+        bed.target.bad.clear();
+        // Nothing waits for ever, whatever the FLUSHes ahead of them say.
+        for _ in 0..200 {
+            bed.submit_any();
+            bed.step();
+        }
+        bed.settle();
+        for _ in 0..3 {
+            bed.submit(0, IoOp::Write);
+            bed.settle();
+        }
+        let told = bed.durability.losses();
+        assert!(matches!(bed.recover(), None | Some(Outcome::Durable)));
+        assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, told));
+        assert!(told >= 1 && bed.durability.fails_every_flush());
+    }
+}
+
+#[test]
+fn a_flush_after_the_replay_that_fails_keeps_every_copy() {
+    for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
+        for seed in 0..20 {
+            println!("seed {seed}, {on_loss}");
+            let mut bed = Bed::new(on_loss, seed, Some(256 << 10));
+            for _ in 0..20 {
+                bed.submit(0, IoOp::Write);
+                bed.step();
+            }
+            bed.settle();
+            let written = bed.durability.unflushed();
+            assert!(written > 0);
+            bed.target.crash(&mut bed.random);
+            bed.target.fails_flushes = true;
+            if bed.settle_account() == Some(Outcome::Durable) {
+                // It crashed again in between, and its store works.
+                continue;
+            }
+            assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (written, 1));
+            assert_eq!(bed.recover(), Some(Outcome::Durable));
+            assert_eq!(bed.target.disk, bed.expected);
+            assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (0, 1));
+        }
+    }
+}
+
+#[test]
+fn a_replay_ends_with_its_path_and_goes_on_after_a_refusal() {
     let mut target = Target::new(1);
     let mut random = Random(1);
-    let entry = rblk_initiator::retain::Retained {
+    let entry = Retained {
         number: 0,
-        what: rblk_initiator::retain::What::Data,
-        lba: rblk_protocol::Lba(3),
-        count: rblk_protocol::BlockCount(1),
+        what: What::Data,
+        lba: Lba(3),
+        count: BlockCount(1),
         data: vec![1; 512],
     };
     let log = ReplayLog::merge(vec![entry], size());
-    for refuse in [true, false] {
+    for says in [Some(Status::ReadOnly), Some(Status::Fenced), Some(Status::VolumeGone), None] {
         let region = buffers(wish()).unwrap();
         let path = target.connect(&region);
         let mut now = Instant::now();
         let mut replay = Replayer::new(&log, path, region, wish(), now);
-        let error = loop {
+        let end = loop {
             now += Duration::from_micros(10);
             target.network.advance(1);
             let end = target.connections.last_mut().unwrap();
             end.hear();
             if let Some((command, _)) = end.pending.pop() {
-                assert_eq!(command.lba.0, 3);
-                if refuse {
-                    end.answer(&command, Status::ReadOnly);
-                } else {
-                    target.crash(&mut random);
+                match says {
+                    _ if command.opcode == Opcode::Flush => end.answer(&command, Status::Ok),
+                    Some(status) => end.answer(&command, status),
+                    None => target.crash(&mut random),
                 }
             }
             match replay.turn(now) {
-                Ok(Progress::Done) => panic!("nobody wrote anything"),
+                Ok(Progress::Done(outcome)) => break Ok(outcome),
                 Ok(_) => {}
-                Err(error) => break error,
+                Err(error) => break Err(error),
             }
             if target.connections.is_empty() {
                 // The cut is seen at the next look.
                 target.connect(&buffers(wish()).unwrap());
             }
         };
-        match error {
-            ReplayError::Refused(errno) => assert!(refuse && errno > 0),
-            ReplayError::Path(_) => assert!(!refuse),
-            other => panic!("{other}"),
+        match (says, end) {
+            (Some(Status::ReadOnly), Ok(outcome)) => {
+                let refused = Outcome::Refused { blocks: 1, errno: 30, flushed: true };
+                assert_eq!(outcome, refused);
+            }
+            // It is no answer to the write: OPEN will say who has the volume.
+            (Some(status), Err(ReplayError::NotOurs(errno))) => assert_eq!(errno, status.errno()),
+            (None, Err(ReplayError::Path(_))) => {}
+            other => panic!("{other:?}"),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! [`Target`]: a target that forgets what was not flushed when it dies, and whose store may fail.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rblk_fabric::soft::network::{Network, Wire};
@@ -93,6 +94,8 @@ pub(super) struct Target {
     pub(super) connections: Vec<Far>,
     // Its store fails: a FLUSH makes nothing durable, and says so.
     pub(super) fails_flushes: bool,
+    // Blocks that take no write and no zeroes.
+    pub(super) bad: BTreeSet<usize>,
 }
 
 fn soft(handle: &PollerHandle) -> &rblk_fabric::soft::PollerHandle {
@@ -106,7 +109,15 @@ impl Target {
         let network = Network::new(seed);
         let device = Device::Soft(network.device());
         let (memory, disk) = (vec![0; BLOCKS], vec![0; BLOCKS]);
-        Self { network, device, memory, disk, connections: Vec::new(), fails_flushes: false }
+        Self {
+            network,
+            device,
+            memory,
+            disk,
+            connections: Vec::new(),
+            fails_flushes: false,
+            bad: BTreeSet::new(),
+        }
     }
 
     pub(super) fn connect(&mut self, buffers: &Arc<Region>) -> Path {
@@ -168,6 +179,11 @@ impl Target {
             }
             self.disk.clone_from(&self.memory);
             return Status::Ok;
+        }
+        let (first, count) = (command.lba.0, command.count.0);
+        let range = usize::try_from(first).unwrap()..usize::try_from(first + count).unwrap();
+        if command.opcode != Opcode::Discard && self.bad.range(range).next().is_some() {
+            return Status::StoreError;
         }
         for at in 0..usize::try_from(command.count.0).unwrap() {
             let block = usize::try_from(command.lba.0).unwrap() + at;

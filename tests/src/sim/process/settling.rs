@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rblk_config::{DigestWish, OnLoss};
 use rblk_initiator::mount::course::Failure;
 use rblk_initiator::mount::settle::{self, Judgement};
-use rblk_initiator::replay::{self, Progress, ReplayError, Replayer};
+use rblk_initiator::replay::{self, Outcome, Progress, Replayer};
 use rblk_initiator::retain::Piece;
 use rblk_initiator::session::{QueueWish, REPLAY_QUEUE};
 use rblk_protocol::{Features, OpenReply, QueueDepth};
@@ -35,7 +35,8 @@ impl Process {
                 _ => stock = None,
             }
         }
-        let judgement = settle::judge(&self.durability, stock, volume.block_size);
+        let shape = (volume.block_size, volume.blocks);
+        let judgement = settle::judge(&self.durability, stock, shape);
         let log = match &judgement {
             Judgement::Rewrite { log, .. } => {
                 let numbers = [self.mount.0.into(), log.writes(), log.pieces().len() as u64];
@@ -43,13 +44,13 @@ impl Process {
                 Arc::new(log.clone())
             }
             Judgement::Nothing | Judgement::Lost { .. } => {
-                self.settled(&judgement, true, ground);
+                self.settled(&judgement, Outcome::Durable, ground);
                 return self.begin_queues(trying, ground);
             }
         };
         ground.moments.push(Moment::Settle);
         if log.pieces().is_empty() {
-            self.settled(&judgement, true, ground);
+            self.settled(&judgement, Outcome::Durable, ground);
             return self.begin_queues(trying, ground);
         }
         let depth = QueueDepth::new(replay::DEPTH.min(self.plan.depth)).expect("a depth");
@@ -90,11 +91,11 @@ impl Process {
     }
 
     /// The account is settled: the product's, and the oracle's.
-    fn settled(&mut self, judgement: &Judgement, rewritten: bool, ground: &mut Ground<'_>) {
-        judgement.settle(&self.durability, rewritten);
+    fn settled(&mut self, judgement: &Judgement, outcome: Outcome, ground: &mut Ground<'_>) {
+        judgement.settle(&self.durability, outcome);
         let owes = self.owes();
         let settled = match judgement {
-            Judgement::Rewrite { log, .. } if rewritten => {
+            Judgement::Rewrite { log, .. } if outcome == Outcome::Durable => {
                 let again = |block: usize| {
                     let block = block as u64;
                     let has = |p: &Piece| (p.lba.0..p.lba.0 + p.count.0).contains(&block);
@@ -126,9 +127,8 @@ impl Process {
     pub(super) fn rewrite(&mut self, trying: &mut Trying, ground: &mut Ground<'_>) -> Going {
         let now = ground.site.rig.now();
         let Phase::Settle(settling) = &mut trying.phase else { return Going::On };
-        let rewritten = match settling.replayer.turn(now) {
-            Ok(Progress::Done) => true,
-            Err(ReplayError::Refused(_)) => false,
+        let outcome = match settling.replayer.turn(now) {
+            Ok(Progress::Done(outcome)) => outcome,
             Ok(Progress::Busy) => {
                 if !std::mem::replace(&mut settling.begun, true) {
                     ground.moments.push(Moment::Rewrite);
@@ -142,7 +142,7 @@ impl Process {
         else {
             return Going::On;
         };
-        self.settled(&settling.judgement, rewritten, ground);
+        self.settled(&settling.judgement, outcome, ground);
         self.begin_queues(trying, ground)
     }
 }
