@@ -26,7 +26,7 @@ fn start(dir: &Path, cache: &str) -> (Target, Vec<String>) {
     let (path, file) = (dir.join("v.img"), dir.join("target.toml"));
     std::fs::write(&path, vec![0; 4 * MIB]).unwrap();
     let text = format!(
-        "[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\ncache = '{cache}'\n",
+        "write_back_delay = '60s'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\ncache = '{cache}'\n",
         path.display()
     );
     std::fs::write(&file, text).unwrap();
@@ -281,7 +281,8 @@ fn retained_writes_survive_a_target_that_loses_its_memory() {
     }
 }
 
-/// What a queue retained goes with it, and then the writes count as lost.
+/// What a queue retained goes with it, and then the writes count as lost. What another queue retained
+/// stays.
 #[test]
 fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -293,15 +294,42 @@ fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     let mut volume = Options::new(config).open().unwrap();
     let (mut queue, mut other) = (volume.queue().unwrap(), volume.queue().unwrap());
     write(&mut other, 0, &pattern(9, BLOCK));
+    let kept = pattern(10, BLOCK);
+    write(&mut queue, BLOCK, &kept);
     drop(other);
     target.kill();
     target.start_again(dir.path(), &words(&args));
     queue.submit(Request::flush()).unwrap();
     assert_eq!(next(&mut queue).result.unwrap_err().errno(), 5);
     assert_eq!(volume.losses(), 1);
+    assert!(read(&mut queue, BLOCK, BLOCK) == kept, "its copy went with the other queue");
     // Told once; the queue that is left goes on.
     queue.submit(Request::flush()).unwrap();
     assert_eq!(next(&mut queue).result, Ok(0));
+}
+
+/// Who opens the volume next knows nothing of writes that were not flushed, so none are left.
+#[test]
+fn what_was_written_is_durable_when_the_volume_is_closed() {
+    for close in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut target, _) = start(dir.path(), "write-back");
+        let mut volume = open(&target);
+        let mut queue = volume.queue().unwrap();
+        let data = pattern(11, BLOCK);
+        write(&mut queue, BLOCK, &data);
+        assert_eq!(volume.unflushed_writes(), 1);
+        drop(queue);
+        if close {
+            volume.close().unwrap();
+        } else {
+            drop(volume);
+        }
+        assert_ended(&target);
+        target.kill();
+        let file = std::fs::read(dir.path().join("v.img")).unwrap();
+        assert!(file[BLOCK..2 * BLOCK] == data, "close: {close}");
+    }
 }
 
 #[test]

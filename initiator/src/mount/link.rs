@@ -599,15 +599,19 @@ impl Link {
             return true;
         }
         let account = self.account(queues);
-        let Some(session) = &mut self.session else { return false };
-        let flushing = flush(session, &self.course.facts().volume, &account);
-        let failed = match tokio::time::timeout(within, flushing).await {
-            Ok(Ok(())) => return true,
-            Ok(Err(error)) => said_once(error.as_ref()),
-            Err(_) => "it takes too long".to_owned(),
+        let flushed = match &mut self.session {
+            Some(session) => {
+                let flushing = flush(session, &self.course.facts().volume, &account);
+                match tokio::time::timeout(within, flushing).await {
+                    Ok(result) => result.map_err(|error| said_once(error.as_ref())),
+                    Err(_) => Err("it takes too long".to_owned()),
+                }
+            }
+            None => Err("the target is not connected".to_owned()),
         };
+        let Err(error) = flushed else { return true };
         let writes = self.durability.unflushed();
-        tracing::warn!(error = failed, writes, "cannot flush before the hand-over");
+        tracing::warn!(error, writes, "acknowledged writes are not flushed, and this process ends");
         false
     }
 

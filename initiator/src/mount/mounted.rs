@@ -35,7 +35,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// Time for the device to go away by force. Together with what follows it, clearly less than the 5
 /// s that the command waits.
 const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
-/// Time for the target to hear of an unmount.
+/// Time for the target to flush what is left at an unmount, and again to hear of the unmount.
 const LOGOUT: Duration = Duration::from_secs(2);
 /// The same, by force.
 const FORCE_LOGOUT: Duration = Duration::from_millis(250);
@@ -280,6 +280,15 @@ impl Mount {
         self.link.write_note(&mut self.note);
     }
 
+    /// Writes the note, if it does not say yet whether a loss is to be told. Returns when to try
+    /// again, where that fails.
+    pub(super) fn note_loss(&mut self) -> Option<Instant> {
+        if self.note.owes_loss() {
+            self.write_note();
+        }
+        self.note.again(Instant::now())
+    }
+
     /// Adds the device, whose disk is not there yet. The note names the device by its mark before
     /// it exists, and by its number afterwards, so there is never a device without a note: without
     /// a note no process could recover it.
@@ -392,6 +401,12 @@ impl Mount {
 
     /// Why a device cannot be handed over to another program now.
     pub(super) fn refuses_hand_over(&self) -> Option<Response> {
+        if self.note.hides_loss() {
+            return Some(Response::Busy(format!(
+                "{}: acknowledged writes may be lost, and the note that says so to the next program cannot be written",
+                self.disk()
+            )));
+        }
         let unflushed = self.durability.unflushed();
         let has_only_copies = self.status.retain_bytes > 0 && unflushed > 0;
         (!self.link.is_connected() && has_only_copies).then(|| {
@@ -459,7 +474,8 @@ impl Mount {
         true
     }
 
-    /// Takes the device away, and ends the session.
+    /// Takes the device away, and ends the session. What was acknowledged after the last FLUSH is
+    /// flushed, as far as the target does that in time: nobody will know of it afterwards.
     ///
     /// # Errors
     /// The driver does not let the device go.
@@ -489,17 +505,23 @@ impl Mount {
             // What is left of the paths is destroyed here.
             let _ = self.on_queue(message);
         }
-        self.link.end_session(Some(if force { FORCE_LOGOUT } else { LOGOUT })).await;
+        let within = if force { FORCE_LOGOUT } else { LOGOUT };
+        if stopped.is_ok() {
+            self.link.flush(&self.queues, within).await;
+        }
+        self.link.end_session(Some(within)).await;
         stopped.with_context(|| format!("stopping {}", self.disk()))
     }
 
     /// Ends a mount without a device, whose queues have left: what is left of their paths is
-    /// destroyed, and the target hears that the session is over.
+    /// destroyed, what was acknowledged is flushed as far as the target does that in time, and the
+    /// target hears that the session is over.
     pub(super) async fn end(&mut self, from_queues: &mut mpsc::UnboundedReceiver<FromQueue>) {
         self.link.dismiss_tries();
         while let Ok(message) = from_queues.try_recv() {
             let _ = self.on_queue(message);
         }
+        self.link.flush(&self.queues, LOGOUT).await;
         self.link.end_session(Some(LOGOUT)).await;
     }
 

@@ -1,11 +1,12 @@
 //! [`NoteKeeper`]: writes the note of a mount, and knows what the last one said.
 //!
 //! Invariant: once there is a device, the note on disk names it. A loss that has to be told is in
-//! the note soon after it became known, and at once where every FLUSH tells it.
+//! the note soon after it became known, and at once where every FLUSH tells it. A note that cannot
+//! be written is owed until it can.
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, OnLoss};
 
@@ -17,6 +18,9 @@ use crate::ublk::DeviceToken;
 
 /// How soon a loss that came or was told is noted, where FLUSHes tell each of many losses.
 const NOTE_STEP: Duration = Duration::from_secs(1);
+
+/// How soon a note that could not be written is tried again.
+const NOTE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Writes the note of a mount.
 #[derive(Debug)]
@@ -85,9 +89,9 @@ impl NoteKeeper {
         let Some(device) = self.device else { return Ok(()) };
         let loss_untold = self.durability.has_untold_loss();
         let doubts = Doubts { maybe_unflushed, loss_untold, recovered: self.recovered };
-        // Also where it fails: then it is tried again with the next change.
+        Note::of(&self.name, device, &self.config, (setup, facts), doubts).write()?;
         self.noted_loss = loss_untold;
-        Note::of(&self.name, device, &self.config, (setup, facts), doubts).write()
+        Ok(())
     }
 
     /// Whether a loss became known, or was told, since the last note. A process that recovers the
@@ -108,6 +112,16 @@ impl NoteKeeper {
             OnLoss::Once => NOTE_STEP,
             OnLoss::UntilRemount => Duration::ZERO,
         }
+    }
+
+    /// When to try again, if the note does still not say it.
+    pub(super) fn again(&self, now: Instant) -> Option<Instant> {
+        self.owes_loss().then(|| now + NOTE_AGAIN)
+    }
+
+    /// Whether the next process would not know of a loss that it has to tell.
+    pub(super) fn hides_loss(&self) -> bool {
+        self.owes_loss() && self.durability.has_untold_loss()
     }
 
     /// As if the loss were noted.

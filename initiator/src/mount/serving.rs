@@ -151,10 +151,7 @@ async fn next(
             *note_at = Some(Instant::now() + mount.note().step());
         }
         () = task::until(*note_at) => {
-            *note_at = None;
-            if mount.note().owes_loss() {
-                mount.write_note();
-            }
+            *note_at = mount.note_loss();
         }
     }
     Ok(None)

@@ -107,3 +107,26 @@ fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
         }
     });
 }
+
+#[test]
+fn a_note_that_cannot_be_written_is_owed_and_keeps_the_next_program_away() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        // There is no such directory, whoever runs this.
+        mount.note = NoteKeeper::new("no/directory", &mount.config, &mount.durability, true, 0);
+        mount.adopt_device(7, DeviceToken::new(7));
+        assert_eq!((mount.note_loss(), mount.refuses_hand_over()), (None, None));
+        mount.durability.lose(0);
+        for _ in 0..2 {
+            let again = mount.note_loss().expect("a next try");
+            assert!(again > Instant::now());
+            assert!(mount.note.owes_loss(), "the next process would not know of the loss");
+        }
+        let Some(Response::Busy(why)) = mount.refuses_hand_over() else { panic!("handed over") };
+        assert!(why.contains("cannot be written"), "{why}");
+        // Noted at last.
+        mount.note.set_noted_loss();
+        assert_eq!((mount.note_loss(), mount.refuses_hand_over()), (None, None));
+    });
+}
