@@ -24,16 +24,16 @@
 //! forgets. With `Once` the FLUSH has told it.
 //!
 //! Such a FLUSH drops no retained copy. The target may start again without its memory, and then the
-//! copies bring the writes back. The loss stays: some user was already told. Copies are dropped when
-//! a write needs their room and the FLUSH for that room does not give it: else the write would wait
-//! indefinitely. With `Once` every FLUSH for room that fails drops the copies.
+//! copies bring the writes back. The loss stays: some user was already told. Copies are dropped
+//! when a write needs their room and the FLUSH for that room does not give it: else the write would
+//! wait indefinitely. With `Once` every FLUSH for room that fails drops the copies.
 //!
 //! A target may refuse some copies when they are written again, as when its volume is read-only for
-//! a time. That is a loss. With `UntilRemount` the mount [holds](Durability::hold_copies) all copies
-//! then: a FLUSH makes no write durable that the target does not have, so copies stay over FLUSHes
-//! that succeed, and the next connection tries again. Nobody takes the disk for sound meanwhile. With
-//! `Once` they are dropped: the user was told and goes on with the older data, which must not change
-//! behind its back.
+//! a time. That is a loss. With `UntilRemount` the mount [holds](Durability::hold_copies) all
+//! copies then: a FLUSH makes no write durable that the target does not have, so copies stay over
+//! FLUSHes that succeed, and the next connection tries again. Nobody takes the disk for sound
+//! meanwhile. With `Once` they are dropped: the user was told and goes on with the older data,
+//! which must not change behind its back.
 //!
 //! A mount that recovers the device of a dead process does not know what that process acknowledged.
 //! It [inherits a doubt](Durability::inheriting): number 0 stands for all of it, and no queue

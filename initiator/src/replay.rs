@@ -4,10 +4,10 @@
 //! The pieces of the log do not overlap, so they may be written in any order, several at a time.
 //! The replay is done when the FLUSH after them was answered. Until then the log is still needed.
 //!
-//! A block that the target refuses takes no other block with it: a command of several blocks that is
-//! refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`] says
-//! what came of it. What is no answer to a write, as that another host has the volume, ends the
-//! replay instead, and settles nothing.
+//! A block that the target refuses takes no other block with it: a command of several blocks that
+//! is refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`]
+//! says what came of it. What is no answer to a write, as that another host has the volume, ends
+//! the replay instead, and settles nothing.
 
 use std::ops::Deref;
 use std::sync::Arc;

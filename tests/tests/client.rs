@@ -281,8 +281,8 @@ fn retained_writes_survive_a_target_that_loses_its_memory() {
     }
 }
 
-/// What a queue retained goes with it, and then the writes count as lost. What another queue retained
-/// stays.
+/// What a queue retained goes with it, and then the writes count as lost. What another queue
+/// retained stays.
 #[test]
 fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     let dir = tempfile::tempdir().unwrap();

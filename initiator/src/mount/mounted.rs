@@ -408,11 +408,15 @@ impl Mount {
             )));
         }
         let unflushed = self.durability.unflushed();
+        let why = match (self.link.is_connected(), self.durability.holds_copies()) {
+            (false, _) => "the target is away, and copies",
+            (true, true) => "copies that the target refuses",
+            (true, false) => return None,
+        };
         let has_only_copies = self.status.retain_bytes > 0 && unflushed > 0;
-        (!self.link.is_connected() && has_only_copies).then(|| {
+        has_only_copies.then(|| {
             Response::Busy(format!(
-                "{}: the target is away, and copies of {unflushed} writes that it has not flushed are kept in this \
-                 process only",
+                "{}: {why} of {unflushed} writes that it has not flushed are kept in this process only",
                 self.disk()
             ))
         })

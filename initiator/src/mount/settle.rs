@@ -69,7 +69,7 @@ pub enum Judgement {
     },
 }
 
-/// Judges what the queues retain, of all of them together: `None` when one of them retains nothing.
+/// Judges what the queues retain, of all of them together: `None` when one of them keeps no copies.
 /// No queue has a path: nothing more is acknowledged until they get theirs. Of a volume that became
 /// smaller, only the first `blocks` blocks are written again: the others are gone, as they would be
 /// without a crash.
@@ -93,8 +93,8 @@ pub fn judge(
 }
 
 impl Judgement {
-    /// Enters it in the account, with what came of writing the log again; [`Outcome::Durable`] where
-    /// nothing was to be written. A path that died on the way settles nothing: judge again.
+    /// Enters it in the account, with what came of writing the log again; [`Outcome::Durable`]
+    /// where nothing was to be written. A path that died on the way settles nothing: judge again.
     pub fn settle(&self, durability: &Durability, outcome: Outcome) {
         let Self::Rewrite { horizon, log, doubt, .. } = self else {
             if let Self::Lost { horizon, .. } = self {

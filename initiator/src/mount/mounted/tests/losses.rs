@@ -130,3 +130,19 @@ fn a_note_that_cannot_be_written_is_owed_and_keeps_the_next_program_away() {
         assert_eq!((mount.note_loss(), mount.refuses_hand_over()), (None, None));
     });
 }
+
+#[test]
+fn copies_that_the_target_refused_keep_the_next_program_away() {
+    runtime().block_on(async {
+        let toy = Toy::new().await;
+        let mut mount = mounted(&config(&[&toy])).await;
+        mount.status.retain_bytes = 4096;
+        mount.set_durability(Durability::inheriting(OnLoss::UntilRemount));
+        assert_eq!(mount.refuses_hand_over(), None, "the target has what is not flushed");
+        mount.durability.hold_copies(mount.durability.horizon());
+        let Some(Response::Busy(why)) = mount.refuses_hand_over() else { panic!("handed over") };
+        assert!(why.contains("copies that the target refuses of 1 writes"), "{why}");
+        mount.durability.rewritten(mount.durability.horizon(), 1);
+        assert_eq!(mount.refuses_hand_over(), None);
+    });
+}
