@@ -19,7 +19,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,10 +32,11 @@ use nix::unistd::{Whence, lseek};
 use rblk_protocol::width::wide64;
 
 use super::alignment::{Alignment, direct_alignment, probe_alignment};
-use super::identity::StoreIdentity;
+use super::identity::{StoreIdentity, has_passing_inode};
 #[cfg(test)]
 use super::methods::Method;
 use super::methods::{Methods, queue_attribute, queue_limit};
+use super::protection::Protection;
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, StoreError};
 use crate::arena::MIN_EXTENT_BYTES;
@@ -115,6 +116,10 @@ impl Backing {
         let file = open_locked(path, kind, read_only, Instant::now() + lock_wait)?;
         let metadata = file.metadata().map_err(io_error(path, "look at it"))?;
         let kind = kind_of(path, &metadata)?;
+        // The open was asked, which a read-only device does not refuse.
+        if !read_only && Protection::of(&file, kind).is_some() {
+            return Err(StoreError::ReadOnly { path: path.to_owned() });
+        }
 
         let mut backing = Self {
             path: path.to_owned(),
@@ -172,8 +177,13 @@ impl Backing {
         self.size.load(Ordering::Relaxed)
     }
 
+    /// The number of its descriptor in this process.
+    #[must_use]
+    pub(crate) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
     /// Block size of the volume in bytes.
-    #[cfg(test)]
     #[must_use]
     pub(crate) fn block_size(&self) -> u32 {
         self.block_size
@@ -206,6 +216,16 @@ impl Backing {
     #[must_use]
     pub(crate) fn read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// What refuses writes to it now, though it may have been opened for writing.
+    pub(super) fn protection(&self) -> Option<Protection> {
+        Protection::of(&self.file, self.kind)
+    }
+
+    /// Whether it is a file of a file system whose inode numbers do not last.
+    pub(super) fn has_passing_inode(&self) -> bool {
+        self.kind == BackingKind::File && has_passing_inode(&self.file)
     }
 
     /// Whether discard works, as far as known: looked up when opened, taken back by the first

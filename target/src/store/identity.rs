@@ -42,7 +42,7 @@ impl StoreIdentity {
 
     /// The identity of an open file, if it has one.
     pub(super) fn of_file(file: &File, metadata: &Metadata) -> Option<Self> {
-        if fstatfs(file).is_ok_and(|system| is_passing(system.filesystem_type())) {
+        if has_passing_inode(file) {
             return None;
         }
         Self::of_inode(metadata)
@@ -65,6 +65,11 @@ impl fmt::Display for StoreIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+// Whether the inode number of a file may change, in a file system that gives none for good.
+pub(super) fn has_passing_inode(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|system| is_passing(system.filesystem_type()))
 }
 
 fn is_passing(system: FsType) -> bool {

@@ -33,10 +33,12 @@
 //! - **Bounded.** A full store refuses the op and returns it; nothing is allocated per op.
 
 mod alignment;
+pub(crate) mod at_path;
 pub(crate) mod backing;
 mod error;
 mod identity;
 mod methods;
+mod protection;
 pub(crate) mod reflink;
 #[cfg(test)]
 mod sync;
@@ -48,6 +50,7 @@ mod tests;
 
 use nix::errno::Errno;
 
+pub use at_path::StoreFaultKind;
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
 pub use identity::StoreIdentity;

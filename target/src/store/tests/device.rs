@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use super::*;
+use crate::store::at_path::AtPath;
+use crate::store::protection::Protection;
 
 /// A loop device over a file, gone when dropped.
 pub(super) struct LoopDevice(pub(super) PathBuf);
@@ -74,4 +76,28 @@ fn as_root_block_device() {
     drop(store);
     drop(backing);
     Backing::open(&device.0, &options(4096, Direct::Required)).unwrap();
+}
+
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_read_only_device_is_not_opened_for_writing() {
+    let directory = directory();
+    let file = file(directory.path(), "disk", 4 * MIB as u64);
+    let device = LoopDevice::attach(&file, "4096");
+    let blockdev = |flag: &str| {
+        assert!(Command::new("blockdev").arg(flag).arg(&device.0).status().unwrap().success());
+    };
+    let backing = Backing::open(&device.0, &options(4096, Direct::Preferred)).unwrap();
+    assert_eq!(AtPath::look(&backing), AtPath::Same);
+    blockdev("--setro");
+    let look = AtPath::look(&backing);
+    assert_eq!(look, AtPath::ReadOnly(Protection::Device));
+    assert!(look.describe(&backing).starts_with("its device is read-only"));
+    drop(backing);
+    let error = Backing::open(&device.0, &options(4096, Direct::Preferred)).unwrap_err();
+    assert!(matches!(error, StoreError::ReadOnly { .. }), "{error}");
+    let read_only = OpenOptions { read_only: true, ..options(4096, Direct::Preferred) };
+    assert_eq!(AtPath::look(&Backing::open(&device.0, &read_only).unwrap()), AtPath::Same);
+    blockdev("--setrw");
+    Backing::open(&device.0, &options(4096, Direct::Preferred)).unwrap();
 }

@@ -1,0 +1,306 @@
+//! [`AtPath`]: an open store compared with what is at its path now.
+//!
+//! A target keeps its files and devices open, so it does not notice when somebody deletes,
+//! replaces, cuts or write-protects them. The next process opens the path, and finds something
+//! else or nothing. [`AtPath::look`] tells while it can still be mended.
+//!
+//! It may block as long as the file system does, so neither a data thread nor control calls it.
+//! What does not change while the store is open is known already and not read again.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::backing::Backing;
+use super::protection::Protection;
+
+/// What an open store is, compared with its path. With several faults it is the worst one, in the
+/// order of the variants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AtPath {
+    /// The path leads to the open store, and that is as it is served.
+    Same,
+    /// The file has no name any more. Its bytes end with the last process that has it open.
+    Deleted {
+        /// Another file or device is at the path.
+        replaced: bool,
+    },
+    /// The file or device is there, but its path leads to nothing or to something else.
+    Away {
+        /// Another file or device is at the path.
+        replaced: bool,
+    },
+    /// It is shorter than it is served, or no whole number of blocks. In bytes.
+    Resized {
+        /// The size that is served.
+        served: u64,
+        /// The size that it has.
+        has: u64,
+    },
+    /// It is served for writing and takes no writes.
+    ReadOnly(Protection),
+    /// The open file or its path cannot be looked at.
+    CannotSee(Errno),
+}
+
+/// The kind of an [`AtPath`] fault, for programs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreFaultKind {
+    /// The file is deleted, and nothing is at its path.
+    Deleted,
+    /// Another file or device is at its path.
+    Replaced,
+    /// Nothing is at its path, and the file or device lives on elsewhere.
+    Away,
+    /// It is shorter than it is served, or no whole number of blocks.
+    Resized,
+    /// It is served for writing and takes no writes.
+    ReadOnly,
+    /// It cannot be looked at.
+    CannotSee,
+}
+
+impl StoreFaultKind {
+    /// The word in JSON and metrics.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Deleted => "deleted",
+            Self::Replaced => "replaced",
+            Self::Away => "away",
+            Self::Resized => "resized",
+            Self::ReadOnly => "read-only",
+            Self::CannotSee => "cannot-see",
+        }
+    }
+}
+
+impl fmt::Display for StoreFaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+impl AtPath {
+    /// Compares an open store with its path. May block as long as the file system does.
+    pub(crate) fn look(backing: &Backing) -> Self {
+        Self::compare(backing).unwrap_or_else(Self::CannotSee)
+    }
+
+    fn compare(backing: &Backing) -> Result<Self, Errno> {
+        let open = backing.file().metadata().map_err(errno)?;
+        let there = match fs::metadata(backing.path()) {
+            Ok(there) => Ok(Some(there)),
+            Err(error) => match errno(error) {
+                Errno::ENOENT | Errno::ENOTDIR => Ok(None),
+                // A link that leads in a circle leads to nothing.
+                Errno::ELOOP => Ok(None),
+                error => Err(error),
+            },
+        };
+        // What the open file says is worth more than a path that cannot be looked up.
+        let is_same = match &there {
+            Ok(Some(there)) if backing.is_file() => {
+                (there.dev(), there.ino()) == (open.dev(), open.ino())
+                    // There an inode may get another number while it is open.
+                    || (there.is_file() && backing.has_passing_inode())
+            }
+            Ok(Some(there)) => there.rdev() == open.rdev() && there.rdev() != 0,
+            Ok(None) => false,
+            Err(_) => true,
+        };
+        let replaced = matches!(there, Ok(Some(_))) && !is_same;
+        if backing.is_file() && open.nlink() == 0 {
+            return Ok(Self::Deleted { replaced });
+        }
+        if !is_same {
+            return Ok(Self::Away { replaced });
+        }
+        let (served, has) = (backing.size_bytes(), size_of(backing, &open).map_err(errno)?);
+        if has < served || !has.is_multiple_of(backing.block_size().into()) {
+            return Ok(Self::Resized { served, has });
+        }
+        match (backing.read_only(), backing.protection(), there) {
+            (false, Some(protection), _) => Ok(Self::ReadOnly(protection)),
+            (_, _, Err(error)) => Err(error),
+            _ => Ok(Self::Same),
+        }
+    }
+
+    /// The kind of fault; `None`: there is none.
+    pub(crate) fn fault(self) -> Option<StoreFaultKind> {
+        Some(match self {
+            Self::Same => return None,
+            Self::Deleted { replaced: true } | Self::Away { replaced: true } => {
+                StoreFaultKind::Replaced
+            }
+            Self::Deleted { .. } => StoreFaultKind::Deleted,
+            Self::Away { .. } => StoreFaultKind::Away,
+            Self::Resized { .. } => StoreFaultKind::Resized,
+            Self::ReadOnly(_) => StoreFaultKind::ReadOnly,
+            Self::CannotSee(_) => StoreFaultKind::CannotSee,
+        })
+    }
+
+    /// What this is, and what to do, for people. Begins with "its file" or "its device".
+    pub(crate) fn describe(self, backing: &Backing) -> String {
+        let path = backing.path().display();
+        let noun = if backing.is_file() { "file" } else { "device" };
+        match self {
+            Self::Same => format!("its {noun} is at {path}"),
+            Self::Deleted { replaced } => {
+                let (pid, fd) = (std::process::id(), backing.fd());
+                let what = match replaced {
+                    true => format!("its file is deleted, and another is at {path}"),
+                    false => format!("its file {path} is deleted"),
+                };
+                format!(
+                    "{what}: what hosts wrote ends with this target. Stop their writes, and copy /proc/{pid}/fd/{fd} \
+                     to a safe place before the target ends"
+                )
+            }
+            Self::Away { replaced: true } => format!(
+                "another file or device is at {path}, and its {noun} is elsewhere: put it back before the target \
+                 ends; the next start serves what is at the path"
+            ),
+            Self::Away { replaced: false } => format!(
+                "its {noun} is not at {path} any more: put it back before the target ends (was it renamed, or its \
+                 file system unmounted?)"
+            ),
+            Self::Resized { has: 0, .. } if !backing.is_file() => {
+                format!("its device {path} is gone: bring it back, and restart the target")
+            }
+            Self::Resized { served, has } if has < served => format!(
+                "its {noun} {path} has {has} of {served} bytes: reads behind them fail, and what was there is gone. \
+                 {}",
+                match backing.is_file() {
+                    true => format!(
+                        "Make it long again (`truncate -s {served} {path}`), and restore the bytes"
+                    ),
+                    false => "Make the device large again, and restore the bytes".to_owned(),
+                }
+            ),
+            Self::Resized { served, has } => format!(
+                "its {noun} {path} has {has} bytes, no whole number of blocks: the target does not start with it. \
+                 {served} are served: `truncate -s {served} {path}`"
+            ),
+            Self::ReadOnly(Protection::Device) => format!(
+                "its device is read-only, so writes fail: `blockdev --setrw {path}`, or mend what made it so"
+            ),
+            Self::ReadOnly(Protection::FileSystem) => format!(
+                "the file system of {path} is read-only, so writes fail: mend it and mount it for writing"
+            ),
+            Self::ReadOnly(Protection::Immutable) => {
+                format!("its file is immutable, so writes fail: `chattr -i {path}`")
+            }
+            Self::CannotSee(Errno::ETIMEDOUT) => {
+                format!("its {noun} {path} cannot be looked at: its file system does not answer")
+            }
+            Self::CannotSee(error) => {
+                format!("its {noun} {path} cannot be looked at: {}", error.desc())
+            }
+        }
+    }
+}
+
+// Where a block device ends is what BLKGETSIZE64 says, without the ioctl. Nothing reads or writes
+// at the position of the open description.
+fn size_of(backing: &Backing, open: &fs::Metadata) -> io::Result<u64> {
+    match backing.is_file() {
+        true => Ok(open.len()),
+        false => backing.file().seek(SeekFrom::End(0)),
+    }
+}
+
+fn errno(error: io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+    use crate::store::OpenOptions;
+
+    fn served(directory: &Path) -> (PathBuf, Backing) {
+        let path = directory.join("disk");
+        fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
+        let backing = Backing::open(&path, &OpenOptions::default()).unwrap();
+        (path, backing)
+    }
+
+    #[test]
+    fn a_file_that_is_as_it_is_served() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, backing) = served(directory.path());
+        assert_eq!(AtPath::look(&backing), AtPath::Same);
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(16 << 20).unwrap();
+        assert_eq!(AtPath::look(&backing), AtPath::Same, "it may have grown, for a resize");
+        // Another name of the same file, as of a volume that is reached by a link.
+        fs::rename(&path, directory.path().join("real")).unwrap();
+        std::os::unix::fs::symlink("real", &path).unwrap();
+        assert_eq!(AtPath::look(&backing), AtPath::Same);
+    }
+
+    #[test]
+    fn a_file_that_is_deleted_replaced_or_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, backing) = served(directory.path());
+        let other = directory.path().join("other");
+        fs::rename(&path, &other).unwrap();
+        assert_eq!(AtPath::look(&backing), AtPath::Away { replaced: false });
+        fs::write(&path, vec![0; 8 << 20]).unwrap();
+        let look = AtPath::look(&backing);
+        assert_eq!(look, AtPath::Away { replaced: true });
+        assert_eq!(look.fault(), Some(StoreFaultKind::Replaced));
+        fs::rename(&other, &path).unwrap();
+        assert_eq!(AtPath::look(&backing), AtPath::Same, "it is back");
+        fs::remove_file(&path).unwrap();
+        let look = AtPath::look(&backing);
+        assert_eq!(look, AtPath::Deleted { replaced: false });
+        let text = look.describe(&backing);
+        let copy = format!("/proc/{}/fd/{}", std::process::id(), backing.fd());
+        assert!(text.contains("is deleted") && text.contains(&copy), "{text}");
+        assert_eq!(fs::metadata(copy).unwrap().len(), 8 << 20, "that is the file");
+        fs::create_dir(&path).unwrap();
+        assert_eq!(AtPath::look(&backing), AtPath::Deleted { replaced: true });
+    }
+
+    #[test]
+    fn a_file_of_another_size() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, backing) = served(directory.path());
+        let set = |len| fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(len);
+        set(4 << 20).unwrap();
+        let look = AtPath::look(&backing);
+        assert_eq!(look, AtPath::Resized { served: 8 << 20, has: 4 << 20 });
+        let text = look.describe(&backing);
+        assert!(text.contains("has 4194304 of 8388608 bytes"), "{text}");
+        set((8 << 20) + 1).unwrap();
+        let look = AtPath::look(&backing);
+        assert_eq!(look, AtPath::Resized { served: 8 << 20, has: (8 << 20) + 1 });
+        let text = look.describe(&backing);
+        assert!(text.contains("no whole number of blocks"), "{text}");
+    }
+
+    #[test]
+    fn a_deleted_file_is_seen_where_its_path_cannot_be_looked_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let inner = directory.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        let (_, backing) = served(&inner);
+        // A name that is too long stands for every path that cannot be looked up, since root may
+        // search all directories.
+        let long = directory.path().join("x".repeat(300));
+        assert_eq!(fs::metadata(&long).map_err(errno).unwrap_err(), Errno::ENAMETOOLONG);
+        fs::remove_dir_all(&inner).unwrap();
+        std::os::unix::fs::symlink(&long, &inner).unwrap();
+        assert_eq!(AtPath::look(&backing), AtPath::Deleted { replaced: false });
+    }
+}
