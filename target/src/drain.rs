@@ -77,6 +77,9 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
         Ok(status) => status?,
         Err(error) => return Ok(no_answer(path, &error)),
     };
+    for fault in before.volumes.iter().filter_map(table::store_fault) {
+        eprintln!("WARN  {fault}");
+    }
     let process = Process::of(before.pid);
     match ask(path, Ask::Drain).await {
         Ok(Response::Error(error)) => anyhow::bail!(error),

@@ -45,6 +45,10 @@ pub enum EventKind {
     LostWrites,
     /// A store failed an operation.
     StoreError,
+    /// The file or device of a volume is not what is served any more.
+    StoreFault,
+    /// The target cannot write to `state_dir`.
+    StateDir,
     /// A command took longer than `slow_io`.
     SlowIo,
     /// A device or its CQ broke.
@@ -57,7 +61,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// Every kind.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Connect,
         Self::Resume,
         Self::Loss,
@@ -68,6 +72,8 @@ impl EventKind {
         Self::Revoke,
         Self::LostWrites,
         Self::StoreError,
+        Self::StoreFault,
+        Self::StateDir,
         Self::SlowIo,
         Self::Device,
         Self::Drain,
@@ -88,6 +94,8 @@ impl EventKind {
             Self::Revoke => "revoke",
             Self::LostWrites => "lost-writes",
             Self::StoreError => "store-error",
+            Self::StoreFault => "store-fault",
+            Self::StateDir => "state-dir",
             Self::SlowIo => "slow-io",
             Self::Device => "device",
             Self::Drain => "drain",

@@ -50,6 +50,9 @@ fn told(report: &ReloadReport) -> String {
     lines.extend(difference.hosts.iter().map(|host| format!("change host {host}")));
     lines.extend(difference.restart.iter().map(|key| format!("needs a restart: {key}")));
     lines.extend(report.refused.iter().map(|why| format!("REFUSED: {why}")));
+    let faults = report.store_faults.iter();
+    let faults: Vec<String> =
+        faults.map(|(name, fault)| format!("WARN  {name}: {fault}")).collect();
     if lines.is_empty() {
         lines.push("the running target is what its configuration says".to_owned());
     } else if report.dry_run && report.refused.is_empty() {
@@ -62,6 +65,7 @@ fn told(report: &ReloadReport) -> String {
     if !report.dry_run {
         lines.push(host::told(access));
     }
+    lines.extend(faults);
     lines.join("\n") + "\n"
 }
 

@@ -9,7 +9,7 @@ use std::net::{TcpListener, ToSocketAddrs};
 use std::path::Path;
 
 use rblk_config::doctor::{far_cpus, rdma_devices};
-use rblk_config::{CpuList, Encrypt, TargetConfig};
+use rblk_config::{CpuList, Encrypt, TargetConfig, VolumeConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, Scheme};
 
@@ -17,7 +17,7 @@ use crate::control::status::{TargetStatus, VolumeStatus};
 use crate::demand::{Demand, Host};
 use crate::exports::{Wait, open_volume};
 use crate::serve::{addresses, poll_groups, target_name};
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreFault};
 
 /// What was found.
 #[derive(Debug)]
@@ -49,6 +49,10 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
     let addresses = addresses(config)?;
     config.secret_keys()?;
     let volumes = config.volumes.iter().enumerate().map(|(index, volume)| {
+        if let Some(fault) = fault_of(volume, running) {
+            let error = anyhow::anyhow!("{fault}").context(format!("volume `{}`", volume.name));
+            return (volume.name.clone(), Err(error));
+        }
         let opened = open_volume(index, volume, &name, Wait::No);
         let reviewed = match opened {
             Ok(opened) => Ok(Reviewed {
@@ -62,6 +66,16 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
         (volume.name.clone(), reviewed)
     });
     Ok(Review { volumes: volumes.collect(), warnings: warnings(config, &addresses, running) })
+}
+
+/// What the running target says of the store of a volume that it serves from the same path.
+fn fault_of<'a>(
+    volume: &VolumeConfig,
+    running: Option<&'a TargetStatus>,
+) -> Option<&'a StoreFault> {
+    let served = running?.volumes.iter().find(|served| served.name == volume.name)?;
+    let is_there = served.notes.path.as_deref().map(Path::new) == volume.path.as_deref();
+    served.store_fault.as_ref().filter(|_| is_there)
 }
 
 /// The volume, if the running target holds its store.
@@ -92,6 +106,7 @@ fn warnings(
     let mut warnings = Vec::new();
     let mut host = Host::read();
     if let Some(running) = running {
+        warnings.extend(running.state_dir_fault.clone());
         give_back(&mut host, running);
     }
     if let Err(error) = Demand::of(config, poll_groups(config)).check(&host) {

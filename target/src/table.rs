@@ -71,8 +71,12 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
         let since = figures::duration(Duration::from_secs(*down_s));
         warnings.push(format!("nobody can connect by {address}, for {since}: {why}"));
     }
+    if let Some(fault) = &status.state_dir_fault {
+        warnings.push(fault.clone());
+    }
     for volume in &status.volumes {
         let (name, counts) = (&volume.name, &volume.counts);
+        warnings.extend(store_fault(volume));
         if counts.failed_blocks > 0 {
             let blocks = counts.failed_blocks;
             warnings.push(format!(
@@ -93,6 +97,11 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
         warnings.push(format!("the session of {} is fenced", session.host));
     }
     warnings
+}
+
+/// What is wrong with the file or device of a volume.
+pub(crate) fn store_fault(volume: &VolumeStatus) -> Option<String> {
+    volume.store_fault.as_ref().map(|fault| format!("{}: {fault}", volume.name))
 }
 
 /// How far a drain is.
@@ -185,7 +194,11 @@ fn cache(volume: &VolumeStatus) -> String {
         CacheMode::WriteThrough => "thru",
         CacheMode::WriteBack => "back",
     };
-    format!("{mode}{}", if volume.read_only { ",ro" } else { "" })
+    let access = match volume.mode() {
+        "rw" => String::new(),
+        access => format!(",{access}"),
+    };
+    format!("{mode}{access}")
 }
 
 /// Who may write to a volume.
@@ -268,6 +281,7 @@ mod tests {
             latency: VolumeTimes::default(),
             rates: None,
             last_errno: None,
+            store_fault: None,
             in_use: false,
             generation: 0,
             holder: None,
@@ -343,6 +357,7 @@ mod tests {
             take_overs: 0,
             listen: vec!["rdma://192.0.2.1:7720".to_owned()],
             listen_down: Vec::new(),
+            state_dir_fault: None,
             arena_bytes: 256 << 20,
             arena_page_bytes: 4096,
             devices: vec![DeviceStatus {

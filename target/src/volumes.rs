@@ -211,13 +211,16 @@ fn order(place: &ChangeArgs, file: Written, question: Ask, done: &str) -> anyhow
         println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Exit::Ok);
     }
-    let VolumeReport { name, volume, size_bytes, given_up } = &*report;
+    let VolumeReport { name, volume, size_bytes, given_up, store_fault } = &*report;
     match volume {
         Some(volume) => println!("{name}: {done}, {}", described(volume, *size_bytes)),
         None => println!("{name}: {done}"),
     }
     if let Some(lost) = given_up {
         eprintln!("{name}: WARNING: its store did not take everything: {lost}");
+    }
+    if let Some(fault) = store_fault {
+        eprintln!("{name}: WARNING: {fault}");
     }
     match written {
         Some(written) => println!("{name}: {written}"),
@@ -312,11 +315,14 @@ fn table(volumes: &[VolumeStatus]) -> String {
             v.name,
             v.store,
             ByteSize(v.size_bytes).to_string(),
-            if v.read_only { "ro" } else { "rw" },
+            v.mode(),
             v.cache.to_string(),
             limit(v.limits.iops.map(|iops| iops.to_string())),
             limit(v.limits.bandwidth.map(|ByteRate(bytes)| ByteSize(bytes).to_string())),
         );
+    }
+    for fault in volumes.iter().filter_map(crate::table::store_fault) {
+        text += &format!("WARN  {fault}\n");
     }
     text
 }

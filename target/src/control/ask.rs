@@ -1,5 +1,6 @@
 //! What is asked of a running target by its control socket, and what it answers: plain data.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::status::TargetStatus;
 use crate::events::EventsReport;
+use crate::store::StoreFault;
 
 /// How long a question may take that changes no volume.
 const SHORT: Duration = Duration::from_secs(10);
@@ -247,6 +249,9 @@ pub struct VolumeReport {
     /// What is lost, where it was removed by force and its store did not take everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given_up: Option<String>,
+    /// What is wrong with its file or device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_fault: Option<StoreFault>,
 }
 
 /// What a reload did, or would do.
@@ -259,6 +264,9 @@ pub struct ReloadReport {
     pub difference: Difference,
     /// Why it is refused: then nothing of it is done.
     pub refused: Vec<String>,
+    /// What is wrong with the files and devices of volumes, by volume.
+    #[serde(default)]
+    pub store_faults: BTreeMap<String, StoreFault>,
     /// What it meant for hosts.
     pub access: HostsReport,
 }

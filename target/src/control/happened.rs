@@ -37,6 +37,8 @@ impl Control {
         let what = Occurrence::new(EventKind::StoreError, text);
         let volume = self.name_of(failure.volume).map(|name| name.to_string());
         self.happened(Occurrence { volume, ..what });
+        // It may be the file: cut, or read-only.
+        self.look_at_stores();
     }
 
     pub(super) fn on_slow_io(&mut self, group: usize, slow: &SlowIo) {

@@ -27,6 +27,7 @@ pub mod trace;
 pub(crate) mod upgrade;
 mod vectors;
 pub(crate) mod volumes;
+mod watch;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -46,7 +47,7 @@ use crate::identity::{AdmissionId, SessionIndex};
 use crate::outages::Outages;
 use crate::poll_group::{FromGroup, Notice, StepTicket, ToGroup, thread::Handle};
 use crate::record::{News, StateDirectory};
-use crate::store::{Backing, StoreIdentity, VolumeIndex};
+use crate::store::{Backing, StoreFault, StoreIdentity, VolumeIndex};
 use crate::volume::Volume;
 
 use self::core::{
@@ -69,6 +70,7 @@ use tally::Tally;
 use trace::Traces;
 use upgrade::{Departure, Predecessor, Upgrades};
 use volumes::{Change, Volumes};
+use watch::Watch;
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -95,6 +97,8 @@ pub(crate) struct Limits {
 pub(crate) enum Request {
     /// The state of everything.
     Status(oneshot::Sender<status::TargetStatus>),
+    /// What is wrong with the stores of volumes now, by name.
+    StoreFaults(oneshot::Sender<HashMap<String, StoreFault>>),
     /// What happened after this number.
     Events(u64, oneshot::Sender<EventsReport>),
     /// Take no new sessions, tell initiators, stop when I/O has ended.
@@ -176,6 +180,7 @@ pub(crate) struct Control {
     events: Events,
     volumes: Volumes,
     settling: SettlesUnderWay,
+    watch: Watch,
     // The reading that the hosts in force are of.
     hosts_of: Reading,
     upgrades: Upgrades,
@@ -233,8 +238,10 @@ impl Control {
     /// # Errors
     /// The record of a volume is there and cannot be read, or the system has no thread left.
     pub(crate) fn new(mut parts: Parts) -> anyhow::Result<Self> {
+        let probe = parts.state.probe();
         let (persister, holders) = Persister::open(&mut parts)?;
         let (destroyer, destroyed) = Destroyer::new();
+        let watch = Watch::new(probe);
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
@@ -266,6 +273,7 @@ impl Control {
             events: Events::default(),
             settling: SettlesUnderWay::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
+            watch,
             hosts_of: Reading::default(),
             upgrades: Upgrades::after(parts.took_over),
             traces: Traces::default(),
@@ -314,6 +322,7 @@ impl Control {
         self.core.ready(Instant::now());
         self.upgrades.ready(Instant::now() + self.core.sessions().lease());
         self.tell_take_over();
+        self.look_at_stores();
         // The timer runs only after news, and while something waits: else this thread sleeps.
         let mut ticks = true;
         let mut tick = tokio::time::interval(TICK);
@@ -329,6 +338,10 @@ impl Control {
                 Some(made) = self.made.recv() => self.on_made(made),
                 Some(destroyed) = self.destroyed.recv() => self.on_destroyed(destroyed),
                 Some(done) = self.volumes.store_done() => self.on_store_done(done),
+                looked = self.watch.next() => {
+                    self.on_looked(looked);
+                    is_news = false;
+                }
                 _ = tick.tick(), if ticks => {
                     self.core.tick(Instant::now());
                     self.note_losses_again();
@@ -357,6 +370,7 @@ impl Control {
                 while let Ok(request) = requests.try_recv() {
                     self.on_request(request);
                 }
+                self.answer_all_askers();
                 let departure = self.departure();
                 return self.end().map(|clean| (clean, departure));
             }
@@ -383,8 +397,9 @@ impl Control {
                 if self.rates.ask(Instant::now()) {
                     self.rates.take(&self.groups, self.core.volumes(), Instant::now());
                 }
-                let _ = reply.send(status::of(self));
+                self.ask_status(reply);
             }
+            Request::StoreFaults(reply) => self.ask_faults(reply),
             Request::Events(after, reply) => {
                 let _ = reply.send(self.events_after(after));
             }

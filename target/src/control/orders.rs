@@ -1,6 +1,7 @@
 //! What people order of a running target by the control socket: changes of volumes, the end of
 //! sessions. One change at a time.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use super::ask::{Ask, Response, VolumeReport, stopping};
 use super::reread::{Reread, with_files};
 use super::volumes::{Change, Changed, Outcome, anew, set};
 use crate::exports::{OpenedVolume, open_one};
+use crate::store::{StoreFault, StoreFaultKind};
 
 /// Time between two looks whether a volume is still in use.
 const LOOK: Duration = Duration::from_millis(100);
@@ -40,17 +42,17 @@ pub(super) async fn carry_out(
             Err(error) => Err(error),
         },
         Ask::RemoveVolume { name, force, .. } => {
-            change(requests, name.clone(), Change::Remove { name, which: None, force }).await
+            sound(requests, name.clone(), Change::Remove { name, which: None, force }).await
         }
         Ask::ResizeVolume { name, size, shrink } => {
-            change(requests, name.clone(), Change::Resize { name, size, shrink }).await
+            sound(requests, name.clone(), Change::Resize { name, size, shrink }).await
         }
         Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, cache_max, limits } => {
             match running(requests, &name).await {
                 Ok(config) => {
                     let (min, max) = (cache_min, cache_max);
                     let config = set(&config, read_only, cache, read_ahead, min, max, limits);
-                    change(requests, name, Change::Become(config)).await
+                    sound(requests, name, Change::Become(config)).await
                 }
                 Err(error) => Err(error),
             }
@@ -105,7 +107,7 @@ pub(super) async fn remove_when_unused(
                 _ = &mut gone => break given_up(),
             };
             let removal = Change::Remove { name: name.clone(), which, force: false };
-            match change(requests, name.clone(), removal).await {
+            match sound(requests, name.clone(), removal).await {
                 Ok(report) => return Response::Volume(Box::new(report)),
                 // A host may have come back since the look.
                 Err(error) => failure = Some(error),
@@ -160,7 +162,55 @@ pub(super) async fn change(
     change: Change,
 ) -> Result<VolumeReport, String> {
     let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
-    Ok(VolumeReport { name, volume: config, size_bytes: bytes, given_up })
+    Ok(VolumeReport { name, volume: config, size_bytes: bytes, given_up, store_fault: None })
+}
+
+/// What is wrong with the stores of volumes now, by name.
+pub(super) async fn store_faults(
+    requests: &mpsc::Sender<Request>,
+) -> Result<HashMap<String, StoreFault>, String> {
+    let faults = asked(requests, Request::StoreFaults).await;
+    faults.ok_or_else(|| "the target is stopping".to_owned())
+}
+
+/// Carries out a change that is no part of a reload, if the store of the volume is fit for it.
+async fn sound(
+    requests: &mpsc::Sender<Request>,
+    name: String,
+    wanted: Change,
+) -> Result<VolumeReport, String> {
+    let Some(fault) = store_faults(requests).await?.remove(&name) else {
+        return change(requests, name, wanted).await;
+    };
+    let before = running(requests, &name).await?;
+    if let Some(why) = unfit(&fault, &wanted, &before) {
+        return Err(why);
+    }
+    let report = change(requests, name, wanted).await?;
+    Ok(VolumeReport { store_fault: Some(fault), ..report })
+}
+
+/// Why a volume whose store has a fault does not change so. `before` is how it is configured.
+pub(super) fn unfit(fault: &StoreFault, wanted: &Change, before: &VolumeConfig) -> Option<String> {
+    let name = &before.name;
+    match wanted {
+        Change::Remove { force: false, .. } if fault.ends_with_target => Some(format!(
+            "{name} is not removed, since its data would be gone: {fault}. `volume remove {name} --force` does it \
+             all the same"
+        )),
+        Change::Resize { .. } if fault.is_astray() => {
+            Some(format!("the size of {name} does not change: {fault}"))
+        }
+        Change::Become(config) if fault.is_astray() && config.size != before.size => {
+            Some(format!("the size of {name} does not change: {fault}"))
+        }
+        Change::Become(config)
+            if fault.kind == StoreFaultKind::ReadOnly && before.read_only && !config.read_only =>
+        {
+            Some(format!("{name} stays read-only: {fault}"))
+        }
+        _ => None,
+    }
 }
 
 async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, String> {

@@ -8,6 +8,7 @@
 //! new volume by a right that goes in the same edit. A change of a volume that fails all the same,
 //! as by a disk, is led back with those before it. What was taken from hosts stays taken then.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use rblk_config::{
@@ -18,9 +19,10 @@ use tokio::sync::mpsc;
 use super::Request;
 use super::ask::{LimitsWish, ReloadReport, Response};
 use super::core::Hosts;
-use super::orders::{asked, carry, open};
+use super::orders::{asked, carry, open, store_faults, unfit};
 use super::reread::{Reading, Reread};
 use super::volumes::Change;
+use crate::store::StoreFault;
 
 /// Why nothing more is done.
 const STOPPING: &str = "the target is stopping";
@@ -105,12 +107,15 @@ pub(crate) async fn everything(
     let running = asked(requests, Request::Running).await;
     let running = running.ok_or_else(|| nothing(STOPPING.to_owned()))?;
     let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
+    let faults = store_faults(requests).await.map_err(nothing)?;
     let (changes, mut refused) = prepared(requests, reread, &difference).await;
+    refused.extend(unfit_changes(&changes, &running, &faults));
     refused.extend(Hosts::new(&config.hosts).err().map(|error| error.to_string()));
     let mut report = ReloadReport {
         dry_run,
         difference,
         refused,
+        store_faults: faults.into_iter().collect(),
         access: reread.report(&config.hosts, Vec::new()),
     };
     if dry_run {
@@ -130,6 +135,24 @@ pub(crate) async fn everything(
         "the configuration was reloaded"
     );
     Ok(report)
+}
+
+/// Why volumes whose stores have faults do not change so.
+fn unfit_changes(
+    changes: &[Change],
+    running: &TargetConfig,
+    faults: &HashMap<String, StoreFault>,
+) -> Vec<String> {
+    let why = |change: &Change| {
+        let name = match change {
+            Change::Become(volume) => &volume.name,
+            Change::Remove { name, .. } => name,
+            _ => return None,
+        };
+        let before = running.volumes.iter().find(|volume| volume.name == *name)?;
+        unfit(faults.get(name)?, change, before)
+    };
+    changes.iter().filter_map(why).collect()
 }
 
 /// Carries out what was judged: what narrows first, what widens last. Returns whose sessions

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::Request;
 use super::ask::VolumeReport;
-use super::orders::{asked, carry, change, open};
+use super::orders::{asked, carry, change, open, store_faults};
 use super::reread::{Reread, with_files};
 use super::volumes::Change;
 use crate::store::reflink::{CloneError, CloneFile};
@@ -35,6 +35,7 @@ pub(super) async fn take(
     let (Some(from), Some(to)) = (source_of(&running, name), config.path.clone()) else {
         return Err(format!("{name} has no file"));
     };
+    let fault = store_faults(requests).await?.remove(name);
     let mut file = Unserved::begin(to).await?;
     let snapshot = Change::Snapshot { name: name.to_owned(), file: Arc::clone(&file.file) };
     carry(requests, snapshot, true).await?;
@@ -42,7 +43,7 @@ pub(super) async fn take(
     match serve(requests, reread, config).await {
         Ok(report) => {
             file.served();
-            Ok(report)
+            Ok(VolumeReport { store_fault: fault, ..report })
         }
         // It is of no use to anybody, and its name is free for the next one.
         Err(error) => file.discard().await.and(Err(error)),

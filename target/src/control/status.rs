@@ -16,6 +16,7 @@ use crate::limits::DelayCounts;
 pub use crate::outages::ListenerStatus;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
+use crate::store::{StoreFault, StoreFaultKind};
 use crate::traffic::{IoCounts, VolumeTimes};
 use crate::volume::{CacheMode, Placement, Volume};
 use crate::volume_stats::{LastError, VolumeCounts};
@@ -66,6 +67,9 @@ pub struct TargetStatus {
     /// yet.
     #[serde(default)]
     pub listen_down: Vec<ListenerStatus>,
+    /// Why `state_dir` cannot be written, while it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_dir_fault: Option<String>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
     /// Bytes of each page of the arena: 4096, or 2097152 for reserved huge pages.
@@ -197,6 +201,9 @@ pub struct VolumeStatus {
     /// 0 if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_errno: Option<i32>,
+    /// What is wrong with its file or device, as it was seen last; absent where nothing is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_fault: Option<StoreFault>,
     /// A session has it open.
     pub in_use: bool,
     /// Rises with every change of who may write to it; 0 before the first. A volume that no target
@@ -276,6 +283,18 @@ pub struct QueueStatus {
     pub io: IoCounts,
 }
 
+impl VolumeStatus {
+    /// `rw`, `ro`, or `(ro)` where its file or device takes no writes.
+    #[must_use]
+    pub fn mode(&self) -> &'static str {
+        match &self.store_fault {
+            _ if self.read_only => "ro",
+            Some(fault) if fault.kind == StoreFaultKind::ReadOnly => "(ro)",
+            _ => "rw",
+        }
+    }
+}
+
 /// The state of a target now.
 pub(super) fn of(control: &Control) -> TargetStatus {
     let Control { description, core, groups, devices, .. } = control;
@@ -309,6 +328,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
             let outages = &description.outages;
             description.listening.iter().filter_map(|address| outages.of(address)).collect()
         },
+        state_dir_fault: control.watch.state_fault().map(str::to_owned),
         arena_bytes: wide64(devices.arena().len()),
         arena_page_bytes: match devices.arena().kind() {
             PageKind::Normal => 4096,
@@ -363,6 +383,10 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         latency,
         rates: control.rates.of(v.index),
         last_errno: last_error.errno(),
+        store_fault: control.watch.fault_of(v.index).cloned().filter(|fault| {
+            // Nobody writes to a volume that refuses writes itself.
+            !v.read_only || fault.kind != StoreFaultKind::ReadOnly
+        }),
         generation: control.core.generation(v.index).0,
         holder: holder(&control.core, v),
         in_use: control.core.sessions().is_open(v.index),

@@ -177,6 +177,11 @@ impl Volumes {
         &self.running
     }
 
+    /// The stores of volumes that have one.
+    pub(super) fn backings(&self) -> &HashMap<VolumeIndex, Arc<Backing>> {
+        &self.backings
+    }
+
     /// What the target runs with, to note other changes.
     pub(super) fn running_mut(&mut self) -> &mut TargetConfig {
         &mut self.running

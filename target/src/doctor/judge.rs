@@ -13,6 +13,7 @@ use rblk_fabric::Scheme;
 use rblk_fabric::soft::tls::NoTls;
 
 use super::facts::{Facts, Listen};
+use crate::control::status::{TargetStatus, VolumeStatus};
 use crate::demand::{Demand, NotEnoughMemory};
 use crate::serve::{NO_HOST, default_poll_groups};
 
@@ -164,7 +165,11 @@ pub(super) fn files(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
     let (user, name) = &facts.user;
     let mut found = Vec::new();
     if let Some(state_dir) = &facts.state_dir {
-        found.push(state_dir.judge("state_dir", *user, name));
+        let fault = facts.running.as_ref().ok().and_then(|running| running.state_dir_fault.clone());
+        found.push(match fault {
+            Some(fault) => Finding::fail("state_dir", fault),
+            None => state_dir.judge("state_dir", *user, name),
+        });
     }
     // systemd makes the usual one (RuntimeDirectory=), and a target that runs has it.
     let is_usual = config.control_socket == Path::new(crate::args::CONTROL_SOCKET);
@@ -176,8 +181,8 @@ pub(super) fn files(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
 
 /// The stores of the volumes.
 pub(super) fn volumes(facts: &Facts) -> Vec<Finding> {
-    if facts.running.is_ok() {
-        return vec![Finding::skip("volumes", "the running target serves them")];
+    if let Ok(running) = &facts.running {
+        return served(running);
     }
     let judge = |store: &super::facts::Store| match &store.error {
         None => Finding::ok("volumes", format!("{} can be served", store.volume)),
@@ -192,6 +197,26 @@ pub(super) fn volumes(facts: &Facts) -> Vec<Finding> {
         }
     };
     facts.stores.iter().map(judge).collect()
+}
+
+/// The volumes of a target that runs, as it sees their stores.
+fn served(running: &TargetStatus) -> Vec<Finding> {
+    let judge = |volume: &VolumeStatus| {
+        let fault = volume.store_fault.as_ref()?;
+        let finding = Finding::fail("volumes", format!("{}: {}", volume.name, fault.text));
+        let advice = fault.advice.as_deref();
+        let fix = advice.map(|advice| quoted(advice).unwrap_or(advice));
+        Some(match fix {
+            Some(fix) => finding.fix(fix),
+            None => finding,
+        })
+    };
+    let mut found: Vec<Finding> = running.volumes.iter().filter_map(judge).collect();
+    let sound = running.volumes.len() - found.len();
+    if sound > 0 || found.is_empty() {
+        found.push(Finding::ok("volumes", format!("the running target serves {sound}")));
+    }
+    found
 }
 
 /// The first command that an error quotes.

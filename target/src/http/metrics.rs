@@ -338,6 +338,8 @@ fn of_target(all: &mut Exposition, status: &TargetStatus) {
     one(all, "rblk_target_draining", help, u64::from(status.draining));
     let help = "1 if nobody has to prove anything and other hosts reach the target, else 0.";
     one(all, "rblk_target_insecure", help, u64::from(status.insecure));
+    let help = "1 if state_dir cannot be written, else 0.";
+    one(all, "rblk_target_state_dir_fault", help, u64::from(status.state_dir_fault.is_some()));
     one(all, "rblk_target_arena_bytes", "Size of the arena.", status.arena_bytes);
     let mut devices = all.family("rblk_target_device_info", Kind::Gauge, "The devices; always 1.");
     for device in &status.devices {
@@ -403,6 +405,11 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
     let mut family = all.family("rblk_target_volume_in_use", Kind::Gauge, help);
     for v in volumes {
         family.sample(&[("volume", &v.name)], u64::from(v.in_use));
+    }
+    let help = "1 if the file or device is not what is served any more, else 0.";
+    let mut family = all.family("rblk_target_volume_store_fault", Kind::Gauge, help);
+    for v in volumes.iter().filter(|v| v.store == "file") {
+        family.sample(&[("volume", &v.name)], u64::from(v.store_fault.is_some()));
     }
     let help = "The host that may write: 1 if it has a session, 0 if it may come back.";
     let mut family = all.family("rblk_target_volume_holder", Kind::Gauge, help);

@@ -134,6 +134,17 @@ impl StateDirectory {
         }
     }
 
+    /// A file by which a run sees whether it can write records now. `None`: it never writes any.
+    #[must_use]
+    pub(crate) fn probe(&self) -> Option<PathBuf> {
+        match self.state {
+            State::Locked { .. } | State::Unwritable => {
+                Some(self.path.join(format!("{}.probe.new", self.name)))
+            }
+            State::Foreign | State::Nothing => None,
+        }
+    }
+
     // Any error but that there is no directory leaves open whether there are records.
     fn has_records(&self) -> bool {
         let entries = match fs::read_dir(&self.path) {

@@ -147,64 +147,132 @@ impl AtPath {
         })
     }
 
-    /// What this is, and what to do, for people. Begins with "its file" or "its device".
+    /// What this is and what to do, for people. Begins with "its file" or the like.
     pub(crate) fn describe(self, backing: &Backing) -> String {
+        match self.advice(backing) {
+            None => self.what(backing),
+            Some(advice) => format!("{}: {advice}", self.what(backing)),
+        }
+    }
+
+    /// The fault, for people and for programs; `None`: there is none.
+    pub(crate) fn told(self, backing: &Backing) -> Option<StoreFault> {
+        Some(StoreFault {
+            kind: self.fault()?,
+            text: self.what(backing),
+            advice: self.advice(backing),
+            ends_with_target: matches!(self, Self::Deleted { .. }),
+        })
+    }
+
+    fn what(self, backing: &Backing) -> String {
         let path = backing.path().display();
         let noun = if backing.is_file() { "file" } else { "device" };
         match self {
             Self::Same => format!("its {noun} is at {path}"),
-            Self::Deleted { replaced } => {
-                let (pid, fd) = (std::process::id(), backing.fd());
-                let what = match replaced {
-                    true => format!("its file is deleted, and another is at {path}"),
-                    false => format!("its file {path} is deleted"),
-                };
-                format!(
-                    "{what}: what hosts wrote ends with this target. Stop their writes, and copy /proc/{pid}/fd/{fd} \
-                     to a safe place before the target ends"
-                )
+            Self::Deleted { replaced: false } => {
+                format!("its file {path} is deleted, and what hosts wrote ends with this target")
             }
-            Self::Away { replaced: true } => format!(
-                "another file or device is at {path}, and its {noun} is elsewhere: put it back before the target \
-                 ends; the next start serves what is at the path"
+            Self::Deleted { replaced: true } => format!(
+                "its file is deleted and another one is at {path}, and what hosts wrote ends with this target"
             ),
+            Self::Away { replaced: true } => {
+                format!("its {noun} is elsewhere, and another file or device is at {path}")
+            }
             Self::Away { replaced: false } => format!(
-                "its {noun} is not at {path} any more: put it back before the target ends (was it renamed, or its \
-                 file system unmounted?)"
+                "its {noun} is not at {path} any more (renamed, or its file system unmounted)"
             ),
             Self::Resized { has: 0, .. } if !backing.is_file() => {
-                format!("its device {path} is gone: bring it back, and restart the target")
+                format!("its device {path} is gone")
             }
-            Self::Resized { served, has } if has < served => format!(
-                "its {noun} {path} has {has} of {served} bytes: reads behind them fail, and what was there is gone. \
-                 {}",
-                match backing.is_file() {
-                    true => format!(
-                        "Make it long again (`truncate -s {served} {path}`), and restore the bytes"
-                    ),
-                    false => "Make the device large again, and restore the bytes".to_owned(),
-                }
-            ),
-            Self::Resized { served, has } => format!(
-                "its {noun} {path} has {has} bytes, no whole number of blocks: the target does not start with it. \
-                 {served} are served: `truncate -s {served} {path}`"
-            ),
-            Self::ReadOnly(Protection::Device) => format!(
-                "its device is read-only, so writes fail: `blockdev --setrw {path}`, or mend what made it so"
-            ),
-            Self::ReadOnly(Protection::FileSystem) => format!(
-                "the file system of {path} is read-only, so writes fail: mend it and mount it for writing"
-            ),
+            Self::Resized { served, has } if has < served => {
+                format!("its {noun} {path} has {has} of {served} bytes, and reads behind them fail")
+            }
+            Self::Resized { has, .. } => {
+                format!("its {noun} {path} has {has} bytes, which are not whole blocks")
+            }
+            Self::ReadOnly(Protection::Device) => {
+                format!("its device {path} is read-only, and writes fail")
+            }
+            Self::ReadOnly(Protection::FileSystem) => {
+                format!("the file system of {path} is read-only, and writes fail")
+            }
             Self::ReadOnly(Protection::Immutable) => {
-                format!("its file is immutable, so writes fail: `chattr -i {path}`")
+                format!("its file {path} is immutable, and writes fail")
             }
             Self::CannotSee(Errno::ETIMEDOUT) => {
-                format!("its {noun} {path} cannot be looked at: its file system does not answer")
+                format!("its {noun} {path} cannot be looked at, as its file system does not answer")
             }
             Self::CannotSee(error) => {
                 format!("its {noun} {path} cannot be looked at: {}", error.desc())
             }
         }
+    }
+
+    fn advice(self, backing: &Backing) -> Option<String> {
+        let path = backing.path().display();
+        let (pid, fd) = (std::process::id(), backing.fd());
+        Some(match self {
+            Self::Same | Self::CannotSee(_) => return None,
+            Self::Deleted { .. } => format!(
+                "unmount it on its hosts, then `cp --sparse=always /proc/{pid}/fd/{fd} FILE` before the target ends"
+            ),
+            Self::Away { replaced: true } => {
+                "put it back before the target ends: the next start serves what is at the path"
+                    .to_owned()
+            }
+            Self::Away { replaced: false } => "put it back before the target ends".to_owned(),
+            Self::Resized { has: 0, .. } if !backing.is_file() => {
+                "bring it back, and restart the target".to_owned()
+            }
+            Self::Resized { served, has } if backing.is_file() && has < served => {
+                format!(
+                    "restore the bytes; `truncate -s {served} {path}` makes it as long as before"
+                )
+            }
+            Self::Resized { served, .. } if backing.is_file() => {
+                format!("`truncate -s {served} {path}`, or the target does not start with it")
+            }
+            Self::Resized { .. } => {
+                "give the device its size again, and restore the bytes".to_owned()
+            }
+            Self::ReadOnly(Protection::Device) => format!("`blockdev --setrw {path}`"),
+            Self::ReadOnly(Protection::FileSystem) => {
+                "repair it, and mount it for writing".to_owned()
+            }
+            Self::ReadOnly(Protection::Immutable) => format!("`chattr -i {path}`"),
+        })
+    }
+}
+
+/// What is wrong with the file or device of a volume while the volume is served.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StoreFault {
+    /// The kind.
+    pub kind: StoreFaultKind,
+    /// What is wrong.
+    pub text: String,
+    /// What mends it, where something does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+    /// The file has no name any more: its bytes end when the target closes it.
+    #[serde(default)]
+    pub ends_with_target: bool,
+}
+
+impl StoreFault {
+    /// Whether the path does not lead to the store any more.
+    #[must_use]
+    pub fn is_astray(&self) -> bool {
+        use StoreFaultKind::{Away, Deleted, Replaced};
+        matches!(self.kind, Deleted | Replaced | Away)
+    }
+}
+
+impl fmt::Display for StoreFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)?;
+        self.advice.iter().try_for_each(|advice| write!(f, ": {advice}"))
     }
 }
 
@@ -286,7 +354,7 @@ mod tests {
         let look = AtPath::look(&backing);
         assert_eq!(look, AtPath::Resized { served: 8 << 20, has: (8 << 20) + 1 });
         let text = look.describe(&backing);
-        assert!(text.contains("no whole number of blocks"), "{text}");
+        assert!(text.contains("which are not whole blocks"), "{text}");
     }
 
     #[test]

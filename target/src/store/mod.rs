@@ -50,7 +50,7 @@ mod tests;
 
 use nix::errno::Errno;
 
-pub use at_path::StoreFaultKind;
+pub use at_path::{StoreFault, StoreFaultKind};
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
 pub use identity::StoreIdentity;

@@ -63,7 +63,7 @@ fn backing(volumes: &[VolumeStatus]) -> Table {
             v.name.clone(),
             v.store.clone(),
             v.block_size.to_string(),
-            if v.read_only { "ro" } else { "rw" }.to_owned(),
+            v.mode().to_owned(),
             if v.in_use { "yes" } else { "no" }.to_owned(),
             generation(v),
             v.notes.path.clone().unwrap_or_else(|| "-".to_owned()),

@@ -7,7 +7,7 @@ const STEP_MS = 1000;
 const PATIENCE_MS = 4000;
 const SPAN = 120;
 const WINDOW = 5;
-const KINDS_BAD = new Set(["lost-writes", "store-error", "device"]);
+const KINDS_BAD = new Set(["lost-writes", "store-error", "store-fault", "state-dir", "device"]);
 const KINDS_CALM = new Set(["connect", "resume", "leave", "drain"]);
 
 const by = (id) => document.getElementById(id);
@@ -91,9 +91,19 @@ function showHead(status) {
   if (status.drain) {
     const left = status.drain.left_ms > 0 ? `ended in ${Math.ceil(status.drain.left_ms / 1000)} s at the latest` : "ending";
     banner("warn", `This target is draining: sessions left: ${status.drain.sessions}, ${left}.`, "draining");
+  } else if (faults(status).length) {
+    banner("bad", faults(status).join(" · "), "live");
   } else {
     banner(null, "", "live");
   }
+}
+
+// What is wrong with the files that the target uses.
+function faults(status) {
+  const said = (fault) => fault.text + (fault.advice ? ": " + fault.advice : "");
+  const stores = status.volumes.filter((volume) => volume.store_fault);
+  const list = stores.map((volume) => volume.name + ": " + said(volume.store_fault));
+  return status.state_dir_fault ? [status.state_dir_fault, ...list] : list;
 }
 
 function banner(kind, text, state) {
@@ -184,11 +194,12 @@ function showVolumes(status, before, seconds) {
     const { hits, misses, dirty_bytes, failed_blocks, store_errors } = volume.counts;
     const trouble = failed_blocks ? "bad" : store_errors ? "warn" : "";
     const holder = volume.holder;
-    const access = volume.read_only ? ", read-only" : "";
+    const fault = volume.store_fault ? ", store " + volume.store_fault.kind : "";
+    const access = (volume.read_only ? ", read-only" : "") + fault;
     return [
       [volume.name],
       [bytes(volume.size_bytes)],
-      [(volume.store === "file" ? volume.cache : volume.store) + access],
+      [(volume.store === "file" ? volume.cache : volume.store) + access, fault ? "bad" : ""],
       [share(hits, hits + misses), hits + misses ? "" : "dim"],
       [failed_blocks ? `${bytes(dirty_bytes)}, store fails` : bytes(dirty_bytes), trouble || (dirty_bytes ? "" : "dim")],
       ...rates(volume.io, old.io, seconds),

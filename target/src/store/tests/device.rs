@@ -92,7 +92,8 @@ fn as_root_a_read_only_device_is_not_opened_for_writing() {
     blockdev("--setro");
     let look = AtPath::look(&backing);
     assert_eq!(look, AtPath::ReadOnly(Protection::Device));
-    assert!(look.describe(&backing).starts_with("its device is read-only"));
+    let text = look.describe(&backing);
+    assert!(text.starts_with("its device ") && text.contains("is read-only"), "{text}");
     drop(backing);
     let error = Backing::open(&device.0, &options(4096, Direct::Preferred)).unwrap_err();
     assert!(matches!(error, StoreError::ReadOnly { .. }), "{error}");

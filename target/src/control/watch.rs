@@ -1,0 +1,381 @@
+//! [`Watch`]: looks at the stores of volumes and at `state_dir` while they are used.
+//!
+//! A target holds its files open, so nothing that it does tells whether a path still leads to them,
+//! and a directory that nobody writes to does not tell that it is full. So they are looked at: when
+//! somebody asks, if the last look is too old, and once a minute when nobody asks.
+//!
+//! Each look is a task of its own that may block: a file system that does not answer holds neither
+//! control nor the look at another store. Of each place there is one look at most, and
+//! [`AT_ONCE`] of all. Whoever asks waits for [`PATIENCE`] at most. The time is an argument.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use tokio::sync::{mpsc, oneshot};
+
+use super::Control;
+use super::status::{self, TargetStatus};
+use crate::durable::FILE_MODE;
+use crate::events::{EventKind, Occurrence};
+use crate::store::at_path::AtPath;
+use crate::store::{Backing, StoreFault, StoreFaultKind, VolumeIndex};
+
+/// How old a look at a store may be for whoever asks.
+const STORE_AGE: Duration = Duration::from_secs(1);
+/// The same of `state_dir`, where a look writes.
+const STATE_AGE: Duration = Duration::from_secs(5);
+/// Time between looks when nobody asks.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How long whoever asks waits for looks. One that takes longer is told of.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Looks at a time. Tokio has 512 threads for them and for all other work with files.
+const AT_ONCE: usize = 16;
+/// Bytes that are written to see whether `state_dir` takes them: more than an inode holds.
+const PROBE_BYTES: usize = 4096;
+
+/// What is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Place {
+    Store(VolumeIndex),
+    StateDir,
+}
+
+/// What a look found.
+#[derive(Debug)]
+enum Found {
+    Store(Option<StoreFault>),
+    /// The directory that is there, as device and inode; or why it cannot be used.
+    StateDir(Result<(u64, u64), String>),
+}
+
+/// A look that ended.
+#[derive(Debug)]
+pub(super) struct Looked {
+    place: Place,
+    found: Found,
+}
+
+/// What is known of a place.
+#[derive(Debug, Default)]
+struct Seen {
+    // When the last look ended that told something.
+    looked: Option<Instant>,
+    // When the look under way began.
+    began: Option<Instant>,
+    fault: Option<StoreFault>,
+}
+
+/// Something to say of a place.
+#[derive(Debug)]
+struct News {
+    place: Place,
+    /// The fault; `None`: it is mended.
+    fault: Option<String>,
+}
+
+/// Who waits for looks.
+#[derive(Debug)]
+enum Asker {
+    Status(oneshot::Sender<TargetStatus>),
+    Faults(oneshot::Sender<HashMap<String, StoreFault>>),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Watch {
+    seen: HashMap<Place, Seen>,
+    queue: VecDeque<(Place, Option<Arc<Backing>>)>,
+    // The file that tells whether `state_dir` can be written; the directory it was in at first.
+    probe: Option<PathBuf>,
+    directory: Option<(u64, u64)>,
+    state_fault: Option<String>,
+    // When all places are looked at next.
+    next_round: Option<Instant>,
+    askers: Vec<Asker>,
+    answer_at: Option<Instant>,
+    ended: (mpsc::UnboundedSender<Looked>, mpsc::UnboundedReceiver<Looked>),
+}
+
+impl Watch {
+    /// Nothing was looked at yet. `probe` is a file beside those that the target remembers with, if
+    /// it does.
+    pub(super) fn new(probe: Option<PathBuf>) -> Self {
+        Self {
+            seen: HashMap::new(),
+            queue: VecDeque::new(),
+            probe,
+            directory: None,
+            state_fault: None,
+            next_round: None,
+            askers: Vec::new(),
+            answer_at: None,
+            ended: mpsc::unbounded_channel(),
+        }
+    }
+
+    /// What is wrong with the store of a volume.
+    pub(super) fn fault_of(&self, volume: VolumeIndex) -> Option<&StoreFault> {
+        self.seen.get(&Place::Store(volume))?.fault.as_ref()
+    }
+
+    /// Why `state_dir` cannot be used.
+    pub(super) fn state_fault(&self) -> Option<&str> {
+        self.state_fault.as_deref()
+    }
+
+    /// The next look that ended; `None`: it is time for [`Self::late`]. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Looked> {
+        match self.due() {
+            None => self.ended.1.recv().await,
+            Some(due) => {
+                let looked = tokio::time::timeout_at(due.into(), self.ended.1.recv()).await;
+                looked.ok().flatten()
+            }
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.answer_at.into_iter().chain(self.next_round).min()
+    }
+
+    /// Begins to look at every place whose last look is too old: `age` that of a store.
+    fn look(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, age: Duration, now: Instant) {
+        self.seen.retain(|place, _| match place {
+            Place::Store(index) => backings.contains_key(index),
+            Place::StateDir => true,
+        });
+        let stores = backings.iter();
+        let stores = stores.map(|(index, backing)| (Place::Store(*index), Some(backing), age));
+        let has_store = !backings.is_empty();
+        let state = self.probe.iter().filter(|_| has_store).map(|_| {
+            // A probe writes; a fault is looked at more often, to see that it is mended.
+            let age = if self.state_fault.is_some() { STORE_AGE } else { STATE_AGE };
+            (Place::StateDir, None, age)
+        });
+        let all: Vec<_> = stores.chain(state).collect();
+        for (place, backing, age) in all {
+            let seen = self.seen.entry(place).or_default();
+            let is_old = seen.looked.is_none_or(|at| now.saturating_duration_since(at) >= age);
+            let is_queued = self.queue.iter().any(|(queued, _)| *queued == place);
+            if is_old && seen.began.is_none() && !is_queued {
+                self.queue.push_back((place, backing.cloned()));
+            }
+        }
+        self.next_round = has_store.then(|| now + PERIOD);
+        self.begin(now);
+    }
+
+    /// Begins the looks that there is room for.
+    fn begin(&mut self, now: Instant) {
+        let mut running = self.seen.values().filter(|seen| seen.began.is_some()).count();
+        while running < AT_ONCE
+            && let Some((place, backing)) = self.queue.pop_front()
+        {
+            let Some(seen) = self.seen.get_mut(&place) else { continue };
+            seen.began = Some(now);
+            running += 1;
+            let (ended, probe) = (self.ended.0.clone(), self.probe.clone());
+            tokio::task::spawn_blocking(move || {
+                let found = match (backing, probe) {
+                    (Some(backing), _) => Found::Store(AtPath::look(&backing).told(&backing)),
+                    (None, probe) => Found::StateDir(probe_state(&probe.unwrap_or_default())),
+                };
+                // An error means that control has ended.
+                let _ = ended.send(Looked { place, found });
+            });
+        }
+    }
+
+    /// A look has ended.
+    fn ended(&mut self, Looked { place, found }: Looked, now: Instant) -> Option<News> {
+        // Else the volume is gone.
+        let seen = self.seen.get_mut(&place)?;
+        (seen.began, seen.looked) = (None, Some(now));
+        match found {
+            Found::Store(fault) => {
+                let was = std::mem::replace(&mut seen.fault, fault);
+                let kind = |fault: &Option<StoreFault>| fault.as_ref().map(|fault| fault.kind);
+                (kind(&was) != kind(&seen.fault))
+                    .then(|| News { place, fault: seen.fault.as_ref().map(ToString::to_string) })
+            }
+            Found::StateDir(found) => {
+                let directory = self.probe.as_deref().and_then(Path::parent);
+                let fault = match (found, self.directory) {
+                    (Ok(there), Some(first)) if there != first => Some(format!(
+                        "{} (state_dir) is another directory than before, so a restart may not know who held \
+                             the volumes: put the former one back",
+                        shown(directory)
+                    )),
+                    (Ok(there), _) => {
+                        self.directory = Some(there);
+                        None
+                    }
+                    (Err(error), _) => Some(format!(
+                        "{} (state_dir) cannot be written ({error}), so no host can newly open a volume for writing: \
+                         make room, or let the target write there",
+                        shown(directory)
+                    )),
+                };
+                self.state_news(fault)
+            }
+        }
+    }
+
+    fn state_news(&mut self, fault: Option<String>) -> Option<News> {
+        let was = std::mem::replace(&mut self.state_fault, fault);
+        let fault = self.state_fault.clone();
+        (was.is_some() != fault.is_some()).then_some(News { place: Place::StateDir, fault })
+    }
+
+    /// Notes the looks that take too long.
+    fn late(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, now: Instant) -> Vec<News> {
+        let is_late = |seen: &Seen| seen.began.is_some_and(|at| now >= at + PATIENCE);
+        let mut news = Vec::new();
+        let mut state_is_late = false;
+        for (place, seen) in self.seen.iter_mut().filter(|(_, seen)| is_late(seen)) {
+            let Place::Store(index) = place else {
+                state_is_late = true;
+                continue;
+            };
+            let Some(backing) = backings.get(index) else { continue };
+            let is_new = seen.fault.as_ref().map(|f| f.kind) != Some(StoreFaultKind::CannotSee);
+            let silent = AtPath::CannotSee(Errno::ETIMEDOUT);
+            seen.fault = silent.told(backing);
+            if is_new {
+                news.push(News { place: *place, fault: Some(silent.describe(backing)) });
+            }
+        }
+        if state_is_late {
+            let directory = self.probe.as_deref().and_then(Path::parent);
+            let text = format!(
+                "{} (state_dir) cannot be written: its file system does not answer",
+                shown(directory)
+            );
+            news.extend(self.state_news(Some(text)));
+        }
+        news
+    }
+
+    /// Whether whoever asks should wait for a look: all that are under way began just now.
+    fn is_looking(&self, now: Instant) -> bool {
+        let is_young = |seen: &Seen| seen.began.is_some_and(|at| now < at + PATIENCE);
+        self.seen.values().any(is_young)
+    }
+}
+
+fn shown(directory: Option<&Path>) -> String {
+    directory.unwrap_or(Path::new("")).display().to_string()
+}
+
+/// Writes a file and removes it. Returns the directory that it was in.
+fn probe_state(path: &Path) -> Result<(u64, u64), String> {
+    let probe = || -> io::Result<(u64, u64)> {
+        let directory = fs::metadata(path.parent().unwrap_or(Path::new("/")))?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(FILE_MODE);
+        let mut file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
+        let written = file.write_all(&[0; PROBE_BYTES]);
+        fs::remove_file(path)?;
+        written?;
+        Ok((directory.dev(), directory.ino()))
+    };
+    probe().map_err(|error| error.to_string())
+}
+
+impl Control {
+    /// Answers with the state of everything, when the stores were looked at.
+    pub(super) fn ask_status(&mut self, reply: oneshot::Sender<TargetStatus>) {
+        self.ask_looks(Asker::Status(reply), STORE_AGE);
+    }
+
+    /// Answers with what is wrong with stores now, by volume.
+    pub(super) fn ask_faults(&mut self, reply: oneshot::Sender<HashMap<String, StoreFault>>) {
+        self.ask_looks(Asker::Faults(reply), Duration::ZERO);
+    }
+
+    fn ask_looks(&mut self, asker: Asker, age: Duration) {
+        let now = Instant::now();
+        self.watch.look(self.volumes.backings(), age, now);
+        self.watch.askers.push(asker);
+        self.watch.answer_at.get_or_insert(now + PATIENCE);
+        self.answer_askers(now);
+    }
+
+    /// Looks at every store, as somebody does who asks.
+    pub(super) fn look_at_stores(&mut self) {
+        self.watch.look(self.volumes.backings(), STORE_AGE, Instant::now());
+    }
+
+    /// A look has ended, or something is due.
+    pub(super) fn on_looked(&mut self, looked: Option<Looked>) {
+        let now = Instant::now();
+        let mut news: Vec<News> = Vec::new();
+        match looked {
+            Some(looked) => news.extend(self.watch.ended(looked, now)),
+            None => {
+                news = self.watch.late(self.volumes.backings(), now);
+                if self.watch.next_round.is_some_and(|at| now >= at) {
+                    self.watch.look(self.volumes.backings(), STORE_AGE, now);
+                }
+            }
+        }
+        self.watch.begin(now);
+        news.into_iter().for_each(|news| self.tell(news));
+        self.answer_askers(now);
+    }
+
+    /// Answers whoever waits, if there is nothing more to wait for.
+    fn answer_askers(&mut self, now: Instant) {
+        let is_time = self.watch.answer_at.is_some_and(|at| now >= at);
+        if is_time || !self.watch.is_looking(now) {
+            self.answer_all_askers();
+        }
+    }
+
+    /// Answers whoever waits, with what is known.
+    pub(super) fn answer_all_askers(&mut self) {
+        self.watch.answer_at = None;
+        for asker in std::mem::take(&mut self.watch.askers) {
+            // An error means that nobody waits for the answer.
+            match asker {
+                Asker::Status(reply) => drop(reply.send(status::of(self))),
+                Asker::Faults(reply) => drop(reply.send(self.store_faults())),
+            }
+        }
+    }
+
+    fn store_faults(&self) -> HashMap<String, StoreFault> {
+        let volumes = self.core.volumes().iter();
+        let fault = |index| self.watch.fault_of(index).cloned();
+        volumes.filter_map(|v| Some((v.name.to_string(), fault(v.index)?))).collect()
+    }
+
+    /// Says once that something is wrong, and that it is mended.
+    fn tell(&mut self, News { place, fault }: News) {
+        let (kind, volume) = match place {
+            Place::StateDir => (EventKind::StateDir, None),
+            Place::Store(index) => {
+                let Some(name) = self.name_of(index) else { return };
+                (EventKind::StoreFault, Some(name.to_string()))
+            }
+        };
+        let name = volume.as_deref();
+        let Some(fault) = fault else {
+            match place {
+                Place::StateDir => tracing::info!("state_dir can be written again"),
+                Place::Store(_) => {
+                    tracing::info!(volume = name, "its file or device is as it is served again");
+                }
+            }
+            return;
+        };
+        tracing::error!(volume = name, "{fault}");
+        self.happened(Occurrence { volume, ..Occurrence::new(kind, fault) });
+    }
+}

@@ -1,0 +1,258 @@
+//! A target whose files are deleted, replaced, cut or write-protected while it serves them, and
+//! whose `state_dir` cannot be written: what each command says of it, and what it refuses.
+//!
+//! Tests whose names begin with `as_root_` need root and are ignored unless `--ignored` asks for
+//! them.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rblk_initiator::io::IoOp;
+use rblk_target::control::status::TargetStatus;
+use rblk_target::events::{Event, EventKind};
+use rblk_target::store::StoreFaultKind;
+use rblk_tests::bed::pattern;
+use rblk_tests::http::get;
+use rblk_tests::nobody::assert_is_root;
+use rblk_tests::program::{Client, Ended, FreePort, Target, free_port, program, run, wait_for};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const EIO: i32 = -5;
+
+/// A directory with a configuration of the volumes `v` and `w`, each on a file of 1 MiB.
+struct Bed {
+    directory: TempDir,
+    http: FreePort,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let bed = Self { directory: tempfile::tempdir().unwrap(), http: free_port() };
+        let table = |name: &str| {
+            let path = bed.path(name);
+            File::create(&path).unwrap().set_len(MIB).unwrap();
+            format!("[[volume]]\nname = '{name}'\nstore = 'file'\npath = '{}'\n", path.display())
+        };
+        let tables = [table("v"), table("w")].concat();
+        let socket = bed.path("target.sock");
+        let head = format!(
+            "listen = ['tcp://127.0.0.1:1']\ncontrol_socket = '{}'\nstate_dir = '{}'\n",
+            socket.display(),
+            bed.directory.path().display()
+        );
+        fs::write(bed.path("target.toml"), head + &tables).unwrap();
+        bed
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn serve(&self) -> Target {
+        let (config, http) = (self.path("target.toml"), format!("127.0.0.1:{}", self.http.number));
+        let config = config.display().to_string();
+        Target::start(self.directory.path(), &["--config", &config, "--http", &http])
+    }
+
+    /// `rblk-target WHAT`, which finds the target that runs.
+    fn run(&self, what: &str) -> Ended {
+        let mut command = Command::new(program("rblk-target"));
+        command.args(what.split_whitespace());
+        let word = what.split_whitespace().next().unwrap();
+        if ["check", "doctor", "volume"].contains(&word) {
+            command.arg("--config").arg(self.path("target.toml"));
+        }
+        if !["check", "doctor"].contains(&word) {
+            command.arg("--control-socket").arg(self.path("target.sock"));
+        }
+        run(&mut command)
+    }
+
+    /// What `rblk-target WHAT` prints for programs and for people.
+    fn said(&self, what: &str) -> String {
+        let Ended { stdout, stderr, .. } = self.run(what);
+        stdout + &stderr
+    }
+
+    /// The lines of `doctor` about this subject.
+    fn doctor(&self, subject: &str) -> Vec<String> {
+        let report = self.run("doctor --output json").stdout;
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        let findings = report["findings"].as_array().unwrap().iter();
+        let text = |finding: &serde_json::Value, key: &str| {
+            finding[key].as_str().unwrap_or_default().to_owned()
+        };
+        let line = |f| format!("{} {} {}", text(f, "verdict"), text(f, "found"), text(f, "fix"));
+        findings.filter(|f| f["subject"] == subject).map(line).collect()
+    }
+
+    fn metric(&self, name: &str) -> String {
+        let text = get(self.http.number, "/metrics").body;
+        let sample = text.lines().find_map(|line| line.strip_prefix(name));
+        sample.unwrap_or_else(|| panic!("no {name} in {text}")).trim().to_owned()
+    }
+
+    fn events(&self, kind: EventKind) -> Vec<Event> {
+        let lines = self.run("events --output json-lines").stdout;
+        let events = lines.lines().map(|line| serde_json::from_str::<Event>(line).unwrap());
+        events.filter(|event| event.kind == kind).collect()
+    }
+}
+
+fn fault_of(status: &TargetStatus, name: &str) -> Option<StoreFaultKind> {
+    let volume = status.volumes.iter().find(|volume| volume.name == name).unwrap();
+    volume.store_fault.as_ref().map(|fault| fault.kind)
+}
+
+/// Waits until `status` sees this of `v`: an answer may be of a look a moment before.
+fn wait_for_fault(target: &Target, kind: Option<StoreFaultKind>) {
+    wait_for(&format!("{kind:?}"), || (fault_of(&target.status(), "v") == kind).then_some(()));
+}
+
+#[track_caller]
+fn assert_says(said: &str, pieces: &[&str]) {
+    for piece in pieces {
+        assert!(said.contains(piece), "{piece:?} is not in {said}");
+    }
+}
+
+#[test]
+fn a_deleted_file_is_named_by_every_command_until_it_is_saved() {
+    let bed = Bed::new();
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    client.write(0, &pattern(1, 4096));
+    client.flush();
+    assert!(!bed.said("status").contains("WARN"), "{}", bed.said("status"));
+    assert_eq!(bed.doctor("volumes"), ["ok the running target serves 2 "]);
+    assert_says(&bed.said("check"), &["v: ok", "w: ok"]);
+    assert_eq!(bed.metric("rblk_target_volume_store_fault{volume=\"v\"}"), "0");
+
+    fs::remove_file(bed.path("v")).unwrap();
+    wait_for_fault(&target, Some(StoreFaultKind::Deleted));
+    assert_eq!(fault_of(&target.status(), "w"), None);
+    let copy = format!("cp --sparse=always /proc/{}/fd/", target.status().pid);
+    let (found, whole) =
+        ("is deleted, and what hosts wrote ends with this target", "WARN  v: its file");
+    assert_says(&bed.said("volume list"), &[whole, found, &copy]);
+    // The table of a screen breaks lines.
+    assert_says(&bed.said("status"), &[whole, "deleted"]);
+    assert_says(&bed.said("reload --dry-run"), &[whole, found, &copy]);
+    assert_says(&bed.said("reload"), &[whole, found, &copy]);
+    let check = bed.run("check");
+    assert_ne!(check.code, Some(0), "{check:?}");
+    assert_says(&check.stderr, &["volume `v`", found, &copy]);
+    assert_says(&check.stdout, &["w: ok"]);
+    let [bad, good] = &bed.doctor("volumes")[..] else { panic!("{:?}", bed.doctor("volumes")) };
+    assert!(bad.starts_with("fail v: its file") && bad.contains(&copy), "{bad}");
+    assert_eq!(good, "ok the running target serves 1 ");
+    assert_eq!(bed.metric("rblk_target_volume_store_fault{volume=\"v\"}"), "1");
+    assert_eq!(bed.metric("rblk_target_volume_store_fault{volume=\"w\"}"), "0");
+    let events = bed.events(EventKind::StoreFault);
+    assert_eq!(events.len(), 1, "it is told once: {events:?}");
+    assert_eq!(events[0].volume.as_deref(), Some("v"));
+
+    // What would make it worse is refused, the rest is done with a warning.
+    let resize = bed.run("volume resize v 2MiB");
+    assert_ne!(resize.code, Some(0), "{resize:?}");
+    assert_says(&resize.stderr, &["the size of v does not change", found]);
+    let remove = bed.run("volume remove v");
+    assert_ne!(remove.code, Some(0), "{remove:?}");
+    assert_says(&remove.stderr, &["v is not removed, since its data would be gone", "--force"]);
+    let set = bed.run("volume set v --read-ahead 0");
+    assert_eq!(set.code, Some(0), "{set:?}");
+    assert_says(&set.stderr, &["v: WARNING: its file", found]);
+
+    // The command of the message saves what was written.
+    let list = bed.said("volume list");
+    let command = list.split('`').nth(1).expect("a command").replace("FILE", "saved");
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let saved = run(Command::new(words[0]).args(&words[1..]).current_dir(bed.directory.path()));
+    assert_eq!(saved.code, Some(0), "{command}: {saved:?}");
+    let saved = fs::read(bed.path("saved")).unwrap();
+    assert!(saved.len() as u64 == MIB && saved[..4096] == pattern(1, 4096));
+
+    client.logout();
+    let drain = bed.run("drain");
+    assert_says(&drain.stderr, &[whole, found, &copy]);
+}
+
+#[test]
+fn a_file_that_is_replaced_or_away_is_named_until_it_is_back() {
+    let bed = Bed::new();
+    let target = bed.serve();
+    wait_for_fault(&target, None);
+    let (path, kept) = (bed.path("v"), bed.path("kept"));
+    fs::rename(&path, &kept).unwrap();
+    wait_for_fault(&target, Some(StoreFaultKind::Away));
+    assert_says(&bed.said("volume list"), &["WARN  v: its file is not at", "put it back"]);
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    wait_for_fault(&target, Some(StoreFaultKind::Replaced));
+    // It could be opened, so `check` would take it for the volume.
+    let check = bed.run("check");
+    assert_ne!(check.code, Some(0), "{check:?}");
+    assert_says(&check.stderr, &["its file is elsewhere, and another file or device is at"]);
+    let resize = bed.run("volume resize v 2MiB");
+    assert_says(&resize.stderr, &["the size of v does not change"]);
+    assert_eq!([&path, &kept].map(|path| fs::metadata(path).unwrap().len()), [MIB; 2]);
+    fs::rename(&kept, &path).unwrap();
+    wait_for_fault(&target, None);
+    assert_eq!(bed.run("check").code, Some(0));
+    assert!(target.log().contains("is as it is served again"), "{}", target.log());
+}
+
+#[test]
+fn a_file_that_was_cut_says_how_much_it_has() {
+    let bed = Bed::new();
+    let target = bed.serve();
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    let set = |bytes| File::options().write(true).open(bed.path("v")).unwrap().set_len(bytes);
+    set(MIB / 2).unwrap();
+    assert_eq!(client.try_io(IoOp::Read, MIB / 2, 4096), Some(EIO));
+    wait_for_fault(&target, Some(StoreFaultKind::Resized));
+    assert_says(&bed.said("volume list"), &["has 524288 of 1048576 bytes", "truncate -s 1048576"]);
+    let check = bed.run("check");
+    assert_ne!(check.code, Some(0), "{check:?}");
+    assert_says(&check.stderr, &["has 524288 of 1048576 bytes"]);
+    set(MIB).unwrap();
+    wait_for_fault(&target, None);
+    set(MIB + 1).unwrap();
+    wait_for_fault(&target, Some(StoreFaultKind::Resized));
+    assert_says(&bed.said("check"), &["has 1048577 bytes, which are not whole blocks"]);
+}
+
+/// The fault of `state_dir`, by the socket at that path.
+fn state_fault(socket: &Path) -> Option<String> {
+    let mut command = Command::new(program("rblk-target"));
+    command.args(["status", "--output", "json", "--control-socket"]).arg(socket);
+    let status: TargetStatus = serde_json::from_str(&run(&mut command).stdout).unwrap();
+    status.state_dir_fault
+}
+
+#[test]
+fn a_state_dir_that_is_away_is_named_until_it_is_back() {
+    let bed = Bed::new();
+    let _target = bed.serve();
+    let other = tempfile::tempdir().unwrap();
+    let (here, there) = (bed.directory.path().to_owned(), other.path().join("state"));
+    assert_eq!(state_fault(&here.join("target.sock")), None);
+    fs::rename(&here, &there).unwrap();
+    let socket = there.join("target.sock");
+    let fault = wait_for("a fault", || state_fault(&socket));
+    assert_says(&fault, &["(state_dir) cannot be written", "No such file"]);
+    assert_eq!(bed.metric("rblk_target_state_dir_fault"), "1");
+    // Another directory is not the one that it remembers in.
+    fs::create_dir(&here).unwrap();
+    wait_for("another", || {
+        state_fault(&socket).filter(|fault| fault.contains("is another directory")).map(drop)
+    });
+    fs::remove_dir_all(&here).unwrap();
+    fs::rename(&there, &here).unwrap();
+    wait_for("no fault", || state_fault(&here.join("target.sock")).is_none().then_some(()));
+    assert_eq!(bed.events(EventKind::StateDir).len(), 1);
+    let left = fs::read_dir(&here).unwrap().flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    assert!(!left.iter().any(|name| name.contains("probe")), "{left:?}");
+}
