@@ -289,6 +289,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_store_that_takes_no_writes_is_shown_where_the_mode_is() {
+        let fault = rblk_target::store::StoreFault {
+            kind: rblk_target::store::StoreFaultKind::ReadOnly,
+            text: "its device /dev/x is read-only".to_owned(),
+            advice: Some("`blockdev --setrw /dev/x`".to_owned()),
+            ends_with_target: false,
+        };
+        let mut faulty =
+            VolumeStatus { store_fault: Some(fault), ..volume("v", "file", CacheMode::WriteBack) };
+        assert_eq!((faulty.mode(), cache(&faulty).as_str()), ("(ro)", "back,(ro)"));
+        assert_eq!(
+            store_fault(&faulty).unwrap(),
+            "v: its device /dev/x is read-only: `blockdev --setrw /dev/x`"
+        );
+        faulty.read_only = true;
+        assert_eq!((faulty.mode(), cache(&faulty).as_str()), ("ro", "back,ro"));
+        let sound = volume("v", "file", CacheMode::WriteBack);
+        assert_eq!((sound.mode(), store_fault(&sound)), ("rw", None));
+    }
+
     fn busy_volumes() -> Vec<VolumeStatus> {
         let rates = Rates {
             reads: 41_234,

@@ -256,3 +256,134 @@ fn a_state_dir_that_is_away_is_named_until_it_is_back() {
     let left: Vec<_> = left.map(|entry| entry.file_name().into_string().unwrap()).collect();
     assert!(!left.iter().any(|name| name.contains("probe")), "{left:?}");
 }
+
+/// A file system in memory, gone when dropped.
+struct Tmpfs(TempDir);
+
+impl Tmpfs {
+    fn mount(options: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(directory.path());
+        let mounted = run(&mut mount);
+        assert_eq!(mounted.code, Some(0), "{mounted:?}");
+        Self(directory)
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_full_state_dir_is_named_while_it_is_full() {
+    assert_is_root(&["mount", "umount"]);
+    let (state, stores) = (Tmpfs::mount("size=256k"), tempfile::tempdir().unwrap());
+    let path = stores.path().join("v");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    let log = File::create(stores.path().join("log")).unwrap();
+    let volume = format!("v={}", path.display());
+    let target = Target::start_with_log(state.0.path(), &["--file", &volume], log);
+    assert_eq!(target.status().state_dir_fault, None);
+    let filler = state.0.path().join("filler");
+    let _ = fs::write(&filler, vec![1; 1 << 20]);
+    let fault = wait_for("a fault", || target.status().state_dir_fault);
+    assert_says(&fault, &["cannot be written (No space left on device", "make room"]);
+    fs::remove_file(&filler).unwrap();
+    wait_for("room", || target.status().state_dir_fault.is_none().then_some(()));
+}
+
+/// A loop device over a file of 1 MiB, gone when dropped.
+struct LoopDevice {
+    path: PathBuf,
+    _file: tempfile::NamedTempFile,
+}
+
+impl LoopDevice {
+    fn attach() -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MIB).unwrap();
+        let made = run(Command::new("losetup").args(["-f", "--show"]).arg(file.path()));
+        assert_eq!(made.code, Some(0), "{made:?}");
+        Self { path: made.stdout.trim().into(), _file: file }
+    }
+
+    fn set(&self, flag: &str) {
+        let set = run(Command::new("blockdev").arg(flag).arg(&self.path));
+        assert_eq!(set.code, Some(0), "{set:?}");
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.path).status();
+    }
+}
+
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_read_only_device_is_no_writable_volume() {
+    assert_is_root(&["losetup", "blockdev"]);
+    let (bed, device) = (Bed::new(), LoopDevice::attach());
+    let table =
+        format!("[[volume]]\nname = 'd'\nstore = 'file'\npath = '{}'\n", device.path.display());
+    let plain = fs::read_to_string(bed.path("target.toml")).unwrap();
+    let whole = format!("{plain}{table}");
+    fs::write(bed.path("target.toml"), &whole).unwrap();
+    let refused = ["is read-only (file system or device)", "export the volume read-only"];
+    device.set("--setro");
+    let check = bed.run("check");
+    assert_ne!(check.code, Some(0), "{check:?}");
+    assert_says(&check.stderr, &refused);
+    let mut serve = Command::new(program("rblk-target"));
+    let serve = run(serve.arg("serve").arg("--config").arg(bed.path("target.toml")));
+    assert_ne!(serve.code, Some(0), "{serve:?}");
+    assert_says(&serve.stderr, &refused);
+
+    // The running target takes it no other way.
+    fs::write(bed.path("target.toml"), &plain).unwrap();
+    let target = bed.serve();
+    let add = bed.run(&format!("volume add d --file {}", device.path.display()));
+    assert_ne!(add.code, Some(0), "{add:?}");
+    assert_says(&add.stderr, &refused);
+    fs::write(bed.path("target.toml"), &whole).unwrap();
+    let reload = bed.run("reload");
+    assert_ne!(reload.code, Some(0), "{reload:?}");
+    assert_says(&reload.stderr, &refused);
+
+    // It is read-only while it is served.
+    device.set("--setrw");
+    assert_eq!(bed.run("reload").code, Some(0));
+    let mode = || {
+        let list = bed.run("volume list").stdout;
+        let row = list.lines().find(|line| line.starts_with("d ")).unwrap().to_owned();
+        row.split_whitespace().nth(3).unwrap().to_owned()
+    };
+    assert_eq!(mode(), "rw");
+    let mut client = Client::connect(&target.address, "d", 1).unwrap();
+    device.set("--setro");
+    assert_eq!(client.try_io(IoOp::Write, 0, 4096), Some(EIO));
+    wait_for("its mode", || (mode() == "(ro)").then_some(()));
+    assert_says(
+        &bed.said("volume list"),
+        &["WARN  d: its device", "is read-only, and writes fail"],
+    );
+    assert_says(&bed.said("volume list"), &["blockdev --setrw"]);
+    client.logout();
+    wait_for("nobody", || {
+        let status = target.status();
+        status.volumes.iter().all(|volume| !volume.in_use).then_some(())
+    });
+    let set = bed.run("volume set d --read-only=true");
+    assert_eq!(set.code, Some(0), "{set:?}");
+    assert_eq!(mode(), "ro");
+    let set = bed.run("volume set d --read-only=false");
+    assert_ne!(set.code, Some(0), "{set:?}");
+    assert_says(&set.stderr, &["d stays read-only: its device", "is read-only"]);
+    device.set("--setrw");
+    assert_eq!(bed.run("volume set d --read-only=false").code, Some(0));
+    assert_eq!(mode(), "rw");
+}

@@ -166,6 +166,8 @@ fn beside(file: &Path, name: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::super::volumes::Changed;
     use super::*;
 
@@ -189,6 +191,7 @@ mod tests {
         loop {
             match requests.recv().await.expect("somebody who asks") {
                 Request::Running(reply) => drop(reply.send(Box::new(running.clone()))),
+                Request::StoreFaults(reply) => drop(reply.send(HashMap::new())),
                 Request::Change { change: Change::Snapshot { file, .. }, reply, .. } => {
                     file.share_zeroes(1 << 20);
                     drop(reply.send(Ok(Changed::default())));

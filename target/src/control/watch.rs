@@ -27,9 +27,9 @@ use crate::store::at_path::AtPath;
 use crate::store::{Backing, StoreFault, StoreFaultKind, VolumeIndex};
 
 /// How old a look at a store may be for whoever asks.
-const STORE_AGE: Duration = Duration::from_secs(1);
+const STORE_AGE: Duration = Duration::from_millis(200);
 /// The same of `state_dir`, where a look writes.
-const STATE_AGE: Duration = Duration::from_secs(5);
+const STATE_AGE: Duration = Duration::from_secs(1);
 /// Time between looks when nobody asks.
 const PERIOD: Duration = Duration::from_secs(60);
 /// How long whoever asks waits for looks. One that takes longer is told of.
@@ -153,11 +153,8 @@ impl Watch {
         let stores = backings.iter();
         let stores = stores.map(|(index, backing)| (Place::Store(*index), Some(backing), age));
         let has_store = !backings.is_empty();
-        let state = self.probe.iter().filter(|_| has_store).map(|_| {
-            // A probe writes; a fault is looked at more often, to see that it is mended.
-            let age = if self.state_fault.is_some() { STORE_AGE } else { STATE_AGE };
-            (Place::StateDir, None, age)
-        });
+        let state = self.probe.iter().filter(|_| has_store);
+        let state = state.map(|_| (Place::StateDir, None, STATE_AGE));
         let all: Vec<_> = stores.chain(state).collect();
         for (place, backing, age) in all {
             let seen = self.seen.entry(place).or_default();
@@ -377,5 +374,103 @@ impl Control {
         };
         tracing::error!(volume = name, "{fault}");
         self.happened(Occurrence { volume, ..Occurrence::new(kind, fault) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::OpenOptions;
+
+    type Backings = HashMap<VolumeIndex, Arc<Backing>>;
+
+    fn backings(directory: &Path, count: u16) -> Backings {
+        let backing = |index: u16| {
+            let path = directory.join(index.to_string());
+            File::create(&path).unwrap().set_len(1 << 20).unwrap();
+            Arc::new(Backing::open(&path, &OpenOptions::default()).unwrap())
+        };
+        (0..count).map(|index| (VolumeIndex(index), backing(index))).collect()
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test);
+    }
+
+    fn underway(watch: &Watch) -> usize {
+        watch.seen.values().filter(|seen| seen.began.is_some()).count()
+    }
+
+    #[test]
+    fn a_look_that_takes_too_long_is_told_once_and_holds_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let backings = backings(directory.path(), 1);
+        let (mut watch, start) = (Watch::new(None), Instant::now());
+        run(async {
+            watch.look(&backings, STORE_AGE, start);
+            assert!(watch.is_looking(start));
+            let late = start + PATIENCE;
+            assert!(!watch.is_looking(late));
+            let news = watch.late(&backings, late);
+            let told = news[0].fault.as_deref().unwrap();
+            assert!(told.contains("does not answer"), "{told}");
+            // It is still under way: there is no second look, and nothing more to say.
+            let later = late + PERIOD;
+            watch.look(&backings, Duration::ZERO, later);
+            assert!(watch.late(&backings, later).is_empty() && !watch.is_looking(later));
+            assert_eq!((underway(&watch), watch.queue.len()), (1, 0));
+            let fault = watch.fault_of(VolumeIndex(0)).unwrap();
+            assert_eq!(fault.kind, StoreFaultKind::CannotSee);
+            // It ends after all.
+            let looked = watch.ended.1.recv().await.unwrap();
+            let news = watch.ended(looked, later).expect("news");
+            assert!(news.fault.is_none() && watch.fault_of(VolumeIndex(0)).is_none());
+            // No other look is due until it is old.
+            watch.look(&backings, STORE_AGE, later);
+            assert_eq!(underway(&watch), 0);
+            watch.look(&backings, STORE_AGE, later + STORE_AGE);
+            assert_eq!(underway(&watch), 1);
+        });
+    }
+
+    #[test]
+    fn looks_at_many_stores_are_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let all = backings(directory.path(), 20);
+        let (mut watch, now) = (Watch::new(None), Instant::now());
+        run(async {
+            watch.look(&all, STORE_AGE, now);
+            watch.look(&all, Duration::ZERO, now);
+            assert_eq!((underway(&watch), watch.queue.len()), (AT_ONCE, 20 - AT_ONCE));
+            for ended in 1..=20 {
+                let looked = watch.ended.1.recv().await.unwrap();
+                assert!(watch.ended(looked, now).is_none());
+                watch.begin(now);
+                assert_eq!(underway(&watch), AT_ONCE.min(20 - ended));
+            }
+            assert!(!watch.is_looking(now) && watch.seen.len() == 20);
+            // Volumes that are gone are forgotten, and so are looks at them.
+            watch.look(&all, Duration::ZERO, now);
+            watch.look(&Backings::new(), Duration::ZERO, now);
+            assert_eq!((watch.seen.len(), watch.next_round), (0, None));
+            watch.begin(now);
+            assert_eq!((underway(&watch), watch.queue.len()), (0, 0));
+        });
+    }
+
+    #[test]
+    fn a_state_dir_is_tried_by_a_file_that_does_not_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let probe = directory.path().join("t.probe.new");
+        let first = probe_state(&probe).unwrap();
+        // What a crash left.
+        fs::write(&probe, "half").unwrap();
+        assert_eq!(probe_state(&probe), Ok(first));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        // It follows no link, which somebody may have put there.
+        std::os::unix::fs::symlink("elsewhere", &probe).unwrap();
+        assert!(probe_state(&probe).is_err());
+        assert!(probe_state(&directory.path().join("none/t.probe.new")).is_err());
     }
 }

@@ -157,19 +157,26 @@ impl CloneFile {
         self.file.set_len(bytes).unwrap();
     }
 
-    /// Makes the new file durable, with owner and mode of the backing, and gives it its name,
-    /// unless [`Self::give_up`] is called before the end.
+    /// Makes the new file durable, with owner and mode of the file at the path of the backing, and
+    /// gives it its name, unless [`Self::give_up`] is called before the end. Where nothing is at
+    /// that path any more, it is its owner's alone.
     ///
     /// # Errors
     /// [`CloneError`]. Nothing is left of it.
     pub(crate) fn keep(&self, backing: &Path) -> Result<(), CloneError> {
         let failed =
             |what| move |error: io::Error| CloneError::Io { path: self.path.clone(), what, error };
-        let meta = fs::metadata(backing).map_err(failed("see the mode of its source"))?;
-        // Only root may give a file away. Anybody else keeps it.
-        let _ = std::os::unix::fs::fchown(&self.file, Some(meta.uid()), Some(meta.gid()));
-        let mode = fs::Permissions::from_mode(meta.mode() & 0o777);
-        self.file.set_permissions(mode).map_err(failed("set its mode"))?;
+        match fs::metadata(backing) {
+            // A clone may be what saves a file that was deleted.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("see the mode of its source")(error)),
+            Ok(meta) => {
+                // Only root may give a file away. Anybody else keeps it.
+                let _ = std::os::unix::fs::fchown(&self.file, Some(meta.uid()), Some(meta.gid()));
+                let mode = fs::Permissions::from_mode(meta.mode() & 0o777);
+                self.file.set_permissions(mode).map_err(failed("set its mode"))?;
+            }
+        }
         self.file.sync_all().map_err(failed("make it durable"))?;
         self.is_wanted()?;
         let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -253,6 +260,11 @@ mod tests {
         assert_eq!(fs::metadata(&to).unwrap().mode() & 0o7777, 0o640);
         clone.discard();
         assert_eq!(names(directory.path()), ["a.img"]);
+        // Of a file that was deleted while it was open.
+        fs::remove_file(&source).unwrap();
+        CloneFile::begin(&to).unwrap().keep(&source).unwrap();
+        assert_eq!(names(directory.path()), ["b.img"]);
+        assert_eq!(fs::metadata(&to).unwrap().mode() & 0o7777, 0o600);
     }
 
     #[test]
