@@ -177,6 +177,7 @@ fn a_deleted_file_is_named_by_every_command_until_it_is_saved() {
     client.logout();
     let drain = bed.run("drain");
     assert_says(&drain.stderr, &[whole, found, &copy]);
+    assert_says(&target.log(), &["the target begins to stop, and its file", &copy]);
 }
 
 #[test]

@@ -403,7 +403,10 @@ impl Control {
             Request::Events(after, reply) => {
                 let _ = reply.send(self.events_after(after));
             }
-            Request::Drain => self.core.drain(Instant::now()),
+            Request::Drain => {
+                self.warn_of_stores();
+                self.core.drain(Instant::now());
+            }
             Request::MayUpgrade(forced, reply) => {
                 let _ = reply.send(self.may_upgrade(forced));
             }

@@ -353,6 +353,13 @@ impl Control {
         volumes.filter_map(|v| Some((v.name.to_string(), fault(v.index)?))).collect()
     }
 
+    /// Says again what is lost when the target ends.
+    pub(super) fn warn_of_stores(&self) {
+        for (volume, fault) in self.store_faults() {
+            tracing::error!(volume, "the target begins to stop, and {fault}");
+        }
+    }
+
     /// Says once that something is wrong, and that it is mended.
     fn tell(&mut self, News { place, fault }: News) {
         let (kind, volume) = match place {

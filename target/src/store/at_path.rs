@@ -11,12 +11,17 @@ use std::fmt;
 use std::fs;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
+use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::backing::Backing;
 use super::protection::Protection;
+
+/// Time between two looks at a size that is not what is served.
+const SETTLE: Duration = Duration::from_millis(20);
 
 /// What an open store is, compared with its path. With several faults it is the worst one, in the
 /// order of the variants.
@@ -121,9 +126,12 @@ impl AtPath {
         if !is_same {
             return Ok(Self::Away { replaced });
         }
-        let (served, has) = (backing.size_bytes(), size_of(backing, &open).map_err(errno)?);
-        if has < served || !has.is_multiple_of(backing.block_size().into()) {
-            return Ok(Self::Resized { served, has });
+        if resized(backing)?.is_some() {
+            // The volume may be changing its own size at this moment.
+            thread::sleep(SETTLE);
+            if let Some(resized) = resized(backing)? {
+                return Ok(resized);
+            }
         }
         match (backing.read_only(), backing.protection(), there) {
             (false, Some(protection), _) => Ok(Self::ReadOnly(protection)),
@@ -276,13 +284,16 @@ impl fmt::Display for StoreFault {
     }
 }
 
-// Where a block device ends is what BLKGETSIZE64 says, without the ioctl. Nothing reads or writes
-// at the position of the open description.
-fn size_of(backing: &Backing, open: &fs::Metadata) -> io::Result<u64> {
-    match backing.is_file() {
-        true => Ok(open.len()),
+fn resized(backing: &Backing) -> Result<Option<AtPath>, Errno> {
+    let has = match backing.is_file() {
+        true => backing.file().metadata().map(|open| open.len()),
+        // Where a block device ends is what BLKGETSIZE64 says, without the ioctl. Nothing reads or
+        // writes at the position of the open description.
         false => backing.file().seek(SeekFrom::End(0)),
-    }
+    };
+    let (served, has) = (backing.size_bytes(), has.map_err(errno)?);
+    let is_whole = has.is_multiple_of(backing.block_size().into());
+    Ok((has < served || !is_whole).then_some(AtPath::Resized { served, has }))
 }
 
 fn errno(error: io::Error) -> Errno {
