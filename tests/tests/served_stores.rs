@@ -15,7 +15,9 @@ use rblk_target::store::StoreFaultKind;
 use rblk_tests::bed::pattern;
 use rblk_tests::http::get;
 use rblk_tests::nobody::assert_is_root;
-use rblk_tests::program::{Client, Ended, FreePort, Target, free_port, program, run, wait_for};
+use rblk_tests::program::{
+    Client, Ended, FreePort, Target, free_port, program, run, wait_for, wait_for_equal,
+};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -148,7 +150,10 @@ fn a_deleted_file_is_named_by_every_command_until_it_is_saved() {
     let [bad, good] = &bed.doctor("volumes")[..] else { panic!("{:?}", bed.doctor("volumes")) };
     assert!(bad.starts_with("fail v: its file") && bad.contains(&copy), "{bad}");
     assert_eq!(good, "ok the running target serves 1 ");
-    assert_eq!(bed.metric("rblk_target_volume_store_fault{volume=\"v\"}"), "1");
+    // An answer over HTTP may be a moment old.
+    wait_for_equal("the metric", &"1".to_owned(), || {
+        bed.metric("rblk_target_volume_store_fault{volume=\"v\"}")
+    });
     assert_eq!(bed.metric("rblk_target_volume_store_fault{volume=\"w\"}"), "0");
     let events = bed.events(EventKind::StoreFault);
     assert_eq!(events.len(), 1, "it is told once: {events:?}");
@@ -243,7 +248,8 @@ fn a_state_dir_that_is_away_is_named_until_it_is_back() {
     let socket = there.join("target.sock");
     let fault = wait_for("a fault", || state_fault(&socket));
     assert_says(&fault, &["(state_dir) cannot be written", "No such file"]);
-    assert_eq!(bed.metric("rblk_target_state_dir_fault"), "1");
+    let one = "1".to_owned();
+    wait_for_equal("the metric", &one, || bed.metric("rblk_target_state_dir_fault"));
     // Another directory is not the one that it remembers in.
     fs::create_dir(&here).unwrap();
     wait_for("another", || {
