@@ -326,6 +326,8 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
+        // The device stays as it is for whoever gets its number next.
+        let _ = Command::new("blockdev").arg("--setrw").arg(&self.path).status();
         let _ = Command::new("losetup").arg("-d").arg(&self.path).status();
     }
 }

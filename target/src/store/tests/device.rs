@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::time::Duration;
 
 use super::*;
 use crate::store::at_path::AtPath;
@@ -26,6 +27,8 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
+        // The device stays as it is for whoever gets its number next.
+        let _ = Command::new("blockdev").arg("--setrw").arg(&self.0).status();
         let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
     }
 }
@@ -75,7 +78,12 @@ fn as_root_block_device() {
     assert_eq!(store.run_one(read(64 * MIB as u64, 0, 4096)), Err(Errno::EINVAL));
     drop(store);
     drop(backing);
-    Backing::open(&device.0, &options(4096, Direct::Required)).unwrap();
+    Backing::open(&device.0, &patient(Direct::Required)).unwrap();
+}
+
+/// A child of another test may have the open device until it runs its program.
+fn patient(direct: Direct) -> OpenOptions {
+    OpenOptions { lock_wait: Duration::from_secs(20), ..options(4096, direct) }
 }
 
 #[test]
@@ -87,7 +95,7 @@ fn as_root_a_read_only_device_is_not_opened_for_writing() {
     let blockdev = |flag: &str| {
         assert!(Command::new("blockdev").arg(flag).arg(&device.0).status().unwrap().success());
     };
-    let backing = Backing::open(&device.0, &options(4096, Direct::Preferred)).unwrap();
+    let backing = Backing::open(&device.0, &patient(Direct::Preferred)).unwrap();
     assert_eq!(AtPath::look(&backing), AtPath::Same);
     blockdev("--setro");
     let look = AtPath::look(&backing);
@@ -95,10 +103,10 @@ fn as_root_a_read_only_device_is_not_opened_for_writing() {
     let text = look.describe(&backing);
     assert!(text.starts_with("its device ") && text.contains("is read-only"), "{text}");
     drop(backing);
-    let error = Backing::open(&device.0, &options(4096, Direct::Preferred)).unwrap_err();
+    let error = Backing::open(&device.0, &patient(Direct::Preferred)).unwrap_err();
     assert!(matches!(error, StoreError::ReadOnly { .. }), "{error}");
-    let read_only = OpenOptions { read_only: true, ..options(4096, Direct::Preferred) };
+    let read_only = OpenOptions { read_only: true, ..patient(Direct::Preferred) };
     assert_eq!(AtPath::look(&Backing::open(&device.0, &read_only).unwrap()), AtPath::Same);
     blockdev("--setrw");
-    Backing::open(&device.0, &options(4096, Direct::Preferred)).unwrap();
+    Backing::open(&device.0, &patient(Direct::Preferred)).unwrap();
 }
