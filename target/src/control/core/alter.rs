@@ -8,7 +8,8 @@
 //! | --- | --- |
 //! | a new volume | record, add, access |
 //! | hosts may write, or their writes are more at risk | record, and then as below |
-//! | read-only, read-ahead | access |
+//! | read-ahead, limits, read-only no longer | access |
+//! | read-only | hold, access |
 //! | larger | store, grow, access |
 //! | smaller, cache mode | close, write back, quiet, reshape, store, access |
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
@@ -33,7 +34,8 @@
 //! "Hold" lets no new write begin, at any poll group, and waits for those in flight. So the clone
 //! has every write that was acknowledged before it, none that a host sent because it saw a later
 //! answer, and each request whole or not at all. Most of what is dirty is written before that, and
-//! no host waits for it.
+//! no host waits for it. A volume that becomes read-only is held for the same reason: when that is
+//! answered, its file changes no more, and whoever copies it has all of it.
 //!
 //! A place among the volumes ([`VolumeIndex`]) is used once in a run. A host may have a command on
 //! its way that names the place and is older than the removal. It must never reach another volume,
@@ -56,7 +58,7 @@ use crate::volume::{CacheMode, Placement, Volume};
 /// How long the connections of a volume may take to end, and its dirty blocks to be written.
 const STEP_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long writes may be held for a snapshot, all steps together.
+/// How long writes may be held, all steps together.
 const HOLD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What is to be done with a volume.
@@ -257,23 +259,29 @@ fn steps_between(before: &Volume, after: &Volume) -> Vec<Step> {
 
 /// The steps that change the volume itself.
 fn steps_to(before: &Volume, after: &Volume) -> Vec<Step> {
-    use Step::{Access, Add, Close, Drop, Grow, Quiet, Reshape, Store, WriteBack};
+    use Step::{Access, Add, Close, Drop, Grow, Hold, Quiet, Reshape, Store, WriteBack};
+    let becomes_read_only = after.read_only && !before.read_only;
     let (was, bytes) = (before.size_bytes(), after.size_bytes());
     let is_partial = was % (SLOT_BYTES as u64) != 0 && before.cache != CacheMode::None;
     match before.placement {
         Placement::Memory(_) if was != bytes => vec![Close, Quiet, Store, Drop, Add, Access],
+        Placement::Memory(_) | Placement::Null if becomes_read_only => vec![Hold, Access],
         Placement::Memory(_) | Placement::Null => vec![Access],
         Placement::Store if bytes < was => {
             vec![Close, WriteBack, Quiet, Reshape, Store, Access]
         }
         // The last block is cached as far as it reached.
-        Placement::Store if bytes > was && (is_partial || before.cache != after.cache) => {
+        Placement::Store
+            if bytes > was && (is_partial || before.cache != after.cache || becomes_read_only) =>
+        {
             vec![Store, Close, WriteBack, Quiet, Reshape, Access]
         }
         Placement::Store if bytes > was => vec![Store, Grow, Access],
         Placement::Store if before.cache != after.cache => {
             vec![Close, WriteBack, Quiet, Reshape, Access]
         }
+        // None is write-back: such a volume gets another cache mode, too, which closes it.
+        Placement::Store if becomes_read_only => vec![Hold, Access],
         Placement::Store => vec![Access],
     }
 }
@@ -534,7 +542,12 @@ impl Core {
         };
         let (since, deadline, what) = match alteration.held {
             Some(held) => {
-                (held, HOLD_DEADLINE, "the writes in flight, its dirty blocks and the clone")
+                let mut steps = alteration.steps.iter();
+                let what = match steps.any(|step| *step == Step::Clone) {
+                    true => "the writes in flight, its dirty blocks and the clone",
+                    false => "the writes in flight and its dirty blocks",
+                };
+                (held, HOLD_DEADLINE, what)
             }
             None => (alteration.since, STEP_DEADLINE, step.waits_for()),
         };

@@ -67,18 +67,17 @@ fn with_stored() -> (World, u16) {
 
 #[test]
 fn each_change_takes_its_steps() {
-    use Step::{Access, Close, Drop, Grow, Quiet, Record, Reshape, Store, WriteBack};
+    use Step::{Access, Close, Drop, Grow, Hold, Quiet, Record, Reshape, Store, WriteBack};
     let (mut w, index) = with_stored();
     let steps = |w: &mut World, volume: Volume, shrink| {
         w.alter(volume, shrink).unwrap();
         w.do_all()
     };
     let as_it_was = || stored(index, STORED);
-    assert_eq!(steps(&mut w, Volume { read_only: true, ..as_it_was() }, false), [Access]);
-    assert_eq!(
-        steps(&mut w, Volume { read_ahead_bytes: 7, ..as_it_was() }, false),
-        [Record, Access]
-    );
+    let read_only = || Volume { read_only: true, ..as_it_was() };
+    assert_eq!(steps(&mut w, read_only(), false), [Hold, Access]);
+    assert_eq!(steps(&mut w, as_it_was(), false), [Record, Access], "nothing that it waits for");
+    assert_eq!(steps(&mut w, Volume { read_ahead_bytes: 7, ..as_it_was() }, false), [Access]);
     let larger = stored(index, BlockCount(1600));
     assert_eq!(steps(&mut w, larger.clone(), false), [Store, Grow, Access]);
     let error = w.alter(as_it_was(), false).unwrap_err();
@@ -88,11 +87,17 @@ fn each_change_takes_its_steps() {
     let cached = Volume { cache: CacheMode::WriteBack, ..as_it_was() };
     let cleared = [Record, Close, WriteBack, Quiet, Reshape, Access];
     assert_eq!(steps(&mut w, cached.clone(), false), cleared);
+    assert_eq!(steps(&mut w, read_only(), false), cleared, "nothing is left in memory");
+    assert_eq!(steps(&mut w, cached.clone(), false), cleared);
     // The last block was cached as far as it reached.
     let odd = Volume { cache: CacheMode::WriteBack, ..stored(index, BlockCount(801)) };
     assert_eq!(steps(&mut w, odd, false), [Store, Grow, Access]);
     let even = Volume { cache: CacheMode::WriteBack, ..larger };
-    assert_eq!(steps(&mut w, even, false), [Store, Close, WriteBack, Quiet, Reshape, Access]);
+    let closed = [Store, Close, WriteBack, Quiet, Reshape, Access];
+    assert_eq!(steps(&mut w, even, false), closed);
+    let read_only = Volume { read_only: true, ..stored(index, BlockCount(2400)) };
+    let cached = Volume { cache: CacheMode::WriteBack, ..read_only };
+    assert_eq!(steps(&mut w, cached, false), closed);
     w.remove(index, false).unwrap();
     assert_eq!(w.do_all(), [Close, WriteBack, Quiet, Drop]);
     assert_eq!(w.remove(index, false), Err(OrderError::Unknown));
