@@ -28,11 +28,13 @@ pub enum Exit {
     NotPermitted = 8,
     /// A backing store is missing, locked or of a wrong size.
     Store = 9,
+    /// A target that stopped gave acknowledged data up: a store did not take it.
+    GaveUp = 10,
 }
 
 impl Exit {
     /// All of them, in order, for manual pages and `--help`.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Ok,
         Self::Failure,
         Self::Usage,
@@ -43,6 +45,7 @@ impl Exit {
         Self::HostLacks,
         Self::NotPermitted,
         Self::Store,
+        Self::GaveUp,
     ];
 
     /// The number.
@@ -67,6 +70,9 @@ impl Exit {
             }
             Self::NotPermitted => "not permitted, needs root",
             Self::Store => "a backing store is missing, locked or of a wrong size",
+            Self::GaveUp => {
+                "the target stopped and acknowledged data is lost, as a store did not take it"
+            }
         }
     }
 }
@@ -90,8 +96,8 @@ mod tests {
     #[test]
     fn numbers_are_the_documented_ones() {
         let codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
-        assert_eq!(codes, (0..10).collect::<Vec<u8>>());
+        assert_eq!(codes, (0..11).collect::<Vec<u8>>());
         assert_eq!(Exit::AlreadyMounted.code(), 4);
-        assert_eq!(Exit::Store.code(), 9);
+        assert_eq!((Exit::Store.code(), Exit::GaveUp.code()), (9, 10));
     }
 }

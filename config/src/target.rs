@@ -26,6 +26,9 @@ use crate::word::words;
 /// one that is written to it, and one in transfer in each direction.
 const ARENA_IOS_MIN: u64 = 4;
 
+/// How long a target that stops tries to write what is dirty, unless somebody says otherwise.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// What a target listens on in any case, if nobody says where.
 pub const LISTEN_DEFAULT: &str = "tcp://[::]:7721";
 
@@ -75,6 +78,10 @@ static TARGET_KEYS: Schema = Schema {
         ),
         Key::optional(
             "drain_timeout",
+            Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(3600) },
+        ),
+        Key::optional(
+            "stop_timeout",
             Rule::Span { min: Duration::from_secs(0), max: Duration::from_secs(3600) },
         ),
         Key::optional("sessions_max", Rule::Count { min: 1, max: 65_536 }),
@@ -148,6 +155,9 @@ pub struct TargetConfig {
     pub inline: ByteSize,
     /// How long a target that stops waits for commands in flight.
     pub drain_timeout: Duration,
+    /// How long a target that stops tries to write dirty blocks to stores that refuse them or do not
+    /// answer, before it gives them up.
+    pub stop_timeout: Duration,
     /// Most sessions at once.
     pub sessions_max: u32,
     /// How long an initiator that the target does not hear keeps the volumes that it opened. Also
@@ -242,6 +252,7 @@ impl Default for TargetConfig {
             queue_depth_max: limits::QUEUE_DEPTH_GRANTED_DEFAULT,
             inline: ByteSize(limits::IN_CAPSULE_DEFAULT_BYTES as u64),
             drain_timeout: Duration::from_secs(10),
+            stop_timeout: STOP_TIMEOUT,
             sessions_max: 1024,
             lease: Duration::from_secs(30),
             spin: Spin::Adaptive,

@@ -5,17 +5,21 @@ use std::time::{Duration, Instant};
 
 use rblk_config::Exit;
 use rblk_target::args::Output;
-use rblk_target::control::socket::{Ask, Response, ask};
-use rblk_target::control::status::{DrainStatus, TargetStatus};
+use rblk_target::control::socket::{Ask, EndReport, Response, ask};
+use rblk_target::control::status::{DrainStatus, TargetStatus, UnsavedStatus, in_words};
 use serde::Serialize;
 
 use crate::{no_answer, table};
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(200);
-/// What a target may take beyond the time of its drain: dead connections end in 5 s, and dirty
-/// blocks are written to the stores in 30 s, or given up.
-const MARGIN: Duration = Duration::from_secs(45);
+/// What a target may take beyond the times of its drain and of its stores: dead connections end in
+/// 5 s, and the memory of a large arena goes back.
+const MARGIN: Duration = Duration::from_secs(15);
+/// The time of the stores, where the target has not said it.
+const STORES: Duration = Duration::from_secs(30);
+/// How long the last word of a target may take that is gone.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// The outcome, in JSON.
 #[derive(Serialize)]
@@ -28,6 +32,8 @@ struct Outcome {
     took_ms: u64,
     /// Sessions that had not left when last seen.
     sessions: usize,
+    /// Volumes of which acknowledged data was given up.
+    unsaved: Vec<UnsavedStatus>,
 }
 
 /// A process. Another process with the same number later is not the same one.
@@ -71,6 +77,17 @@ pub(crate) fn drain(path: &Path, wait: bool, output: Output) -> anyhow::Result<E
     runtime.block_on(run(path, wait, output))
 }
 
+/// What a target said of its end.
+#[derive(Debug)]
+enum Said {
+    /// How it ended.
+    End(EndReport),
+    /// It is of a version that does not tell.
+    NotToBeTold,
+    /// Nothing: it broke off.
+    Nothing,
+}
+
 async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     let begun = Instant::now();
     let before = match status(path).await {
@@ -81,82 +98,169 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
         eprintln!("WARN  {fault}");
     }
     let process = Process::of(before.pid);
-    match ask(path, Ask::Drain).await {
-        Ok(Response::Error(error)) => anyhow::bail!(error),
-        Ok(_) => {}
-        Err(error) => return Ok(no_answer(path, &error)),
-    }
-    let mut last = DrainStatus { lasted_ms: 0, left_ms: 0, sessions: before.sessions.len() };
-    let mut stopped = false;
-    if wait {
-        stopped = wait_for(path, &process, &before.instance, &mut last, output).await;
-    } else if output == Output::Table {
-        println!("draining");
-    }
+    let answer = ask(path, Ask::Drain { wait });
+    let mut drain = Waiting {
+        path,
+        process: &process,
+        instance: &before.instance,
+        output,
+        last: DrainStatus { sessions: before.sessions.len(), ..DrainStatus::default() },
+        deadline: None,
+        printed: String::new(),
+    };
+    let (stopped, said) = if wait {
+        drain.wait(answer).await?
+    } else {
+        match answer.await {
+            Ok(Response::Error(error)) => anyhow::bail!(error),
+            Ok(_) if output == Output::Table => println!("draining"),
+            Ok(_) => {}
+            Err(error) => return Ok(no_answer(path, &error)),
+        }
+        (false, Said::NotToBeTold)
+    };
+    let unsaved = match &said {
+        Said::End(report) => report.unsaved.clone(),
+        Said::NotToBeTold | Said::Nothing => Vec::new(),
+    };
     let outcome = Outcome {
         pid: process.pid,
         stopped,
         took_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
-        sessions: last.sessions,
+        sessions: drain.last.sessions,
+        unsaved,
     };
     if output == Output::Json {
         println!("{}", serde_json::to_string_pretty(&outcome)?);
     }
-    if !wait || stopped {
-        if stopped && output == Output::Table {
-            println!("stopped after {:.1} s", begun.elapsed().as_secs_f32());
-        }
+    if !wait {
         return Ok(Exit::Ok);
     }
-    anyhow::bail!(
-        "the target (process {}) has not ended {:.0} s after its drain began, which was to take no longer than that; \
-         its log says what it waits for",
-        process.pid,
-        begun.elapsed().as_secs_f32()
-    )
+    let (pid, seconds) = (process.pid, begun.elapsed().as_secs_f32());
+    anyhow::ensure!(
+        stopped,
+        "the target (process {pid}) has not ended {seconds:.0} s after its drain began, which was to take no longer than \
+         that; its log says what it waits for"
+    );
+    if output == Output::Table {
+        println!("stopped after {seconds:.1} s");
+    }
+    judge(&said, process.pid)
 }
 
-/// Returns whether the target ended in time. `last` is what was last seen of the drain.
-async fn wait_for(
-    path: &Path,
-    process: &Process,
-    instance: &str,
-    last: &mut DrainStatus,
+/// How the command ends when the target has ended.
+///
+/// # Errors
+/// The target did not end in good order.
+fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
+    let report = match said {
+        Said::End(report) => report,
+        Said::NotToBeTold => return Ok(Exit::Ok),
+        Said::Nothing => anyhow::bail!(
+            "the target (process {pid}) ended without a word: mounts may report a loss; its log says why"
+        ),
+    };
+    if let Some(error) = &report.error {
+        anyhow::bail!("the target ended, and not in good order: {error}");
+    }
+    if report.unsaved.is_empty() {
+        return Ok(Exit::Ok);
+    }
+    eprintln!(
+        "rblk-target: acknowledged data is lost, as its store did not take it: {}. Mounts report the loss when they \
+         connect again, or write again what they retained",
+        in_words(&report.unsaved)
+    );
+    Ok(Exit::GaveUp)
+}
+
+/// The end of a target that is waited for.
+struct Waiting<'t> {
+    path: &'t Path,
+    process: &'t Process,
+    instance: &'t str,
     output: Output,
-) -> bool {
-    let mut deadline: Option<Instant> = None;
-    let mut printed = String::new();
-    loop {
-        if process.is_gone() {
+    // What was last seen of the drain.
+    last: DrainStatus,
+    deadline: Option<Instant>,
+    printed: String,
+}
+
+impl Waiting<'_> {
+    /// Waits until the target ended, or too long. Returns whether it ended, and what it said of
+    /// that in its `answer`.
+    async fn wait(
+        &mut self,
+        answer: impl Future<Output = std::io::Result<Response>>,
+    ) -> anyhow::Result<(bool, Said)> {
+        let mut answer = std::pin::pin!(answer);
+        let mut said = None;
+        while !self.has_ended().await {
+            if Instant::now() > self.deadline() {
+                return Ok((false, said.unwrap_or(Said::Nothing)));
+            }
+            tokio::select! {
+                answered = &mut answer, if said.is_none() => said = Some(said_by(answered)?),
+                () = tokio::time::sleep(STEP) => {}
+            }
+        }
+        if said.is_none() {
+            let answered = tokio::time::timeout(LAST_WORD, answer).await;
+            said = answered.ok().map(said_by).transpose()?;
+        }
+        Ok((true, said.unwrap_or(Said::Nothing)))
+    }
+
+    fn deadline(&mut self) -> Instant {
+        *self.deadline.get_or_insert_with(|| Instant::now() + STORES + MARGIN)
+    }
+
+    /// Looks once, and tells what is new.
+    async fn has_ended(&mut self) -> bool {
+        if self.process.is_gone() {
             return true;
         }
-        match status(path).await {
+        match status(self.path).await {
             // Another target has taken its place already.
-            Ok(Ok(status)) if status.instance != instance => return true,
+            Ok(Ok(status)) if status.instance != self.instance => return true,
             Ok(Ok(TargetStatus { drain: Some(drain), .. })) => {
-                *last = drain;
-                let left = Duration::from_millis(drain.left_ms);
-                deadline.get_or_insert_with(|| Instant::now() + left + MARGIN);
-                // Printed again when initiators left, not every second.
-                let now = table::draining(&drain);
-                let count = format!("{} {}", drain.sessions, drain.left_ms == 0);
-                if output == Output::Table && printed != count {
-                    println!("{now}");
-                    printed = count;
-                }
+                let left = Duration::from_millis(drain.left_ms + drain.stores_ms);
+                self.deadline.get_or_insert_with(|| Instant::now() + left + MARGIN);
+                self.tell(&drain);
+                self.last = drain;
             }
             Ok(_) => {}
             // Its socket is gone before its memory is given back, which takes a while for a large
             // arena.
-            Err(error) if !process.can_be_seen() && is_gone(&error) => return true,
+            Err(error) if !self.process.can_be_seen() && is_gone(&error) => return true,
             Err(_) => {}
         }
-        let deadline = *deadline.get_or_insert_with(|| Instant::now() + MARGIN);
-        if Instant::now() > deadline {
-            return false;
-        }
-        tokio::time::sleep(STEP).await;
+        false
     }
+
+    /// Printed again when initiators left or a store refuses something, not every second.
+    fn tell(&mut self, drain: &DrainStatus) {
+        let stores: Vec<_> = drain.unsaved.iter().map(|one| (&one.volume, &one.cause)).collect();
+        let news = format!("{} {} {stores:?}", drain.sessions, drain.left_ms == 0);
+        if self.output == Output::Table && self.printed != news {
+            println!("{}", table::draining(drain));
+            for one in &drain.unsaved {
+                println!("{}", table::refused(one));
+            }
+            self.printed = news;
+        }
+    }
+}
+
+/// # Errors
+/// The target refused.
+fn said_by(answer: std::io::Result<Response>) -> anyhow::Result<Said> {
+    Ok(match answer {
+        Ok(Response::Error(error)) => anyhow::bail!(error),
+        Ok(Response::Ended(report)) => Said::End(report),
+        Ok(_) => Said::NotToBeTold,
+        Err(_) => Said::Nothing,
+    })
 }
 
 /// Whether no target listens there any more.

@@ -25,6 +25,7 @@ use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
 use crate::control::devices::may_serve;
+use crate::control::ends::{GivenUp, RunEnd};
 use crate::control::registering::busy;
 use crate::control::reread::Reread;
 use crate::control::socket::ControlSocket;
@@ -116,7 +117,8 @@ pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
 /// Returns the program that takes the place of this one, if one does.
 ///
 /// # Errors
-/// Anything that keeps the target from starting, or a poll group that broke.
+/// Anything that keeps the target from starting, a poll group that broke, or acknowledged data that
+/// was given up at the end.
 pub fn serve(
     config: &TargetConfig,
     has_file: bool,
@@ -213,8 +215,10 @@ async fn run(
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
-    let (clean, departure) = result?;
-    let Some(Departure { program, note }) = departure else { return Ok(None) };
+    let RunEnd { clean, given_up, departure } = result?;
+    let Some(Departure { program, note }) = departure else {
+        return if given_up.is_empty() { Ok(None) } else { Err(GivenUp(given_up).into()) };
+    };
     let note = HandOver { clean, ..note };
     Ok(Some(Successor::new(program, note, accepting.sockets().await)))
 }
@@ -446,6 +450,8 @@ fn start_poll_groups(
         write_back_max_bytes: io_max,
         seed: u64::from_ne_bytes(seed),
     };
+    let slow_io = config.slow_io.map(Into::into);
+    let stop_timeout = config.stop_timeout.into();
     let mut handles = Vec::new();
     for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
         let range = index * share..(index + 1) * share;
@@ -459,8 +465,7 @@ fn start_poll_groups(
             tracing::warn!(poll_group = index, "{warning}");
         }
         let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
-        let tuning =
-            Tuning { cpu, spin: spin_mode(config.spin), slow_io: config.slow_io.map(Into::into) };
+        let tuning = Tuning { cpu, spin: spin_mode(config.spin), slow_io, stop_timeout };
         let part = Arena::over(Arc::clone(arena), range, extent_max)?;
         let shard = Shard::new(store, part, shard_options, Instant::now());
         let mut handle = thread::start(index, shard, peers, tuning, outbox.clone())?;
@@ -539,6 +544,7 @@ fn parts(
         listening: Vec::new(),
         outages: Outages::default(),
         drain_timeout: config.drain_timeout.into(),
+        stop_timeout: config.stop_timeout.into(),
         auth: None,
         insecure: exposed_to_all(config).is_some(),
         took_over: None,
@@ -548,7 +554,7 @@ fn parts(
 /// SIGTERM and SIGINT begin a drain.
 async fn drain_at(stops: Stops, requests: mpsc::Sender<Request>) {
     while stops.next().await.is_ok() {
-        if requests.send(Request::Drain).await.is_err() {
+        if requests.send(Request::Drain(None)).await.is_err() {
             return;
         }
     }

@@ -9,7 +9,8 @@ use nix::errno::Errno;
 use rblk_config::table::{Column, Table, wrapped};
 use rblk_config::{CacheMode, HostConfig, figures};
 use rblk_target::control::status::{
-    DrainStatus, HolderStatus, ListenerStatus, SessionStatus, TargetStatus, VolumeStatus,
+    DrainStatus, HolderStatus, ListenerStatus, SessionStatus, TargetStatus, UnsavedStatus,
+    VolumeStatus,
 };
 
 /// The state of a target; with `details`, every counter.
@@ -93,6 +94,7 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
             warnings.push(format!("{name}: its holder {} is away", holder.host));
         }
     }
+    warnings.extend(status.drain.iter().flat_map(|drain| &drain.unsaved).map(refused));
     for session in status.sessions.iter().filter(|session| session.fenced) {
         warnings.push(format!("the session of {} is fenced", session.host));
     }
@@ -102,6 +104,13 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
 /// What is wrong with the file or device of a volume.
 pub(crate) fn store_fault(volume: &VolumeStatus) -> Option<String> {
     volume.store_fault.as_ref().map(|fault| format!("{}: {fault}", volume.name))
+}
+
+/// What a store refuses while the target stops.
+pub(crate) fn refused(unsaved: &UnsavedStatus) -> String {
+    format!(
+        "not in its store yet, and tried again: {unsaved}; it is lost if the store does not take it in time"
+    )
 }
 
 /// How far a drain is.
@@ -249,7 +258,9 @@ mod tests {
 
     #[test]
     fn a_drain_is_told_in_words() {
-        let told = |sessions, left_ms| draining(&DrainStatus { lasted_ms: 1, left_ms, sessions });
+        let told = |sessions, left_ms| {
+            draining(&DrainStatus { left_ms, sessions, ..DrainStatus::default() })
+        };
         assert_eq!(told(0, 5000), "draining: every initiator has left");
         assert_eq!(told(1, 4001), "draining: 1 session left, ended in 5 s at the latest");
         assert_eq!(told(2, 0), "draining: ending 2 sessions that stayed");

@@ -11,7 +11,7 @@ use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::{TargetStatus, UpgradeStatus};
 use serde::Serialize;
 
-use crate::{no_answer, not_understood};
+use crate::{no_answer, not_understood, table};
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(50);
@@ -22,7 +22,8 @@ pub(crate) struct What {
     pub(crate) program: Option<PathBuf>,
     /// Also if that loses something.
     pub(crate) force: bool,
-    /// How long the other program and the mounts may take.
+    /// How long the other program and the mounts may take. Stores that refuse something have their
+    /// time besides.
     pub(crate) timeout: Duration,
 }
 
@@ -66,11 +67,21 @@ async fn run(
     if output == Output::Table {
         eprintln!("handing over to {}", program.display());
     }
-    let begun = Instant::now();
-    let mut last = None;
-    while begun.elapsed() < timeout {
+    let mut deadline = Instant::now() + timeout;
+    let (mut last, mut is_told) = (None, false);
+    while Instant::now() < deadline {
         // Without an answer it is between the two programs.
-        if let Ok(Some(now)) = status(path).await
+        let now = status(path).await.ok().flatten();
+        // By force, although a store refuses what is dirty: it is tried again before it is given up.
+        let refused =
+            now.iter().filter_map(|now| now.drain.as_ref()).find(|d| !d.unsaved.is_empty());
+        if let Some(drain) = refused {
+            deadline = Instant::now() + Duration::from_millis(drain.stores_ms) + timeout;
+            if output == Output::Table && !std::mem::replace(&mut is_told, true) {
+                drain.unsaved.iter().for_each(|one| eprintln!("{}", table::refused(one)));
+            }
+        }
+        if let Some(now) = now
             && now.instance != before.instance
         {
             let upgrade = now.upgrade.clone().with_context(|| {
@@ -108,7 +119,8 @@ fn end(now: &TargetStatus, upgrade: &UpgradeStatus, output: Output) -> anyhow::R
         print!("{}", in_words(&now.version, now.pid, upgrade));
     }
     match upgrade.away.as_slice() {
-        [] => Ok(Exit::Ok),
+        [] if upgrade.clean => Ok(Exit::Ok),
+        [] => Ok(Exit::GaveUp),
         away => anyhow::bail!(
             "the target is upgraded, and some mounts are not back yet: {}",
             away.join(", ")

@@ -93,7 +93,12 @@ fn group() -> (Handle, mpsc::UnboundedReceiver<FromGroup>, Arc<Region>) {
     let shard = Shard::new(store, part, options, Instant::now());
     let (outbox, told) = mpsc::unbounded_channel();
     let peers = Peers::connect(1).unwrap().remove(0);
-    let tuning = Tuning { cpu: None, spin: SpinMode::Never, slow_io: None };
+    let tuning = Tuning {
+        cpu: None,
+        spin: SpinMode::Never,
+        slow_io: None,
+        stop_timeout: Duration::from_secs(30),
+    };
     (start(0, shard, peers, tuning, outbox).unwrap(), told, arena)
 }
 
@@ -151,7 +156,7 @@ fn the_thread_outlives_its_completion_queues() {
     handle.mail.send(ToGroup::Stop).unwrap();
     let end = next(&mut told);
     assert!(
-        matches!(end, FromGroup::Stopped { group: 0, clean: true, error: None }),
+        matches!(end, FromGroup::Stopped { group: 0, ref unsaved, error: None } if unsaved.is_empty()),
         "once for each, and nothing else: {end:?}"
     );
     handle.join();

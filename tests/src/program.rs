@@ -200,7 +200,18 @@ impl Target {
     #[must_use]
     pub fn start_with_log(dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
         let port = free_port();
-        Self::start_at(port.number, dir, args, to)
+        Self::start_at(port.number, dir, args, &[], to)
+    }
+
+    /// [`Self::start`] by another program, which becomes the target.
+    ///
+    /// # Panics
+    /// It does not come to that.
+    #[must_use]
+    pub fn start_by(by: &[&str], dir: &Path, args: &[&str]) -> Self {
+        let log = dir.join("target.log");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
+        Self::start_at(free_port().number, dir, args, by, file)
     }
 
     /// Starts it again at the address where it was, after [`Self::kill`].
@@ -209,12 +220,21 @@ impl Target {
     /// It does not come to that.
     pub fn start_again(&mut self, dir: &Path, args: &[&str]) {
         let file = std::fs::OpenOptions::new().append(true).open(&self.log).expect("its log");
-        *self = Self::start_at(self.address.port, dir, args, file);
+        *self = Self::start_at(self.address.port, dir, args, &[], file);
     }
 
-    fn start_at(port: u16, dir: &Path, args: &[&str], to: impl Into<Stdio>) -> Self {
+    fn start_at(port: u16, dir: &Path, args: &[&str], by: &[&str], to: impl Into<Stdio>) -> Self {
         let (socket, log) = (dir.join("target.sock"), dir.join("target.log"));
-        let mut child = Command::new(program("rblk-target"))
+        let (first, more) =
+            by.split_first().map_or((None, by), |(first, more)| (Some(first), more));
+        let mut command = match first {
+            Some(first) => Command::new(first),
+            None => Command::new(program("rblk-target")),
+        };
+        if first.is_some() {
+            command.args(more).arg(program("rblk-target"));
+        }
+        let mut child = command
             .arg("serve")
             .args(["--listen", &format!("tcp://127.0.0.1:{port}")])
             .arg("--control-socket")

@@ -311,6 +311,8 @@ fn configurations_come_out_as_they_went_in() {
         "20us",
         "--drain-timeout",
         "3s",
+        "--stop-timeout",
+        "40s",
         "--poll-groups",
         "2",
         "--name",

@@ -14,6 +14,7 @@ use rblk_rig::crash_store::{CrashStore, Fault};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
+use rblk_target::poll_group::ToGroup;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::{PATIENCE, pattern};
@@ -398,4 +399,57 @@ fn a_full_cache_before_a_failing_store_gives_errors() {
         assert_eq!(bench.rig.store_mut().durable(FIRST)[range], *new, "block {at}");
     }
     assert_eq!(bench.rig.store_mut().in_flight(), 0);
+}
+
+/// A command that a store does not answer keeps its connection, and that no dirty block from its
+/// store when the target stops.
+#[test]
+fn a_command_that_hangs_at_the_end_keeps_no_volume_from_its_store() {
+    let mut bench = Bench::new(CacheMode::WriteBack, 16 << 10);
+    let slow = StoreConditions { delay_min: 20, delay_max: 20, ..StoreConditions::default() };
+    bench.rig.store_mut().set_conditions(slow);
+    let queue = bench.queues[usize::from(FIRST.0)];
+    let io = bench.rig.request(queue, IoOp::Read, 128 << 10, 4096);
+    bench.rig.submit(queue, Tag(1), io).expect("a free tag");
+    let asked = bench.rig.run(PATIENCE, |rig| rig.store_mut().disk_in_flight() > 0);
+    asked.expect("the store is asked");
+    bench.rig.store_mut().hold();
+    let data = pattern(3, 4096);
+    bench.rig.fill_buffer(bench.queues[1], Tag(0), &data);
+    let io = bench.rig.request(bench.queues[1], IoOp::Write, 0, 4096);
+    bench.rig.submit(bench.queues[1], Tag(0), io).expect("a free tag");
+    let acknowledged = bench.rig.run(PATIENCE, |rig| !rig.take_outcomes().is_empty());
+    acknowledged.expect("it is acknowledged");
+    bench.rig.mail(ToGroup::Stop);
+    let saved = bench.rig.run(PATIENCE, |rig| rig.group_mut().unsaved().is_empty());
+    saved.expect("all that was acknowledged is in the store");
+    assert!(bench.rig.group_mut().has_connections(), "the command still hangs");
+    assert_eq!(bench.rig.stopped(), None);
+    assert_eq!(bench.rig.store_mut().durable(SECOND)[..4096], data);
+    bench.rig.store_mut().release();
+    bench.rig.run(PATIENCE, |rig| rig.stopped().is_some()).expect("it ends");
+    assert_eq!(bench.rig.stopped(), Some(true));
+}
+
+/// One store that refuses what is dirty says nothing about the others, and is asked again.
+#[test]
+fn a_store_that_refuses_at_the_end_is_asked_again() {
+    let mut bench = Bench::new(CacheMode::WriteBack, 64 << 10);
+    for volume in [FIRST, SECOND] {
+        assert_eq!(bench.write(volume, 8192, &pattern(4, 4096), false), 4096);
+    }
+    bench.fail(FIRST, &[Kind::Write], 0..VOLUME_BYTES as u64, Errno::ENOSPC);
+    bench.rig.mail(ToGroup::Stop);
+    let listed = bench.rig.run(PATIENCE, |rig| {
+        let unsaved = rig.group_mut().unsaved();
+        unsaved.len() == 1 && unsaved[0].cause == "No space left on device (os error 28)"
+    });
+    listed.expect("the other one is safe");
+    assert_eq!(bench.rig.store_mut().durable(SECOND)[8192..12288], pattern(4, 4096));
+    let [unsaved] = &bench.rig.group_mut().unsaved()[..] else { panic!("one") };
+    assert_eq!((unsaved.volume, unsaved.dirty_bytes), (FIRST, 4096));
+    bench.heal();
+    bench.rig.run(PATIENCE, |rig| rig.stopped().is_some()).expect("it ends");
+    assert_eq!(bench.rig.stopped(), Some(true));
+    assert_eq!(bench.rig.store_mut().durable(FIRST)[8192..12288], pattern(4, 4096));
 }

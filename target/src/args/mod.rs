@@ -333,6 +333,9 @@ pub struct ServeArgs {
     /// How long a drain waits for initiators to leave.
     #[arg(long, value_name = "TIME")]
     pub drain_timeout: Option<Duration>,
+    /// How long a target that stops tries to write what is dirty to a store that refuses it.
+    #[arg(long, value_name = "TIME")]
+    pub stop_timeout: Option<Duration>,
     /// How long an initiator without connections keeps its volumes.
     #[arg(long, value_name = "TIME")]
     pub lease: Option<Duration>,
@@ -407,6 +410,7 @@ impl ServeArgs {
         config.inline = self.inline.unwrap_or(config.inline);
         config.spin = self.spin.unwrap_or(config.spin);
         config.drain_timeout = self.drain_timeout.unwrap_or(config.drain_timeout);
+        config.stop_timeout = self.stop_timeout.unwrap_or(config.stop_timeout);
         config.lease = self.lease.unwrap_or(config.lease);
         config.http = self.http.or(config.http);
         config.validate()?;
@@ -525,6 +529,9 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
                 StoreErrorKind::Permission => Exit::NotPermitted,
                 _ => Exit::Store,
             };
+        }
+        if cause.is::<crate::control::ends::GivenUp>() {
+            return Exit::GaveUp;
         }
         if cause.is::<crate::demand::NotEnoughMemory>() {
             return Exit::HostLacks;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use nix::errno::Errno;
 
 use super::message::{PartToken, ShardReply};
+use crate::store::VolumeIndex;
 use crate::timing::Spent;
 
 /// The answers of a shard that its poll group has not taken.
@@ -13,16 +14,16 @@ pub(super) struct Answers {
     replies: VecDeque<ShardReply>,
     // Block writes that went well, of this shard's own poll group.
     written: Vec<PartToken>,
-    own: OwnEnded,
+    own: Vec<OwnEnded>,
 }
 
-/// How jobs ended that the shard began by itself, to stop.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// How a job ended that the shard began by itself, to stop: a flush or a sync.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OwnEnded {
-    /// Jobs.
-    pub jobs: usize,
-    /// Of these, jobs that failed.
-    pub failed: usize,
+    /// Its volume.
+    pub volume: VolumeIndex,
+    /// What the store said.
+    pub result: Result<(), Errno>,
 }
 
 impl Answers {
@@ -31,7 +32,7 @@ impl Answers {
         Self {
             replies: VecDeque::with_capacity(capacity),
             written: Vec::with_capacity(capacity),
-            own: OwnEnded::default(),
+            own: Vec::new(),
         }
     }
 
@@ -40,20 +41,24 @@ impl Answers {
         self.replies.push_back(reply);
     }
 
-    /// A request is done. Without an asker it is a job of the shard itself.
+    /// A request is done.
     #[inline]
-    pub(super) fn done(
+    pub(super) fn done(&mut self, to: PartToken, result: Result<(), Errno>, spent: Spent) {
+        self.replies.push_back(ShardReply::Done { to, result, spent });
+    }
+
+    /// A job of a volume is done. Without an asker it is a job of the shard itself.
+    #[inline]
+    pub(super) fn ended(
         &mut self,
         from: Option<PartToken>,
+        volume: VolumeIndex,
         result: Result<(), Errno>,
         spent: Spent,
     ) {
         match from {
-            Some(to) => self.replies.push_back(ShardReply::Done { to, result, spent }),
-            None => {
-                self.own.jobs += 1;
-                self.own.failed += usize::from(result.is_err());
-            }
+            Some(to) => self.done(to, result, spent),
+            None => self.own.push(OwnEnded { volume, result }),
         }
     }
 
@@ -87,7 +92,7 @@ impl Answers {
     }
 
     /// The shard's own jobs that ended since the last call.
-    pub(super) fn take_own(&mut self) -> OwnEnded {
+    pub(super) fn take_own(&mut self) -> Vec<OwnEnded> {
         std::mem::take(&mut self.own)
     }
 }

@@ -90,7 +90,8 @@ impl<S: Store> Core<S> {
     /// Answers a job and ends it.
     pub(super) fn finish(&mut self, job: u32) {
         let entry = self.jobs.peek(job);
-        self.answers.done(entry.from, entry.result(), entry.spent());
+        let (from, volume) = (entry.from, entry.span.volume);
+        self.answers.ended(from, volume, entry.result(), entry.spent());
         self.end(job);
     }
 

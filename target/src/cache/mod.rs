@@ -84,6 +84,7 @@ pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardReques
 use rblk_protocol::width::{wide, wide64};
 pub(crate) use read::Hit;
 pub use shard::Shard;
+pub use stop::Unsaved;
 pub use volumes::StoreFailure;
 pub(crate) use write::{Landed, OneBlock};
 

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use rblk_fabric::{Micros, Moment};
+use rblk_protocol::width::wide64;
 
 use super::answers::Answers;
 use super::block_write::BlockWrites;
@@ -31,7 +32,7 @@ use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::read::Hit;
 use super::sessions::Sessions;
 use super::slots::Slots;
-use super::stop::Stopping;
+use super::stop::{Stopping, Unsaved, Work};
 use super::store_queue::StoreQueue;
 use super::volumes::{StoreFailure, Volumes};
 use super::write::{Landed, OneBlock};
@@ -271,7 +272,7 @@ impl<S: Store> Shard<S> {
             }
             ShardRequest::Write { from, job, memory, fua } => {
                 if self.write(job, memory, fua) {
-                    self.core.answers.done(Some(from), Ok(()), Spent::default());
+                    self.core.answers.done(from, Ok(()), Spent::default());
                 }
             }
             ShardRequest::Cancel { job, memory } => {
@@ -303,7 +304,7 @@ impl<S: Store> Shard<S> {
                     change::changed(&mut self.core, &mut self.write_backs, job, outcome);
                     self.core.end(job);
                 }
-                self.core.answers.done(Some(from), Ok(()), Spent::default());
+                self.core.answers.done(from, Ok(()), Spent::default());
             }
         }
         self.settle();
@@ -685,7 +686,11 @@ impl<S: Store> Shard<S> {
     /// How long until [`Self::turn`] has something to do that no completion will tell.
     #[must_use]
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        self.write_backs.deadline_ms(&self.core).map(Duration::from_millis)
+        let write_back = self.write_backs.deadline_ms(&self.core).map(Duration::from_millis);
+        let looks_at = self.stopping.as_ref().and_then(Stopping::looks_at);
+        let now = self.core.clock.now();
+        let retry = looks_at.map(|at| Duration::from_micros(at.since(now)));
+        write_back.into_iter().chain(retry).min()
     }
 
     /// Whether no request and no store operation is under way.
@@ -695,40 +700,78 @@ impl<S: Store> Shard<S> {
         core.jobs.len() == 0 && core.block_writes.len() == 0 && core.store.in_flight() == 0
     }
 
-    /// Begins the end: what is dirty goes to the store and every store is made durable. Nothing is
-    /// acknowledged from memory any more.
-    pub(crate) fn begin_stop(&mut self) {
-        if self.stopping.is_some() {
-            return;
-        }
-        self.write_backs.stop();
-        let mut volumes = self.core.volumes.writable();
-        volumes.retain(|volume| self.core.volumes.mode(*volume) == CacheMode::WriteBack);
-        self.stopping = Some(Stopping::new(volumes.len()));
-        for volume in volumes {
-            self.write_backs.flush(&mut self.core, None, volume);
+    /// Begins the end, and later goes on with it: what is dirty goes to the store and every store is
+    /// made durable. Nothing is acknowledged from memory any more. What a store refuses is tried
+    /// again, now and then, for as long as this is called.
+    pub(crate) fn stop(&mut self) {
+        if self.stopping.is_none() {
+            self.write_backs.stop();
+            self.stopping = Some(Stopping::new(self.core.volumes.writable()));
         }
         self.settle();
     }
 
-    // When the shard's own flushes have ended, its syncs begin.
+    // Begins what the end of each volume needs next.
     #[cold]
     fn go_on_stopping(&mut self) {
-        let own = self.core.answers.take_own();
-        let Some(stopping) = &mut self.stopping else { return };
-        if stopping.ended(own) {
-            let volumes = self.core.volumes.writable();
-            stopping.sync(volumes.len());
-            volumes.into_iter().for_each(|volume| self.sync(None, volume));
+        let Some(mut stopping) = self.stopping.take() else { return };
+        let now = self.core.clock.now();
+        loop {
+            for own in self.core.answers.take_own() {
+                stopping.ended(own, now);
+            }
+            let core = &self.core;
+            let is_dirty = |volume| {
+                let writable = core.volumes.get(volume).filter(|state| !state.is_read_only());
+                writable.map(|_| core.slots.counts(volume).dirty > 0)
+            };
+            match stopping.next(now, is_dirty) {
+                Some((volume, Work::Flush)) => {
+                    self.write_backs.flush(&mut self.core, None, volume);
+                }
+                Some((volume, Work::Sync)) => self.sync(None, volume),
+                None => break,
+            }
         }
+        self.stopping = Some(stopping);
     }
 
-    /// After [`Self::begin_stop`]: whether everything that was acknowledged is durable. `None`
-    /// while that is not known.
+    /// After [`Self::stop`]: whether everything that was acknowledged is durable. `None` while that
+    /// is not known.
     #[must_use]
     pub(crate) fn stopped(&self) -> Option<bool> {
-        let clean = self.stopping?.outcome()?;
+        let clean = self.stopping.as_ref()?.outcome()?;
         self.is_idle().then_some(clean && self.core.slots.dirty() == 0)
+    }
+
+    /// Volumes of which something that was acknowledged is not durable, or not known to be.
+    #[must_use]
+    pub(crate) fn unsaved(&self) -> Vec<Unsaved> {
+        let core = &self.core;
+        let mut unsaved: Vec<_> = match &self.stopping {
+            Some(stopping) => stopping.unsaved().collect(),
+            None => core.volumes.writable().into_iter().map(|volume| (volume, None)).collect(),
+        };
+        for volume in core.volumes.indexes() {
+            let is_listed = unsaved.iter().any(|(other, _)| *other == volume);
+            if !is_listed && core.slots.counts(volume).dirty > 0 {
+                unsaved.push((volume, None));
+            }
+        }
+        unsaved.into_iter().map(|(volume, errno)| self.unsaved_of(volume, errno)).collect()
+    }
+
+    /// After [`Self::stop`]: those of [`Self::unsaved`] whose stores have refused something.
+    #[must_use]
+    pub(crate) fn refused(&self) -> Vec<Unsaved> {
+        let unsaved = self.stopping.iter().flat_map(Stopping::unsaved);
+        let refused = unsaved.filter(|(_, errno)| errno.is_some());
+        refused.map(|(volume, errno)| self.unsaved_of(volume, errno)).collect()
+    }
+
+    fn unsaved_of(&self, volume: VolumeIndex, refused: Option<Errno>) -> Unsaved {
+        let dirty = u64::from(self.core.slots.counts(volume).dirty);
+        Unsaved::new(volume, dirty * wide64(SLOT_BYTES), refused)
     }
 }
 

@@ -180,7 +180,7 @@ fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32,
         forget_clean(core, &span);
         core.locks.release(lock);
     }
-    core.answers.done(Some(from), Err(errno), Spent::at_store());
+    core.answers.done(from, Err(errno), Spent::at_store());
 }
 
 /// The job has its lock: to the store, or, if only its edges have to be read first, to the index.

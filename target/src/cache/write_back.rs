@@ -28,7 +28,7 @@ use crate::store::{OpKind, Store, VolumeIndex};
 use crate::timing::Spent;
 use crate::volume::CacheMode;
 
-/// Write-backs of a volume on their way at a time, in one shard.
+/// Write-backs of a volume on their way at a time, in one shard that does not stop.
 const IN_FLIGHT: usize = 16;
 /// Wait before a failed write-back is tried again: at first, and at most.
 const BACKOFF_MS: Range<u32> = 1000..30_000;
@@ -115,7 +115,7 @@ impl WriteBacks {
     ) {
         if core.volumes.mode(volume) != CacheMode::WriteBack || self.oldest(core, volume).is_none()
         {
-            return core.answers.done(from, Ok(()), Spent::default());
+            return core.answers.ended(from, volume, Ok(()), Spent::default());
         }
         let job = core.start(Kind::Flush { order: self.order }, from, volume, 0, 0);
         self.flushes.push(job);
@@ -150,7 +150,7 @@ impl WriteBacks {
             };
             let over = job.span.volume == volume && ends(order);
             if over {
-                core.answers.done(job.from, result, Spent::at_store());
+                core.answers.ended(job.from, volume, result, Spent::at_store());
                 core.end(flush);
             }
             !over
@@ -168,13 +168,15 @@ impl WriteBacks {
             return;
         }
         let crowded = core.slots.dirty() * 2 > self.dirty_max;
+        // At the end every block is tried: old ones that the store refuses keep no other from it.
+        let most = if self.stopping { usize::MAX } else { IN_FLIGHT };
         for volume in core.volumes.indexes() {
             if core.slots.oldest_dirty(volume).is_none() {
                 continue;
             }
             let rests = rests(core, volume);
             let crowded = crowded || core.slots.is_crowded(volume);
-            for _ in under_way(core, volume)..IN_FLIGHT {
+            for _ in under_way(core, volume)..most {
                 let Some(slot) = core.slots.oldest_dirty(volume) else { break };
                 let (order, since_ms) = core.slots.since(slot);
                 let old = core.clock.now_ms().wrapping_sub(since_ms) >= self.delay_ms;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rblk_config::{ByteRate, ByteSize, CacheMode, Difference, HostConfig, Limits, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
-use super::status::TargetStatus;
+use super::status::{TargetStatus, UnsavedStatus};
 use crate::events::EventsReport;
 use crate::store::StoreFault;
 
@@ -16,7 +16,7 @@ use crate::store::StoreFault;
 const SHORT: Duration = Duration::from_secs(10);
 /// How long a change of volumes may take: its connections end, and what is dirty is written.
 const CHANGE_TIME: Duration = Duration::from_secs(300);
-/// How long a removal waits at most until nobody has the volume open.
+/// How long a removal waits at most until nobody has the volume open, and a drain for its end.
 const DRAIN_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What a control command asks.
@@ -31,7 +31,11 @@ pub enum Ask {
         after: u64,
     },
     /// Stop in good order.
-    Drain,
+    Drain {
+        /// Answer when the target has stopped, and how.
+        #[serde(default)]
+        wait: bool,
+    },
     /// Read the hosts of the configuration again, and let in those.
     ReloadHosts,
     /// Change what a host may have per second. What is absent stays.
@@ -200,11 +204,11 @@ impl Ask {
         match self {
             Self::Status
             | Self::Events { .. }
-            | Self::Drain
+            | Self::Drain { wait: false }
             | Self::ReloadHosts
             | Self::Dump
             | Self::Kick { .. } => SHORT,
-            Self::RemoveVolume { drain: true, .. } => DRAIN_TIME,
+            Self::RemoveVolume { drain: true, .. } | Self::Drain { wait: true } => DRAIN_TIME,
             _ => CHANGE_TIME,
         }
     }
@@ -230,10 +234,22 @@ pub enum Response {
     Dump(String),
     /// These sessions were ended, by host and peer.
     Kicked(Vec<String>),
+    /// The target has stopped.
+    Ended(EndReport),
     /// It was taken.
     Done,
     /// It was not.
     Error(String),
+}
+
+/// How a target stopped.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct EndReport {
+    /// The volumes of which acknowledged data was given up.
+    pub unsaved: Vec<UnsavedStatus>,
+    /// What broke, if something did: then more may be lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A volume after a change.

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::cache::Unsaved;
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::limits::Limiter;
 use crate::poll_group::thread::Handle;
@@ -32,8 +33,8 @@ pub(super) struct Groups {
     // The poll group that takes no mail any more.
     stuck: Option<usize>,
     stopped: usize,
-    // Every poll group that stopped had written its dirty blocks to the stores.
-    clean: bool,
+    // What the poll groups that stopped had not made durable.
+    unsaved: Vec<Unsaved>,
     failure: Option<String>,
 }
 
@@ -48,7 +49,7 @@ impl Groups {
             ended: vec![false; count],
             stuck: None,
             stopped: 0,
-            clean: true,
+            unsaved: Vec::new(),
             failure: None,
         }
     }
@@ -162,10 +163,15 @@ impl Groups {
         self.kept.iter().any(|kept| !kept.is_empty())
     }
 
-    /// A poll group stopped: whether its dirty blocks are in the stores, and what broke it.
-    pub(super) fn stopped(&mut self, group: usize, clean: bool, error: Option<String>) {
+    /// A poll group stopped: what it has not made durable, and what broke it.
+    pub(super) fn stopped(
+        &mut self,
+        group: usize,
+        mut unsaved: Vec<Unsaved>,
+        error: Option<String>,
+    ) {
         self.stopped += 1;
-        self.clean &= clean;
+        self.unsaved.append(&mut unsaved);
         if let (Some(ended), Some(kept)) = (self.ended.get_mut(group), self.kept.get_mut(group)) {
             *ended = true;
             kept.clear();
@@ -189,18 +195,29 @@ impl Groups {
         self.stopped >= self.handles.len()
     }
 
-    /// Waits for the threads to end. Returns whether every acknowledged write is durable.
+    /// The volumes of which the poll groups that stopped have not made something durable.
+    pub(super) fn unsaved(&self) -> Vec<Unsaved> {
+        Unsaved::merged(&self.unsaved)
+    }
+
+    /// Why the target ends, if a poll group broke.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Waits for the threads to end. Returns the volumes of which something that was acknowledged
+    /// is not durable: all others are safe.
     ///
     /// # Errors
-    /// A poll group broke.
-    pub(super) fn join(mut self) -> anyhow::Result<bool> {
+    /// A poll group broke: nothing is known of any volume.
+    pub(super) fn join(mut self) -> anyhow::Result<Vec<Unsaved>> {
         // A thread that is stuck would be waited for indefinitely. It ends with the process.
         let stuck = self.stuck;
         let joined = self.handles.iter_mut().enumerate().filter(|(group, _)| Some(*group) != stuck);
         joined.for_each(|(_, handle)| handle.join());
         match self.failure {
             Some(failure) => Err(anyhow::anyhow!(failure)),
-            None => Ok(self.clean),
+            None => Ok(self.unsaved()),
         }
     }
 
@@ -280,9 +297,9 @@ mod tests {
         drop(receiver);
         groups.notify(notice(0));
         assert!(groups.owes_mail());
-        groups.stopped(0, true, None);
+        groups.stopped(0, Vec::new(), None);
         assert!(!groups.owes_mail());
         (0..2 * KEPT_MAX).for_each(|at| groups.notify(notice(at)));
-        assert!(groups.join().unwrap(), "and that is no failure");
+        assert_eq!(groups.join().unwrap(), [], "and that is no failure");
     }
 }

@@ -7,6 +7,7 @@ mod ask;
 pub mod core;
 mod destroy;
 pub(crate) mod devices;
+pub(crate) mod ends;
 mod groups;
 mod happened;
 mod losses;
@@ -40,6 +41,7 @@ use rblk_protocol::width::wide64;
 use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::cache::Unsaved;
 use crate::events::{Events, EventsReport};
 use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
@@ -57,6 +59,7 @@ use admission::{Granted, House, log_refusal, no_room, refusal};
 use ask::LimitsWish;
 use destroy::{Destroyed, Destroyer};
 use devices::Devices;
+use ends::{EndReply, Ends, RunEnd};
 use groups::Groups;
 use losses::LossNotes;
 use making::{Made, Making};
@@ -66,6 +69,7 @@ use registering::Registering;
 use reread::Reading;
 use settling::SettlesUnderWay;
 use shares::{CqPlace, CqShares};
+use status::UnsavedStatus;
 use tally::Tally;
 use trace::Traces;
 use upgrade::{Departure, Predecessor, Upgrades};
@@ -101,8 +105,9 @@ pub(crate) enum Request {
     StoreFaults(oneshot::Sender<HashMap<String, StoreFault>>),
     /// What happened after this number.
     Events(u64, oneshot::Sender<EventsReport>),
-    /// Take no new sessions, tell initiators, stop when I/O has ended.
-    Drain,
+    /// Take no new sessions, tell initiators, stop when I/O has ended. Who wants to know how it
+    /// ended says where.
+    Drain(Option<EndReply>),
     /// What the next program has to serve; or why none can take over. Whether it is forced.
     MayUpgrade(bool, oneshot::Sender<Result<Predecessor, String>>),
     /// This program takes the place of the running one.
@@ -159,6 +164,7 @@ struct Description {
     listening: Vec<String>,
     outages: Outages,
     insecure: bool,
+    stop_timeout: Duration,
 }
 
 /// The control task's state.
@@ -177,6 +183,7 @@ pub(crate) struct Control {
     rates: VolumeRates,
     persister: Persister,
     losses: LossNotes,
+    ends: Ends,
     events: Events,
     volumes: Volumes,
     settling: SettlesUnderWay,
@@ -218,6 +225,8 @@ pub(crate) struct Parts {
     pub outages: Outages,
     /// How long a drain may take.
     pub drain_timeout: Duration,
+    /// How long poll groups that stop try to write what is dirty.
+    pub stop_timeout: Duration,
     /// How hosts prove who they are; `None`: nobody has to prove anything.
     pub auth: Option<AuthConfig>,
     /// Nobody has to prove anything, and other hosts reach an address.
@@ -270,6 +279,7 @@ impl Control {
             rates: VolumeRates::default(),
             persister,
             losses: LossNotes::default(),
+            ends: Ends::default(),
             events: Events::default(),
             settling: SettlesUnderWay::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
@@ -288,6 +298,7 @@ impl Control {
                 listening: parts.listening,
                 outages: parts.outages,
                 insecure: parts.insecure,
+                stop_timeout: parts.stop_timeout,
             },
         })
     }
@@ -308,8 +319,7 @@ impl Control {
         }
     }
 
-    /// Runs until a drain has ended. Returns whether every acknowledged write is durable, and which
-    /// program takes the place of this one, if one does.
+    /// Runs until a drain has ended. Returns how.
     ///
     /// # Errors
     /// A poll group broke; the target cannot go on.
@@ -318,7 +328,7 @@ impl Control {
         mut incoming: mpsc::Receiver<Incoming>,
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
         mut requests: mpsc::Receiver<Request>,
-    ) -> anyhow::Result<(bool, Option<Departure>)> {
+    ) -> anyhow::Result<RunEnd> {
         self.core.ready(Instant::now());
         self.upgrades.ready(Instant::now() + self.core.sessions().lease());
         self.tell_take_over();
@@ -371,24 +381,33 @@ impl Control {
                     self.on_request(request);
                 }
                 self.answer_all_askers();
-                let departure = self.departure();
-                return self.end().map(|clean| (clean, departure));
+                let (given_up, departure) = (self.tell_end().await, self.departure());
+                return self.end(given_up, departure);
             }
         }
     }
 
-    /// The poll groups have stopped: notes what is durable. Returns whether everything is that was
-    /// acknowledged.
-    fn end(self) -> anyhow::Result<bool> {
+    /// The poll groups have stopped, and gave something up or nothing: notes what is durable.
+    fn end(
+        self,
+        given_up: Vec<UnsavedStatus>,
+        departure: Option<Departure>,
+    ) -> anyhow::Result<RunEnd> {
+        let clean = self.is_clean(&given_up);
         let Self { core, groups, losses, persister, .. } = self;
         let joined = groups.join();
         let mut lost: Vec<VolumeUuid> = losses.volumes().copied().collect();
         lost.extend(core.owed_fences());
-        let is_safe = |uuid: &VolumeUuid| matches!(joined, Ok(true)) && !lost.contains(uuid);
-        let volumes = core.volumes().iter().map(|volume| volume.uuid);
-        let saved: Vec<VolumeUuid> = volumes.filter(is_safe).collect();
+        // Of a run that broke nothing is known.
+        let is_saved = |volume: &&Arc<Volume>| {
+            let of_volume = |unsaved: &Unsaved| unsaved.volume == volume.index;
+            joined.as_ref().is_ok_and(|unsaved| !unsaved.iter().any(of_volume))
+                && !lost.contains(&volume.uuid)
+        };
+        let saved: Vec<VolumeUuid> =
+            core.volumes().iter().filter(is_saved).map(|volume| volume.uuid).collect();
         persister.end(&saved, &lost);
-        joined.map(|clean| clean && lost.is_empty())
+        joined.map(|_| RunEnd { clean, given_up, departure })
     }
 
     fn on_request(&mut self, request: Request) {
@@ -403,8 +422,9 @@ impl Control {
             Request::Events(after, reply) => {
                 let _ = reply.send(self.events_after(after));
             }
-            Request::Drain => {
+            Request::Drain(reply) => {
                 self.warn_of_stores();
+                self.ends.ask(reply);
                 self.core.drain(Instant::now());
             }
             Request::MayUpgrade(forced, reply) => {
@@ -714,7 +734,10 @@ impl Control {
                     self.core.settled(ticket, result);
                 }
             }
-            FromGroup::Stopped { group, clean, error } => self.groups.stopped(group, clean, error),
+            FromGroup::Refused { group, unsaved } => self.on_refused(group, unsaved),
+            FromGroup::Stopped { group, unsaved, error } => {
+                self.groups.stopped(group, unsaved, error);
+            }
         }
     }
 

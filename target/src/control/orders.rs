@@ -59,7 +59,7 @@ pub(super) async fn carry_out(
         }
         Ask::Status
         | Ask::Events { .. }
-        | Ask::Drain
+        | Ask::Drain { .. }
         | Ask::ReloadHosts
         | Ask::SetHost { .. }
         | Ask::Reload { .. }

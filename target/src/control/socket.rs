@@ -15,7 +15,9 @@ use tokio::sync::mpsc;
 
 use super::Request;
 use super::ask::stopping;
-pub use super::ask::{Ask, HostsReport, LimitsWish, ReloadReport, Response, VolumeReport, Wish};
+pub use super::ask::{
+    Ask, EndReport, HostsReport, LimitsWish, ReloadReport, Response, VolumeReport, Wish,
+};
 use super::orders;
 pub(crate) use super::orders::asked;
 use super::reload;
@@ -95,6 +97,8 @@ async fn serve_one(
     let mut line = String::new();
     let mut reader = BufReader::new(read.take(LINE_MAX));
     tokio::time::timeout(LINE_TIME, reader.read_line(&mut line)).await??;
+    // The target ends when its end was told.
+    let mut told = None;
     let response = match serde_json::from_str::<Ask>(&line) {
         Ok(Ask::Status) => {
             let status = asked(&requests, Request::Status).await;
@@ -104,10 +108,19 @@ async fn serve_one(
             let report = asked(&requests, |reply| Request::Events(after, reply)).await;
             report.map_or_else(stopping, Response::Events)
         }
-        Ok(Ask::Drain) => match requests.send(Request::Drain).await {
+        Ok(Ask::Drain { wait: false }) => match requests.send(Request::Drain(None)).await {
             Ok(()) => Response::Done,
             Err(_) => stopping(),
         },
+        Ok(Ask::Drain { wait: true }) => {
+            match asked(&requests, |reply| Request::Drain(Some(reply))).await {
+                Some((report, telling)) => {
+                    told = Some(telling);
+                    Response::Ended(report)
+                }
+                None => stopping(),
+            }
+        }
         Ok(Ask::ReloadHosts) => reload::hosts(&requests, &reread).await,
         Ok(Ask::SetHost { name, limits }) => reload::limit_host(&requests, &reread, name, limits)
             .await
@@ -136,7 +149,9 @@ async fn serve_one(
     };
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
     text.push(b'\n');
-    tokio::time::timeout(LINE_TIME, write.write_all(&text)).await?
+    let written = tokio::time::timeout(LINE_TIME, write.write_all(&text)).await;
+    drop(told);
+    written?
 }
 
 /// Asks a running target.

@@ -1,8 +1,9 @@
 //! What `rblk-target status` shows: plain data, the same over the socket and in JSON output.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use rblk_config::{Auth, Limits};
+use rblk_config::{Auth, ByteSize, Limits};
 use rblk_fabric::rates::Rates;
 use rblk_fabric::{Device, PageKind};
 use rblk_protocol::AccessMode;
@@ -122,7 +123,7 @@ pub struct UpgradeStatus {
 }
 
 /// A drain under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainStatus {
     /// How long it has taken so far, in milliseconds.
     pub lasted_ms: u64,
@@ -130,6 +131,41 @@ pub struct DrainStatus {
     pub left_ms: u64,
     /// Sessions that have not left.
     pub sessions: usize,
+    /// How long the stores may take after that, in milliseconds. What they have not taken then is
+    /// lost.
+    #[serde(default)]
+    pub stores_ms: u64,
+    /// What the stores refuse. It is tried again.
+    #[serde(default)]
+    pub unsaved: Vec<UnsavedStatus>,
+}
+
+/// Acknowledged data of a volume that is not in its store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsavedStatus {
+    /// The volume.
+    pub volume: String,
+    /// Bytes; 0: all were written, and could not be made durable.
+    pub dirty_bytes: u64,
+    /// What the store said, with the errno; or that it did not answer.
+    pub cause: String,
+}
+
+/// The volumes of a list, for people.
+#[must_use]
+pub fn in_words(unsaved: &[UnsavedStatus]) -> String {
+    let words: Vec<String> = unsaved.iter().map(ToString::to_string).collect();
+    words.join(", ")
+}
+
+impl fmt::Display for UnsavedStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { volume, dirty_bytes, cause } = self;
+        match dirty_bytes {
+            0 => write!(f, "volume `{volume}` (not made durable: {cause})"),
+            bytes => write!(f, "volume `{volume}` {} ({cause})", ByteSize(*bytes)),
+        }
+    }
 }
 
 /// One device.
@@ -314,6 +350,8 @@ pub(super) fn of(control: &Control) -> TargetStatus {
             lasted_ms: millis(drain.lasted),
             left_ms: millis(drain.left),
             sessions: drain.sessions,
+            stores_ms: millis(description.stop_timeout),
+            unsaved: control.refused_status(),
         }),
         upgrade: control.upgrades.status(),
         lease_ms: millis(description.limits.lease),

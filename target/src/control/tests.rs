@@ -17,8 +17,9 @@ use rblk_fabric::spin::SpinMode;
 use super::core::Ticket;
 use super::*;
 use crate::arena::Arena;
-use crate::cache::{Shard, ShardOptions};
+use crate::cache::{Shard, ShardOptions, Unsaved};
 use crate::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
+use crate::events::EventKind;
 use crate::identity::ConnectionId;
 use crate::poll_group::PollerMemory;
 use crate::poll_group::peers::Peers;
@@ -84,6 +85,7 @@ fn control_of(
         listening: Vec::new(),
         outages: Outages::default(),
         drain_timeout: Duration::from_secs(1),
+        stop_timeout: Duration::from_secs(30),
         auth: None,
         insecure: false,
         running: TargetConfig::default(),
@@ -185,7 +187,12 @@ fn ended_groups() -> Vec<Handle> {
                 seed: 1,
             };
             let shard = Shard::new(store, part, options, Instant::now());
-            let tuning = Tuning { cpu: None, spin: SpinMode::Never, slow_io: None };
+            let tuning = Tuning {
+                cpu: None,
+                spin: SpinMode::Never,
+                slow_io: None,
+                stop_timeout: Duration::ZERO,
+            };
             let (outbox, _) = mpsc::unbounded_channel();
             let handle = thread::start(index, shard, peers, tuning, outbox).unwrap();
             handle.mail.send(ToGroup::Stop).unwrap();
@@ -376,4 +383,25 @@ fn a_volume_that_rights_name_is_not_removed() {
     assert!(refused.contains("host remove db1 --volume v"), "{refused}");
     // A reload takes rights and volume in one.
     assert!(removed(false).is_err(), "it has begun");
+}
+
+#[tokio::test]
+async fn what_is_given_up_at_the_end_is_an_event_and_no_clean_end() {
+    let mut control = control(StateDirectory::nothing()).unwrap();
+    assert!(control.is_clean(&[]));
+    let cause = "No space left on device (os error 28)".to_owned();
+    let unsaved = vec![Unsaved { volume: VolumeIndex(0), dirty_bytes: 2 << 20, cause }];
+    control.on_group(FromGroup::Refused { group: 0, unsaved: unsaved.clone() });
+    control.on_group(FromGroup::Refused { group: 1, unsaved: unsaved.clone() });
+    for group in 0..2 {
+        control.on_group(FromGroup::Stopped { group, unsaved: unsaved.clone(), error: None });
+    }
+    let given_up = control.tell_end().await;
+    assert_eq!((given_up.len(), given_up[0].dirty_bytes), (1, 4 << 20), "of both groups");
+    assert!(!control.is_clean(&given_up));
+    let events = control.events_after(0).events;
+    let told: Vec<_> = events.iter().map(|event| (event.kind, event.volume.as_deref())).collect();
+    let volume = Some(given_up[0].volume.as_str());
+    assert_eq!(told, [(EventKind::StoreError, volume), (EventKind::LostWrites, volume)]);
+    assert!(events[1].text.contains("4MiB (No space left on device (os error 28))"), "{events:?}");
 }

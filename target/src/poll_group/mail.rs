@@ -7,7 +7,7 @@ use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
 use super::slow::SlowIo;
 use super::trace::TraceRing;
-use crate::cache::StoreFailure;
+use crate::cache::{StoreFailure, Unsaved};
 use crate::connection::{ConnectionParams, EndedMemory};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
 use crate::limits::Limiter;
@@ -210,7 +210,8 @@ pub enum ToGroup {
         /// Written to the command's descriptor first; at most a reply area.
         payload: Vec<u8>,
     },
-    /// End all connections and leave the thread when they are gone.
+    /// End all connections, make everything durable, and leave the thread; at the latest when the
+    /// time for that is over ([`Tuning`](super::thread::Tuning)).
     Stop,
 }
 
@@ -322,12 +323,21 @@ pub enum FromGroup {
         /// Why the store does not have everything durably.
         result: Result<(), String>,
     },
+    /// After [`ToGroup::Stop`]: the stores of these volumes refuse what is dirty in its shard. It is
+    /// tried again. Told when the volumes or their bytes change; empty: all of it is in the stores.
+    Refused {
+        /// Which poll group.
+        group: usize,
+        /// The volumes.
+        unsaved: Vec<Unsaved>,
+    },
     /// The thread left after [`ToGroup::Stop`], or broke.
     Stopped {
         /// Which poll group.
         group: usize,
-        /// Every acknowledged write of its shard is durable.
-        clean: bool,
+        /// The volumes of which something that was acknowledged is not durable, or not known to be,
+        /// in its shard. All others are safe. With `error` nothing is known of any volume.
+        unsaved: Vec<Unsaved>,
         /// What broke, if something did.
         error: Option<String>,
     },

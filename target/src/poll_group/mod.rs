@@ -74,7 +74,7 @@ use std::time::{Duration, Instant};
 use rblk_fabric::{Completion, Micros, Moment, Poller};
 use rblk_protocol::width::wide;
 
-use crate::cache::{Shard, ShardReply, StoreFailure};
+use crate::cache::{Shard, ShardReply, StoreFailure, Unsaved};
 use crate::connection::{Connection, Served};
 use crate::identity::{ConnectionId, SessionIndex};
 use crate::limits::Ticks;
@@ -94,7 +94,10 @@ const REAP_ROUNDS: usize = 4;
 #[derive(Default)]
 struct Stopping {
     began: bool,
-    // The others were told that no connection is left here; how many told us.
+    // The others were told that nothing is acknowledged here any more; how many told us.
+    said_silent: bool,
+    silent_peers: usize,
+    // The same: no connection is left.
     said_quiet: bool,
     quiet_peers: usize,
 }
@@ -211,11 +214,26 @@ impl<S: Store> PollGroup<S> {
     }
 
     /// Whether [`ToGroup::Stop`] was carried out: no connection is left, and every acknowledged
-    /// write was brought to the store and made durable, or could not be (false).
+    /// write was brought to the store and made durable, or was lost in that (false). `None` also
+    /// while a store refuses something: it is tried again, and [`Self::unsaved`] says of what.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
-        let over = self.stopping.began && !self.has_connections() && !self.turn.peers.keeps();
-        if over { self.turn.shard.stopped() } else { None }
+        let is_quiet = self.stopping.quiet_peers + 1 >= self.turn.groups();
+        let over = self.stopping.began && !self.has_connections() && is_quiet;
+        if over && !self.turn.peers.keeps() { self.turn.shard.stopped() } else { None }
+    }
+
+    /// Volumes of which something in this shard that was acknowledged is not durable, or not known
+    /// to be: what would be lost if the thread ended now.
+    #[must_use]
+    pub fn unsaved(&self) -> Vec<Unsaved> {
+        self.turn.shard.unsaved()
+    }
+
+    /// While it stops: those of [`Self::unsaved`] whose stores have refused something.
+    #[must_use]
+    pub(crate) fn refused(&self) -> Vec<Unsaved> {
+        self.turn.shard.refused()
     }
 
     /// Whether [`ToGroup::Stop`] came.
@@ -361,7 +379,7 @@ impl<S: Store> PollGroup<S> {
         if self.steps.are_waiting() {
             busy |= self.go_on_stepping();
         }
-        if self.stopping.began && !self.has_connections() {
+        if self.stopping.began {
             self.end_shard();
         }
         // What is left, or began meanwhile, is for the next turn.
@@ -455,21 +473,30 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// No connection is left. The shard ends when that is so everywhere: others may ask it until
-    /// then.
+    /// Every connection was ended, here, so nothing is acknowledged here any more. When that is so
+    /// everywhere, the shard writes what it has: what others still ask of it, nobody is told of. So
+    /// a command that a store does not answer, and a QP that is not destroyed, keep no dirty block
+    /// from its store. Others may ask the shard until they have no connection.
     #[cold]
     fn end_shard(&mut self) {
-        let own = self.turn.group;
         let others = self.turn.groups() - 1;
-        if !self.stopping.said_quiet {
-            self.stopping.said_quiet = true;
-            for group in (0..=others).filter(|group| *group != own) {
-                self.turn.peers.send(group, PeerMail::Quiet);
-            }
+        if !std::mem::replace(&mut self.stopping.said_silent, true) {
+            self.tell_peers(|| PeerMail::Silent);
         }
-        if self.stopping.quiet_peers >= others {
-            self.turn.shard.begin_stop();
+        let is_quiet = !self.has_connections();
+        if is_quiet && !std::mem::replace(&mut self.stopping.said_quiet, true) {
+            self.tell_peers(|| PeerMail::Quiet);
+        }
+        if self.stopping.silent_peers >= others {
+            self.turn.shard.stop();
             self.deliver();
+        }
+    }
+
+    fn tell_peers(&mut self, mail: impl Fn() -> PeerMail) {
+        let own = self.turn.group;
+        for group in (0..self.turn.groups()).filter(|group| *group != own) {
+            self.turn.peers.send(group, mail());
         }
     }
 
@@ -484,6 +511,7 @@ impl<S: Store> PollGroup<S> {
                 PeerMail::Request(request) => self.turn.shard.request(request),
                 PeerMail::Reply(reply) => self.on_reply(reply),
                 PeerMail::Prove(of) => self.prove_tails(|_, session| of.has(session)),
+                PeerMail::Silent => self.stopping.silent_peers += 1,
                 PeerMail::Quiet => self.stopping.quiet_peers += 1,
             }
         }

@@ -30,6 +30,8 @@ pub enum PeerMail {
     Reply(ShardReply),
     /// The sender's shard is short of memory: see to it that what these have of it comes back.
     Prove(SlotsOf),
+    /// After a stop: the sender acknowledges nothing any more. It may still ask.
+    Silent,
     /// After a stop: the sender has no connections left and will ask for nothing any more.
     Quiet,
 }

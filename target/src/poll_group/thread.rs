@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::peers::Peers;
 use super::{FromGroup, PollGroup, StepTicket, ToGroup, VolumeStep};
-use crate::cache::{ArenaEnds, Shard};
+use crate::cache::{ArenaEnds, Shard, Unsaved};
 use crate::stats::Stats;
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
@@ -32,8 +32,8 @@ const MAIL: WatchToken = WatchToken(0);
 const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
 /// Pollers that a poll group can sleep for: the others of its watches are for mail and peers.
 pub const POLLERS_MAX: usize = MAX_WATCHES as usize - 2;
-/// How long the end may take: what executes ends, and what is dirty goes to the stores.
-const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// Least time between two looks at what the stores refuse while the thread stops.
+const REFUSALS_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest sleep without connections.
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 /// Longest sleep with connections: a net under devices that lose an event.
@@ -121,6 +121,8 @@ pub struct Tuning {
     pub spin: SpinMode,
     /// Commands that take at least so long are told; none: no command is.
     pub slow_io: Option<Duration>,
+    /// How long the end may take: what executes ends, and what is dirty goes to the stores.
+    pub stop_timeout: Duration,
 }
 
 /// Starts a poll group.
@@ -148,18 +150,19 @@ pub fn start(
             }
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let mut thread = GroupThread::new(group, receiver, thread_stats, outbox.clone())?;
+                thread.stop.timeout = tuning.stop_timeout;
                 let ended = data_thread::run(&mut thread, tuning.spin);
                 // A thread that gave up may still have lent memory, and its shard goes with it.
                 let _ends = ArenaEnds::begin();
                 drop(thread);
                 ended
             }));
-            let (clean, error) = match result {
-                Ok(Ok(clean)) => (clean, None),
-                Ok(Err(error)) => (false, Some(error.to_string())),
-                Err(_) => (false, Some("it panicked".to_owned())),
+            let (unsaved, error) = match result {
+                Ok(Ok(unsaved)) => (unsaved, None),
+                Ok(Err(error)) => (Vec::new(), Some(error.to_string())),
+                Err(_) => (Vec::new(), Some("it panicked".to_owned())),
             };
-            let _ = outbox.send(FromGroup::Stopped { group: index, clean, error });
+            let _ = outbox.send(FromGroup::Stopped { group: index, unsaved, error });
         })?;
     Ok(Handle { mail, stats, volumes: Vec::new(), thread: Some(thread) })
 }
@@ -185,7 +188,7 @@ struct GroupThread {
     served: Served,
     // The last look for peers that are silent.
     listened: Micros,
-    stop_by: Option<Instant>,
+    stop: Stop,
     // What ended the last sleep.
     woken: WatchSet,
 }
@@ -210,7 +213,7 @@ impl GroupThread {
             publisher: Publisher { published: now.us(), busy_turns: 0, is_behind: false },
             served: Served::default(),
             listened: now.us(),
-            stop_by: None,
+            stop: Stop::default(),
             woken: WatchSet::default(),
         })
     }
@@ -301,35 +304,51 @@ impl GroupThread {
         true
     }
 
-    /// Whether the group is stopped: `Some(false)`, when its end took too long or was not clean.
-    fn ended(&mut self, now: Instant) -> Option<bool> {
-        if let Some(clean) = self.group.stopped() {
-            self.group.publish_stats();
-            return Some(clean);
-        }
+    /// Whether the group is stopped, or its end took too long: then the volumes that are not safe.
+    fn ended(&mut self, now: Instant) -> Option<Vec<Unsaved>> {
         if !self.group.is_stopping() {
             return None;
         }
-        let by = *self.stop_by.get_or_insert(now + STOP_DEADLINE);
-        if now <= by {
-            return None;
+        if self.group.stopped().is_none() {
+            let by = *self.stop.by.get_or_insert(now + self.stop.timeout);
+            if now <= by {
+                self.tell_refusals(now);
+                return None;
+            }
+            tracing::error!(
+                poll_group = self.group.index(),
+                connections = self.group.has_connections(),
+                "a store has not taken what is dirty or has not finished its I/O, or the kernel has not \
+                 destroyed a QP (`connections` says so): giving up"
+            );
         }
-        tracing::error!(
-            poll_group = self.group.index(),
-            connections = self.group.has_connections(),
-            "a store has not finished its I/O, or the kernel has not destroyed a QP (`connections` says \
-             so): giving up"
-        );
-        Some(false)
+        self.group.publish_stats();
+        Some(self.group.unsaved())
+    }
+
+    /// Tells control what the stores refuse, when that has changed.
+    fn tell_refusals(&mut self, now: Instant) {
+        let since = self.stop.looked.map(|at| now.saturating_duration_since(at));
+        if since.is_some_and(|since| since < REFUSALS_INTERVAL) {
+            return;
+        }
+        self.stop.looked = Some(now);
+        let unsaved = self.group.refused();
+        if unsaved != self.stop.told {
+            self.group.publish_stats();
+            self.stop.told.clone_from(&unsaved);
+            let group = self.group.index();
+            let _ = self.outbox.send(FromGroup::Refused { group, unsaved });
+        }
     }
 }
 
 impl DataThread for GroupThread {
-    // Whether everything acknowledged was made durable.
-    type End = bool;
+    // The volumes of which something acknowledged was not made durable.
+    type End = Vec<Unsaved>;
     type Error = io::Error;
 
-    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<bool, Turn>> {
+    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<Vec<Unsaved>, Turn>> {
         let now = moment.instant();
         self.listen(moment);
         self.take_mail(now)?;
@@ -338,8 +357,8 @@ impl DataThread for GroupThread {
             self.publisher.after_work(&mut self.group, moment.us());
         }
         busy |= self.tell_control(now);
-        if let Some(clean) = self.ended(now) {
-            return Ok(ControlFlow::Break(clean));
+        if let Some(unsaved) = self.ended(now) {
+            return Ok(ControlFlow::Break(unsaved));
         }
         // Taken in each turn, so that it tells of this turn alone.
         let io = self.group.take_io();
@@ -420,6 +439,17 @@ impl DataThread for GroupThread {
     fn yielded(&mut self) {
         self.stats.yields.add(1);
     }
+}
+
+/// The end of the thread.
+#[derive(Default)]
+struct Stop {
+    timeout: Duration,
+    // From the moment when the end began.
+    by: Option<Instant>,
+    // The last look at what the stores refuse, and what control was told of that.
+    looked: Option<Instant>,
+    told: Vec<Unsaved>,
 }
 
 /// A volume with a store that a message brings, and the step that this is, if it is one.

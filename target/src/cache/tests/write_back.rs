@@ -1,6 +1,7 @@
 //! Dirty blocks on their way to the store, flushes, and the end of a shard.
 
 use super::*;
+use crate::cache::Unsaved;
 
 fn back() -> Case {
     Setup::new(CacheMode::WriteBack).case()
@@ -345,8 +346,8 @@ fn the_end_writes_everything_and_makes_it_durable() {
             case.finish_all();
         }
         tags.into_iter().for_each(|tag| assert_eq!(case.done(tag), Ok(())));
-        case.shard.begin_stop();
-        case.shard.begin_stop();
+        case.shard.stop();
+        case.shard.stop();
         assert_eq!(case.shard.stopped(), None);
         if mode == CacheMode::WriteBack {
             assert_eq!(case.ranges(), [(0, 4096), (8 * 4096, 4096)]);
@@ -364,17 +365,64 @@ fn the_end_writes_everything_and_makes_it_durable() {
 }
 
 #[test]
-fn an_end_that_loses_something_is_not_clean() {
+fn what_the_store_refuses_at_the_end_is_tried_until_it_is_taken() {
     let mut case = back();
     case.dirty(1, 0, 4096);
-    case.shard.begin_stop();
-    case.finish_with(0, Err(Errno::EIO));
-    assert_eq!(case.ops(), [OpKind::Flush]);
-    case.finish(0);
-    assert_eq!(case.shard.stopped(), Some(false));
+    case.dirty(1, 8 * 4096, 4096);
+    case.shard.stop();
+    for _ in 0..40 {
+        assert_eq!(case.ranges(), [(0, 4096), (8 * 4096, 4096)], "each is tried");
+        case.finish_with(1, Err(Errno::ENOSPC));
+        case.finish_with(0, Err(Errno::ENOSPC));
+        assert_eq!((case.shard.stopped(), case.ops().len()), (None, 0));
+        let [refused] = &case.shard.refused()[..] else { panic!("one volume") };
+        let cause = "No space left on device (os error 28)";
+        assert_eq!((refused.dirty_bytes, refused.cause.as_str()), (8192, cause));
+        case.wait(Duration::from_secs(1));
+        case.shard.stop();
+    }
+    case.finish_all();
+    assert_eq!((case.shard.stopped(), case.shard.unsaved()), (Some(true), vec![]));
+    assert_eq!(case.stored(8 * 4096, 4096), bytes(1, 8 * 4096, 4096));
+    case.end();
+}
+
+/// Many old blocks that the store refuses keep no younger one from it.
+#[test]
+fn every_block_is_tried_at_the_end() {
+    let mut case = back();
+    (0..40).for_each(|at| case.dirty(1, 2 * at * 4096, 4096));
+    case.shard.stop();
+    assert_eq!(case.ops().len(), 40);
+    case.finish_all();
+    assert_eq!(case.shard.stopped(), Some(true));
+    case.end();
+}
+
+#[test]
+fn a_store_that_hangs_at_the_end_keeps_no_other_from_its_data() {
+    let mut case = back();
+    let other = VolumeIndex(1);
+    case.shard.store_mut().add_volume(vec![0; 1 << 20]);
+    case.shard.add_volume(other, CacheMode::WriteThrough, 1 << 20, false, Arc::default());
+    case.dirty(1, 0, 4096);
+    case.shard.stop();
+    assert_eq!(case.ops().len(), 2, "the sync of the other waits for nothing");
+    let flush = case.ops().iter().position(|op| *op == OpKind::Flush).unwrap();
+    case.finish(flush);
+    let unsaved = case.shard.unsaved();
+    let cause = "the store did not answer".to_owned();
+    assert_eq!(unsaved, [Unsaved { volume: VOLUME, dirty_bytes: 4096, cause }]);
+    assert_eq!((case.shard.stopped(), case.shard.refused()), (None, vec![]));
+    case.finish_all();
+    assert_eq!((case.shard.stopped(), case.shard.unsaved()), (Some(true), vec![]));
+}
+
+#[test]
+fn an_end_that_loses_something_is_not_clean() {
     for mode in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut case = Setup::new(mode).case();
-        case.shard.begin_stop();
+        case.shard.stop();
         assert_eq!(case.ops(), [OpKind::Flush]);
         case.finish_with(0, Err(Errno::EIO));
         assert_eq!(case.shard.stopped(), Some(false));
@@ -384,7 +432,7 @@ fn an_end_that_loses_something_is_not_clean() {
 #[test]
 fn at_the_end_nothing_is_acknowledged_from_memory() {
     let mut case = back();
-    case.shard.begin_stop();
+    case.shard.stop();
     let write = case.write(1, 0, 4096);
     assert!(!case.is_answered(write));
     case.finish_all();

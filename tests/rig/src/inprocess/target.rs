@@ -561,7 +561,10 @@ impl<S: Store> Rig<S> {
                 self.groups[group].cqs[place].news.gone += 1;
             }
             FromGroup::LostWrites { .. } => self.lost_writes = true,
-            FromGroup::StoreFailed(_) | FromGroup::SlowIo { .. } | FromGroup::Stopped { .. } => {}
+            FromGroup::StoreFailed(_)
+            | FromGroup::SlowIo { .. }
+            | FromGroup::Refused { .. }
+            | FromGroup::Stopped { .. } => {}
             FromGroup::Stepped { ticket, result, .. } => self.changing.stepped(ticket, result),
             FromGroup::Settled { ticket, result, .. } => self.settled.push((ticket, result)),
         }

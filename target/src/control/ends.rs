@@ -1,0 +1,206 @@
+//! [`Ends`]: what a target that stops tells of acknowledged data that its stores do not take: at
+//! once, while it is tried again, and at the end.
+//!
+//! Who asked the target to end by the control socket is told how it ended, before the process does
+//! ([`Ends::tell`]).
+
+use std::time::Duration;
+
+use rblk_config::ByteSize;
+use tokio::sync::{mpsc, oneshot};
+
+use super::ask::EndReport;
+use super::status::{UnsavedStatus, in_words};
+use super::{Control, Departure};
+use crate::cache::Unsaved;
+use crate::events::{EventKind, Occurrence};
+use crate::poll_group::thread::Handle;
+use crate::store::VolumeIndex;
+
+/// How long those who asked may take to be told.
+const TELL_TIME: Duration = Duration::from_secs(1);
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct RunEnd {
+    /// Everything acknowledged is durable, and no fence is owed.
+    pub clean: bool,
+    /// Volumes of which something acknowledged was given up.
+    pub given_up: Vec<UnsavedStatus>,
+    /// Which program takes the place of this one, if one does.
+    pub departure: Option<Departure>,
+}
+
+/// A target gave acknowledged data up when it stopped.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the target stopped, and acknowledged data is lost: {}. Mounts report the loss when they connect again, or write \
+     again what they retained",
+    in_words(.0)
+)]
+pub(crate) struct GivenUp(pub Vec<UnsavedStatus>);
+
+/// Who holds this has not told the end of the target to whoever asked for it.
+#[derive(Debug)]
+pub(crate) struct Telling {
+    _kept: mpsc::Sender<()>,
+}
+
+/// Where the end of the target is told to whoever asked for it.
+pub(crate) type EndReply = oneshot::Sender<(EndReport, Telling)>;
+
+/// What stores refuse while the target stops, and who waits for its end.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    // By poll group.
+    refused: Vec<(usize, Vec<Unsaved>)>,
+    askers: Vec<EndReply>,
+}
+
+impl Ends {
+    /// Somebody waits for the end.
+    pub(super) fn ask(&mut self, reply: Option<EndReply>) {
+        self.askers.extend(reply);
+    }
+
+    /// Tells all who wait, and gives them a moment to pass it on.
+    pub(super) async fn tell(&mut self, report: &EndReport) {
+        let (kept, mut told) = mpsc::channel(1);
+        for asker in self.askers.drain(..) {
+            let _ = asker.send((report.clone(), Telling { _kept: kept.clone() }));
+        }
+        drop(kept);
+        // Ends when nobody holds a `Telling` any more.
+        let _ = tokio::time::timeout(TELL_TIME, told.recv()).await;
+    }
+
+    /// What the stores refuse, one entry for each volume.
+    fn refused(&self) -> Vec<Unsaved> {
+        Unsaved::merged(self.refused.iter().flat_map(|(_, unsaved)| unsaved))
+    }
+
+    /// A poll group tells what the stores refuse. Returns the volumes of which that is news, and
+    /// those that are refused nothing any more.
+    fn note(&mut self, group: usize, unsaved: Vec<Unsaved>) -> (Vec<Unsaved>, Vec<VolumeIndex>) {
+        let before = self.refused();
+        self.refused.retain(|(other, _)| *other != group);
+        self.refused.push((group, unsaved));
+        let now = self.refused();
+        let is_in = |list: &[Unsaved], volume| list.iter().any(|one| one.volume == volume);
+        let over = before.iter().map(|one| one.volume).filter(|volume| !is_in(&now, *volume));
+        let over = over.collect();
+        (now.into_iter().filter(|one| !is_in(&before, one.volume)).collect(), over)
+    }
+}
+
+impl Control {
+    fn unsaved_status(&self, unsaved: &[Unsaved]) -> Vec<UnsavedStatus> {
+        let status = |one: &Unsaved| UnsavedStatus {
+            volume: self.name_of(one.volume).map(|name| name.to_string()).unwrap_or_default(),
+            dirty_bytes: one.dirty_bytes,
+            cause: one.cause.clone(),
+        };
+        unsaved.iter().map(status).collect()
+    }
+
+    /// While the target stops: what its stores refuse.
+    pub(super) fn refused_status(&self) -> Vec<UnsavedStatus> {
+        self.unsaved_status(&self.ends.refused())
+    }
+
+    /// While the target stops, stores refuse other data than before.
+    pub(super) fn on_refused(&mut self, group: usize, unsaved: Vec<Unsaved>) {
+        let (news, over) = self.ends.note(group, unsaved);
+        for one in news {
+            let name = self.name_of(one.volume).map(|name| name.to_string());
+            // Those of all poll groups: the others may not have been refused anything yet.
+            let of_group =
+                |group: &Handle| Some(group.volume_stats(one.volume)?.snapshot().dirty_bytes);
+            let bytes = self.groups.iter().filter_map(of_group).sum::<u64>().max(one.dirty_bytes);
+            tracing::error!(
+                volume = name,
+                dirty_bytes = bytes,
+                cause = one.cause,
+                "the target stops, and the store refuses acknowledged data: it is tried again until `stop_timeout` is \
+                 over, and is lost then; mend the store or make room now"
+            );
+            let size = ByteSize(bytes);
+            let text = format!(
+                "the target stops, and the store refuses {size} of acknowledged data: {}",
+                one.cause
+            );
+            let what = Occurrence::new(EventKind::StoreError, text);
+            self.happened(Occurrence { volume: name, ..what });
+        }
+        for volume in over {
+            let volume = self.name_of(volume).map(|name| name.to_string());
+            tracing::info!(volume, "the store has taken the acknowledged data that it refused");
+        }
+    }
+
+    /// Tells what the poll groups gave up, in the log and to those who wait for the end.
+    pub(super) async fn tell_end(&mut self) -> Vec<UnsavedStatus> {
+        let given_up = self.unsaved_status(&self.groups.unsaved());
+        for one in &given_up {
+            let UnsavedStatus { volume, dirty_bytes, cause } = one;
+            tracing::error!(
+                volume,
+                dirty_bytes,
+                cause,
+                "the target stopped, and acknowledged data is lost: its store did not take it in time"
+            );
+            let text = format!("the target stopped, and acknowledged data is lost: {one}");
+            self.happened(Occurrence::new(EventKind::LostWrites, text).of_volume(volume));
+        }
+        let error = self.groups.failure().map(ToOwned::to_owned);
+        self.ends.tell(&EndReport { unsaved: given_up.clone(), error }).await;
+        given_up
+    }
+
+    /// Whether a run that ended so loses nothing: every acknowledged write is durable, no sync has
+    /// failed, and no fence is owed. The only place that decides this.
+    pub(super) fn is_clean(&self, given_up: &[UnsavedStatus]) -> bool {
+        given_up.is_empty() && self.losses.volumes().next().is_none() && !self.core.owes_fences()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unsaved(volume: u16, dirty_bytes: u64) -> Unsaved {
+        let cause = "No space left on device (os error 28)".to_owned();
+        Unsaved { volume: VolumeIndex(volume), dirty_bytes, cause }
+    }
+
+    #[test]
+    fn a_volume_is_news_once_whatever_the_groups_say_of_it() {
+        let mut ends = Ends::default();
+        assert_eq!(ends.note(0, vec![unsaved(3, 4096)]), (vec![unsaved(3, 4096)], vec![]));
+        assert_eq!(ends.note(1, vec![unsaved(3, 8192)]), (vec![], vec![]));
+        assert_eq!(ends.refused(), [unsaved(3, 12288)]);
+        let (news, over) = ends.note(0, vec![unsaved(1, 4096)]);
+        assert_eq!((news, over), (vec![unsaved(1, 4096)], vec![]), "the other group has it still");
+        assert_eq!(ends.note(1, vec![]), (vec![], vec![VolumeIndex(3)]));
+        assert_eq!(ends.note(0, vec![]), (vec![], vec![VolumeIndex(1)]));
+        assert_eq!(ends.refused(), []);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_the_end_is_told_before_it() {
+        let mut ends = Ends::default();
+        let (reply, told) = oneshot::channel();
+        ends.ask(Some(reply));
+        ends.ask(None);
+        let reader = tokio::spawn(async move {
+            let (report, telling) = told.await.unwrap();
+            drop(telling);
+            report
+        });
+        let status = UnsavedStatus { volume: "v".into(), dirty_bytes: 2 << 20, cause: "x".into() };
+        let report = EndReport { unsaved: vec![status], error: None };
+        ends.tell(&report).await;
+        assert_eq!(reader.await.unwrap(), report);
+        assert!(GivenUp(report.unsaved).to_string().contains("lost: volume `v` 2MiB (x). Mounts"));
+    }
+}
