@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
+use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig, said_once};
 use rblk_fabric::{PageKind, Region};
 use rblk_protocol::{BlockCount, BlockSize, Name};
 use sha2::{Digest, Sha256};
@@ -33,13 +33,37 @@ pub struct OpenedVolume {
 
 /// A file that is not as long as the configuration says.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{path}: {bytes} bytes, but the configuration says size = {configured}: correct one of them"
-)]
+#[error("{path}: {bytes} bytes, but the configuration says size = {configured}: {fix}")]
 pub(crate) struct WrongSize {
     path: String,
     bytes: u64,
     configured: u64,
+    fix: String,
+}
+
+impl WrongSize {
+    /// It is never made longer here: a file that was cut, or another one, looks the same as one
+    /// whose new length a power failure took, and a file system that finds zeros may do harm.
+    fn new(path: &Path, bytes: u64, configured: u64, is_file: bool) -> Self {
+        let path = path.display().to_string();
+        let fix = match is_file && bytes < configured {
+            true => format!(
+                "if the file was made longer and the host lost power then, `truncate -s {configured} {path}` does it again; \
+                 else put the right file back, or correct `size`"
+            ),
+            false => "correct one of them".to_owned(),
+        };
+        Self { path, bytes, configured, fix }
+    }
+}
+
+/// A volume that is configured and cannot be served as it is, while all others can.
+#[derive(Clone, Debug)]
+pub(crate) struct AwayVolume {
+    /// Its name.
+    pub name: String,
+    /// Why, and what helps.
+    pub why: String,
 }
 
 /// Opens every volume of a configuration. `target` is the name of the target.
@@ -59,6 +83,40 @@ pub(crate) fn open_volumes(
                 .with_context(|| format!("volume `{}`", volume.name))
         })
         .collect()
+}
+
+/// Opens the volumes of a configuration whose files are as long as it says. The others are left
+/// away, and told: what hosts they have waits for them, and all other volumes are served.
+///
+/// # Errors
+/// Whatever else keeps a volume from being opened, with name and cause. And if no volume were left.
+pub(crate) fn open_right_ones(
+    config: &TargetConfig,
+    target: &Name,
+) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>)> {
+    let (mut opened, mut away) = (Vec::new(), Vec::new());
+    for volume in &config.volumes {
+        match open_volume(opened.len(), volume, target, Wait::ForLocks) {
+            Ok(volume) => opened.push(volume),
+            Err(error) if error.is::<WrongSize>() => away.push((volume, error)),
+            Err(error) => return Err(error.context(format!("volume `{}`", volume.name))),
+        }
+    }
+    if opened.is_empty()
+        && let Some((volume, error)) = away.pop()
+    {
+        return Err(error.context(format!("volume `{}`", volume.name)));
+    }
+    let told = |(volume, error): (&VolumeConfig, anyhow::Error)| {
+        let (name, why) = (volume.name.clone(), said_once(error.as_ref()));
+        tracing::error!(
+            volume = name,
+            why,
+            "the volume is not served, all others are; then `rblk-target reload` adds it"
+        );
+        AwayVolume { name, why }
+    };
+    Ok((opened, away.into_iter().map(told).collect()))
 }
 
 /// Opens one volume beside those that are served. `target` is the name of the target.
@@ -191,15 +249,24 @@ fn open_store(
             if wait == Wait::ForLocks =>
         {
             tracing::info!(volume = %config.name, within = ?LOCK_WAIT, %held, "waiting for the store");
-            Backing::open(path, &options)?
+            Backing::open(path, &options)
         }
-        opened => opened?,
+        opened => opened,
+    };
+    let opened = match (opened, size) {
+        (Err(StoreError::Empty { .. }), Some(size)) => {
+            return Err(WrongSize::new(path, 0, size, path.is_file()).into());
+        }
+        (Err(StoreError::NotWholeBlocks { size: bytes, .. }), Some(size)) => {
+            return Err(WrongSize::new(path, bytes, size, path.is_file()).into());
+        }
+        (opened, _) => opened?,
     };
     let bytes = opened.size_bytes();
     if let Some(configured) = size
         && configured != bytes
     {
-        return Err(WrongSize { path: path.display().to_string(), bytes, configured }.into());
+        return Err(WrongSize::new(path, bytes, configured, opened.is_file()).into());
     }
     if !opened.direct() && direct == DirectIo::Preferred {
         tracing::warn!(volume = %config.name, path = %path.display(), "no direct I/O there: going through the page cache");

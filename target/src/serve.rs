@@ -32,7 +32,7 @@ use crate::control::socket::ControlSocket;
 use crate::control::upgrade::Departure;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
-use crate::exports::{OpenedVolume, open_volumes};
+use crate::exports::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::hand_over::{Checked, HandOver, Inherited, Successor};
 use crate::hang_up::reload;
 use crate::http::Http;
@@ -184,7 +184,8 @@ async fn run(
         tracing::info!("a stop was ordered before the target was ready");
         return Ok(None);
     }
-    let opened = open_volumes(config, &name)?;
+    let (opened, away) = open_right_ones(config, &name)?;
+    let config = &without(config, &away);
     let state = state_of(config, &name, &opened)?;
 
     let took_over = inherited.as_ref().map(|inherited| inherited.note().clone());
@@ -195,6 +196,7 @@ async fn run(
         auth,
         listening: listening.clone(),
         outages: outages.clone(),
+        away,
         demand: &demand,
         took_over,
     };
@@ -223,6 +225,13 @@ async fn run(
     Ok(Some(Successor::new(program, note, accepting.sockets().await)))
 }
 
+/// What a target runs with that leaves volumes away: a reload adds them again when they are mended.
+fn without(config: &TargetConfig, away: &[AwayVolume]) -> TargetConfig {
+    let mut config = config.clone();
+    config.volumes.retain(|volume| !away.iter().any(|away| away.name == volume.name));
+    config
+}
+
 /// Raises the limits of this process, and warns if too few files may be open.
 fn raise_limits(config: &TargetConfig) {
     demand::raise_limits();
@@ -240,6 +249,7 @@ struct Plan<'c> {
     auth: Option<AuthConfig>,
     listening: Vec<String>,
     outages: Outages,
+    away: Vec<AwayVolume>,
     demand: &'c Demand,
     took_over: Option<HandOver>,
 }
@@ -252,7 +262,7 @@ impl Plan<'_> {
         opened: Vec<OpenedVolume>,
         devices: Vec<Device>,
     ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
-        let Self { config, name, auth, listening, outages, demand, took_over } = self;
+        let Self { config, name, auth, listening, outages, away, demand, took_over } = self;
         let arena = demand.allocate(&Host::read())?;
         let (from_groups, outbox) = mpsc::unbounded_channel();
         let share = usize::try_from(demand.share())?;
@@ -262,6 +272,7 @@ impl Plan<'_> {
         let mut control = Control::new(Parts {
             listening,
             outages,
+            away,
             auth,
             took_over,
             ..parts(config, name, state, handles, arena, opened)?
@@ -543,6 +554,7 @@ fn parts(
         volumes: opened.into_iter().map(|opened| opened.volume).collect(),
         listening: Vec::new(),
         outages: Outages::default(),
+        away: Vec::new(),
         drain_timeout: config.drain_timeout.into(),
         stop_timeout: config.stop_timeout.into(),
         auth: None,

@@ -9,8 +9,8 @@ use nix::errno::Errno;
 use rblk_config::table::{Column, Table, wrapped};
 use rblk_config::{CacheMode, HostConfig, figures};
 use rblk_target::control::status::{
-    DrainStatus, HolderStatus, ListenerStatus, SessionStatus, TargetStatus, UnsavedStatus,
-    VolumeStatus,
+    AwayStatus, DrainStatus, HolderStatus, ListenerStatus, SessionStatus, TargetStatus,
+    UnsavedStatus, VolumeStatus,
 };
 
 /// The state of a target; with `details`, every counter.
@@ -74,6 +74,11 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
     }
     if let Some(fault) = &status.state_dir_fault {
         warnings.push(fault.clone());
+    }
+    for AwayStatus { name, why } in &status.volumes_away {
+        warnings.push(format!(
+            "volume `{name}` is not served: {why}. Then `rblk-target reload` adds it"
+        ));
     }
     for volume in &status.volumes {
         let (name, counts) = (&volume.name, &volume.counts);
@@ -397,6 +402,7 @@ mod tests {
                 transport: "RoCE".to_owned(),
                 io: IoCounts { read_bytes: 5 << 30, ..IoCounts::default() },
             }],
+            volumes_away: Vec::new(),
             volumes: busy_volumes(),
             sessions: vec![session],
             rates: None,

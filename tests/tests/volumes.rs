@@ -1,7 +1,7 @@
 //! Volumes that change while the target runs, by the commands that people type: what is printed,
 //! what hosts see meanwhile, what is in the files, and what a restart makes of it.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -234,6 +234,54 @@ fn a_volume_becomes_read_only_and_writable_again_under_its_host() {
     client.write(4096, &data);
     assert!(client.read(4096, 8192) == data);
     client.logout();
+}
+
+/// A file that is not as long as it was, as after a loss of power, keeps its own volume away alone.
+#[test]
+fn a_file_of_another_size_keeps_no_other_volume_away() {
+    for (bytes, words) in [
+        (MIB / 2, "524288 bytes, but the configuration says size = 1048576"),
+        (2 * MIB, "2097152 bytes, but the configuration says size = 1048576"),
+        (0, "0 bytes, but the configuration says size = 1048576"),
+        (MIB - 100, "1048476 bytes, but the configuration says size = 1048576"),
+    ] {
+        let bed = Bed::new(&[("good", "write-back")]);
+        let config = fs::read_to_string(bed.config()).unwrap();
+        let (first, second) = (bed.table("vol0", "size = '1MiB'\n"), bed.table("last", ""));
+        let tables = config.find("[[volume]]").unwrap();
+        let (before, good) = config.split_at(tables);
+        fs::write(bed.config(), format!("{before}{first}{good}{second}")).unwrap();
+        let image = OpenOptions::new().write(true).open(bed.path("vol0.img")).unwrap();
+        image.set_len(bytes).unwrap();
+        let target = bed.serve();
+        let served = vec![("good".to_owned(), MIB), ("last".to_owned(), MIB)];
+        assert_eq!(bed.volumes(), served, "{bytes}");
+        for name in ["good", "last"] {
+            let mut client = Client::connect(&target.address, name, 1).unwrap();
+            client.write(0, &pattern(7, 4096));
+            client.flush();
+            client.logout();
+        }
+        assert!(Client::connect(&target.address, "vol0", 1).is_err());
+        assert_eq!(bed.size("vol0"), bytes, "it is left as it is");
+        let log = target.log();
+        let told = log.lines().find(|line| line.contains("the volume is not served")).unwrap();
+        assert!(told.contains("ERROR") && told.contains(words), "{told}");
+        let status = bed.run("status").stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        let warning = "WARN volume `vol0` is not served: ";
+        assert!(status.contains(warning) && status.contains(words), "{status}");
+        let check = run(Command::new(program("rblk-target")).args([
+            "check",
+            "--config",
+            &text(&bed.config()),
+        ]));
+        assert_eq!(check.code, Some(9), "{check:?}");
+        // Mended, it is served again.
+        image.set_len(MIB).unwrap();
+        bed.does("reload", "vol0");
+        Client::connect(&target.address, "vol0", 1).unwrap().logout();
+        assert!(!bed.run("status").stdout.contains("not served"));
+    }
 }
 
 #[test]

@@ -530,6 +530,9 @@ pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
                 _ => Exit::Store,
             };
         }
+        if cause.is::<crate::exports::WrongSize>() {
+            return Exit::Store;
+        }
         if cause.is::<crate::control::ends::GivenUp>() {
             return Exit::GaveUp;
         }

@@ -43,6 +43,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::cache::Unsaved;
 use crate::events::{Events, EventsReport};
+use crate::exports::AwayVolume;
 use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
@@ -165,6 +166,7 @@ struct Description {
     outages: Outages,
     insecure: bool,
     stop_timeout: Duration,
+    away: Vec<AwayVolume>,
 }
 
 /// The control task's state.
@@ -223,6 +225,8 @@ pub(crate) struct Parts {
     pub listening: Vec<String>,
     /// Those of them that broke.
     pub outages: Outages,
+    /// Volumes of the configuration that are not served.
+    pub away: Vec<AwayVolume>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
     /// How long poll groups that stop try to write what is dirty.
@@ -299,6 +303,7 @@ impl Control {
                 outages: parts.outages,
                 insecure: parts.insecure,
                 stop_timeout: parts.stop_timeout,
+                away: parts.away,
             },
         })
     }

@@ -79,6 +79,9 @@ pub struct TargetStatus {
     pub devices: Vec<DeviceStatus>,
     /// Exported volumes.
     pub volumes: Vec<VolumeStatus>,
+    /// Volumes of the configuration that are not served: their files have other sizes than it says.
+    #[serde(default)]
+    pub volumes_away: Vec<AwayStatus>,
     /// Sessions.
     pub sessions: Vec<SessionStatus>,
     /// What it does per second, all volumes together; absent until it was asked for a second.
@@ -138,6 +141,15 @@ pub struct DrainStatus {
     /// What the stores refuse. It is tried again.
     #[serde(default)]
     pub unsaved: Vec<UnsavedStatus>,
+}
+
+/// A volume that is configured and not served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AwayStatus {
+    /// Its name.
+    pub name: String,
+    /// Why, and what helps.
+    pub why: String,
 }
 
 /// Acknowledged data of a volume that is not in its store.
@@ -373,6 +385,7 @@ pub(super) fn of(control: &Control) -> TargetStatus {
             PageKind::Huge2MiB => 2 << 20,
         },
         devices: devices.iter().map(|d| device(control, d)).collect(),
+        volumes_away: away(control),
         volumes: core.volumes().iter().map(|v| volume(control, v)).collect(),
         sessions: core.sessions().iter().map(|s| session(control, s, is_encrypted(s))).collect(),
         rates: control.rates.of_all(),
@@ -430,6 +443,14 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         in_use: control.core.sessions().is_open(v.index),
         notes: control.description.volume_notes.get(v.name.as_str()).cloned().unwrap_or_default(),
     }
+}
+
+// Not those that were added since.
+fn away(control: &Control) -> Vec<AwayStatus> {
+    let is_served =
+        |name: &str| control.core.volumes().iter().any(|volume| volume.name.as_str() == name);
+    let away = control.description.away.iter().filter(|away| !is_served(&away.name));
+    away.map(|away| AwayStatus { name: away.name.clone(), why: away.why.clone() }).collect()
 }
 
 fn holder(core: &Core, v: &Volume) -> Option<HolderStatus> {

@@ -84,6 +84,7 @@ fn control_of(
         volume_notes: HashMap::new(),
         listening: Vec::new(),
         outages: Outages::default(),
+        away: Vec::new(),
         drain_timeout: Duration::from_secs(1),
         stop_timeout: Duration::from_secs(30),
         auth: None,

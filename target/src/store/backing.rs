@@ -284,7 +284,8 @@ impl Backing {
 
     /// Makes a file so long, and has this size from now on. A device, and a file that is open for
     /// reading alone, must be that long already. Bytes that a file gets are a hole: they read as
-    /// zeroes. Returns the length that the file had, if it was made longer.
+    /// zeroes. The length of a file is durable then. Returns the length that it had, if it was made
+    /// longer.
     ///
     /// # Errors
     /// The system's, or it is shorter than that; the size in force stays as it is, and a file that
@@ -299,7 +300,7 @@ impl Backing {
         if lengthens || (is_file && !grows && measured != to) {
             self.file.set_len(to).map_err(io_error(&self.path, "change its size"))?;
         }
-        let size = self.measure().inspect_err(|_| {
+        let size = self.make_len_durable().and_then(|()| self.measure()).inspect_err(|_| {
             if lengthens {
                 let _ = self.cut_back(measured, was);
             }
@@ -321,9 +322,22 @@ impl Backing {
         self.size.store(size, Ordering::Relaxed);
         if self.is_hole_behind(len).map_err(io_error(&self.path, "look for its holes"))? {
             self.file.set_len(len).map_err(io_error(&self.path, "change its size"))?;
+            self.make_len_durable()?;
             return Ok(true);
         }
         Ok(false)
+    }
+
+    // The length of a file is kept in the configuration next. A power failure must not leave a file
+    // of another length than that. By an open file of its own: a sync that fails by ours would take
+    // the error from the flush that must be told of it.
+    fn make_len_durable(&self) -> Result<(), StoreError> {
+        if self.kind != BackingKind::File || self.read_only {
+            return Ok(());
+        }
+        let file = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        let synced = file.and_then(|file| file.sync_all());
+        synced.map_err(io_error(&self.path, "make its size durable"))
     }
 
     // Whether a file has nothing but a hole behind so many bytes. A file system that tells no holes
