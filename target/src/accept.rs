@@ -31,10 +31,14 @@ impl Accepting {
     }
 }
 
-/// Takes connect requests from every listener, each in a task of its own. Writes down which
-/// listener is not there.
+/// An address, and why nobody listens there yet.
+pub(crate) type Missing = (Address, FabricError);
+
+/// Takes connect requests from every listener, each in a task of its own, and makes those that are
+/// missing. Writes down which listener is not there.
 pub(crate) fn accept(
     listeners: Vec<Listener>,
+    missing: Vec<Missing>,
     options: &ListenOptions,
     outages: &Outages,
 ) -> (mpsc::Receiver<Incoming>, Accepting) {
@@ -42,6 +46,16 @@ pub(crate) fn accept(
     let mut accepting = Accepting::default();
     for listener in listeners {
         accepting.0.spawn(accept_by(listener, sender.clone(), options.clone(), outages.clone()));
+    }
+    for (address, error) in missing {
+        let (sender, options, outages) = (sender.clone(), options.clone(), outages.clone());
+        accepting.0.spawn(async move {
+            let listener = tokio::select! {
+                new = anew(&address, &error, &options, &outages) => new,
+                () = sender.closed() => return None,
+            };
+            accept_by(listener, sender, options, outages).await
+        });
     }
     (incoming, accepting)
 }
@@ -143,7 +157,7 @@ mod tests {
             let (port, name) = (listener.address().port, listener.address().to_string());
             let outages = Outages::default();
             let (incoming, _accepting) =
-                accept(vec![listener], &ListenOptions::default(), &outages);
+                accept(vec![listener], Vec::new(), &ListenOptions::default(), &outages);
             tokio::task::yield_now().await;
             assert_eq!(outages.of(&name), None);
             // From now on the kernel refuses to accept by it, and another program takes the port.
@@ -170,6 +184,35 @@ mod tests {
     }
 
     #[test]
+    fn an_address_that_is_missing_at_the_start_is_listened_on_later() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let thief = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = thief.local_addr().unwrap().port();
+            let address: Address = format!("tcp://127.0.0.1:{port}").parse().unwrap();
+            let error = Listener::bind(&address).await.unwrap_err();
+            let (outages, missing) = (Outages::default(), vec![(address.clone(), error)]);
+            let (incoming, accepting) =
+                accept(Vec::new(), missing, &ListenOptions::default(), &outages);
+            let name = address.to_string();
+            let until = async |what: &str, is_so: &dyn Fn() -> bool| {
+                let wait = async {
+                    while !is_so() {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                };
+                tokio::time::timeout(Duration::from_secs(20), wait).await.expect(what);
+            };
+            until("the outage to be told", &|| outages.of(&name).is_some()).await;
+            drop(thief);
+            until("it to listen", &|| outages.of(&name).is_none()).await;
+            assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+            drop(incoming);
+            assert_eq!(accepting.sockets().await.len(), 1, "it is handed over as the others");
+        });
+    }
+
+    #[test]
     fn a_peer_that_comes_between_two_programs_waits() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -177,7 +220,7 @@ mod tests {
             let listener = Listener::bind(&Address { port: 0, ..address }).await.unwrap();
             let address = listener.address().clone();
             let (incoming, accepting) =
-                accept(vec![listener], &ListenOptions::default(), &Outages::default());
+                accept(vec![listener], Vec::new(), &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             drop(incoming);
             let mut sockets = accepting.sockets().await;
@@ -187,7 +230,7 @@ mod tests {
             let listener =
                 Listener::go_on(socket.into(), &address, &ListenOptions::default()).unwrap();
             let (_incoming, accepting) =
-                accept(vec![listener], &ListenOptions::default(), &Outages::default());
+                accept(vec![listener], Vec::new(), &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
             // Accepted: what it says is read, and the listener drops who says garbage.
             std::io::Write::write_all(&mut &peer, &[0xff; 64]).unwrap();

@@ -37,19 +37,19 @@ struct Outcome {
 }
 
 /// A process. Another process with the same number later is not the same one.
-struct Process {
+pub(crate) struct Process {
     pid: u32,
     // In the ticks of /proc; `None` where it cannot be seen, such as from another PID namespace.
     started: Option<u64>,
 }
 
 impl Process {
-    fn of(pid: u32) -> Self {
+    pub(crate) fn of(pid: u32) -> Self {
         Self { pid, started: look_at(pid) }
     }
 
     /// Whether it has ended. Always false where it cannot be seen.
-    fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.started.is_some() && look_at(self.pid) != self.started
     }
 

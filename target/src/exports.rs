@@ -1,5 +1,8 @@
 //! [`open_volumes`]: opens the volumes of a configuration: files are locked, memory is mapped.
+//!
+//! A store that the program of the target before this one left open is not opened again.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::control::status::VolumeNotes;
 use crate::limits::Limiter;
-use crate::store::backing::{Backing, Direct, OpenOptions};
+use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
 use crate::store::{Losses, StoreError, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
@@ -86,17 +89,20 @@ pub(crate) fn open_volumes(
 }
 
 /// Opens the volumes of a configuration whose files are as long as it says. The others are left
-/// away, and told: what hosts they have waits for them, and all other volumes are served.
+/// away, and told: what hosts they have waits for them, and all other volumes are served. Goes on
+/// with the stores that were `left` open, by volume.
 ///
 /// # Errors
 /// Whatever else keeps a volume from being opened, with name and cause. And if no volume were left.
 pub(crate) fn open_right_ones(
     config: &TargetConfig,
     target: &Name,
+    mut left: HashMap<String, LeftOpen>,
 ) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>)> {
     let (mut opened, mut away) = (Vec::new(), Vec::new());
     for volume in &config.volumes {
-        match open_volume(opened.len(), volume, target, Wait::ForLocks) {
+        let source = left.remove(&volume.name).map_or(Source::Path(Wait::ForLocks), Source::Left);
+        match open_from(opened.len(), volume, target, source) {
             Ok(volume) => opened.push(volume),
             Err(error) if error.is::<WrongSize>() => away.push((volume, error)),
             Err(error) => return Err(error.context(format!("volume `{}`", volume.name))),
@@ -141,6 +147,38 @@ pub(crate) enum Wait {
     No,
 }
 
+/// Where a store comes from.
+#[derive(Debug)]
+enum Source {
+    /// It is opened.
+    Path(Wait),
+    /// It is open.
+    Left(LeftOpen),
+}
+
+impl Source {
+    fn open(
+        self,
+        config: &VolumeConfig,
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Result<Backing, StoreError> {
+        let wait = match self {
+            Self::Left(left) => return Backing::go_on(left, path, options),
+            Self::Path(wait) => wait,
+        };
+        match Backing::open(path, &OpenOptions { lock_wait: Duration::ZERO, ..*options }) {
+            Err(held @ (StoreError::Locked { .. } | StoreError::Claimed { .. }))
+                if wait == Wait::ForLocks =>
+            {
+                tracing::info!(volume = %config.name, within = ?LOCK_WAIT, %held, "waiting for the store");
+                Backing::open(path, options)
+            }
+            opened => opened,
+        }
+    }
+}
+
 /// Opens one volume of a configuration.
 ///
 /// # Errors
@@ -151,12 +189,21 @@ pub(crate) fn open_volume(
     target: &Name,
     wait: Wait,
 ) -> anyhow::Result<OpenedVolume> {
+    open_from(index, config, target, Source::Path(wait))
+}
+
+fn open_from(
+    index: usize,
+    config: &VolumeConfig,
+    target: &Name,
+    source: Source,
+) -> anyhow::Result<OpenedVolume> {
     let mut volume = empty(index, config, target)?;
     let mut notes = VolumeNotes::default();
     let mut backing = None;
     match config.backing()? {
         BackingConfig::File { path, size, direct, cache, read_ahead } => {
-            let opened = open_store(config, path, direct, size.map(|size| size.0), wait)?;
+            let opened = open_store(config, path, direct, size.map(|size| size.0), source)?;
             volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
             volume.placement = Placement::Store;
             volume.cache = cache;
@@ -225,13 +272,14 @@ fn uuid_of(target: &Name, volume: &Name) -> [u8; 16] {
     uuid
 }
 
-/// Opens and locks the file or device of a volume. It must have `size` bytes, if that is given.
+/// Opens and locks the file or device of a volume, or goes on with it. It must have `size` bytes,
+/// if that is given.
 fn open_store(
     config: &VolumeConfig,
     path: &Path,
     direct: DirectIo,
     size: Option<u64>,
-    wait: Wait,
+    source: Source,
 ) -> anyhow::Result<Backing> {
     let options = OpenOptions {
         read_only: config.read_only,
@@ -244,16 +292,7 @@ fn open_store(
         lock_wait: LOCK_WAIT,
         losses: Losses::HeldUntilNoted,
     };
-    let opened = match Backing::open(path, &OpenOptions { lock_wait: Duration::ZERO, ..options }) {
-        Err(held @ (StoreError::Locked { .. } | StoreError::Claimed { .. }))
-            if wait == Wait::ForLocks =>
-        {
-            tracing::info!(volume = %config.name, within = ?LOCK_WAIT, %held, "waiting for the store");
-            Backing::open(path, &options)
-        }
-        opened => opened,
-    };
-    let opened = match (opened, size) {
+    let opened = match (source.open(config, path, &options), size) {
         (Err(StoreError::Empty { .. }), Some(size)) => {
             return Err(WrongSize::new(path, 0, size, path.is_file()).into());
         }

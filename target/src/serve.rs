@@ -20,7 +20,7 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
 use tokio::sync::mpsc;
 
-use crate::accept::accept;
+use crate::accept::{Missing, accept};
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
 use crate::control::core::{AuthConfig, Hosts};
@@ -28,12 +28,12 @@ use crate::control::devices::may_serve;
 use crate::control::ends::{GivenUp, RunEnd};
 use crate::control::registering::busy;
 use crate::control::reread::Reread;
-use crate::control::socket::ControlSocket;
+use crate::control::socket::{ControlSocket, SocketFile};
 use crate::control::upgrade::Departure;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
 use crate::exports::{AwayVolume, OpenedVolume, open_right_ones};
-use crate::hand_over::{Checked, HandOver, Inherited, Successor};
+use crate::hand_over::{Checked, HandOver, Inherited, Successor, name_of_control, name_of_http};
 use crate::hang_up::reload;
 use crate::http::Http;
 use crate::outages::Outages;
@@ -114,7 +114,8 @@ pub(crate) fn addresses(config: &TargetConfig) -> anyhow::Result<Vec<Address>> {
 /// once more, when somebody asks for a reload. `has_file`: it is not of flags alone. `inherited`:
 /// what a program left that this one took over from; taken when this one is ready.
 ///
-/// Returns the program that takes the place of this one, if one does.
+/// Returns the program that takes the place of this one, if one does. The configuration is
+/// [`Inherited::configuration`], where there is one.
 ///
 /// # Errors
 /// Anything that keeps the target from starting, a poll group that broke, or acknowledged data that
@@ -128,19 +129,29 @@ pub fn serve(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let stop = StopOrdered::default();
     let result = runtime.block_on(async {
-        let reread = Reread::new(config, (target_name(config)?, has_file), reread);
+        let name = name_after(config, inherited.as_ref())?;
+        let reread = Reread::new(config, (name, has_file), reread);
         let stops = Stops::noted_in(stop.clone()).context("SIGTERM")?;
         run(config, reread, inherited, stops).await
     });
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
-    let successor = result?;
+    let Some((successor, file)) = result? else { return Ok(None) };
     // Nobody reads signals any more: what comes from now on waits for the next program.
-    if successor.is_some() && stop.is_set() {
+    if stop.is_set() {
         tracing::info!("the target stops, and no other program takes its place");
         return Ok(None);
     }
-    Ok(successor)
+    file.stay();
+    Ok(Some(successor))
+}
+
+/// The name of a target that may have taken over: it does not follow the name of the host then.
+fn name_after(config: &TargetConfig, inherited: Option<&Inherited>) -> anyhow::Result<Name> {
+    match inherited.and_then(Inherited::target_name) {
+        Some(name) if config.name.is_none() => Ok(Name::new(name)?),
+        _ => target_name(config),
+    }
 }
 
 /// What a program says that is asked whether it could take over: it could start with this
@@ -163,32 +174,35 @@ async fn run(
     reread: Arc<Reread>,
     inherited: &mut Option<Inherited>,
     stops: Stops,
-) -> anyhow::Result<Option<Successor>> {
+) -> anyhow::Result<Option<(Successor, SocketFile)>> {
     let hang_ups = Signals::of(&RELOADS).context("SIGHUP")?;
-    let name = target_name(config)?;
+    let before = inherited.as_ref();
+    let name = reread.target();
     let addresses = addresses(config)?;
     check_encryption(config, &addresses)?;
     warn_of_access(config);
     let auth = auth_of(config)?;
     raise_limits(config);
     let demand = Demand::of(config, poll_groups(config));
-    check_room(&demand, inherited.is_some()).await?;
-    let socket = control_socket(config).await?;
-    let http = http_of(config).await?;
+    check_room(&demand, before).await?;
+    let mut socket = control_socket(config, before).await?;
+    let http = http_of(config, before).await?;
     let listen = listen_options(config);
-    let listeners = bind_all(&addresses, &listen, inherited.as_ref()).await?;
-    let listening: Vec<String> = listeners.iter().map(|l| l.address().to_string()).collect();
+    let (listeners, missing) = bind_all(&addresses, &listen, before).await?;
+    let listening = listening(&addresses, &listeners, &missing);
     let devices = devices_of(&listeners, &demand, config.devices.as_deref())?;
     // Nothing is open yet, and the memory of a large arena takes time.
     if stops.has_come() {
         tracing::info!("a stop was ordered before the target was ready");
+        socket.keep();
         return Ok(None);
     }
-    let (opened, away) = open_right_ones(config, &name)?;
+    let left = before.map(Inherited::stores).transpose().map_err(anyhow::Error::msg)?;
+    let (opened, away) = open_right_ones(config, &name, left.unwrap_or_default())?;
     let config = &without(config, &away);
+    let stores: Vec<_> = opened.iter().filter_map(|opened| opened.backing.clone()).collect();
     let state = state_of(config, &name, &opened)?;
 
-    let took_over = inherited.as_ref().map(|inherited| inherited.note().clone());
     let outages = Outages::default();
     let plan = Plan {
         config,
@@ -198,31 +212,39 @@ async fn run(
         outages: outages.clone(),
         away,
         demand: &demand,
-        took_over,
+        took_over: before.map(|before| before.note().clone()),
     };
     let (mut control, outbox) = plan.build(state, opened, devices)?;
     control.begin();
     let (request_sender, requests) = mpsc::channel(64);
-    let (incoming, accepting) = accept(listeners, &listen, &outages);
+    let (incoming, accepting) = accept(listeners, missing, &listen, &outages);
     tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
-    tokio::spawn(socket.serve(request_sender.clone(), reread));
-    if let Some(http) = http {
-        tokio::spawn(http.serve(request_sender.clone()));
-    }
+    // From here on there is nothing to go back to.
+    stores.iter().for_each(|backing| backing.keep());
+    drop(stores);
+    socket.keep();
+    *inherited = None;
+    let socket = tokio::spawn(socket.serve(request_sender.clone(), reread));
+    let http_address = config.http;
+    let http = http.map(|http| tokio::spawn(http.serve(request_sender.clone())));
     tokio::spawn(drain_at(stops, request_sender));
     tracing::info!(?listening, poll_groups = poll_groups(config), "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    // From here on there is nothing to go back to.
-    *inherited = None;
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
     let RunEnd { clean, given_up, departure } = result?;
-    let Some(Departure { program, note }) = departure else {
+    let Some(Departure { program, note, leaves }) = departure else {
         return if given_up.is_empty() { Ok(None) } else { Err(GivenUp(given_up).into()) };
     };
     let note = HandOver { clean, ..note };
-    Ok(Some(Successor::new(program, note, accepting.sockets().await)))
+    let mut sockets = accepting.sockets().await;
+    let (control, file) = socket.await?;
+    sockets.extend(control.map(|socket| (name_of_control(&config.control_socket), socket)));
+    if let (Some(address), Some(http)) = (http_address, http) {
+        sockets.extend(http.await?.map(|socket| (name_of_http(address), socket)));
+    }
+    Ok(Some((Successor::new(program, note, leaves, sockets), file)))
 }
 
 /// What a target runs with that leaves volumes away: a reload adds them again when they are mended.
@@ -289,11 +311,16 @@ impl Plan<'_> {
 
 /// Whether the host has the memory. That of the program before this one may come back a little
 /// late: the kernel takes its rings apart in the background.
-async fn check_room(demand: &Demand, after_another: bool) -> anyhow::Result<()> {
-    let deadline = Instant::now() + if after_another { ROOM_WAIT } else { Duration::ZERO };
+async fn check_room(demand: &Demand, before: Option<&Inherited>) -> anyhow::Result<()> {
+    let deadline = Instant::now() + if before.is_some() { ROOM_WAIT } else { Duration::ZERO };
     loop {
         match demand.check(&Host::read()) {
             Err(_) if Instant::now() < deadline => tokio::time::sleep(ROOM_STEP).await,
+            // It had the memory a moment ago, and no other program can serve in its stead.
+            Err(error) if before.is_some_and(Inherited::is_back) => {
+                tracing::warn!(%error, "trying all the same");
+                return Ok(());
+            }
             result => return Ok(result?),
         }
     }
@@ -331,15 +358,26 @@ fn check_encryption(config: &TargetConfig, addresses: &[Address]) -> anyhow::Res
     }
 }
 
-async fn control_socket(config: &TargetConfig) -> anyhow::Result<ControlSocket> {
+/// The control socket: that of the program before, where it left one.
+async fn control_socket(
+    config: &TargetConfig,
+    before: Option<&Inherited>,
+) -> anyhow::Result<ControlSocket> {
     let path = &config.control_socket;
+    let left = before.and_then(|before| before.control(path));
+    if let Some(socket) = left.and_then(|left| ControlSocket::go_on(left, path)) {
+        return Ok(socket);
+    }
     ControlSocket::bind(path).await.with_context(|| {
         format!("control socket {} (choose another with --control-socket)", path.display())
     })
 }
 
 /// Where metrics and the live page are served, if anywhere.
-async fn http_of(config: &TargetConfig) -> anyhow::Result<Option<Http>> {
+async fn http_of(
+    config: &TargetConfig,
+    before: Option<&Inherited>,
+) -> anyhow::Result<Option<Http>> {
     let Some(address) = config.http else { return Ok(None) };
     if !address.ip().is_loopback() {
         tracing::warn!(
@@ -348,26 +386,50 @@ async fn http_of(config: &TargetConfig) -> anyhow::Result<Option<Http>> {
              addresses and their counters; nobody can change anything"
         );
     }
-    let http = Http::bind(address).await;
+    let http = match before.and_then(|before| before.http(address)) {
+        Some(left) => Http::go_on(left),
+        None => Http::bind(address).await,
+    };
     http.map(Some)
         .with_context(|| format!("http = \"{address}\" (another program may use the port)"))
 }
 
-/// Listens at every address, by the sockets of the program before where it left some.
+/// Listens at every address, by the sockets of the program before where it left some. A program
+/// that was gone back to serves without an address where it cannot listen: it listens there when it
+/// can.
 async fn bind_all(
     addresses: &[Address],
     options: &ListenOptions,
-    inherited: Option<&Inherited>,
-) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
+    before: Option<&Inherited>,
+) -> anyhow::Result<(Vec<Listener>, Vec<Missing>)> {
+    let (mut listeners, mut missing) = (Vec::new(), Vec::new());
     for address in addresses {
-        let socket = inherited.and_then(|inherited| inherited.listener(&address.to_string()));
-        listeners.push(match socket {
-            Some(socket) => Listener::go_on(socket, address, options)?,
-            None => bind(address, options).await?,
-        });
+        let socket = before.and_then(|before| before.listener(&address.to_string()));
+        let listener = match socket {
+            Some(socket) => Listener::go_on(socket, address, options),
+            None => bind(address, options).await,
+        };
+        match listener {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if before.is_some_and(Inherited::is_back) => {
+                tracing::error!(%address, %error, "cannot listen there now: trying again and again");
+                missing.push((address.clone(), error));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
-    Ok(listeners)
+    Ok((listeners, missing))
+}
+
+/// Where it listens, or is to listen, for people: in the order of the configuration.
+fn listening(addresses: &[Address], listeners: &[Listener], missing: &[Missing]) -> Vec<String> {
+    let mut bound = listeners.iter();
+    let is_missing = |address: &Address| missing.iter().any(|(its, _)| its == address);
+    let named = |address: &Address| match is_missing(address) {
+        true => Some(address.to_string()),
+        false => bound.next().map(|listener| listener.address().to_string()),
+    };
+    addresses.iter().filter_map(named).collect()
 }
 
 /// How every address is listened on.
@@ -375,7 +437,7 @@ fn listen_options(config: &TargetConfig) -> ListenOptions {
     ListenOptions { tos: config.tos, busy: busy() }
 }
 
-async fn bind(address: &Address, options: &ListenOptions) -> anyhow::Result<Listener> {
+async fn bind(address: &Address, options: &ListenOptions) -> Result<Listener, FabricError> {
     let begun = Instant::now();
     let mut said = false;
     loop {
@@ -391,7 +453,7 @@ async fn bind(address: &Address, options: &ListenOptions) -> anyhow::Result<List
                 said = true;
                 tokio::time::sleep(ADDRESS_STEP).await;
             }
-            result => return Ok(result?),
+            result => return result,
         }
     }
 }

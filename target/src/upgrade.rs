@@ -1,5 +1,5 @@
 //! `rblk-target upgrade`: has another program take the place of the running target, and waits until
-//! every mount is back.
+//! every mount is back, or the target is gone.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::{TargetStatus, UpgradeStatus};
 use serde::Serialize;
 
+use crate::drain::Process;
 use crate::{no_answer, not_understood, table};
 
 /// How often to look.
@@ -58,6 +59,7 @@ async fn run(
         Ok(status) => status.ok_or_else(not_understood)?,
         Err(error) => return Ok(no_answer(path, &error)),
     };
+    let process = Process::of(before.pid);
     let order = Ask::Upgrade { program: program.to_owned(), force };
     // The process may become the other program before its answer gets out. What counts is what
     // serves then.
@@ -70,7 +72,8 @@ async fn run(
     let mut deadline = Instant::now() + timeout;
     let (mut last, mut is_told) = (None, false);
     while Instant::now() < deadline {
-        // Without an answer it is between the two programs.
+        // Without an answer it is between the two programs, or gone.
+        let is_gone = process.is_gone();
         let now = status(path).await.ok().flatten();
         // By force, although a store refuses what is dirty: it is tried again before it is given up.
         let refused =
@@ -94,6 +97,12 @@ async fn run(
                 return end(&now, &upgrade, output);
             }
             last = Some((now, upgrade));
+        } else if is_gone {
+            anyhow::bail!(
+                "the target is gone: its process {} has ended, and its log says why. Start it: mounts come back by \
+                 themselves",
+                before.pid
+            );
         }
         tokio::time::sleep(STEP).await;
     }

@@ -317,7 +317,9 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-fn status(socket: &Path) -> Option<TargetStatus> {
+/// What the target at a socket shows of itself; none while it does not answer.
+#[must_use]
+pub fn status(socket: &Path) -> Option<TargetStatus> {
     match runtime().block_on(ask(socket, Ask::Status)) {
         Ok(Response::Status(status)) => Some(*status),
         _ => None,

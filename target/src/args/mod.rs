@@ -176,13 +176,15 @@ pub enum Command {
     /// Have another program take the place of the running target, such as a newer version, while
     /// its volumes are in use: requests wait for a moment.
     ///
-    /// The program is asked first whether it can take over with the present configuration. If it
-    /// cannot, nothing changes. Waits until every mount is back.
+    /// The program is asked first whether it can take over with the present configuration, and the
+    /// stores and the state directory are looked at. If it cannot, or if a restart would not find
+    /// them as they are, nothing changes. Waits until every mount is back, or the target is gone.
     Upgrade {
         /// The program; the rblk-targetd beside this one by default.
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
-        /// Also if volumes in memory lose their data, or mounts report a loss.
+        /// Also if volumes in memory lose their data, if mounts report a loss or are fenced, or if
+        /// the file of a volume is not at its path any more: it is served on.
         #[arg(long)]
         force: bool,
         /// How long the other program and the mounts may take.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rblk_config::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
-use rblk_config::{Exit, Log, LogWriter, ignored_drop_ins, said_once};
+use rblk_config::{Exit, Log, LogWriter, TargetConfig, ignored_drop_ins, said_once};
 use rblk_target::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::events::EVENT_LINES;
 use rblk_target::hand_over::{Inherited, Successor};
@@ -60,8 +60,7 @@ fn main() -> ExitCode {
         tracing::error!(error, "cannot take over from the program before: starting anew");
         None
     });
-    let served = args
-        .configuration()
+    let served = configuration(&args, inherited.as_ref())
         .and_then(|config| serve(&config, has_file, &mut inherited, move || args.configuration()));
     let end = end_of(served, inherited);
     log.end(LOG_PATIENCE, stderr());
@@ -75,6 +74,15 @@ fn main() -> ExitCode {
             eprintln!("rblk-target: cannot hand over: {}", program());
             Exit::Failure.into()
         }
+    }
+}
+
+/// The configuration to start with: the one that the program before left, or that of files and
+/// flags.
+fn configuration(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<TargetConfig> {
+    match inherited.map(Inherited::configuration).transpose()?.flatten() {
+        Some(left) => Ok(left),
+        None => args.configuration(),
     }
 }
 

@@ -14,9 +14,11 @@ mod losses;
 mod making;
 mod orders;
 mod persist;
+mod predecessor;
 mod rates;
 pub(crate) mod registering;
 pub(crate) mod reload;
+mod remembered;
 pub(crate) mod reread;
 mod settling;
 mod shares;
@@ -31,7 +33,6 @@ pub(crate) mod volumes;
 mod watch;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,7 @@ use groups::Groups;
 use losses::LossNotes;
 use making::{Made, Making};
 use persist::Persister;
+use predecessor::{Agreed, Predecessor};
 use rates::VolumeRates;
 use registering::Registering;
 use reread::Reading;
@@ -73,7 +75,7 @@ use shares::{CqPlace, CqShares};
 use status::UnsavedStatus;
 use tally::Tally;
 use trace::Traces;
-use upgrade::{Departure, Predecessor, Upgrades};
+use upgrade::{Departure, Upgrades};
 use volumes::{Change, Volumes};
 use watch::Watch;
 
@@ -112,7 +114,7 @@ pub(crate) enum Request {
     /// What the next program has to serve; or why none can take over. Whether it is forced.
     MayUpgrade(bool, oneshot::Sender<Result<Predecessor, String>>),
     /// This program takes the place of the running one.
-    Upgrade(PathBuf),
+    Upgrade(Box<Agreed>),
     /// These hosts and no others may connect from now on, unless those of a later reading of the
     /// files may. The answer: the names of the hosts whose sessions ended, one for each session; or
     /// why the hosts stay as they were.
@@ -435,7 +437,7 @@ impl Control {
             Request::MayUpgrade(forced, reply) => {
                 let _ = reply.send(self.may_upgrade(forced));
             }
-            Request::Upgrade(program) => self.begin_upgrade(program),
+            Request::Upgrade(agreed) => self.begin_upgrade(*agreed),
             Request::Hosts(hosts, reading, reply) => {
                 let _ = reply.send(self.let_in_only(&hosts, reading));
             }
@@ -756,7 +758,6 @@ impl Control {
                     self.note_loss(volume);
                 }
             }
-            News::Compared(_) => {}
         }
     }
 

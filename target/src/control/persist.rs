@@ -1,6 +1,7 @@
 //! [`Persister`]: makes what the next run must know durable for control, and brings back what became
 //! of it. The start is here too: what earlier runs left, and which volumes have another store now.
 
+use std::sync::mpsc::Sender;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -117,8 +118,8 @@ impl Persister {
     }
 
     /// Begins to compare what is kept with what this run knows.
-    pub(super) fn compare(&self) -> bool {
-        self.writer.compare()
+    pub(super) fn compare(&self, reply: Sender<Result<(), String>>) {
+        self.writer.compare(reply);
     }
 
     /// What became of something. Cancel safe.

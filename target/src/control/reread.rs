@@ -68,7 +68,7 @@ impl Reread {
     }
 
     /// The name of the target.
-    pub(super) fn target(&self) -> Name {
+    pub(crate) fn target(&self) -> Name {
         self.target
     }
 

@@ -4,7 +4,9 @@
 //! time that a client may take for it.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +37,29 @@ const LINE_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
     listener: UnixListener,
+    file: SocketFile,
+}
+
+/// The file of a control socket. It goes when this is dropped, unless it [stays](Self::stay).
+#[derive(Debug)]
+pub(crate) struct SocketFile {
     path: PathBuf,
+    stays: bool,
+}
+
+impl SocketFile {
+    /// It stays there, for another program of the target.
+    pub(crate) fn stay(mut self) {
+        self.stays = true;
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if !self.stays {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl ControlSocket {
@@ -59,13 +83,38 @@ impl ControlSocket {
         }
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Self { listener, path: path.to_owned() })
+        Ok(Self { listener, file: SocketFile { path: path.to_owned(), stays: false } })
     }
 
-    /// Serves clients, each in a task of its own.
-    pub(crate) async fn serve(self, requests: mpsc::Sender<Request>, reread: Arc<Reread>) {
+    /// Goes on with the socket of the program of the target before this one, whose file stays until
+    /// [`Self::keep`]. `None`: no command would reach it by the path.
+    pub(crate) fn go_on(listener: StdUnixListener, path: &Path) -> Option<Self> {
+        let is_socket =
+            std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+        let is_bound = listener.local_addr().is_ok_and(|its| its.as_pathname() == Some(path));
+        listener.set_nonblocking(true).ok().filter(|()| is_socket && is_bound)?;
+        let listener = UnixListener::from_std(listener).ok()?;
+        Some(Self { listener, file: SocketFile { path: path.to_owned(), stays: true } })
+    }
+
+    /// No other program of the target needs it any more: its file goes with it.
+    pub(crate) fn keep(&mut self) {
+        self.file.stays = false;
+    }
+
+    /// Serves clients, each in a task of its own, until nobody takes the requests any more. Returns
+    /// the socket and its file.
+    pub(crate) async fn serve(
+        self,
+        requests: mpsc::Sender<Request>,
+        reread: Arc<Reread>,
+    ) -> (Option<OwnedFd>, SocketFile) {
         loop {
-            match self.listener.accept().await {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = requests.closed() => break,
+            };
+            match accepted {
                 Ok((stream, _)) => {
                     let (requests, reread) = (requests.clone(), Arc::clone(&reread));
                     tokio::spawn(async move {
@@ -79,12 +128,7 @@ impl ControlSocket {
                 }
             }
         }
-    }
-}
-
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        (self.listener.into_std().ok().map(OwnedFd::from), self.file)
     }
 }
 

@@ -280,7 +280,7 @@ fn of_state(dir: &std::path::Path) -> anyhow::Result<Control> {
 }
 
 /// The record of volume `v`.
-fn record_path(dir: &std::path::Path) -> PathBuf {
+fn record_path(dir: &std::path::Path) -> std::path::PathBuf {
     dir.join(format!("t.{}.volume", "01".repeat(16)))
 }
 

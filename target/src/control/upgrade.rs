@@ -2,7 +2,7 @@
 //! but a pause.
 //!
 //! ```text
-//! asked        may it be (refused_by)?   ask the other program   write back what is dirty
+//! asked        may it be (predecessor.rs)?   ask the other program   write back what is dirty
 //! begun        no new connections, mounts are told, and leave (core/drain.rs)
 //! all left     poll groups stop, everything is durable: `Departure` goes to `serve`, which becomes
 //!              the other program
@@ -11,24 +11,26 @@
 //!
 //! Until it has begun, a refusal leaves everything as it was.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::DeviceCaps;
 use tokio::sync::mpsc;
 
 use super::ask::{Response, stopping};
 use super::orders::{asked, carry};
-use super::reread::Reread;
+use super::predecessor::{Agreed, Predecessor};
+use super::reread::{Reread, with_files};
 use super::status::UpgradeStatus;
 use super::volumes::Change;
-use super::{Control, Request};
-use crate::demand::{Demand, GivenBack, Host};
+use super::{Control, Description, Request};
+use crate::demand::Demand;
 use crate::events::{EventKind, Occurrence};
-use crate::hand_over::{Checked, FORMS, HandOver, Moment, Mounted, ask_program, judge};
+use crate::hand_over::{Checked, FORMS, HandOver, Leaves, Moment, Mounted};
+use crate::outages::ListenerStatus;
 use crate::session::Session;
-use crate::volume::Placement;
+use crate::store::Backing;
+use crate::volume::{Placement, Volume};
 
 /// What a run leaves that makes room for another program.
 #[derive(Debug)]
@@ -37,20 +39,14 @@ pub(crate) struct Departure {
     pub program: PathBuf,
     /// What it is told.
     pub note: HandOver,
-}
-
-/// This program, as the next one has to follow it.
-#[derive(Debug)]
-pub(crate) struct Predecessor {
-    serves: Checked,
-    gives_back: GivenBack,
-    devices: Vec<DeviceCaps>,
+    /// What stays open for it, and the configurations.
+    pub leaves: Leaves,
 }
 
 /// An upgrade that has begun.
 #[derive(Debug)]
 struct Begun {
-    program: PathBuf,
+    agreed: Agreed,
     told: Moment,
     mounts: Vec<Mounted>,
     // Commands that were not answered until then.
@@ -156,6 +152,12 @@ impl Control {
         if self.core.is_draining() {
             return Err("the target is stopping".to_owned());
         }
+        if let Some(outage) = self.outage() {
+            return Err(format!(
+                "nobody can connect to {} now ({}), and a start needs all of its addresses: mend it first",
+                outage.address, outage.why
+            ));
+        }
         if !forced {
             self.would_lose()?;
         }
@@ -166,7 +168,26 @@ impl Control {
             gives_back: demand.given_back(self.devices.arena().kind()),
             devices: self.devices.iter().map(|device| device.caps().clone()).collect(),
             serves: Checked::of_this_program(self.volumes.running(), (name, listen), demand),
+            running: self.volumes.running().clone(),
+            stores: self.stores(),
+            remembered: self.remembered(),
+            forced,
         })
+    }
+
+    /// The first address that is not listened on.
+    fn outage(&self) -> Option<ListenerStatus> {
+        let Description { listening, outages, .. } = &self.description;
+        listening.iter().find_map(|address| outages.of(address))
+    }
+
+    /// The open stores, by volume.
+    fn stores(&self) -> Vec<(String, Arc<Backing>)> {
+        let opened = |volume: &Arc<Volume>| {
+            let backing = self.volumes.backing(volume.index)?;
+            Some((volume.name.to_string(), Arc::clone(backing)))
+        };
+        self.core.volumes().iter().filter_map(opened).collect()
     }
 
     /// Whether mounts would lose something, or believe so.
@@ -201,13 +222,13 @@ impl Control {
     }
 
     /// Another program takes the place of this one as soon as the mounts have left.
-    pub(super) fn begin_upgrade(&mut self, program: PathBuf) {
+    pub(super) fn begin_upgrade(&mut self, agreed: Agreed) {
         if self.core.is_draining() {
             return;
         }
-        tracing::info!(program = %program.display(), "another program takes over");
+        tracing::info!(program = %agreed.program.display(), "another program takes over");
         let (mounts, abandoned) = (self.mounts(), self.abandoned());
-        self.upgrades.begun = Some(Begun { program, told: Moment::now(), mounts, abandoned });
+        self.upgrades.begun = Some(Begun { agreed, told: Moment::now(), mounts, abandoned });
         self.core.drain_for_upgrade(Instant::now());
     }
 
@@ -250,7 +271,18 @@ impl Control {
             unanswered: self.abandoned().saturating_sub(begun.abandoned),
             ..HandOver::default()
         };
-        Some(Departure { program: begun.program, note })
+        let Agreed { program, config, hosts } = begun.agreed;
+        let running = self.volumes.running();
+        // Keys may have gone since: what was judged must not bring them back.
+        let hosts = (running.hosts != hosts).then(|| running.hosts.clone());
+        let leaves = Leaves {
+            name: self.description.name.to_string(),
+            ran: running.dump().unwrap_or_default(),
+            judged: config,
+            hosts,
+            stores: self.stores(),
+        };
+        Some(Departure { program, note, leaves })
     }
 
     /// Says what this program took over.
@@ -297,28 +329,6 @@ impl Control {
     }
 }
 
-impl Predecessor {
-    /// Asks a program whether it can follow. Blocks. Returns what this one serves.
-    ///
-    /// # Errors
-    /// It cannot, and why.
-    fn may_be_followed_by(self, program: &Path) -> Result<Checked, String> {
-        let checked = ask_program(program)?;
-        let fault = |error: String| format!("{}: {error}", program.display());
-        judge(&self.serves, &checked).map_err(fault)?;
-        if let Some(demand) = &checked.demand {
-            let follows = demand.follows(self.gives_back, &Host::read(), &self.devices);
-            follows.map_err(|error| {
-                fault(format!(
-                    "it could not start with its configuration, even with the memory that this target gives back: \
-                     {error}"
-                ))
-            })?;
-        }
-        Ok(self.serves)
-    }
-}
-
 /// Has another program take the place of this one. An answer that is no error says that it has
 /// begun.
 pub(super) async fn upgrade(
@@ -335,26 +345,25 @@ pub(super) async fn upgrade(
         Ok(before) => before,
         Err(error) => return Response::Error(error),
     };
-    let asking = program.clone();
-    let followed = tokio::task::spawn_blocking(move || before.may_be_followed_by(&asking)).await;
-    let served = match followed.map_err(|error| error.to_string()).and_then(|served| served) {
-        Ok(served) => served,
+    let volumes = before.volumes_on_stores();
+    let unseen = || "nobody can tell whether a program could take over".to_owned();
+    let agreed = match with_files(unseen, move || before.may_be_followed_by(&program)).await {
+        Ok(agreed) => agreed,
         Err(error) => return Response::Error(error),
     };
     // While everything is served, so that the pause has little left to write.
-    for volume in served.volumes.iter().filter(|volume| volume.store == "file") {
-        let name = volume.name.clone();
+    for volume in volumes {
+        let name = volume.clone();
         if let Err(error) = carry(requests, Change::WriteBack { name }, true).await
             && !force
         {
             return Response::Error(format!(
-                "volume `{}` cannot be written back: {error}. Mounts may lose what is not in its store: mend it, or \
-                 use --force",
-                volume.name
+                "volume `{volume}` cannot be written back: {error}. Mounts may lose what is not in its store: mend \
+                 it, or use --force"
             ));
         }
     }
-    match requests.send(Request::Upgrade(program)).await {
+    match requests.send(Request::Upgrade(Box::new(agreed))).await {
         Ok(()) => Response::Done,
         Err(_) => stopping(),
     }

@@ -172,6 +172,11 @@ impl Volumes {
         Self { running, backings, next, places, ticket: 0, underway: None, given_up: None, done }
     }
 
+    /// The open store of a volume.
+    pub(super) fn backing(&self, volume: VolumeIndex) -> Option<&Arc<Backing>> {
+        self.backings.get(&volume)
+    }
+
     /// What the target runs with.
     pub(super) fn running(&self) -> &TargetConfig {
         &self.running

@@ -23,8 +23,9 @@ use super::{CHECK_FLAG, Checked};
 const CHECK_TIME: Duration = Duration::from_secs(10);
 /// Time between two looks at it.
 const CHECK_STEP: Duration = Duration::from_millis(5);
-/// Most that is read of what it says.
-const SAID_MAX: u64 = 1 << 20;
+/// Most that is read of what it says: its configuration, with all the volumes that a target can
+/// have.
+const SAID_MAX: u64 = 64 << 20;
 
 /// Asks a program whether it can take over a target with the arguments of this one. Blocks, for 10
 /// s at most.

@@ -1,5 +1,6 @@
 //! Whether another program can take over: what it says of itself, and what must be so. Pure.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use rblk_config::{CacheMode, StoreKind, TargetConfig, VolumeConfig};
@@ -31,8 +32,18 @@ pub struct Checked {
     pub queue_depth_max: u16,
     /// The most data of a command that it would grant, in bytes.
     pub io_max_bytes: u64,
+    /// The RDMA devices that connections may come by; `None`: all.
+    #[serde(default)]
+    pub(crate) devices: Option<Vec<String>>,
+    /// Where it would serve metrics and the live page.
+    #[serde(default)]
+    pub(crate) http: Option<SocketAddr>,
     /// What it would serve.
     pub volumes: Vec<CheckedVolume>,
+    /// The configuration that all this follows from, in TOML, for the program itself. Not every
+    /// version says it.
+    #[serde(default)]
+    pub(crate) config: Option<String>,
     /// The memory that it would take. Not every version says it.
     #[serde(default)]
     pub(crate) demand: Option<Demand>,
@@ -97,7 +108,10 @@ impl Checked {
             listen,
             queue_depth_max: config.queue_depth_max,
             io_max_bytes: config.max_io.0,
+            devices: config.devices.clone(),
+            http: config.http,
             volumes: config.volumes.iter().map(CheckedVolume::from).collect(),
+            config: config.dump().ok(),
             demand: Some(demand),
         }
     }
@@ -242,7 +256,10 @@ mod tests {
             listen: vec!["tcp://[::]:7721".to_owned()],
             queue_depth_max: 128,
             io_max_bytes: 1 << 20,
+            devices: None,
+            http: None,
             volumes: vec![volume("a"), volume("b")],
+            config: None,
             demand: None,
         };
         (served.clone(), served)
@@ -260,8 +277,10 @@ mod tests {
     #[test]
     fn a_program_that_mounts_would_not_take_for_theirs_is_refused() {
         type Fault = fn(&mut Checked);
-        let faults: [(Fault, &str); 16] = [
-            (|c| c.hand_over_forms = [2, 3], "drain, install, start"),
+        let faults: [(Fault, &str); 17] = [
+            (|c| c.hand_over_forms = [3, 4], "drain, install, start"),
+            // The version before this one.
+            (|c| c.hand_over_forms = [1, 1], "form 1 to 1, and this one does so in form 2"),
             (|c| c.hand_over_forms = [0, 0], "form 0 to 0"),
             (|c| c.name = "other".to_owned(), "its target would be `other`"),
             (|c| c.state_dir = "/tmp".into(), "its state_dir would be /tmp"),

@@ -6,21 +6,33 @@
 //! check: can the other one take over? (ask.rs, check.rs)
 //! drain, everything durable, lineage clean
 //! note: HandOver, in the environment (this file)
-//! sockets kept open over exec (sockets.rs)
-//! exec (program.rs) ------------------------------------> takes note and sockets, starts as always
+//! papers: configurations and stores, in memory (papers.rs)
+//! sockets and stores left open over exec (sockets.rs)
+//! exec (program.rs) ------------------------------------> takes note, papers, sockets and stores,
+//!                                                         starts with what was judged
 //!                                                         cannot start: exec of the old program,
-//!                                                         whose file the note names
+//!                                                         whose file the note names: it starts
+//!                                                         with what ran
 //! ```
 //!
 //! Rules:
 //! - The note is for one process. A process that finds the note of another one, such as its child,
 //!   ignores it.
-//! - Nothing of the note is believed without a look: a socket that does not listen is made anew.
+//! - Nothing of the note is believed without a look. A socket that does not listen is made anew. A
+//!   store that is not the one that was noted keeps the program from starting.
+//! - What is open is handed over, and never looked up a second time: whatever lies at the paths or
+//!   in the files of the configuration by then, the next program and the one before can serve.
 //! - A program reads the forms of [`FORMS`]. Fields are added, with a default; a field that changes
 //!   its meaning is a new form.
+//!
+//! | form | stores | configuration |
+//! | --- | --- | --- |
+//! | 1 | are opened by their paths | is read from its files |
+//! | 2 | are left open | is in the papers |
 
 mod ask;
 mod check;
+mod papers;
 mod program;
 mod sockets;
 
@@ -29,13 +41,17 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use papers::are_possible;
+
 pub use ask::ask_program;
 pub use check::{CHECK_FLAG, Checked, CheckedVolume, judge};
 pub use program::Successor;
+pub(crate) use program::{Leaves, can_hand_over};
 pub use sockets::Inherited;
+pub(crate) use sockets::{name_of_control, name_of_http};
 
 /// The forms of a note that this program reads, the oldest and the newest. It writes the newest.
-pub const FORMS: [u32; 2] = [1, 1];
+pub const FORMS: [u32; 2] = [1, 2];
 /// The variable of the environment that holds the note.
 const VARIABLE: &str = "RBLK_HAND_OVER";
 /// Longest note: the kernel allows 128 KiB for a variable.
@@ -107,6 +123,9 @@ pub struct HandOver {
     /// Everything acknowledged was made durable.
     #[serde(default)]
     pub clean: bool,
+    /// The descriptor of the file with the configurations and the stores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub papers: Option<i32>,
     /// The descriptor of the old program's file, to go back to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back: Option<i32>,
@@ -153,16 +172,17 @@ impl HandOver {
             ));
         }
         let note: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let mut numbers: Vec<i32> = note.sockets.iter().map(|socket| socket.descriptor).collect();
-        numbers.extend(note.back);
-        numbers.sort_unstable();
-        // 0, 1 and 2 are the standard streams.
-        if numbers.first().is_some_and(|first| *first <= 2)
-            || numbers.windows(2).any(|two| two[0] == two[1])
-        {
+        let mut numbers = note.descriptors();
+        if !are_possible(&mut numbers) {
             return Err(format!("a note with impossible descriptors: {numbers:?}"));
         }
         Ok(Some(note))
+    }
+
+    /// The descriptors that it names.
+    fn descriptors(&self) -> Vec<i32> {
+        let sockets = self.sockets.iter().map(|socket| socket.descriptor);
+        sockets.chain(self.papers).chain(self.back).collect()
     }
 }
 
@@ -193,7 +213,7 @@ mod tests {
         assert_eq!(HandOver::from_text(&text, 77), Ok(Some(note())));
         assert_eq!(HandOver::from_text(&text, 78), Ok(None));
         // What a later version adds is ignored, and what it leaves out has a default.
-        let later = r#"{"form":1,"pid":77,"version":"9","told":1,"more":[1]}"#;
+        let later = r#"{"form":2,"pid":77,"version":"9","told":1,"more":[1]}"#;
         let read = HandOver::from_text(later, 77).unwrap().unwrap();
         assert_eq!((read.told, read.sockets.len(), read.back), (Moment(1), 0, None));
     }
@@ -202,7 +222,7 @@ mod tests {
     fn a_note_that_cannot_be_is_refused() {
         for (text, why) in [
             ("", "EOF"),
-            (r#"{"form":2,"pid":77,"version":"9","told":1}"#, "form 2"),
+            (r#"{"form":3,"pid":77,"version":"9","told":1}"#, "form 3"),
             (r#"{"form":0,"pid":77,"version":"9","told":1}"#, "form 0"),
             (r#"{"form":1,"pid":77}"#, "version"),
             (r#"{"form":1,"pid":77,"version":"9","told":1,"back":2}"#, "descriptors"),
@@ -210,6 +230,7 @@ mod tests {
                 r#"{"form":1,"pid":77,"version":"9","told":1,"back":9,"sockets":[{"address":"a","descriptor":9}]}"#,
                 "descriptors",
             ),
+            (r#"{"form":2,"pid":77,"version":"9","told":1,"back":9,"papers":9}"#, "descriptors"),
         ] {
             let error = HandOver::from_text(text, 77).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

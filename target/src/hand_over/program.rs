@@ -6,37 +6,102 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::unistd::execve;
+use rblk_config::HostConfig;
 
+use super::papers::{Papers, StoreLeft};
 use super::{HandOver, Inherited, Listening, VARIABLE};
+use crate::store::Backing;
 
 /// This program, also if its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 /// The name that a daemon has in lists of processes.
 const NAME: &str = "rblk-targetd";
 
+/// What a run leaves to the next program beside its sockets.
+#[derive(Debug)]
+pub(crate) struct Leaves {
+    /// The name of the target.
+    pub name: String,
+    /// The configuration that it ran with, in TOML.
+    pub ran: String,
+    /// The configuration that the next program was judged by, in TOML; `None`: it did not say it,
+    /// and reads the files.
+    pub judged: Option<String>,
+    /// The hosts that may connect, if that changed since.
+    pub hosts: Option<Vec<HostConfig>>,
+    /// The stores, by volume.
+    pub stores: Vec<(String, Arc<Backing>)>,
+}
+
+impl Leaves {
+    /// Leaves everything open, and writes the papers.
+    fn leave_open(&self) -> io::Result<OwnedFd> {
+        let stores = self.stores.iter().map(|(volume, backing)| left(volume, backing));
+        let papers = Papers {
+            name: self.name.clone(),
+            ran: self.ran.clone(),
+            judged: self.judged.clone(),
+            hosts: self.hosts.clone(),
+            stores: stores.collect::<io::Result<_>>()?,
+        };
+        let papers = papers.seal()?;
+        fcntl(&papers, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        Ok(papers)
+    }
+}
+
+fn left(volume: &str, backing: &Backing) -> io::Result<StoreLeft> {
+    let (inode, device) = backing.numbers()?;
+    Ok(StoreLeft {
+        volume: volume.to_owned(),
+        path: backing.path().to_owned(),
+        descriptor: backing.leave_open()?,
+        inode,
+        device,
+        size_bytes: backing.size_bytes(),
+    })
+}
+
+/// Whether this process could hand over now, as far as that depends on the system.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn can_hand_over() -> io::Result<()> {
+    File::open(THIS_PROGRAM)?;
+    Papers::default().seal().map(drop)
+}
+
 /// A program that takes the place of this one, with what it needs. Nothing serves any more.
 #[derive(Debug)]
 pub struct Successor {
     program: PathBuf,
     note: HandOver,
+    leaves: Leaves,
     // They stay open.
     sockets: Vec<OwnedFd>,
 }
 
 impl Successor {
-    /// This program, what it is told, and the sockets that stay open, by address.
+    /// This program, what it is told, what is left to it, and the sockets that stay open, by
+    /// address.
     #[must_use]
-    pub(crate) fn new(program: PathBuf, note: HandOver, sockets: Vec<(String, OwnedFd)>) -> Self {
+    pub(crate) fn new(
+        program: PathBuf,
+        note: HandOver,
+        leaves: Leaves,
+        sockets: Vec<(String, OwnedFd)>,
+    ) -> Self {
         let listening = sockets.iter().map(|(address, socket)| Listening {
             address: address.clone(),
             descriptor: socket.as_raw_fd(),
         });
         let note = HandOver { sockets: listening.collect(), ..note };
         let sockets = sockets.into_iter().map(|(_, socket)| socket).collect();
-        Self { program, note, sockets }
+        Self { program, note, leaves, sockets }
     }
 
     /// Becomes the program. Where that fails, this program begins anew, and serves as before.
@@ -47,6 +112,12 @@ impl Successor {
             Ok(this) => this,
             Err(error) => return error,
         };
+        let papers = self.leaves.leave_open();
+        if papers.is_err() {
+            // The next program opens the paths: nothing else may hold the locks then.
+            self.leaves.stores.iter().for_each(|(_, backing)| backing.keep());
+        }
+        self.note.papers = papers.as_ref().ok().map(AsRawFd::as_raw_fd);
         self.note.back = Some(this.as_raw_fd());
         let error = become_program(&self.program, &self.note);
         let _ = fcntl(&this, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
@@ -77,7 +148,7 @@ impl Inherited {
         let version = env!("CARGO_PKG_VERSION");
         let failed = format!("version {version} cannot start: {why}");
         let note = HandOver { back: None, failed: Some(failed), ..self.note().clone() };
-        // `self` keeps the sockets open until then.
+        // `self` keeps the sockets, the papers and the stores open until then.
         become_program(&PathBuf::from(format!("/proc/self/fd/{back}")), &note)
     }
 }

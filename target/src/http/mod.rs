@@ -14,6 +14,7 @@ mod route;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,8 +71,29 @@ impl Http {
         Ok(Self { listener, address })
     }
 
-    /// Serves clients, each in a task of its own.
-    pub(crate) async fn serve(self, requests: mpsc::Sender<Question>) {
+    /// Goes on with a socket that listens already.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn go_on(listener: std::net::TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address })
+    }
+
+    /// Serves clients, each in a task of its own, until nobody takes the requests any more. Returns
+    /// the socket.
+    pub(crate) async fn serve(self, requests: mpsc::Sender<Question>) -> Option<OwnedFd> {
+        let over = requests.clone();
+        tokio::select! {
+            () = over.closed() => {}
+            () = self.accept(requests) => {}
+        }
+        self.listener.into_std().ok().map(OwnedFd::from)
+    }
+
+    async fn accept(&self, requests: mpsc::Sender<Question>) {
         let server = Arc::new(Server {
             requests,
             page: Page::new(),

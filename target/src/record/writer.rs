@@ -21,8 +21,6 @@ pub(crate) enum News {
     Serve(u64, Result<Box<VolumeRecord>, String>),
     /// Whether the next run is certain to know that the volume lost writes.
     Loss(VolumeUuid, bool),
-    /// Whether what is kept is what this run knows; else the first difference.
-    Compared(Result<(), String>),
 }
 
 /// Where the news goes.
@@ -36,7 +34,7 @@ enum Change {
     Serve(u64, Served),
     Lower(VolumeUuid, AtRisk),
     Lose(VolumeUuid),
-    Compare,
+    Compare(Sender<Result<(), String>>),
 }
 
 /// See the module.
@@ -96,10 +94,10 @@ impl RecordWriter {
         self.send(Change::Lose(volume))
     }
 
-    /// Compares what is kept with what this run knows. False if the thread is gone.
-    #[must_use]
-    pub(crate) fn compare(&self) -> bool {
-        self.send(Change::Compare)
+    /// Compares what is kept with what this run knows. Answers with the first difference.
+    pub(crate) fn compare(&self, reply: Sender<Result<(), String>>) {
+        // Without the thread the answer never comes, and whoever waits for it sees that.
+        let _ = self.send(Change::Compare(reply));
     }
 
     fn send(&self, change: Change) -> bool {
@@ -133,7 +131,7 @@ struct Batch {
     lost: BTreeSet<VolumeUuid>,
     // What is told when all is written, and of which volume.
     news: Vec<(VolumeUuid, Pending)>,
-    compare: bool,
+    comparing: Vec<Sender<Result<(), String>>>,
 }
 
 #[derive(Debug)]
@@ -172,7 +170,7 @@ impl Batch {
                 self.lost.insert(volume);
                 records.lose(&volume);
             }
-            Change::Compare => self.compare = true,
+            Change::Compare(reply) => self.comparing.push(reply),
         }
     }
 
@@ -196,8 +194,9 @@ impl Batch {
                 }
             });
         }
-        if self.compare {
-            tell(News::Compared(records.compare()));
+        for reply in self.comparing {
+            // An error means that nobody waits for it.
+            let _ = reply.send(records.compare());
         }
     }
 }

@@ -16,17 +16,21 @@
 //! such a sync: an error of the write speaks of that write alone, an error of the sync speaks of
 //! all that was acknowledged. A durable write is one operation only with direct I/O on a block
 //! device that can make one write durable, or has no volatile cache ([`Backing::has_own_fua`]).
+//!
+//! A program of the target that makes room for another one leaves its backings open, with their
+//! locks ([`Backing::leave_open`]). The other one goes on with them ([`Backing::go_on`]) and opens
+//! no path: what lies at the path by then does not matter.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::stat::{major, minor};
 use nix::unistd::{Whence, lseek};
 use rblk_protocol::width::wide64;
@@ -84,6 +88,15 @@ impl Default for OpenOptions {
     }
 }
 
+/// A file or device that the program of the target before this one left open, with its lock.
+#[derive(Debug)]
+pub(crate) struct LeftOpen {
+    /// A copy of its descriptor.
+    pub file: File,
+    /// The size that was in force, in bytes.
+    pub size_bytes: u64,
+}
+
 /// An open, locked file or block device. Shared by the stores of all threads that serve it.
 #[derive(Debug)]
 pub struct Backing {
@@ -95,6 +108,8 @@ pub struct Backing {
     direct: Option<Alignment>,
     block_size: u32,
     size: AtomicU64,
+    // Another program of the target has the open description, too, and with it the lock.
+    is_shared: AtomicBool,
     has_own_fua: bool,
     identity: Option<StoreIdentity>,
     syncs: Syncs,
@@ -107,17 +122,62 @@ impl Backing {
     /// # Errors
     /// [`StoreError`] names the path, the value and the fix.
     pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, StoreError> {
-        let OpenOptions { read_only, direct, block_size, lock_wait, losses } = *options;
-        if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
-            return Err(StoreError::BlockSize { block_size });
-        }
+        let OpenOptions { read_only, block_size, lock_wait, .. } = *options;
+        check_block_size(block_size)?;
         // Looked at before it is opened: opening a pipe would wait for a writer.
         let kind = kind_of(path, &fs::metadata(path).map_err(open_error(path, read_only))?)?;
         let file = open_locked(path, kind, read_only, Instant::now() + lock_wait)?;
+        Self::of_file((file, None), path, options)
+    }
+
+    /// Goes on with what the program before this one left open. It was opened at `path`, and
+    /// nothing is looked for there: it may have been moved or deleted since. The size is the one
+    /// that was in force, also if the file has another one by now.
+    ///
+    /// Until [`Self::keep`] its lock outlives this value, for the program before this one.
+    ///
+    /// # Errors
+    /// [`StoreError`]. It is open for reading alone and the options want to write, or another
+    /// process has got its lock.
+    pub(crate) fn go_on(
+        left: LeftOpen,
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Result<Self, StoreError> {
+        let LeftOpen { file, size_bytes } = left;
+        check_block_size(options.block_size)?;
+        let flags = flags_of(&file, path)?;
+        // A volume that became read-only while it was served is open for writing.
+        let read_only = flags & OFlag::O_ACCMODE == OFlag::O_RDONLY;
+        if read_only && !options.read_only {
+            return Err(StoreError::ReadOnly { path: path.to_owned() });
+        }
+        // The description has the lock already: this changes nothing.
+        match if read_only { file.try_lock_shared() } else { file.try_lock() } {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(StoreError::Locked { path: path.to_owned(), pid: None, comm: None });
+            }
+            Err(TryLockError::Error(source)) => return Err(io_error(path, "lock it")(source)),
+        }
+        // Its last user may have had direct I/O. It is turned on anew if this one wants it.
+        set_direct(&file, path, false)?;
+        let options = OpenOptions { read_only, ..*options };
+        Self::of_file((file, Some(size_bytes)), path, &options)
+    }
+
+    /// Of a file that is open and locked, with the size in force, if there is one already.
+    fn of_file(
+        (file, size): (File, Option<u64>),
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Result<Self, StoreError> {
+        let OpenOptions { read_only, direct, block_size, losses, .. } = *options;
         let metadata = file.metadata().map_err(io_error(path, "look at it"))?;
         let kind = kind_of(path, &metadata)?;
-        // The open was asked, which a read-only device does not refuse.
-        if !read_only && Protection::of(&file, kind).is_some() {
+        // The open was asked, which a read-only device does not refuse. What was served already is
+        // served on, for those who read.
+        if size.is_none() && !read_only && Protection::of(&file, kind).is_some() {
             return Err(StoreError::ReadOnly { path: path.to_owned() });
         }
 
@@ -128,6 +188,7 @@ impl Backing {
             direct: None,
             block_size,
             size: AtomicU64::new(0),
+            is_shared: AtomicBool::new(size.is_some()),
             has_own_fua: false,
             identity: match kind {
                 BackingKind::File => StoreIdentity::of_file(&file, &metadata),
@@ -137,7 +198,7 @@ impl Backing {
             methods: Methods::new(kind, read_only),
             file,
         };
-        let size = backing.measure()?;
+        let size = size.map_or_else(|| backing.measure(), Ok)?;
         backing.size.store(size, Ordering::Relaxed);
         if direct != Direct::Off {
             match backing.make_direct() {
@@ -147,8 +208,36 @@ impl Backing {
             }
         }
         backing.has_own_fua = backing.direct() && makes_writes_durable(kind, &metadata);
-        backing.methods.probe(&backing.file, backing.kind, size, block_size, &metadata);
+        // Somebody may have put something behind the end in force.
+        let end = size.max(metadata.len());
+        backing.methods.probe(&backing.file, backing.kind, end, block_size, &metadata);
         Ok(backing)
+    }
+
+    /// From now on it outlives an exec, with its lock. Returns the number of its descriptor.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn leave_open(&self) -> io::Result<RawFd> {
+        fcntl(&self.file, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        self.is_shared.store(true, Ordering::Relaxed);
+        Ok(self.file.as_raw_fd())
+    }
+
+    /// No other program needs it any more: its lock ends with this value, or with an exec.
+    pub(crate) fn keep(&self) {
+        self.is_shared.store(false, Ordering::Relaxed);
+        let _ = fcntl(&self.file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
+    }
+
+    /// Device and inode of what is open, and, of a block device, its number (else 0).
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn numbers(&self) -> io::Result<((u64, u64), u64)> {
+        let metadata = self.file.metadata()?;
+        let device = if self.is_file() { 0 } else { metadata.rdev() };
+        Ok(((metadata.dev(), metadata.ino()), device))
     }
 
     /// What distinguishes it from another file or device of the same path; `None` where nothing
@@ -418,22 +507,7 @@ impl Backing {
     // small.
     fn make_direct(&self) -> Result<Alignment, StoreError> {
         let path = || self.path.clone();
-        let switch = |on: bool| -> Result<(), StoreError> {
-            let flags = fcntl(&self.file, FcntlArg::F_GETFL).map_err(|e| StoreError::Io {
-                path: path(),
-                what: "read its flags",
-                source: e.into(),
-            })?;
-            let mut flags = OFlag::from_bits_retain(flags);
-            flags.set(OFlag::O_DIRECT, on);
-            match fcntl(&self.file, FcntlArg::F_SETFL(flags)) {
-                Ok(_) => Ok(()),
-                Err(Errno::EINVAL) => Err(StoreError::NoDirect { path: path() }),
-                Err(e) => {
-                    Err(StoreError::Io { path: path(), what: "set O_DIRECT", source: e.into() })
-                }
-            }
-        };
+        let switch = |on| set_direct(&self.file, &self.path, on);
         let reported = direct_alignment(&self.file, self.kind);
         switch(true)?;
         let checked = match reported {
@@ -468,7 +542,31 @@ impl Drop for Backing {
     fn drop(&mut self) {
         // A ring's file table may keep the open description a little longer than this value; every
         // op has ended by then, since stores hold the backing until it has.
-        let _ = self.file.unlock();
+        if !self.is_shared.load(Ordering::Relaxed) {
+            let _ = self.file.unlock();
+        }
+    }
+}
+
+fn check_block_size(block_size: u32) -> Result<(), StoreError> {
+    let good = block_size.is_power_of_two() && (512..=65536).contains(&block_size);
+    good.then_some(()).ok_or(StoreError::BlockSize { block_size })
+}
+
+fn flags_of(file: &File, path: &Path) -> Result<OFlag, StoreError> {
+    let flags = fcntl(file, FcntlArg::F_GETFL)
+        .map_err(|error| io_error(path, "read its flags")(error.into()))?;
+    Ok(OFlag::from_bits_retain(flags))
+}
+
+// Turns direct I/O on or off.
+fn set_direct(file: &File, path: &Path, on: bool) -> Result<(), StoreError> {
+    let mut flags = flags_of(file, path)?;
+    flags.set(OFlag::O_DIRECT, on);
+    match fcntl(file, FcntlArg::F_SETFL(flags)) {
+        Ok(_) => Ok(()),
+        Err(Errno::EINVAL) => Err(StoreError::NoDirect { path: path.to_owned() }),
+        Err(error) => Err(io_error(path, "set O_DIRECT")(error.into())),
     }
 }
 

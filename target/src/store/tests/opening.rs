@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::store::backing::LeftOpen;
 
 #[test]
 fn opening_says_what_is_wrong() {
@@ -232,4 +233,78 @@ fn as_root_works_where_memory_cannot_be_registered() {
         text.contains("PlainBuffers { bytes: 16777216, errno: ENOMEM }] [Ok(8192), Ok(4096)]"),
         "{text}"
     );
+}
+
+fn left(backing: &Backing) -> LeftOpen {
+    let file = backing.file().try_clone().unwrap();
+    LeftOpen { file, size_bytes: backing.size_bytes() }
+}
+
+#[test]
+fn what_was_left_open_keeps_its_lock_whatever_is_at_its_path() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8192);
+    let options = options(4096, Direct::Preferred);
+    let locked = |path: &Path| Backing::open(path, &options).unwrap_err().kind();
+    let before = Backing::open(&path, &options).unwrap();
+    let (identity, is_direct) = (before.identity().cloned(), before.direct());
+    let (first, second) = (left(&before), left(&before));
+    before.leave_open().unwrap();
+    drop(before);
+    assert_eq!(locked(&path), StoreErrorKind::Locked, "it outlives the program before");
+    let away = directory.path().join("away");
+    fs::rename(&path, &away).unwrap();
+    fs::create_dir(&path).unwrap();
+    let failed = Backing::go_on(first, &path, &options).unwrap();
+    drop(failed);
+    assert_eq!(locked(&away), StoreErrorKind::Locked, "and a program that cannot start");
+    let kept = Backing::go_on(second, &path, &options).unwrap();
+    kept.keep();
+    assert_eq!((kept.identity().cloned(), kept.direct()), (identity, is_direct));
+    assert_eq!(locked(&away), StoreErrorKind::Locked);
+    drop(kept);
+    Backing::open(&away, &options).expect("nobody has it any more");
+}
+
+#[test]
+fn what_was_left_open_has_the_size_in_force() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8192);
+    let before = Backing::open(&path, &options(4096, Direct::Preferred)).unwrap();
+    let behind = File::options().write(true).read(true).open(&path).unwrap();
+    for len in [16384, 8193, 4096, 0] {
+        behind.set_len(len).unwrap();
+        if len > 8192 {
+            behind.write_all_at(&[7], len - 1).unwrap();
+        }
+        for direct in [Direct::Off, Direct::Preferred] {
+            let backing = Backing::go_on(left(&before), &path, &options(4096, direct)).unwrap();
+            assert_eq!(backing.size_bytes(), 8192, "{len}");
+            let flags = nix::fcntl::fcntl(backing.file(), nix::fcntl::FcntlArg::F_GETFL).unwrap();
+            let flags = nix::fcntl::OFlag::from_bits_retain(flags);
+            assert_eq!(flags.contains(nix::fcntl::OFlag::O_DIRECT), backing.direct());
+            assert!(direct == Direct::Preferred || !backing.direct());
+        }
+        assert_eq!(fs::metadata(&path).unwrap().len(), len);
+        if len > 8192 {
+            let mut last = [0];
+            behind.read_exact_at(&mut last, len - 1).unwrap();
+            assert_eq!(last, [7], "what is behind the end in force is not touched");
+        }
+    }
+}
+
+#[test]
+fn what_was_left_open_can_do_what_it_was_opened_for() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 8192);
+    let to_read = OpenOptions { read_only: true, ..options(4096, Direct::Off) };
+    let before = Backing::open(&path, &to_read).unwrap();
+    let error = Backing::go_on(left(&before), &path, &options(4096, Direct::Off)).unwrap_err();
+    assert!(error.to_string().contains("read-only"), "{error}");
+    assert!(Backing::go_on(left(&before), &path, &to_read).unwrap().read_only());
+    drop(before);
+    // A volume that became read-only while it was served may be written to again.
+    let before = Backing::open(&path, &options(4096, Direct::Off)).unwrap();
+    assert!(!Backing::go_on(left(&before), &path, &to_read).unwrap().read_only());
 }

@@ -1,0 +1,257 @@
+//! Programs that fail or are killed while they start: the one before goes on, and a killed one
+//! leaves nothing that a plain start does not find.
+
+use std::net::TcpListener;
+
+use super::*;
+
+/// What a wrapper does when it is to start, and not to say whether it could.
+fn at_the_start(script: &str) -> String {
+    format!("case \"$*\" in *--check-take-over) ;; *)\n{script}\n;; esac")
+}
+
+/// A wrapper that waits before the real program: says so, and goes on when it is let.
+struct Gate {
+    reached: PathBuf,
+    open: PathBuf,
+}
+
+impl Gate {
+    fn new(dir: &Path) -> Self {
+        let gate = Self { reached: dir.join("reached"), open: dir.join("open") };
+        let _ = std::fs::remove_file(&gate.open);
+        let _ = std::fs::remove_file(&gate.reached);
+        gate
+    }
+
+    fn script(&self) -> String {
+        at_the_start(&format!(
+            "touch '{}'; while [ ! -e '{}' ]; do sleep 0.01; done",
+            self.reached.display(),
+            self.open.display()
+        ))
+    }
+
+    /// Waits until the program was started that took the place of the target.
+    fn wait(&self) {
+        wait_for("the other program", || self.reached.exists().then_some(()));
+    }
+
+    fn open(&self) {
+        std::fs::write(&self.open, "").unwrap();
+    }
+}
+
+/// Adds keys to the configuration file, and returns what it was.
+fn add_to_configuration(dir: &Path, keys: &str) -> String {
+    let path = configuration(dir);
+    let before = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(path, format!("{keys}\n{before}")).unwrap();
+    before
+}
+
+#[test]
+fn a_configuration_that_only_a_start_finds_wrong_takes_no_target_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    let before = of(&target, &mut client);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    add_to_configuration(dir.path(), &format!("http = '{address}'"));
+    let refused = run(&mut command(&target, &[]));
+    let text = format!("could not listen on http = \"{address}\"");
+    assert_refused(&refused, 1, &[&text, "another program may use the port", "serves as before"]);
+    assert_eq!(of(&target, &mut client), before);
+
+    // The key comes into force when the port is free, and the socket is left to the next program.
+    drop(taken);
+    for _ in 0..2 {
+        let upgrade = begin(&target, &[]);
+        client = go_along(client, &target);
+        let (code, _, complaint) = end(upgrade);
+        assert_eq!(code, Some(0), "{complaint}\n{}", target.log());
+        TcpStream::connect(address).expect("metrics are served");
+    }
+    assert_eq!(client.volume.verifier, before.1);
+}
+
+#[test]
+fn a_program_that_cannot_start_makes_room_for_the_one_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    client.write(0, &pattern(1, 4096));
+    let (verifier, pid) = (client.volume.verifier, target.status().pid);
+    let is_as_before = |client: &mut Client| {
+        assert_eq!((target.status().pid, client.volume.verifier), (pid, verifier));
+        assert_eq!(target.status().fencings, 0);
+        assert!(client.read(0, 4096) == pattern(1, 4096));
+    };
+
+    // A port is taken after it was tried. And by then neither the configuration nor the file of the
+    // volume is there any more.
+    let port = rblk_tests::program::free_port();
+    let good = add_to_configuration(dir.path(), &format!("http = '127.0.0.1:{}'", port.number));
+    let gate = Gate::new(dir.path());
+    let upgrade = begin(&target, &["--program", &wrapper(dir.path(), &gate.script())]);
+    assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading));
+    let claim = Claim { generation: client.volume.generation, ..AccessMode::Exclusive.into() };
+    drop(client);
+    gate.wait();
+    let number = port.number;
+    drop(port);
+    let taken = TcpListener::bind(("127.0.0.1", number)).unwrap();
+    let (config, file) = (dir.path().join("target.toml"), dir.path().join("v.img"));
+    std::fs::write(&config, "nonsense").unwrap();
+    std::fs::rename(&file, dir.path().join("away")).unwrap();
+    gate.open();
+    let mut client = Client::claim(&target.address, "v", 1, claim).expect("the same volume");
+    let (code, said, complaint) = end(upgrade);
+    assert_eq!(code, Some(1), "{said}\n{}", target.log());
+    assert!(
+        complaint.contains("cannot start") && complaint.contains("serves again"),
+        "{complaint}"
+    );
+    assert!(said["failed"].as_str().is_some_and(|why| why.contains("http")), "{said}");
+    is_as_before(&mut client);
+    client.write(0, &pattern(1, 4096));
+    client.flush();
+    std::fs::rename(dir.path().join("away"), &file).unwrap();
+    std::fs::write(&config, good).unwrap();
+    drop(taken);
+
+    // One that finds only after it has everything open that it may not have as much.
+    let script = "case \"$*\" in *--check-take-over) set -- $(echo \"$*\" | sed 's/--poll-groups 1/--poll-groups 12/');; \
+                  *) ulimit -n 48;; esac";
+    let starts = |target: &Target| target.log().matches("lineage before=Clean").count();
+    let before = starts(&target);
+    let upgrade = begin(&target, &["--program", &wrapper(dir.path(), script)]);
+    client = go_along(client, &target);
+    let (code, said, complaint) = end(upgrade);
+    assert_eq!(code, Some(1), "{said}\n{}", target.log());
+    let why = said["failed"].as_str().unwrap_or_default();
+    assert!(why.contains("cannot start") && !why.contains("http"), "{said}\n{complaint}");
+    assert_eq!(starts(&target), before + 2, "both had everything open: {}", target.log());
+    is_as_before(&mut client);
+
+    // One that is gone when it is wanted.
+    let gone = "case \"$*\" in *--check-take-over) rm \"$0\"; exec \"$REAL\" \"$@\";; esac";
+    let upgrade = begin(&target, &["--program", &wrapper(dir.path(), gone)]);
+    client = go_along(client, &target);
+    let (code, _, complaint) = end(upgrade);
+    assert_eq!(code, Some(1), "{}", target.log());
+    assert!(complaint.contains("cannot run") && complaint.contains("serves again"), "{complaint}");
+    is_as_before(&mut client);
+
+    // And then one that can.
+    let upgrade = begin(&target, &[]);
+    client = go_along(client, &target);
+    let (code, _, complaint) = end(upgrade);
+    assert_eq!(code, Some(0), "{complaint}");
+    is_as_before(&mut client);
+}
+
+#[test]
+fn a_program_starts_with_what_was_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let client = Client::connect(&target.address, "v", 1).unwrap();
+    let verifier = client.volume.verifier;
+    let gate = Gate::new(dir.path());
+    let upgrade = begin(&target, &["--program", &wrapper(dir.path(), &gate.script())]);
+    let claim = Claim { generation: client.volume.generation, ..AccessMode::Exclusive.into() };
+    drop(client);
+    gate.wait();
+    // What the files say by now would lose the volume for its mounts.
+    std::fs::write(dir.path().join("target.toml"), "max_io = 'nonsense'").unwrap();
+    gate.open();
+    let client = Client::claim(&target.address, "v", 1, claim).expect("the same volume");
+    let (code, said, complaint) = end(upgrade);
+    assert_eq!(code, Some(0), "{said} {complaint}\n{}", target.log());
+    assert_eq!(client.volume.verifier, verifier);
+}
+
+#[test]
+fn a_program_that_is_killed_in_its_start_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = configuration(dir.path());
+    std::fs::File::create(dir.path().join("w.img")).unwrap().set_len(1 << 20).unwrap();
+    let text = format!(
+        "{}[[volume]]\nname = 'w'\nstore = 'file'\npath = '{}'\ncache = 'write-through'\n",
+        std::fs::read_to_string(&config).unwrap(),
+        dir.path().join("w.img").display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let args = ["--config", &config.display().to_string()];
+    let mut target = Target::start(dir.path(), &args);
+    for step in 0..10_u8 {
+        let what = format!("at step {step}");
+        let mut clients = ["v", "w"].map(|volume| {
+            let mut client = Client::connect(&target.address, volume, 1).unwrap();
+            client.write(0, &pattern(u64::from(step), 4096));
+            client
+        });
+        let before = clients.each_ref().map(|client| client.volume);
+        // At its first moment, and then from the note to a program that serves.
+        let script = match step {
+            0 => "kill -KILL $$".to_owned(),
+            _ => format!("(sleep 0.0{}; kill -KILL $$) >/dev/null 2>&1 &", step * 8 + 10),
+        };
+        let other = wrapper(dir.path(), &at_the_start(&script));
+        let upgrade = begin(&target, &["--program", &other]);
+        for client in &mut clients {
+            assert_eq!(client.next_event(), Some(AsyncEvent::Upgrading), "{what}");
+        }
+        drop(clients);
+        assert_eq!(target.wait(), None, "{what}: it was killed");
+        let (code, said, complaint) = end(upgrade);
+        assert_eq!(code, Some(1), "{what}: {said} {complaint}");
+        let gone = complaint.contains("the target is gone") || complaint.contains("not back yet");
+        assert!(gone, "{what}: {complaint}");
+
+        target.start_again(dir.path(), &args);
+        for (volume, before) in ["v", "w"].into_iter().zip(before) {
+            let generation = before.generation;
+            let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+            let mut client = Client::claim(&target.address, volume, 1, claim)
+                .unwrap_or_else(|error| panic!("{what}: {volume} is fenced: {error}"));
+            assert!(client.read(0, 4096) == pattern(u64::from(step), 4096), "{what}: {volume}");
+            if volume == "w" {
+                assert_eq!(client.volume.verifier, before.verifier, "{what}: nothing is lost");
+            }
+            client.flush();
+            client.logout();
+        }
+        assert_eq!(target.status().fencings, 0, "{what}");
+    }
+}
+
+#[test]
+fn a_note_of_the_version_before_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = configuration(dir.path());
+    let port = rblk_tests::program::free_port();
+    let note = r#"{\"form\":1,\"pid\":$$,\"version\":\"0.0.9\",\"told\":1}"#;
+    let log = std::fs::File::create(dir.path().join("target.log")).unwrap();
+    let mut child = Command::new("sh")
+        .arg("-c")
+        .arg(format!(
+            "RBLK_HAND_OVER=\"{note}\" exec '{}' serve --config '{}' --listen tcp://127.0.0.1:{} --control-socket \
+             '{dir}/target.sock' --state-dir '{dir}' --arena 8MiB --poll-groups 1",
+            program("rblk-targetd").display(),
+            config.display(),
+            port.number,
+            dir = dir.path().display()
+        ))
+        .stdin(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let socket = dir.path().join("target.sock");
+    let status = wait_for("the target", || rblk_tests::program::status(&socket));
+    let _ = child.kill();
+    let _ = child.wait();
+    assert_eq!(status.upgrade.expect("it took over").from_version, "0.0.9");
+    assert_eq!(status.volumes.len(), 1, "from its path");
+}
