@@ -753,6 +753,7 @@ impl Control {
         match news {
             News::Holder(ticket, result) => self.core.persisted(Ticket(ticket), result),
             News::Serve(ticket, result) => self.on_served(StepTicket(ticket), result),
+            News::Lower(ticket, result) => self.on_lowered(StepTicket(ticket), result),
             News::Loss(volume, noted) => {
                 if self.losses.ended(&volume, noted) {
                     self.note_loss(volume);

@@ -106,9 +106,18 @@ impl Persister {
         self.writer.serve(number, served).then_some(()).ok_or_else(gone)
     }
 
-    /// This run made durable whatever of a volume is not at this risk.
-    pub(super) fn lower_risk(&self, volume: VolumeUuid, risk: AtRisk) {
-        self.writer.lower_risk(volume, risk);
+    /// Begins to note that this run made durable whatever of a volume is not at this risk. The
+    /// outcome comes from [`Self::next`].
+    ///
+    /// # Errors
+    /// It cannot begin.
+    pub(super) fn lower_risk(
+        &self,
+        number: u64,
+        volume: VolumeUuid,
+        risk: AtRisk,
+    ) -> Result<(), String> {
+        self.writer.lower_risk(number, volume, risk).then_some(()).ok_or_else(gone)
     }
 
     /// Begins to note that acknowledged writes of a volume may be lost. Returns whether the outcome

@@ -447,6 +447,7 @@ impl Control {
         let Some(volume) = self.core.altered().map(Arc::clone) else { return };
         match step {
             Step::Record => return self.begin_record(ticket, &volume),
+            Step::Lower => return self.begin_lower(ticket, &volume),
             Step::Store => return self.begin_store_work(ticket, &volume),
             Step::CutBack => return self.begin_cut_back(ticket, &volume),
             Step::Probe | Step::Clone => return self.begin_clone(ticket, &volume, step),
@@ -485,6 +486,7 @@ impl Control {
             Step::Access
             | Step::Add
             | Step::Record
+            | Step::Lower
             | Step::Store
             | Step::CutBack
             | Step::Probe
@@ -518,6 +520,23 @@ impl Control {
         }
     }
 
+    /// Makes durable that this run synced what is not at risk by the volume as it is now.
+    fn begin_lower(&mut self, ticket: StepTicket, volume: &Arc<Volume>) {
+        let is_removed = self.volumes.underway.as_ref().is_some_and(|it| it.plan.config.is_none());
+        let risk = AtRisk::by_writes_to(volume).filter(|_| !is_removed);
+        let risk = risk.unwrap_or(AtRisk::Nothing);
+        if let Err(error) = self.persister.lower_risk(ticket.0, volume.uuid, risk) {
+            self.core.stepped(Err(error), Instant::now());
+        }
+    }
+
+    /// The next run knows that less is at risk, or will believe that more is.
+    pub(super) fn on_lowered(&mut self, ticket: StepTicket, result: Result<(), String>) {
+        if ticket.0 == self.volumes.ticket {
+            self.core.stepped(result, Instant::now());
+        }
+    }
+
     /// The next run will know that hosts may write to a volume, or that cannot be.
     pub(super) fn on_served(
         &mut self,
@@ -548,23 +567,10 @@ impl Control {
         self.core.stepped(result, Instant::now());
     }
 
-    /// A change of the volume with that identity has ended: notes what is safe now. `given_up`: it
-    /// was removed without its store.
-    fn note_safe(&mut self, uuid: VolumeUuid, given_up: bool) {
-        let served = self.core.volumes().iter().find(|volume| volume.uuid == uuid);
-        match served {
-            // What is not write-back any more has nothing dirty.
-            Some(served) => {
-                if let Some(risk) = AtRisk::by_writes_to(served) {
-                    self.persister.lower_risk(uuid, risk);
-                }
-            }
-            None if given_up => {
-                if self.losses.lost(uuid, None) {
-                    self.note_loss(uuid);
-                }
-            }
-            None => self.persister.lower_risk(uuid, AtRisk::Nothing),
+    /// Notes that a volume was removed without its store.
+    fn note_given_up(&mut self, uuid: VolumeUuid) {
+        if self.losses.lost(uuid, None) {
+            self.note_loss(uuid);
         }
     }
 
@@ -717,8 +723,9 @@ impl Control {
             }
             Err(error) => tracing::error!(volume = plan.name, error, "a volume stays as it was"),
         }
-        if let Some(before) = before {
-            self.note_safe(before.uuid, note.is_some());
+        let is_served = |uuid| self.core.volumes().iter().any(|volume| volume.uuid == uuid);
+        if let Some(removed) = before.filter(|before| note.is_some() && !is_served(before.uuid)) {
+            self.note_given_up(removed.uuid);
         }
         let is_gone = if result.is_ok() { plan.config.is_none() } else { is_new };
         if is_gone {

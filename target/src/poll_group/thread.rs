@@ -128,7 +128,7 @@ pub struct Tuning {
 /// Starts a poll group.
 ///
 /// # Errors
-/// No thread or eventfd could be made.
+/// No thread, eventfd or ring could be made.
 pub fn start(
     index: usize,
     shard: Shard<UringStore>,
@@ -143,13 +143,21 @@ pub fn start(
         group.tell_slow_ios(threshold);
     }
     let thread_stats = Arc::clone(&stats);
+    let (begin, begun) = std::sync::mpsc::sync_channel(1);
     let thread =
         std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
             if let Some(cpu) = tuning.cpu {
                 pin(cpu);
             }
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let mut thread = GroupThread::new(group, receiver, thread_stats, outbox.clone())?;
+                let made = GroupThread::new(group, receiver, thread_stats, outbox.clone());
+                let (made, result) = match made {
+                    Ok(thread) => (Some(thread), Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                // An error means that nobody waits for it.
+                let _ = begin.send(result);
+                let Some(mut thread) = made else { return Ok(Vec::new()) };
                 thread.stop.timeout = tuning.stop_timeout;
                 let ended = data_thread::run(&mut thread, tuning.spin);
                 // A thread that gave up may still have lent memory, and its shard goes with it.
@@ -164,6 +172,8 @@ pub fn start(
             };
             let _ = outbox.send(FromGroup::Stopped { group: index, unsaved, error });
         })?;
+    // What it cannot have must keep the target from starting, not end it later.
+    begun.recv().map_err(|_| io::Error::other("the thread of a poll group ended"))??;
     Ok(Handle { mail, stats, volumes: Vec::new(), thread: Some(thread) })
 }
 

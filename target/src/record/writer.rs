@@ -19,6 +19,8 @@ pub(crate) enum News {
     Holder(u64, Result<(), String>),
     /// The volume of the step of this number may be served: its record; or why not.
     Serve(u64, Result<Box<VolumeRecord>, String>),
+    /// The record of the step of this number says that less is at risk, or may say that more is.
+    Lower(u64, Result<(), String>),
     /// Whether the next run is certain to know that the volume lost writes.
     Loss(VolumeUuid, bool),
 }
@@ -32,7 +34,7 @@ enum Change {
     Holder(u64, HolderRecord),
     Store(VolumeUuid, Option<StoreIdentity>),
     Serve(u64, Served),
-    Lower(VolumeUuid, AtRisk),
+    Lower(u64, VolumeUuid, AtRisk),
     Lose(VolumeUuid),
     Compare(Sender<Result<(), String>>),
 }
@@ -82,10 +84,10 @@ impl RecordWriter {
         self.send(Change::Serve(number, served))
     }
 
-    /// This run made durable whatever of a volume is not at this risk.
-    pub(crate) fn lower_risk(&self, volume: VolumeUuid, risk: AtRisk) {
-        // Without the thread the record says that more is at risk, which is safe.
-        let _ = self.send(Change::Lower(volume, risk));
+    /// This run made durable whatever of a volume is not at this risk. False if the thread is gone.
+    #[must_use]
+    pub(crate) fn lower_risk(&self, number: u64, volume: VolumeUuid, risk: AtRisk) -> bool {
+        self.send(Change::Lower(number, volume, risk))
     }
 
     /// Acknowledged writes of a volume may be lost. False if the thread is gone.
@@ -137,6 +139,7 @@ struct Batch {
 #[derive(Debug)]
 enum Pending {
     Holder(u64),
+    Lower(u64),
     Serve(u64, Result<(), String>),
 }
 
@@ -162,8 +165,9 @@ impl Batch {
                 }
                 self.news.push((volume, Pending::Serve(number, loaded.map(drop))));
             }
-            Change::Lower(volume, risk) => {
+            Change::Lower(number, volume, risk) => {
                 self.changed.insert(volume);
+                self.news.push((volume, Pending::Lower(number)));
                 records.lower_risk(&volume, risk);
             }
             Change::Lose(volume) => {
@@ -189,6 +193,7 @@ impl Batch {
             let result = failed.get(&volume).cloned().map_or(Ok(()), Err);
             tell(match pending {
                 Pending::Holder(number) => News::Holder(number, result),
+                Pending::Lower(number) => News::Lower(number, result),
                 Pending::Serve(number, loaded) => {
                     News::Serve(number, loaded.and(result).and_then(|()| of(records, &volume)))
                 }

@@ -90,7 +90,11 @@ fn another_file_at_the_path_is_named_and_not_served() {
     let (path, other) = (dir.path().join("v.img"), dir.path().join("other.img"));
     std::fs::write(&other, pattern(9, usize::try_from(SIZE).unwrap())).unwrap();
     std::fs::rename(&other, &path).unwrap();
-    assert_serves_on(&target, &client, &["volume `v`", "its file is deleted, and another is at"]);
+    assert_serves_on(
+        &target,
+        &client,
+        &["volume `v`", "its file is deleted and another one is at"],
+    );
     assert_holds(&mut client, "renamed over");
     assert_goes_on_with_the_open_file(&target, client, "renamed over");
     assert!(std::fs::read(&path).unwrap() == pattern(9, usize::try_from(SIZE).unwrap()));
@@ -120,7 +124,7 @@ fn a_directory_at_the_path_is_named_and_no_hindrance() {
 #[test]
 fn a_file_of_another_length_is_named_and_the_volume_keeps_its_size() {
     for (len, piece) in [
-        (SIZE + 1, "no whole number of blocks"),
+        (SIZE + 1, "not whole blocks"),
         (SIZE / 2, "has 2097152 of 4194304 bytes"),
         (0, "has 0 of 4194304 bytes"),
     ] {
@@ -162,23 +166,26 @@ fn a_file_that_grew_by_whole_blocks_is_served_as_before() {
     assert!(bytes[usize::try_from(SIZE).unwrap()..] == pattern(7, BLOCK), "it is still there");
 }
 
+/// The file of the state directory whose name ends so.
+fn file_with(dir: &Path, ending: &str) -> String {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names = names.map(|name| name.into_string().unwrap());
+    names.find(|name| name.ends_with(ending)).unwrap_or_else(|| panic!("no {ending}"))
+}
+
 #[test]
 fn a_lost_state_is_named_and_no_mount_is_fenced() {
-    for lost in [&["holders"][..], &["lineage"], &["holders", "lineage", "lineage.lock"]] {
+    for lost in [&[".volume"][..], &[".volume", ".lineage.lock"]] {
         let dir = tempfile::tempdir().unwrap();
         let (target, mut client) = served(dir.path());
-        let name = target.status().name;
-        let (kept, of) = (dir.path().join("kept"), |ending: &&str| format!("{name}.{ending}"));
+        let kept = dir.path().join("kept");
         std::fs::create_dir(&kept).unwrap();
-        let files: Vec<String> = lost.iter().map(of).collect();
+        let files = lost.iter().map(|ending| file_with(dir.path(), ending));
+        let files: Vec<String> = files.collect();
         for file in &files {
             std::fs::rename(dir.path().join(file), kept.join(file)).unwrap();
         }
-        let piece = match lost.contains(&"lineage") {
-            true => "would report one",
-            false => "would be refused (fenced)",
-        };
-        assert_serves_on(&target, &client, &["is gone", piece]);
+        assert_serves_on(&target, &client, &["is gone", "would be refused (fenced)", "a loss"]);
         assert_holds(&mut client, "a lost state");
         // Put back, and everything is as it was.
         for file in &files {
@@ -199,16 +206,16 @@ fn a_lost_state_is_named_and_no_mount_is_fenced() {
 fn another_state_than_the_target_wrote_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
-    let holders = dir.path().join(format!("{}.holders", target.status().name));
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
-    let earlier = std::fs::read(&holders).unwrap();
+    let record = dir.path().join(file_with(dir.path(), ".volume"));
+    let earlier = std::fs::read(&record).unwrap();
     // Another host takes it over: a later generation.
     let taken = Claim { take_over: true, ..AccessMode::Exclusive.into() };
     let mut other = Client::claim(&target.address, "v", 2, taken).unwrap();
     fill(&mut other);
-    std::fs::write(&holders, earlier).unwrap();
+    std::fs::write(&record, earlier).unwrap();
     let refused = run(&mut command(&target, &[]));
-    assert_refused(&refused, 1, &["does not say what this target wrote there", "fenced"]);
+    assert_refused(&refused, 1, &["is not what this target wrote", "fenced"]);
     assert_holds(&mut other, "an earlier state");
     assert_eq!(client.try_io(rblk_initiator::io::IoOp::Flush, 0, 0), None, "it was taken over");
 }

@@ -11,9 +11,9 @@
 //! | read-ahead, limits, read-only no longer | access |
 //! | read-only | hold, access |
 //! | larger | store, grow, access |
-//! | smaller, cache mode | close, write back, quiet, reshape, store, access |
+//! | smaller, cache mode | close, write back, quiet, reshape, store, lower if less is at risk, access |
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
-//! | removed | close, write back, quiet, drop |
+//! | removed | close, write back, quiet, drop, lower |
 //! | nothing: what is dirty is made durable | write back |
 //! | a snapshot | probe, write back, hold, write back, clone, access |
 //!
@@ -25,7 +25,8 @@
 //! written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Record" makes durable, before a host may write, that writes are at risk
-//! ([`AtRisk`](crate::record::AtRisk)).
+//! ([`AtRisk`](crate::record::AtRisk)). "Lower" says that less is. Where that cannot be written, the
+//! record says too much, which is safe.
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
@@ -140,6 +141,8 @@ pub enum OrderError {
 pub enum Step {
     /// The next run will know that hosts may write to it as it will be.
     Record,
+    /// The next run will know that what is not at risk by the volume as it is now was made durable.
+    Lower,
     /// Every poll group serves another volume, which no command can name yet.
     Add,
     /// The file has the size of the volume.
@@ -174,14 +177,14 @@ impl Step {
     // A step that may fail late, and can be given up: what it waits for changes nothing. The length
     // of a file is something: a change of it that came later would cut off what hosts wrote since.
     fn has_deadline(self) -> bool {
-        use Step::{Clone, Close, Hold, Probe, Quiet, Record, WriteBack};
-        matches!(self, Record | Close | WriteBack | Quiet | Probe | Hold | Clone)
+        use Step::{Clone, Close, Hold, Lower, Probe, Quiet, Record, WriteBack};
+        matches!(self, Record | Lower | Close | WriteBack | Quiet | Probe | Hold | Clone)
     }
 
     // What did not end in time.
     fn waits_for(self) -> &'static str {
         match self {
-            Self::Record => "the write of its record (state_dir)",
+            Self::Record | Self::Lower => "the write of its record (state_dir)",
             Self::Close => "the connections of its hosts",
             Self::WriteBack => "the writes of its dirty blocks",
             _ => "the work of its store",
@@ -254,6 +257,9 @@ fn steps_between(before: &Volume, after: &Volume) -> Vec<Step> {
     if risk(after) > risk(before) {
         steps.insert(0, Step::Record);
     }
+    if AtRisk::by_writes_to(after) < AtRisk::by_writes_to(before) {
+        steps.insert(steps.len() - 1, Step::Lower);
+    }
     steps
 }
 
@@ -298,6 +304,9 @@ fn steps_back(done: &[Step], failed: Option<Step>, is_new: bool, grew: bool) -> 
         () if has(Step::Reshape) => vec![Step::Reshape, Step::Access],
         () => vec![Step::Access],
     };
+    if !is_new && (has(Step::Record) || failed == Some(Step::Record)) {
+        back.push(Step::Lower);
+    }
     let is_longer = has(Step::Store) || failed == Some(Step::Store);
     // Commands of a shard that has the new size may have come to the end of the file.
     if grew && !is_new && is_longer && !has(Step::Grow) && !has(Step::Reshape) {
@@ -372,7 +381,10 @@ impl Core {
                 self.volume_changed(volume.index);
                 self.take_from_all(volume.index);
                 let steps = match volume.placement {
-                    Placement::Store => vec![Step::Close, Step::WriteBack, Step::Quiet, Step::Drop],
+                    Placement::Store => {
+                        use Step::{Close, Drop, Lower, Quiet, WriteBack};
+                        vec![Close, WriteBack, Quiet, Drop, Lower]
+                    }
                     Placement::Memory(_) | Placement::Null => {
                         vec![Step::Close, Step::Quiet, Step::Drop]
                     }
@@ -439,8 +451,8 @@ impl Core {
         self.latest = now;
         let Some(alteration) = &mut self.alteration else { return };
         alteration.since = now;
-        let is_last_resort = alteration.steps.front() == Some(&Step::Abandon);
-        match if is_last_resort { Ok(()) } else { result } {
+        let cannot_fail = matches!(alteration.steps.front(), Some(Step::Abandon | Step::Lower));
+        match if cannot_fail { Ok(()) } else { result } {
             Ok(()) => alteration.done.extend(alteration.steps.pop_front()),
             Err(_) if alteration.failure.is_some() => {
                 // It cannot be led back either: what is served is what the poll groups have.

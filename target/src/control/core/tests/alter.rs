@@ -67,7 +67,7 @@ fn with_stored() -> (World, u16) {
 
 #[test]
 fn each_change_takes_its_steps() {
-    use Step::{Access, Close, Drop, Grow, Hold, Quiet, Record, Reshape, Store, WriteBack};
+    use Step::{Access, Close, Drop, Grow, Hold, Lower, Quiet, Record, Reshape, Store, WriteBack};
     let (mut w, index) = with_stored();
     let steps = |w: &mut World, volume: Volume, shrink| {
         w.alter(volume, shrink).unwrap();
@@ -87,7 +87,8 @@ fn each_change_takes_its_steps() {
     let cached = Volume { cache: CacheMode::WriteBack, ..as_it_was() };
     let cleared = [Record, Close, WriteBack, Quiet, Reshape, Access];
     assert_eq!(steps(&mut w, cached.clone(), false), cleared);
-    assert_eq!(steps(&mut w, read_only(), false), cleared, "nothing is left in memory");
+    let lowered = [Close, WriteBack, Quiet, Reshape, Lower, Access];
+    assert_eq!(steps(&mut w, read_only(), false), lowered, "nothing is left in memory");
     assert_eq!(steps(&mut w, cached.clone(), false), cleared);
     // The last block was cached as far as it reached.
     let odd = Volume { cache: CacheMode::WriteBack, ..stored(index, BlockCount(801)) };
@@ -99,7 +100,7 @@ fn each_change_takes_its_steps() {
     let cached = Volume { cache: CacheMode::WriteBack, ..read_only };
     assert_eq!(steps(&mut w, cached, false), closed);
     w.remove(index, false).unwrap();
-    assert_eq!(w.do_all(), [Close, WriteBack, Quiet, Drop]);
+    assert_eq!(w.do_all(), [Close, WriteBack, Quiet, Drop, Lower]);
     assert_eq!(w.remove(index, false), Err(OrderError::Unknown));
 }
 
@@ -188,6 +189,8 @@ fn what_waits_for_a_store_has_a_deadline_and_leads_back() {
     w.steps.clear();
     w.stepped(Err("a disk".to_owned()));
     assert_eq!(w.steps, [Step::Access]);
+    w.stepped(Ok(()));
+    assert_eq!(w.steps.pop(), Some(Step::Lower));
     w.stepped(Ok(()));
     assert_eq!(w.steps.pop(), Some(Step::CutBack));
     w.stepped(Ok(()));
@@ -398,6 +401,8 @@ fn what_is_more_at_risk_is_recorded_first() {
     assert_eq!(w.steps, [Step::Record]);
     // Where it cannot be, nothing changes.
     w.stepped(Err("a full disk".to_owned()));
+    assert_eq!(w.steps.pop(), Some(Step::Lower), "the disk may have it all the same");
+    w.stepped(Err("a full disk".to_owned()));
     assert_eq!(w.altered.pop(), Some(Err("a full disk".to_owned())));
     assert_eq!(w.core.exports.volume(VolumeIndex(index)).unwrap().cache, CacheMode::None);
     w.steps.clear();
@@ -551,10 +556,8 @@ impl Chance {
     }
 
     fn step(&mut self) {
-        if self.w.steps.pop().is_none() {
-            return;
-        }
-        let fails = self.below(8) == 0;
+        let Some(step) = self.w.steps.pop() else { return };
+        let fails = self.below(8) == 0 && step != Step::Lower;
         self.w.stepped(if fails { Err("chance".to_owned()) } else { Ok(()) });
         let Some(result) = self.w.altered.pop() else { return };
         let Pending { index, after, .. } = self.pending.take().expect("one was under way");
