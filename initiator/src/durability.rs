@@ -46,7 +46,8 @@
 //! A queue that retains always has a place for what it sends. A write that finds none sends a FLUSH
 //! first, under its own tag, and so does the one that makes the ring more than half full, so that
 //! the others need not wait. No user asked for these FLUSHes, so they do not fail after a loss.
-//! Only a write longer than the whole ring goes out with FUA instead.
+//! Only a write longer than the whole ring goes out with FUA instead. A process that leaves a guest
+//! sends such a FLUSH, too: what it finds is for the FLUSHes of the guest to tell.
 
 mod ledger;
 #[cfg(test)]

@@ -58,6 +58,8 @@ struct Mark {
     // What it is meant for, if it is a FLUSH.
     meant: u64,
     ahead: Ahead,
+    // It is a FLUSH of this end, for which no user waits.
+    unasked: bool,
 }
 
 /// One queue's part: asked about each request when it is sent and answered. Allocates nothing after
@@ -93,6 +95,14 @@ impl Ledger {
         }
     }
 
+    /// The FLUSH that came under this tag is one of this end: no user waits for it, so it tells no
+    /// loss, and a loss that it finds is told by others.
+    pub(crate) fn unasked(&mut self, tag: Tag) {
+        if let Some(mark) = self.mark(tag) {
+            mark.unasked = true;
+        }
+    }
+
     /// Whether a FLUSH must fail instead of being sent, to tell a loss once. Ask once, and do as it
     /// says. A FLUSH that fails of a loss until the disk is mounted again is sent nevertheless, and
     /// fails when it is [answered](Self::answered).
@@ -102,6 +112,9 @@ impl Ledger {
             return false;
         }
         let mark = self.marks.get(tag.index()).copied().unwrap_or_default();
+        if mark.unasked {
+            return false;
+        }
         let must_tell = self.shared.must_tell(mark.losses, mark.meant);
         must_tell && !Mutation::ReplaySilentLoss.is_on()
     }
@@ -168,11 +181,14 @@ impl Ledger {
         if mark.ahead == Ahead::Sent {
             mark.ahead = Ahead::Done;
             self.flushing = false;
-            self.flushed_ahead(tag, horizon, fine);
+            self.flushed_unasked(tag, horizon, fine);
             return Answered::Again;
         }
         match io.op {
             IoOp::Read => {}
+            // `Fenced` says nothing about the store.
+            IoOp::Flush if mark.unasked && status == Status::Fenced => {}
+            IoOp::Flush if mark.unasked => self.flushed_unasked(tag, horizon, fine),
             IoOp::Flush => return self.flushed(horizon, status),
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {
                 match (mark.entry.take(), &mut self.ring) {
@@ -190,9 +206,9 @@ impl Ledger {
         Answered::Done
     }
 
-    /// A FLUSH ahead of a write was answered. No user waits for it, so if it failed, other FLUSHes
-    /// have to tell.
-    fn flushed_ahead(&self, tag: Tag, horizon: u64, fine: bool) {
+    /// A FLUSH of this end was answered, ahead of a write or not. No user waits for it, so if it
+    /// failed, other FLUSHes have to tell.
+    fn flushed_unasked(&self, tag: Tag, horizon: u64, fine: bool) {
         let mode = self.shared.on_loss();
         let needs_room = self.starving == Some(tag);
         if fine && needs_room {

@@ -60,6 +60,51 @@ fn a_flush_covers_what_was_acknowledged_before_it_on_any_queue() {
 }
 
 #[test]
+fn a_flush_for_which_nobody_waits_tells_nobody() {
+    for (mode, before) in [(OnLoss::Once, 1), (OnLoss::UntilRemount, 1), (OnLoss::Once, 0)] {
+        let shared = Durability::new(mode);
+        let mut a = ledger(&shared, None);
+        let write = io(IoOp::Write, 0, 1);
+        send(&mut a, 0, &write);
+        answer(&mut a, 0, &write, true);
+        if before > 0 {
+            shared.lose(shared.horizon());
+            send(&mut a, 0, &write);
+            answer(&mut a, 0, &write, true);
+        }
+        // It is sent after a loss, too, and makes durable what came since. Where it fails, that is
+        // a loss.
+        for (fine, losses) in [(true, before), (false, before + 1)] {
+            send(&mut a, 1, &write);
+            answer(&mut a, 1, &write, true);
+            assert_eq!(send(&mut a, 0, &flush()), AS_IT_IS);
+            a.unasked(Tag(0));
+            assert!(!a.must_fail(Tag(0), &flush()));
+            assert_eq!(answer(&mut a, 0, &flush(), fine), Answered::Done);
+            assert_eq!(
+                (shared.unflushed() == 0, shared.losses()),
+                (fine || mode == OnLoss::Once, losses)
+            );
+            assert_eq!(shared.has_untold_loss(), losses > 0, "{mode:?} {fine}");
+        }
+        // The next FLUSH of a user tells it.
+        send(&mut a, 0, &flush());
+        let told = match mode {
+            OnLoss::Once => a.must_fail(Tag(0), &flush()),
+            OnLoss::UntilRemount => answer(&mut a, 0, &flush(), true) == Answered::Lost,
+        };
+        assert!(told, "{mode:?}");
+    }
+    // The end of the mount is no loss.
+    let shared = Durability::new(OnLoss::UntilRemount);
+    let mut a = ledger(&shared, None);
+    send(&mut a, 0, &flush());
+    a.unasked(Tag(0));
+    a.answered(Tag(0), &flush(), Status::Fenced, |_, _| {});
+    assert_eq!(shared.losses(), 0);
+}
+
+#[test]
 fn a_flush_is_planned_anew_on_a_new_path() {
     let shared = Durability::new(OnLoss::Once);
     let mut a = ledger(&shared, None);

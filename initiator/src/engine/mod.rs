@@ -362,6 +362,23 @@ impl Engine {
         self.submit(tag, io)
     }
 
+    /// Takes a FLUSH of this end, for which no user waits: it tells nobody of a loss.
+    ///
+    /// # Errors
+    /// As of [`Self::submit_at`].
+    pub(crate) fn submit_unasked_flush(
+        &mut self,
+        tag: Tag,
+        flush: Io,
+        place: Place,
+    ) -> Result<(), WrongState> {
+        self.submit_at(tag, flush, place)?;
+        if let Some(ledger) = &mut self.ledger {
+            ledger.unasked(tag);
+        }
+        Ok(())
+    }
+
     /// The data of a request that is not answered is somewhere else from now on, while there is no
     /// path.
     pub(crate) fn replace(&mut self, tag: Tag, place: Place) {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use rblk_config::{DigestWish, MountConfig, said_once};
 use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::width::narrow;
-use rblk_protocol::{Features, Name, QueueDepth, limits};
+use rblk_protocol::{Features, Generation, Name, QueueDepth, limits};
 
 use super::course::Facts;
 use super::link::{access_mode, options};
@@ -44,6 +44,8 @@ pub(super) struct First<'f> {
     pub(super) spare_buffers: u16,
     /// Who has the queues.
     pub(super) user: User,
+    /// In which a process before had the volume, and this one has to have it.
+    pub(super) generation: Generation,
 }
 
 /// Who has the queues of a mount.
@@ -60,7 +62,8 @@ pub(super) enum User {
 impl<'f> First<'f> {
     /// Of a disk of the driver.
     pub(super) fn of_driver(config: &'f MountConfig, name: &'f str, take_over: bool) -> Self {
-        Self { config, name, take_over, spare_buffers: 0, user: User::Driver }
+        let (user, generation) = (User::Driver, Generation::FRESH);
+        Self { config, name, take_over, spare_buffers: 0, user, generation }
     }
 
     /// Whether control tests the paths of the queues.
@@ -184,8 +187,8 @@ async fn open_first(
     volume_name: Name,
     session: &mut Session,
 ) -> anyhow::Result<(Setup, Facts, Vec<Path>)> {
-    let First { config, take_over, spare_buffers, .. } = first;
-    let claim = Claim { take_over, ..access_mode(config).into() };
+    let First { config, take_over, spare_buffers, generation, .. } = first;
+    let claim = Claim { take_over, generation, ..access_mode(config).into() };
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
     let shared = first.shared_memory()?;

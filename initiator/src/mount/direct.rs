@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rblk_config::MountConfig;
 use rblk_fabric::Region;
 use rblk_fabric::spin::SpinMode;
-use rblk_protocol::{OpenReply, VolumeFlags};
+use rblk_protocol::{Generation, OpenReply, VolumeFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use super::begin::{First, User, connect_patiently};
@@ -69,7 +69,8 @@ impl Direct {
     pub(crate) async fn begin(asked: Asked) -> anyhow::Result<(Self, Vec<GivenQueue>)> {
         let Asked { config, host, take_over, spare_buffers } = asked;
         let user = User::Program;
-        let first = First { config: &config, name: "", take_over, spare_buffers, user };
+        let generation = Generation::FRESH;
+        let first = First { config: &config, name: "", take_over, spare_buffers, user, generation };
         let (mut mount, paths) = connect_patiently(first, host, |_| {}).await?;
         let (outbox, from_queues) = mpsc::unbounded_channel();
         let parts = match mount.give_queues(&outbox) {

@@ -1,7 +1,8 @@
 //! A volume as the disk of a virtual machine ([`crate::vhost`]): a mount that has a socket instead
 //! of a device. The rest is what a disk has: name, lock and control socket, session, course,
-//! epochs, retained writes and losses. There is no note and no recovery: with the process, the
-//! guest's requests that are under way are lost, and its disk has to be reset.
+//! epochs, retained writes and losses. Its note is a [`GuestNote`], beside the socket: the next
+//! process goes on with the same guest and what it wrote. Requests that were under way when a
+//! process was killed are lost, so the rings of its guest are left alone until the guest is reset.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -9,13 +10,15 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rblk_config::{DigestWish, MountConfig};
-use rblk_protocol::VolumeFlags;
+use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
 use super::begin::{First, User, connect_first};
+use super::guest_note::{GuestNote, Inherited};
 use super::leftovers::{Purpose, claim};
 use super::lock::MountLock;
 use super::mounted::{Mount, size_bytes};
@@ -24,10 +27,15 @@ use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::{OnReady, neighbour, recover, task, waiting};
+use crate::error::SessionError;
 use crate::identity::id_of_guest;
+use crate::path::Path as QueuePath;
 use crate::queue::FromQueue;
 use crate::session::HostIdentity;
-use crate::vhost::{Disk, Memories, Served, ThreadParts};
+use crate::vhost::{Disk, Left, Memories, Served, ThreadParts};
+
+/// How soon a note that could not be written is tried again.
+const NOTE_AGAIN: Duration = Duration::from_secs(1);
 
 /// A socket cannot be a front end's.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +51,8 @@ pub struct GuestSocket {
     listener: UnixListener,
     path: PathBuf,
     unlinked: Cell<bool>,
+    // A process that was killed left it there.
+    was_left: bool,
 }
 
 impl GuestSocket {
@@ -52,8 +62,8 @@ impl GuestSocket {
     /// Another process listens there, or there is something else, or no socket can be made.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         let bad = |problem: String| BadSocket { path: path.to_owned(), problem };
-        match std::fs::symlink_metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        let was_left = match std::fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(bad(error.to_string()).into()),
             Ok(found) if !found.file_type().is_socket() => {
                 let problem = "it is there, and is no socket; name another path, or remove it";
@@ -63,12 +73,15 @@ impl GuestSocket {
                 let problem = "another process listens there; see `rblk-initiator list`, or name another path";
                 return Err(bad(problem.to_owned()).into());
             }
-            Ok(_) => std::fs::remove_file(path).map_err(|error| bad(error.to_string()))?,
-        }
+            Ok(_) => {
+                std::fs::remove_file(path).map_err(|error| bad(error.to_string()))?;
+                true
+            }
+        };
         let listener = UnixListener::bind(path)
             .map_err(|error| bad(format!("{error}; the directory has to be there")))?;
         let path = std::path::absolute(path).map_err(|error| bad(error.to_string()))?;
-        Ok(Self { listener, path, unlinked: Cell::new(false) })
+        Ok(Self { listener, path, unlinked: Cell::new(false), was_left })
     }
 
     /// Removes the socket's file, once: a later one of that path is another process's.
@@ -138,32 +151,98 @@ pub async fn run_guest(
         // The run directory is root's.
         false => None,
     };
+    let before = GuestNote::read(&socket.path)?;
     // One socket, one guest, one holder: no mount of this host is taken for it.
     let host = HostIdentity { id: id_of_guest(host.id, &socket.path), ..host };
     if !take_over {
         neighbour::must_not_hold(name, config, host.id, None)?;
     }
-    let first = First { config, name, take_over, spare_buffers: 0, user: User::Guest };
-    let why = RefCell::new(None);
-    let (mut mount, paths) = match &listed {
-        Some(listed) => waiting::connect(&listed.socket, first, host, &mut signals).await?,
-        None => tokio::select! {
-            connected = connect_first(first, host, &why) => connected?,
-            () = signals.next() => {
-                return Err(waiting::ToldToEnd { name: name.to_owned() }.into());
-            }
-        },
+    let same = before.as_ref().filter(|note| note.is_of(&config.volume));
+    let generation = same.map_or(Generation::FRESH, GuestNote::generation);
+    let user = User::Guest;
+    let mut first = First { config, name, take_over, spare_buffers: 0, user, generation };
+    let connected = match connect(first, host, listed.as_ref(), &mut signals).await {
+        Err(error) if !generation.is_fresh() && is_fenced(&error) => {
+            first.generation = Generation::FRESH;
+            connect(first, host, listed.as_ref(), &mut signals).await
+        }
+        connected => connected,
     };
+    let (mut mount, paths) = connected?;
+    let was_away = first.generation != generation;
+    let left = match before {
+        Some(note) => inherit(&mut mount, &note, was_away),
+        None if socket.was_left => inherit_unknown(&mut mount),
+        None => Left::default(),
+    };
+    mount.set_guest(&socket.path)?;
     let (outbox, from_queues) = mpsc::unbounded_channel();
     let (memories, asked_memories) = mpsc::unbounded_channel();
     let listener = socket.listener.try_clone().context("the socket of the front end");
-    let served =
-        listener.and_then(|listener| serve_rings(&mut mount, config, listener, &outbox, memories));
+    let served = listener
+        .and_then(|listener| serve_rings(&mut mount, config, &left, listener, (&outbox, memories)));
     mount.connect_queues(paths);
     mount.set_disk(&socket.path);
     let guest = Guest { mount, from_queues, memories: asked_memories };
     let control = listed.as_ref().map(|listed| &listed.socket);
-    guest.serve(served, &socket, control, &mut signals, on_ready).await
+    guest.serve((served, left), &socket, control, &mut signals, on_ready).await
+}
+
+/// The first connect. Meanwhile the control socket answers, if there is one.
+async fn connect(
+    first: First<'_>,
+    host: HostIdentity,
+    listed: Option<&Listed>,
+    signals: &mut Signals,
+) -> anyhow::Result<(Mount, Vec<QueuePath>)> {
+    let why = RefCell::new(None);
+    match listed {
+        Some(listed) => waiting::connect(&listed.socket, first, host, signals).await,
+        None => tokio::select! {
+            connected = connect_first(first, host, &why) => connected,
+            () = signals.next() => Err(waiting::ToldToEnd { name: first.name.to_owned() }.into()),
+        },
+    }
+}
+
+fn is_fenced(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(SessionError::Fenced { .. }))
+}
+
+/// Begins with what the process before knew, and says what that means.
+fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> Left {
+    let on_loss = mount.durability().on_loss();
+    let Inherited { account, left, is_new_loss, other } =
+        note.inherit(mount.link().facts(), on_loss, was_away);
+    mount.inherit(&account);
+    let consequence = account.on_loss().consequence();
+    if is_new_loss {
+        tracing::error!(
+            rblk_event = "lost-writes",
+            "lost: the target lost its memory, so writes that the process before this one acknowledged may be lost; \
+             {consequence}"
+        );
+    } else if account.has_untold_loss() {
+        tracing::error!("a loss from before is still to be told to the guest; {consequence}");
+    } else if account.inherits_doubt() {
+        tracing::info!(
+            "the process before this one may have acknowledged writes that no FLUSH covered; this one watches over them"
+        );
+    }
+    if let Some(why) = other {
+        tracing::warn!(
+            why,
+            "the volume is not what a guest left, so no guest can go on with it: reset the guest"
+        );
+    }
+    left
+}
+
+/// A process that wrote no note was killed.
+fn inherit_unknown(mount: &mut Mount) -> Left {
+    let Inherited { account, left, .. } = Inherited::unknown(mount.durability().on_loss());
+    mount.inherit(&account);
+    left
 }
 
 /// The name and the control socket of the mount, by which other commands know it.
@@ -187,9 +266,9 @@ impl Listed {
 fn serve_rings(
     mount: &mut Mount,
     config: &MountConfig,
+    left: &Left,
     listener: UnixListener,
-    outbox: &mpsc::UnboundedSender<FromQueue>,
-    memories: mpsc::UnboundedSender<Memories>,
+    (outbox, memories): (&mpsc::UnboundedSender<FromQueue>, mpsc::UnboundedSender<Memories>),
 ) -> anyhow::Result<Served> {
     let targets = mount.give_queues(outbox)?;
     let disk = disk_of(mount, config);
@@ -201,8 +280,8 @@ fn serve_rings(
         block_size,
         id: disk.id,
     });
-    let parts = parts.collect();
-    Served::start(listener, disk, parts, spin_mode(config.spin), memories)
+    let parts = (parts.collect(), disk.volatile_cache.then(|| Arc::clone(mount.durability())));
+    Served::start(listener, disk, parts, left, spin_mode(config.spin), memories)
         .context("the disk of the guest")
 }
 
@@ -237,7 +316,7 @@ impl Guest {
     /// Serves until it is unmounted, told to end, or a ring broke.
     async fn serve(
         mut self,
-        served: anyhow::Result<Served>,
+        (served, left): (anyhow::Result<Served>, Left),
         guest_socket: &GuestSocket,
         socket: Option<&MountSocket>,
         signals: &mut Signals,
@@ -247,6 +326,8 @@ impl Guest {
             Ok(served) => served,
             Err(error) => {
                 self.mount.end(&mut self.from_queues).await;
+                // Nothing was served: all is as the process before left it.
+                self.mount.leave_guest(left);
                 return Err(error);
             }
         };
@@ -260,10 +341,11 @@ impl Guest {
         };
         tokio::pin!(answering);
         let mut pending = None;
+        let mut note_at = None;
         let result = loop {
             tokio::select! {
                 () = &mut answering => {}
-                going_on = self.next(&mut asked, &served, &mut pending) => match going_on {
+                going_on = self.next(&mut asked, &served, (&mut pending, &mut note_at)) => match going_on {
                     Ok(true) => {}
                     Ok(false) => break Ok(()),
                     Err(error) => break Err(error),
@@ -275,6 +357,9 @@ impl Guest {
             served.news().tell(size_bytes(facts), read_only);
         };
         self.mount.end(&mut self.from_queues).await;
+        if result.is_ok() {
+            self.mount.leave_guest(served.news().left());
+        }
         // First, so that whoever hears that it is gone finds nothing.
         guest_socket.unlink();
         if let Some(socket) = socket {
@@ -293,10 +378,10 @@ impl Guest {
         &mut self,
         asked: &mut mpsc::Receiver<Asked>,
         served: &Served,
-        pending: &mut Option<Asked>,
+        (pending, note_at): (&mut Option<Asked>, &mut Option<Instant>),
     ) -> anyhow::Result<bool> {
         let Self { mount, from_queues, memories } = self;
-        let rates_due = mount.rates_due();
+        let (rates_due, durability) = (mount.rates_due(), Arc::clone(mount.durability()));
         tokio::select! {
             Some(message) = from_queues.recv() => mount.on_queue(message)?,
             () = mount.attend() => {}
@@ -310,6 +395,16 @@ impl Guest {
             },
             Some(request) = asked.recv() => on_ask(request, mount, served, pending),
             () = task::until(rates_due) => mount.take_rates(),
+            () = durability.loss_changed(), if note_at.is_none() => {
+                *note_at = Some(Instant::now() + mount.note().step());
+            }
+            () = task::until(*note_at) => {
+                if mount.note().owes_loss() {
+                    mount.write_note();
+                }
+                // One that could not be written is tried again.
+                *note_at = mount.note().owes_loss().then(|| Instant::now() + NOTE_AGAIN);
+            }
         }
         Ok(true)
     }

@@ -165,6 +165,11 @@ impl Link {
         Self { course, session: Some(session), ..link }
     }
 
+    /// What is durable is known from this account from now on.
+    pub(super) fn inherit(&mut self, account: &Arc<Durability>) {
+        self.durability = Arc::clone(account);
+    }
+
     /// How the mount reaches its volume.
     pub(super) fn setup(&self) -> &Setup {
         &self.setup

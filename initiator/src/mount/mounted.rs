@@ -1,6 +1,7 @@
 //! [`Mount`]: a mount's parts together: the [link](super::link) to its target, its queue threads,
 //! its note, and what people are told of it. Its device is held apart ([`super::serving`]).
 
+use std::io;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ use crate::path::Path;
 use crate::queue::{FromQueue, TargetParts};
 use crate::session::Session;
 use crate::ublk::{Control, Device, DeviceToken};
+use crate::vhost::Left;
 
 /// Time for the device to go away when the target answers.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
@@ -306,6 +308,30 @@ impl Mount {
         self.note.set_device(device.info().id, token);
         self.note.must_write(self.link.setup(), self.link.facts()).context(NO_NOTE)?;
         Ok(device)
+    }
+
+    /// Another process served the same guest before. Told before there are queues.
+    pub(super) fn inherit(&mut self, account: &Arc<Durability>) {
+        self.durability = Arc::clone(account);
+        self.link.inherit(account);
+        self.note.inherit(account);
+        self.status.on_loss = account.on_loss();
+    }
+
+    /// A guest uses the mount, whose front end connects to that socket. Writes the first note.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn set_guest(&mut self, socket: &FilePath) -> io::Result<()> {
+        self.note.set_guest(socket, self.link.setup().queues);
+        self.note.must_write(self.link.setup(), self.link.facts())
+    }
+
+    /// Writes the last note of a guest's mount, whose rings are left like this.
+    pub(super) fn leave_guest(&mut self, left: Left) {
+        if let Err(error) = self.note.write_last_of_guest(self.link.facts(), left) {
+            tracing::error!(%error, "the note of the guest stays as it was: the next process may tell more than is true");
+        }
     }
 
     /// Takes over a device that has a note.

@@ -1,20 +1,24 @@
-//! [`NoteKeeper`]: writes the note of a mount, and knows what the last one said.
+//! [`NoteKeeper`]: writes the note of a mount, and knows what the last one said. A mount that a
+//! guest uses has a [`GuestNote`].
 //!
 //! Invariant: once there is a device, the note on disk names it. A loss that has to be told is in
 //! the note soon after it became known, and at once where every FLUSH tells it. A note that cannot
 //! be written is owed until it can.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, OnLoss};
 
 use super::course::Facts;
+use super::guest_note::{self, GuestNote, UnwrittenGuestNote};
 use super::note::{Doubts, Note};
 use super::setup::Setup;
 use crate::durability::Durability;
 use crate::ublk::DeviceToken;
+use crate::vhost::Left;
 
 /// How soon a loss that came or was told is noted, where FLUSHes tell each of many losses.
 const NOTE_STEP: Duration = Duration::from_secs(1);
@@ -31,10 +35,20 @@ pub(super) struct NoteKeeper {
     // Acknowledged writes may be in the target's memory only.
     volatile_cache: bool,
     recovered: u32,
-    // Number and mark of the device, once there is one. Without a device there is nothing to note.
-    device: Option<(u32, DeviceToken)>,
+    subject: Subject,
     // Whether the last note says that a loss is to be told.
     noted_loss: bool,
+}
+
+/// What the note is of.
+#[derive(Debug)]
+enum Subject {
+    /// There is nothing to note yet.
+    None,
+    /// A device, by its number and mark.
+    Device(u32, DeviceToken),
+    /// The guest of that socket, with so many rings.
+    Guest(PathBuf, u16),
 }
 
 impl NoteKeeper {
@@ -53,14 +67,58 @@ impl NoteKeeper {
             durability: Arc::clone(durability),
             volatile_cache,
             recovered,
-            device: None,
+            subject: Subject::None,
             noted_loss: false,
         }
     }
 
     /// The device of the mount from now on.
     pub(super) fn set_device(&mut self, id: u32, token: DeviceToken) {
-        self.device = Some((id, token));
+        self.subject = Subject::Device(id, token);
+    }
+
+    /// The mount is used by a guest, whose front end connects to that socket.
+    pub(super) fn set_guest(&mut self, socket: &Path, rings: u16) {
+        self.subject = Subject::Guest(socket.to_owned(), rings);
+    }
+
+    /// What is durable is known from this account from now on.
+    pub(super) fn inherit(&mut self, durability: &Arc<Durability>) {
+        self.durability = Arc::clone(durability);
+    }
+
+    /// The last note of a mount that a guest used, which ended in good order. It is removed where
+    /// the next process needs to know nothing.
+    ///
+    /// # Errors
+    /// The older note is still there, which says less good things.
+    pub(super) fn write_last_of_guest(
+        &mut self,
+        facts: &Facts,
+        left: Left,
+    ) -> Result<(), UnwrittenGuestNote> {
+        let Subject::Guest(socket, _) = &self.subject else { return Ok(()) };
+        let doubts = self.guest_doubts(self.durability.unflushed() > 0);
+        if !GuestNote::outlives(doubts, &left) {
+            return GuestNote::remove(socket);
+        }
+        self.guest_note(facts, doubts, left.rings_in_doubt).write(socket)
+    }
+
+    fn guest_doubts(&self, maybe_unflushed: bool) -> guest_note::Doubts {
+        let writes = self.volatile_cache && !self.config.read_only;
+        let maybe_unflushed = maybe_unflushed && writes;
+        guest_note::Doubts { maybe_unflushed, loss_untold: self.durability.has_untold_loss() }
+    }
+
+    fn guest_note(
+        &self,
+        facts: &Facts,
+        doubts: guest_note::Doubts,
+        rings_in_doubt: Vec<u16>,
+    ) -> GuestNote {
+        let on_loss = self.durability.on_loss();
+        GuestNote::of(&self.config.volume, facts, doubts, on_loss, rings_in_doubt)
     }
 
     /// Notes what another process needs to serve the device. Where that fails the mount goes on:
@@ -86,7 +144,18 @@ impl NoteKeeper {
     }
 
     fn try_write(&mut self, setup: &Setup, facts: &Facts, maybe_unflushed: bool) -> io::Result<()> {
-        let Some(device) = self.device else { return Ok(()) };
+        let device = match &self.subject {
+            Subject::None => return Ok(()),
+            Subject::Device(id, token) => (*id, *token),
+            Subject::Guest(socket, rings) => {
+                let doubts = self.guest_doubts(true);
+                // As it is if this process is killed.
+                let note = self.guest_note(facts, doubts, (0..*rings).collect());
+                note.write(socket).map_err(io::Error::other)?;
+                self.noted_loss = doubts.loss_untold;
+                return Ok(());
+            }
+        };
         let loss_untold = self.durability.has_untold_loss();
         let doubts = Doubts { maybe_unflushed, loss_untold, recovered: self.recovered };
         Note::of(&self.name, device, &self.config, (setup, facts), doubts).write()?;
@@ -97,7 +166,8 @@ impl NoteKeeper {
     /// Whether a loss became known, or was told, since the last note. A process that recovers the
     /// mount by the old note would tell the loss again, or not at all.
     pub(super) fn owes_loss(&self) -> bool {
-        self.device.is_some() && self.noted_loss != self.durability.has_untold_loss()
+        !matches!(self.subject, Subject::None)
+            && self.noted_loss != self.durability.has_untold_loss()
     }
 
     /// Whether this has to be noted now, at the start of serving.
@@ -108,7 +178,7 @@ impl NoteKeeper {
     /// How long a change of that may wait. A loss that every FLUSH tells is noted once in the life
     /// of the mount, and at once: the next process has to know of it.
     pub(super) fn step(&self) -> Duration {
-        match self.config.on_loss {
+        match self.durability.on_loss() {
             OnLoss::Once => NOTE_STEP,
             OnLoss::UntilRemount => Duration::ZERO,
         }

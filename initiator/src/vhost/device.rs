@@ -17,12 +17,15 @@ use super::memory::GuestMemory;
 use super::news::{Memories, News};
 use super::ring::RingParts;
 use super::thread::{Order, RingThread, ThreadParts};
+use crate::durability::Durability;
 use crate::queue::FromQueue;
 
 /// Orders that a ring may not have read.
 const ORDERS_MAX: usize = 64;
 /// How long an order may take beyond what it says: the kernel may be slow to destroy QPs.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a front end that leaves waits until what its guest wrote is durable.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The disk of a guest.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(super) struct Device {
     orders: Vec<Sender<Order>>,
     threads: Vec<JoinHandle<()>>,
     memories: UnboundedSender<Memories>,
+    // None for a volume whose writes are durable when they are answered.
+    durability: Option<Arc<Durability>>,
 }
 
 impl Device {
@@ -42,11 +47,12 @@ impl Device {
     pub(super) fn start_threads(
         disk: Disk,
         news: Arc<News>,
-        parts: Vec<ThreadParts>,
+        (parts, durability): (Vec<ThreadParts>, Option<Arc<Durability>>),
         spin: SpinMode,
         memories: UnboundedSender<Memories>,
     ) -> io::Result<Self> {
-        let mut device = Self { disk, news, orders: Vec::new(), threads: Vec::new(), memories };
+        let (orders, threads) = (Vec::new(), Vec::new());
+        let mut device = Self { disk, news, orders, threads, memories, durability };
         for parts in parts {
             let (orders, receiver) = mailbox(ORDERS_MAX)?;
             let (queue, outbox) = (parts.target.queue, parts.target.outbox.clone());
@@ -91,14 +97,19 @@ impl Device {
         orders.send(order).map_err(|_| gone(ring))
     }
 
-    /// Serves a ring.
+    /// Serves a ring. One that a predecessor left in doubt is left alone, until the guest has made
+    /// it anew.
     ///
     /// # Errors
     /// It cannot be served like this, or its thread is gone.
-    pub(super) fn start(&self, ring: usize, parts: RingParts) -> io::Result<()> {
+    pub(super) fn start(&self, ring: usize, mut parts: RingParts) -> io::Result<()> {
+        parts.in_doubt = self.news.is_in_doubt(ring);
         let (reply, answer) = sync_channel(1);
         self.order(ring, Order::Start(Box::new(parts), reply))?;
-        wait(ring, &answer, PATIENCE)?
+        if wait(ring, &answer, PATIENCE)?? {
+            self.news.is_sure(ring);
+        }
+        Ok(())
     }
 
     /// Stops a ring, when none of its requests is under way. Returns which would be its next.
@@ -129,6 +140,31 @@ impl Device {
         answers
             .iter()
             .try_for_each(|(ring, answer)| wait(*ring, answer, patience + PATIENCE).map(drop))
+    }
+
+    /// Has the target make durable what the guest wrote, if it does so in time. No ring is served.
+    /// Where it fails, the account of this process, and its note, keep that.
+    ///
+    /// # Errors
+    /// The thread of a ring is gone.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        let Some(durability) = self.durability.as_ref().filter(|its| its.unflushed() > 0) else {
+            return Ok(());
+        };
+        let (reply, answer) = sync_channel(1);
+        self.order(0, Order::Flush(reply))?;
+        let answered = answer.recv_timeout(FLUSH_PATIENCE);
+        let writes = durability.unflushed();
+        match answered {
+            _ if writes == 0 => tracing::info!("what the guest wrote is durable"),
+            Err(RecvTimeoutError::Disconnected) => return Err(gone(0)),
+            Ok(_) | Err(RecvTimeoutError::Timeout) => tracing::warn!(
+                writes,
+                "cannot flush what the guest wrote: the target is away, or refuses. The next FLUSH of the guest tells \
+                 whether that was lost"
+            ),
+        }
+        Ok(())
     }
 
     /// Uses that memory of the guest from now on. No device touches any other when this returns.

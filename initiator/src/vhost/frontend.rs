@@ -242,6 +242,7 @@ impl<'d> FrontEnd<'d> {
             kick,
             call: state.call.take(),
             error: state.error.take(),
+            in_doubt: false,
         };
         let enabled = state.enabled || features & PROTOCOL_FEATURES == 0;
         self.device.start(event.ring, parts)?;
@@ -278,7 +279,8 @@ impl<'d> FrontEnd<'d> {
         }
     }
 
-    /// The front end is gone: its rings stop, and its memory is given back.
+    /// The front end is gone: its rings stop, what its guest wrote is made durable as far as that
+    /// can be, and its memory is given back. That ends the session, so the FLUSH comes first.
     ///
     /// # Errors
     /// The device is broken.
@@ -286,6 +288,7 @@ impl<'d> FrontEnd<'d> {
         let Self { device, rings, .. } = self;
         let runs = rings.iter().enumerate().filter(|(_, ring)| ring.runs).map(|(at, _)| at);
         device.stop_all(runs, LAST_PATIENCE)?;
+        device.flush()?;
         device.set_memory(None)
     }
 }

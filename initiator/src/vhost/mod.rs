@@ -34,10 +34,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rblk_fabric::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::durability::Durability;
 use device::Device;
 pub(crate) use disk::Disk;
 use frontend::FrontEnd;
-pub(crate) use news::{Memories, News};
+pub(crate) use news::{Left, Memories, News};
 pub(crate) use thread::ThreadParts;
 
 /// The disk of a guest, which is served.
@@ -47,20 +48,23 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Serves a disk by a socket that listens, to one front end after the other. `memories` gets
-    /// the memory of the guest. It is closed when the disk is gone.
+    /// Serves a disk by a socket that listens, to one front end after the other. `parts` has the
+    /// threads, and the account of what is durable, if there is one. A predecessor `left` its rings
+    /// like that.
+    /// `memories` gets the memory of the guest. It is closed when the disk is gone.
     ///
     /// # Errors
     /// The system has no descriptor or no thread.
     pub(crate) fn start(
         listener: UnixListener,
         disk: Disk,
-        parts: Vec<ThreadParts>,
+        parts: (Vec<ThreadParts>, Option<Arc<Durability>>),
+        left: &Left,
         spin: SpinMode,
         memories: UnboundedSender<Memories>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let news = Arc::new(News::new(&disk)?);
+        let news = Arc::new(News::new(&disk, left)?);
         let device = Device::start_threads(disk, Arc::clone(&news), parts, spin, memories)?;
         let told = Arc::clone(&news);
         let serve = move || serve(&listener, device, &told);
@@ -81,6 +85,8 @@ impl Served {
 
 /// The thread of the front ends.
 fn serve(listener: &UnixListener, mut device: Device, news: &News) {
+    // What a process before this one left in doubt. A ring whose thread is gone says so itself.
+    let _ = device.flush();
     while !news.ends() {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -102,6 +108,7 @@ fn serve(listener: &UnixListener, mut device: Device, news: &News) {
             Ok(()) => {}
             Err(error) => {
                 tracing::error!(%error, "the disk of the guest is broken: start the program anew");
+                news.broke();
                 break;
             }
         }
@@ -123,6 +130,7 @@ fn serve_one(
     let mut front_end = FrontEnd::new(stream, device)?;
     tracing::info!(rblk_event = "front-end", "a front end has connected");
     news.set_front_end(true);
+    news.set_guest_stays(true);
     let end = loop {
         let event = match sleep(&[news.event(), front_end.socket()]) {
             Ok(ready) => ready,
@@ -131,7 +139,7 @@ fn serve_one(
         if event[0] {
             news.clear();
             if news.ends() {
-                break Ok(());
+                break Ok(false);
             }
             if let Err(error) = front_end.tell_changes() {
                 tracing::warn!(%error, "the front end does not hear that the disk has changed");
@@ -140,16 +148,19 @@ fn serve_one(
         if event[1] {
             match front_end.take_message() {
                 Ok(true) => {}
-                Ok(false) => break Ok(()),
+                Ok(false) => break Ok(true),
                 Err(error) => break Err(error),
             }
         }
     };
+    let gone = end.as_ref().is_ok_and(|by_itself| *by_itself);
     match end {
-        Ok(()) => tracing::info!(rblk_event = "front-end", "the front end has gone"),
+        Ok(_) => tracing::info!(rblk_event = "front-end", "the front end has gone"),
         Err(error) => tracing::warn!(%error, "hung up on the front end"),
     }
     let left = front_end.leave();
+    // A front end goes by itself when its virtual machine ends.
+    news.set_guest_stays(!gone);
     news.set_front_end(false);
     left
 }

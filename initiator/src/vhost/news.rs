@@ -18,7 +18,19 @@ pub(crate) struct News {
     read_only: AtomicBool,
     ends: AtomicBool,
     has_front_end: AtomicBool,
+    guest_stays: AtomicBool,
+    // Of each ring, whether nobody knows which of its requests were answered.
+    in_doubt: Box<[AtomicBool]>,
     event: EventFd,
+}
+
+/// What a process leaves to the next one that serves the same socket.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Left {
+    /// A guest may go on with the disk.
+    pub(crate) guest_stays: bool,
+    /// Rings of which nobody knows which requests were answered.
+    pub(crate) rings_in_doubt: Vec<u16>,
 }
 
 /// The memory of the guest that every path is to register from now on.
@@ -31,17 +43,20 @@ pub(crate) struct Memories {
 }
 
 impl News {
-    /// As the disk is.
+    /// As the disk is, and a predecessor left its rings.
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(super) fn new(disk: &Disk) -> io::Result<Self> {
+    pub(super) fn new(disk: &Disk, left: &Left) -> io::Result<Self> {
+        let in_doubt = |ring| AtomicBool::new(left.rings_in_doubt.contains(&ring));
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self {
             size_bytes: AtomicU64::new(disk.size_bytes),
             read_only: AtomicBool::new(disk.read_only),
             ends: AtomicBool::new(false),
             has_front_end: AtomicBool::new(false),
+            guest_stays: AtomicBool::new(left.guest_stays),
+            in_doubt: (0..disk.queues).map(in_doubt).collect(),
             event: EventFd::from_value_and_flags(0, flags)?,
         })
     }
@@ -78,6 +93,38 @@ impl News {
     /// A front end has come or gone.
     pub(super) fn set_front_end(&self, has: bool) {
         self.has_front_end.store(has, Ordering::Relaxed);
+    }
+
+    /// A guest may go on with the disk when a next process serves it, or surely none does.
+    pub(super) fn set_guest_stays(&self, stays: bool) {
+        self.guest_stays.store(stays, Ordering::Relaxed);
+    }
+
+    /// Whether nobody knows which requests of a ring were answered.
+    pub(super) fn is_in_doubt(&self, ring: usize) -> bool {
+        self.in_doubt.get(ring).is_some_and(|ring| ring.load(Ordering::Relaxed))
+    }
+
+    /// This process knows which requests of a ring were answered.
+    pub(super) fn is_sure(&self, ring: usize) {
+        if let Some(in_doubt) = self.in_doubt.get(ring) {
+            in_doubt.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The disk broke: nobody knows that of any ring.
+    pub(super) fn broke(&self) {
+        self.set_guest_stays(true);
+        self.in_doubt.iter().for_each(|ring| ring.store(true, Ordering::Relaxed));
+    }
+
+    /// What is left to the next process, when the disk is gone.
+    pub(crate) fn left(&self) -> Left {
+        let in_doubt = self.in_doubt.iter().map(|ring| ring.load(Ordering::Relaxed));
+        Left {
+            guest_stays: self.guest_stays.load(Ordering::Relaxed),
+            rings_in_doubt: (0..).zip(in_doubt).filter_map(|(at, is)| is.then_some(at)).collect(),
+        }
     }
 
     /// Readable when something changed.

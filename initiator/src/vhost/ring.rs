@@ -30,6 +30,8 @@ pub(super) struct RingParts {
     pub(super) kick: File,
     pub(super) call: Option<File>,
     pub(super) error: Option<File>,
+    /// Nobody knows which of its requests were answered, unless the guest has just made it.
+    pub(super) in_doubt: bool,
 }
 
 /// A ring of a guest.
@@ -44,6 +46,10 @@ pub(super) struct Ring {
     owes_call: bool,
     broken: bool,
 }
+
+/// Why a ring in doubt is left alone.
+const IN_DOUBT: &str = "the program before this one did not end in good order, so nobody knows which requests of the \
+                        ring it answered: reset the guest";
 
 impl Ring {
     /// A ring in that memory.
@@ -74,7 +80,15 @@ impl Ring {
         ring.set_call(parts.call);
         ring.set_error(parts.error);
         ring.owes_call = false;
+        if parts.in_doubt && (base, done.0) != (0, 0) {
+            ring.breaks(IN_DOUBT);
+        }
         Ok(ring)
+    }
+
+    /// Whether nothing is taken from it.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken
     }
 
     /// Readable when the guest has something new.

@@ -42,8 +42,9 @@ const EIO: i32 = 5;
 /// What the thread of the front end has a ring do.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Serve a ring, if the memory is there, and say whether that can be.
-    Start(Box<RingParts>, SyncSender<io::Result<()>>),
+    /// Serve a ring, if the memory is there. Say whether that can be, and whether it is served: one
+    /// in doubt is not.
+    Start(Box<RingParts>, SyncSender<io::Result<bool>>),
     /// Take requests, or leave them in the ring.
     Enable(bool),
     /// The guest makes its writes durable by itself, or each has to be.
@@ -61,6 +62,9 @@ pub(super) enum Order {
         /// For the answer.
         reply: SyncSender<u16>,
     },
+    /// Have the target make durable what the guest wrote, and say whether it did. No ring is
+    /// served.
+    Flush(SyncSender<bool>),
     /// End the thread.
     End,
 }
@@ -96,6 +100,8 @@ pub(super) struct RingThread {
     stopping: Option<Stopping>,
     // Whoever waits until no device touches the memory that was replaced.
     replaced: Option<SyncSender<()>>,
+    // Whoever waits for a FLUSH of this end.
+    flushing: Option<SyncSender<bool>>,
     answers: Vec<(Tag, i32)>,
     ends: bool,
 }
@@ -123,6 +129,7 @@ impl RingThread {
             enabled: false,
             stopping: None,
             replaced: None,
+            flushing: None,
             answers,
             ends: false,
         })
@@ -152,13 +159,14 @@ impl RingThread {
                 Order::Stop { patience, reply } => {
                     self.stopping = Some(Stopping { by: now + patience, reply });
                 }
+                Order::Flush(reply) => self.flush(reply),
                 Order::End => self.ends = true,
             }
         }
         any
     }
 
-    fn start(&mut self, parts: RingParts) -> io::Result<()> {
+    fn start(&mut self, parts: RingParts) -> io::Result<bool> {
         if self.ring.is_some() {
             return Err(io::Error::other("a ring that is served already"));
         }
@@ -167,8 +175,18 @@ impl RingThread {
         let ring = Ring::new(parts, Arc::clone(memory))?;
         self.epoll.watch(ring.kick(), KICK)?;
         self.under_way.make_room(ring.size());
+        let is_served = !ring.is_broken();
         self.ring = Some(ring);
-        Ok(())
+        Ok(is_served)
+    }
+
+    /// Sends a FLUSH of this end. While an earlier one has no answer, the target is away.
+    fn flush(&mut self, reply: SyncSender<bool>) {
+        if self.under_way.flush(&mut self.side) {
+            self.flushing = Some(reply);
+        } else {
+            let _ = reply.send(false);
+        }
     }
 
     /// Uses another memory. What is under way goes on in it: it is not sent before there is a path
@@ -222,6 +240,14 @@ impl RingThread {
 
     /// Tells the guest of what is done.
     fn finish(&mut self) {
+        let Self { answers, under_way, flushing, .. } = self;
+        answers.retain(|(tag, result)| {
+            let is_own = under_way.is_own(*tag);
+            if is_own && let Some(reply) = flushing.take() {
+                let _ = reply.send(*result == 0);
+            }
+            !is_own
+        });
         let (Some(memory), Some(ring)) = (&self.memory, &mut self.ring) else {
             debug_assert!(self.answers.is_empty(), "without a ring nothing is under way");
             return;

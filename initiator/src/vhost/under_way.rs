@@ -3,6 +3,9 @@
 //!
 //! A request that needs more steps than there are tags begins as many as there are, and the next
 //! ones when answers come. Until then no further request is taken from the ring.
+//!
+//! A guest that does not flush has every change made durable before the answer: a write is sent
+//! with FUA, and a DISCARD or WRITE_ZEROES is followed by a FLUSH, its last step.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +19,7 @@ use vm_memory::GuestMemoryMmap;
 use super::memory::GuestMemory;
 use super::request::{GuestRequest, ID_BYTES, NoStatus, Op, Rules, Step};
 use crate::engine::{Engine, QueueStats};
-use crate::io::Io;
+use crate::io::{Io, IoOp};
 use crate::path::Place;
 use crate::queue::{TargetParts, TargetSide};
 
@@ -32,6 +35,8 @@ struct UnderTag {
 struct Slot {
     request: GuestRequest,
     steps: u16,
+    // A FLUSH is to follow.
+    owes_flush: bool,
 }
 
 /// The requests of a ring that are under way.
@@ -42,7 +47,7 @@ pub(super) struct UnderWay {
     block_size: BlockSize,
     rules: Rules,
     id: [u8; ID_BYTES],
-    // Every write is made durable at once.
+    // Every change is made durable at once.
     durable: bool,
     slots: Vec<Slot>,
     free_slots: Vec<u16>,
@@ -52,6 +57,10 @@ pub(super) struct UnderWay {
     stalled: Option<u16>,
     // Requests that are done and of which the guest was not told.
     done: VecDeque<u16>,
+    // Requests that owe a FLUSH, which is to be sent.
+    flushes: VecDeque<u16>,
+    // The FLUSH of this end that is not answered.
+    own_flush: Option<Tag>,
 }
 
 impl UnderWay {
@@ -79,6 +88,8 @@ impl UnderWay {
             free_tags: (0..depth).rev().map(Tag).collect(),
             stalled: None,
             done: VecDeque::new(),
+            flushes: VecDeque::new(),
+            own_flush: None,
         }
     }
 
@@ -87,9 +98,10 @@ impl UnderWay {
         self.slots.resize_with(usize::from(requests), Slot::default);
         self.free_slots = (0..requests).rev().collect();
         self.done = VecDeque::with_capacity(usize::from(requests));
+        self.flushes = VecDeque::with_capacity(usize::from(requests));
     }
 
-    /// Whether a write is made durable at once: for a guest that does not flush.
+    /// Whether a change is made durable at once: for a guest that does not flush.
     pub(super) fn set_durable(&mut self, durable: bool) {
         self.durable = durable;
     }
@@ -124,12 +136,33 @@ impl UnderWay {
             of_slot.request.tell_id(memory, &self.id);
         }
         of_slot.steps = 0;
+        let zeroes = matches!(of_slot.request.op(), Op::Discard | Op::WriteZeroes);
+        of_slot.owes_flush = self.durable && zeroes;
         self.begin_steps(slot, memory, side);
         Ok(())
     }
 
-    /// Goes on with the request that had no tag for its next step. Returns whether there is one.
+    /// Goes on with requests that had no tag for their next step. Returns whether there is one.
     pub(super) fn go_on(&mut self, memory: &GuestMemory, side: &mut TargetSide) -> bool {
+        let mut any = false;
+        while !self.free_tags.is_empty()
+            && let Some(slot) = self.flushes.pop_front()
+        {
+            any = true;
+            let step = Step { offset: 0, len: 0, at: 0, guest: None, may_unmap: false };
+            match self.send_flush(false, side) {
+                Some(tag) => {
+                    self.by_tag[tag.index()] = Some(UnderTag { slot, step });
+                    self.slots[usize::from(slot)].steps += 1;
+                }
+                None => self.slots[usize::from(slot)].request.fail(),
+            }
+            self.done_if_done(slot);
+        }
+        self.go_on_with_stalled(memory, side) || any
+    }
+
+    fn go_on_with_stalled(&mut self, memory: &GuestMemory, side: &mut TargetSide) -> bool {
         let Some(slot) = self.stalled.take_if(|_| !self.free_tags.is_empty()) else { return false };
         self.begin_steps(slot, memory, side);
         true
@@ -189,6 +222,42 @@ impl UnderWay {
         true
     }
 
+    /// Sends a FLUSH for a request of the guest, or for this end. Returns its tag, if it could be
+    /// sent.
+    fn send_flush(&mut self, is_own: bool, side: &mut TargetSide) -> Option<Tag> {
+        let io = Io::new(IoOp::Flush, 0, 0, self.block_size)?;
+        let tag = self.free_tags.pop()?;
+        let (engine, place) = (side.engine_mut(), Place::own(tag.index() * self.stride));
+        let sent = match is_own {
+            true => engine.submit_unasked_flush(tag, io, place),
+            false => engine.submit_at(tag, io, place),
+        };
+        if sent.is_err() {
+            self.free_tags.push(tag);
+            return None;
+        }
+        Some(tag)
+    }
+
+    /// Sends a FLUSH of this end, of which the guest does not know. Returns whether it was sent:
+    /// one at a time.
+    pub(super) fn flush(&mut self, side: &mut TargetSide) -> bool {
+        if self.own_flush.is_none() {
+            self.own_flush = self.send_flush(true, side);
+            return self.own_flush.is_some();
+        }
+        false
+    }
+
+    /// Whether an answer is that to the FLUSH of this end, which is over then.
+    pub(super) fn is_own(&mut self, tag: Tag) -> bool {
+        let is_own = self.own_flush.take_if(|own| *own == tag).is_some();
+        if is_own {
+            self.free_tags.push(tag);
+        }
+        is_own
+    }
+
     /// The target has answered a step, or it has failed.
     pub(super) fn answered(
         &mut self,
@@ -224,8 +293,14 @@ impl UnderWay {
     }
 
     fn done_if_done(&mut self, slot: u16) {
-        let of_slot = &self.slots[usize::from(slot)];
-        if of_slot.steps == 0 && of_slot.request.has_begun() {
+        let of_slot = &mut self.slots[usize::from(slot)];
+        if of_slot.steps > 0 || !of_slot.request.has_begun() {
+            return;
+        }
+        let owes_flush = std::mem::take(&mut of_slot.owes_flush);
+        if owes_flush && of_slot.request.status() == super::request::OK {
+            self.flushes.push_back(slot);
+        } else {
             self.done.push_back(slot);
         }
     }
@@ -240,6 +315,10 @@ impl UnderWay {
     /// Nothing more is begun of the requests that are under way.
     pub(super) fn give_up(&mut self) {
         if let Some(slot) = self.stalled.take() {
+            self.slots[usize::from(slot)].request.fail();
+            self.done_if_done(slot);
+        }
+        while let Some(slot) = self.flushes.pop_front() {
             self.slots[usize::from(slot)].request.fail();
             self.done_if_done(slot);
         }
