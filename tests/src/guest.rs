@@ -17,7 +17,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rblk_fabric::Region;
 
-use crate::program::{DEADLINE, program, wait_for};
+use crate::program::{DEADLINE, program, run, wait_for};
 
 /// Bytes of the guest's memory.
 pub const MEMORY: u64 = 4 << 20;
@@ -98,6 +98,19 @@ impl Served {
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Acknowledged writes of its guest that no FLUSH covered. As root: its mount is listed.
+    ///
+    /// # Panics
+    /// It does not say.
+    #[must_use]
+    pub fn unflushed_writes(&self) -> u64 {
+        let mut status = Command::new(program("rblk-initiator"));
+        let ended = run(status.args(["status", &self.name, "--output", "json"]));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let status: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
+        status["unflushed_writes"].as_u64().unwrap_or_else(|| panic!("{status}"))
     }
 
     /// Its process.
@@ -250,6 +263,24 @@ impl Guest {
         guest.ask(2, &wanted.to_le_bytes(), &[]).expect("abilities");
         guest.ask(21, &[], &[theirs.as_raw_fd()]).expect("a channel");
         guest
+    }
+
+    /// Connects again, as QEMU does when the program is back: the guest goes on with its memory,
+    /// and each of its rings with the first request that has no answer.
+    ///
+    /// # Panics
+    /// The other end does not do that.
+    pub fn connect_again(&mut self, served: &Served) {
+        let Self { stream, back, .. } = Self::greet(served, FLUSH);
+        (self.stream, self.back) = (stream, back);
+        let file = self.file.try_clone().expect("its memory");
+        self.share(&[Self::own_part()], &[&file]);
+        for ring in (0..).take(self.rings.len()) {
+            let Ring { offered, seen, .. } = self.rings[usize::from(ring)];
+            self.start(ring, seen.wrapping_add(self.taken(ring)));
+            let state = &mut self.rings[usize::from(ring)];
+            (state.offered, state.seen) = (offered, seen);
+        }
     }
 
     /// Sends a message without an answer.

@@ -1,13 +1,17 @@
 //! A guest under QEMU whose data is on a volume. It writes while its target is killed and comes
-//! back.
+//! back, and while the program that serves its disk ends or is killed, too. Whatever is lost, the
+//! guest is told before it can believe in it: its files that were synced are there, and its file
+//! system is right. `RBLK_LONG=1` ends and kills the program 40 times, `RBLK_ROUNDS=N` N times.
 //!
 //! It needs QEMU, busybox and the kernel of the lab, which is fetched once. `RBLK_SKIP_QEMU=1` goes
 //! without, and says so.
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -15,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use rblk_tests::built::xtask_of_all;
 use rblk_tests::guest::Served;
-use rblk_tests::program::{Target, run};
+use rblk_tests::program::{Target, run, wait_for};
+use rblk_tests::storm::is_long;
 
 /// How long the guest may take for everything: an emulated CPU on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -31,21 +36,33 @@ struct Qemu {
 
 impl Qemu {
     fn start(files: &Path, socket: &Path) -> Self {
+        Self::start_with(files, &format!("socket,id=c,path={}", socket.display()), &["-no-reboot"])
+    }
+
+    /// A guest whose front end connects again, and that can be reset.
+    fn start_to_last(files: &Path, socket: &Path) -> Self {
+        let front_end = format!("socket,id=c,path={},reconnect=1", socket.display());
+        let monitor = format!("unix:{},server=on,wait=off", files.join("monitor").display());
+        Self::start_with(files, &front_end, &["-monitor", &monitor])
+    }
+
+    fn start_with(files: &Path, front_end: &str, args: &[&str]) -> Self {
         // QEMU runs both CPUs in one thread. With two threads, one CPU sometimes runs code while
         // the other CPU patches that code, and the guest's kernel dies (`Oops: int3`).
         let mut child = Command::new("qemu-system-x86_64")
             .args(["-accel", "tcg,thread=single", "-cpu", "max", "-m", "256", "-smp", "2"])
             .args(["-object", "memory-backend-memfd,id=m,size=256M,share=on"])
             .args(["-numa", "node,memdev=m"])
-            .args(["-chardev", &format!("socket,id=c,path={}", socket.display())])
+            .args(["-chardev", front_end])
             .args(["-device", "vhost-user-blk-pci,chardev=c,num-queues=2"])
             .arg("-kernel")
             .arg(files.join("vmlinux"))
             .arg("-initrd")
             .arg(files.join("initramfs.cpio"))
             .args(["-append", "console=ttyS0 panic=-1 mitigations=off nokaslr rdinit=/init"])
-            .args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"])
-            .stdin(Stdio::null())
+            .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
+            .args(args)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("QEMU is not installed: apt-get install qemu-system-x86, or RBLK_SKIP_QEMU=1");
@@ -59,6 +76,53 @@ impl Qemu {
             }
         });
         Self { child, lines, said: Vec::new(), deadline: Instant::now() + LIMIT }
+    }
+
+    /// The next thing that the guest says.
+    fn next(&mut self) -> String {
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let Ok(line) = self.lines.recv_timeout(left) else {
+                panic!("the guest says nothing more:\n{}", self.said.join("\n"));
+            };
+            if let Some(said) = self.understand(&line) {
+                self.deadline = Instant::now() + LIMIT;
+                return said;
+            }
+        }
+    }
+
+    /// What it has said already.
+    fn next_if_any(&mut self) -> Option<String> {
+        while let Ok(line) = self.lines.try_recv() {
+            if let Some(said) = self.understand(&line) {
+                return Some(said);
+            }
+        }
+        None
+    }
+
+    fn understand(&mut self, line: &str) -> Option<String> {
+        let line = line.trim_end();
+        self.said.push(line.to_owned());
+        assert!(!line.contains("guest: failed"), "{}", self.said.join("\n"));
+        // What the kernel says may be on the same line.
+        line.find("guest: ").map(|at| line[at + "guest: ".len()..].to_owned())
+    }
+
+    /// Resets the guest.
+    fn reset(&self, files: &Path) {
+        let mut monitor = UnixStream::connect(files.join("monitor")).unwrap();
+        monitor.write_all(b"system_reset\n").unwrap();
+        monitor.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // Until the command is echoed: QEMU has read it.
+        let mut heard = String::new();
+        let mut bytes = [0; 256];
+        while heard.matches("(qemu)").count() < 2 {
+            let read = monitor.read(&mut bytes).unwrap();
+            assert_ne!(read, 0, "{heard}");
+            heard.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        }
     }
 
     /// Waits until the guest says something that begins like this.
@@ -133,12 +197,213 @@ fn compare(store: &Path, dir: &Path, said: &[String]) {
     let sums: Vec<_> = said.iter().filter_map(|line| line.split_once("  file")).collect();
     assert_eq!(sums.len(), 12, "{said:?}");
     for (sum, number) in sums {
-        let copy = dir.join("copy");
-        let dump = format!("dump /file{number} {}", copy.display());
-        let dumped = run(Command::new("debugfs").args(["-R", &dump]).arg(store));
-        assert_eq!(dumped.code, Some(0), "{dumped:?}");
-        let found = run(Command::new("sha256sum").arg(&copy));
-        assert!(found.stdout.starts_with(sum), "file{number}: {found:?}, not {sum}");
-        assert_eq!(std::fs::metadata(&copy).unwrap().len(), 1 << 20);
+        must_have(store, dir, &format!("file{number}"), sum);
+        assert_eq!(std::fs::metadata(dir.join("copy")).unwrap().len(), 1 << 20);
     }
+}
+
+/// What happens to the target while the program is away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Lives,
+    /// It is killed when the program is gone.
+    DiesMeanwhile,
+    /// It is killed before the program ends, and is back before the next program starts.
+    DiesBefore,
+}
+
+/// The target, the program and the guest, and what the guest knows to be durable.
+struct Rounds {
+    guest: Qemu,
+    served: Served,
+    target: Target,
+    address: String,
+    // By number: the sum of a file that was synced.
+    synced: BTreeMap<u32, String>,
+    told: u32,
+    checks: u32,
+    dir: tempfile::TempDir,
+}
+
+const PROGRAM: [&str; 2] = ["--queues", "2"];
+
+impl Rounds {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest-rounds.sh");
+        let mut files = xtask_of_all("guest-files");
+        let made = files.arg("--init").arg(&init).arg("--out").arg(dir.path()).status().unwrap();
+        assert!(made.success(), "no kernel for the guest");
+        let store = dir.path().join("v.img");
+        File::create(&store).unwrap().set_len(4 * SIZE).unwrap();
+        // Small groups of blocks, so that directories have their metadata in many places.
+        let groups = ["-b", "4096", "-g", "2048", "-O", "^flex_bg"];
+        let made = run(Command::new("mkfs.ext4").arg("-q").args(groups).arg(&store));
+        assert_eq!(made.code, Some(0), "{made:?}");
+        let text = format!(
+            "write_back_delay = '1h'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\ncache = 'write-back'\nblock_size = 512\n",
+            store.display()
+        );
+        std::fs::write(dir.path().join("target.toml"), text).unwrap();
+        let config = dir.path().join("target.toml").display().to_string();
+        let target = Target::start(dir.path(), &["--config", &config]);
+        let address = target.address.to_string();
+        let served = Served::start(dir.path(), &address, "v", &PROGRAM);
+        let guest = Qemu::start_to_last(dir.path(), &served.socket);
+        let (synced, told, checks) = (BTreeMap::new(), 0, 0);
+        let mut rounds = Self { guest, served, target, address, synced, told, checks, dir };
+        assert!(rounds.hear_until("boots").is_none());
+        rounds
+    }
+
+    fn start_target(&mut self) {
+        let config = self.dir.path().join("target.toml").display().to_string();
+        self.target.start_again(self.dir.path(), &["--config", &config]);
+    }
+
+    fn start_program(&mut self) {
+        self.served = Served::start(self.dir.path(), &self.address, "v", &PROGRAM);
+    }
+
+    /// Hears the guest until it says that. Returns what it says instead when it was told of a loss.
+    fn hear_until(&mut self, what: &str) -> Option<String> {
+        loop {
+            let said = self.guest.next();
+            self.learn(&said);
+            if said.starts_with("told") {
+                return Some(said);
+            }
+            if said.starts_with(what) {
+                return None;
+            }
+            assert!(!said.starts_with("boots"), "the guest died:\n{}", self.guest.said.join("\n"));
+        }
+    }
+
+    fn learn(&mut self, said: &str) {
+        if let Some(file) = said.strip_prefix("wrote ") {
+            let (number, sum) = file.split_once(' ').unwrap();
+            self.synced.insert(number.parse().unwrap(), sum.to_owned());
+        }
+    }
+
+    /// One program after the other: the first is told to end, or is killed.
+    fn round(&mut self, graceful: bool, fate: Fate) {
+        let before = self.served.log().len();
+        wait_for("writes that no FLUSH covered", || {
+            (self.served.unflushed_writes() > 0).then_some(())
+        });
+        if fate == Fate::DiesBefore {
+            self.target.kill();
+        }
+        if graceful {
+            assert_eq!(self.served.terminate(), Some(0), "{}", self.served.log());
+        } else {
+            self.served.kill();
+        }
+        if fate == Fate::DiesMeanwhile {
+            self.target.kill();
+        }
+        if fate != Fate::Lives {
+            self.start_target();
+        }
+        // Without a program nothing more is synced.
+        let mut told = None;
+        while let Some(said) = self.guest.next_if_any() {
+            self.learn(&said);
+            told = told.or_else(|| said.starts_with("told").then_some(said));
+        }
+        self.start_program();
+        if !graceful {
+            wait_for("QEMU to connect again", || {
+                self.served.log()[before..].contains("reset the guest").then_some(())
+            });
+            self.guest.reset(self.dir.path());
+        }
+        let told = match graceful {
+            _ if told.is_some() => told,
+            // The first of them may be of a file that was synced before.
+            true => self.hear_until("wrote").or_else(|| self.hear_until("wrote")),
+            false => self.hear_until("boots").or_else(|| self.hear_until("wrote")),
+        };
+        println!("graceful {graceful}, target {fate:?}: {told:?}, {} synced", self.synced.len());
+        let may_be_told = if graceful { fate == Fate::DiesBefore } else { fate != Fate::Lives };
+        assert!(told.is_none() || may_be_told, "{told:?}\n{}", self.served.log());
+        if told.is_some() {
+            self.told += 1;
+            self.next_guest();
+        } else if !graceful {
+            assert!(!may_be_told, "a loss was not told:\n{}", self.served.log());
+        }
+    }
+
+    /// A guest that was told has ended. Its store is as it has to be, and the next guest uses it.
+    fn next_guest(&mut self) {
+        assert!(self.guest.child.wait().unwrap().success());
+        self.check();
+        self.start_target();
+        self.start_program();
+        self.guest = Qemu::start_to_last(self.dir.path(), &self.served.socket);
+        let told = self.hear_until("boots").or_else(|| self.hear_until("wrote"));
+        assert_eq!(told, None, "a guest that lost nothing:\n{}", self.served.log());
+    }
+
+    /// Ends the program and the target, and looks at the store: what was synced is there, and the
+    /// file system is right when its journal is replayed.
+    fn check(&mut self) {
+        let log = self.served.log();
+        assert_eq!(self.served.terminate(), Some(0), "{log}");
+        self.target.terminate();
+        assert_eq!(self.target.wait(), Some(0), "{}", self.target.log());
+        let store = self.dir.path().join("v.img");
+        let replayed = run(Command::new("e2fsck").arg("-fp").arg(&store));
+        assert!(matches!(replayed.code, Some(0 | 1)), "{replayed:?}\n{log}");
+        let checked = run(Command::new("e2fsck").arg("-fn").arg(&store));
+        assert_eq!(checked.code, Some(0), "{checked:?}\n{log}");
+        for (number, sum) in &self.synced {
+            must_have(&store, self.dir.path(), &format!("d{number}/file"), sum);
+        }
+        self.checks += 1;
+        println!("e2fsck: {:?}, then clean; {} files are right", replayed.code, self.synced.len());
+    }
+}
+
+/// The store has a file with that sum.
+fn must_have(store: &Path, dir: &Path, file: &str, sum: &str) {
+    let copy = dir.join("copy");
+    // `debugfs` ends with 0 for a file that is not there, too.
+    let _ = std::fs::remove_file(&copy);
+    let dump = format!("dump /{file} {}", copy.display());
+    let dumped = run(Command::new("debugfs").args(["-R", &dump]).arg(store));
+    assert_eq!(dumped.code, Some(0), "{dumped:?}");
+    assert!(copy.exists(), "{file} was synced, and is not there: {dumped:?}");
+    let found = run(Command::new("sha256sum").arg(&copy));
+    assert!(found.stdout.starts_with(sum), "{file}: {found:?}, not {sum}");
+}
+
+/// The program is told to end and is killed in turns, and the target is killed in between.
+#[test]
+#[ignore = "needs root, QEMU and the kernel of the lab: `cargo xtask test` runs it"]
+fn as_root_a_guest_goes_on_with_the_next_program_or_is_told() {
+    if std::env::var_os("RBLK_SKIP_QEMU").is_some() {
+        println!("skipped: RBLK_SKIP_QEMU is set");
+        return;
+    }
+    let asked = std::env::var("RBLK_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
+    let rounds = asked.unwrap_or(if is_long() { 40 } else { 6 });
+    let mut bed = Rounds::start();
+    assert!(bed.hear_until("wrote").is_none());
+    for round in 0..rounds {
+        let turn = round / 2;
+        let (graceful, fate) = match round % 2 {
+            0 => (true, [Fate::DiesMeanwhile, Fate::DiesBefore, Fate::Lives][turn % 3]),
+            _ => (false, [Fate::Lives, Fate::DiesMeanwhile, Fate::DiesBefore][turn % 3]),
+        };
+        bed.round(graceful, fate);
+    }
+    bed.guest.child.stdin.as_mut().unwrap().write_all(b"end\n").unwrap();
+    assert_eq!(bed.hear_until("done"), None, "{}", bed.served.log());
+    assert!(bed.guest.child.wait().unwrap().success());
+    bed.check();
+    println!("{rounds} rounds, {} losses told, {} checks of the store", bed.told, bed.checks);
 }

@@ -559,6 +559,11 @@ impl Chance {
         let Some(step) = self.w.steps.pop() else { return };
         let fails = self.below(8) == 0 && step != Step::Lower;
         self.w.stepped(if fails { Err("chance".to_owned()) } else { Ok(()) });
+        self.look();
+    }
+
+    /// The change under way may have ended, by its last step or because that took too long.
+    fn look(&mut self) {
         let Some(result) = self.w.altered.pop() else { return };
         let Pending { index, after, .. } = self.pending.take().expect("one was under way");
         if result.is_ok() {
@@ -619,6 +624,7 @@ impl Chance {
 
     fn check(&mut self) {
         self.w.bury_the_dying();
+        self.look();
         let busy = self.pending.as_ref().map(|pending| pending.index);
         for volume in self.w.core.volumes() {
             let facts = self.model.served.get(&volume.index.0);

@@ -1,0 +1,326 @@
+//! What a program that serves a guest leaves to the next one: writes that no FLUSH covered, losses
+//! that are still to be told, and rings. A front end and a guest that are driven by hand, the real
+//! program, and a target that keeps what is dirty in its memory.
+
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use rblk_tests::guest::{Ask, DATA, GUEST, Guest, Served};
+use rblk_tests::program::{Client, Target, program, run, wait_for};
+
+const OK: u8 = 0;
+const IO_ERROR: u8 = 1;
+const BLOCK: u32 = 4096;
+
+struct Bed {
+    served: Served,
+    target: Target,
+    args: Vec<&'static str>,
+    // Last, so that the logs are there as long as the processes.
+    dir: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("v.img");
+        File::create(&store).unwrap().set_len(2 << 20).unwrap();
+        let text = format!(
+            "write_back_delay = '1h'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\ncache = 'write-back'\n",
+            store.display()
+        );
+        std::fs::write(dir.path().join("target.toml"), text).unwrap();
+        let config = dir.path().join("target.toml").display().to_string();
+        let target = Target::start(dir.path(), &["--config", &config]);
+        let args = vec!["--queues", "2"];
+        let served = Served::start(dir.path(), &target.address.to_string(), "v", &args);
+        Self { served, target, args, dir }
+    }
+
+    fn note(&self) -> PathBuf {
+        self.dir.path().join("guest.sock.note")
+    }
+
+    fn start_target(&mut self) {
+        let config = self.dir.path().join("target.toml").display().to_string();
+        self.target.start_again(self.dir.path(), &["--config", &config]);
+    }
+
+    fn start_program(&mut self) {
+        let address = self.target.address.to_string();
+        self.served = Served::start(self.dir.path(), &address, "v", &self.args);
+    }
+
+    /// The target dies with what it has only in its memory, and is there again.
+    fn lose_target(&mut self) {
+        self.target.kill();
+        self.start_target();
+    }
+
+    fn end_program(&mut self) {
+        assert_eq!(self.served.terminate(), Some(0), "{}", self.served.log());
+    }
+
+    fn stored(&self, sector: u64) -> Vec<u8> {
+        let mut bytes = vec![0; BLOCK as usize];
+        let store = File::open(self.dir.path().join("v.img")).unwrap();
+        store.read_exact_at(&mut bytes, sector * 512).unwrap();
+        bytes
+    }
+}
+
+fn write(guest: &mut Guest, sector: u64, byte: u8) {
+    guest.fill(GUEST + DATA, &[byte; BLOCK as usize]);
+    assert_eq!(guest.one(0, Ask::Write, sector, &[(GUEST + DATA, BLOCK)]), OK);
+}
+
+fn read(guest: &mut Guest, sector: u64) -> u8 {
+    guest.fill(GUEST + DATA, &[0xee; BLOCK as usize]);
+    assert_eq!(guest.one(0, Ask::Read, sector, &[(GUEST + DATA, BLOCK)]), OK);
+    guest.bytes(GUEST + DATA, 1)[0]
+}
+
+fn flush(guest: &mut Guest, ring: u16) -> u8 {
+    guest.one(ring, Ask::Flush, 0, &[])
+}
+
+/// The program is told to end while its guest has unflushed writes, and then the target dies.
+#[test]
+fn what_a_guest_wrote_is_durable_before_the_program_ends() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    bed.end_program();
+    bed.lose_target();
+    bed.start_program();
+    guest.connect_again(&bed.served);
+    let flushed = flush(&mut guest, 1);
+    assert_eq!((flushed, read(&mut guest, 8)), (OK, 7), "what was written is there");
+    // A guest that goes: what it left is durable, and no note stays behind.
+    write(&mut guest, 16, 8);
+    drop(guest);
+    wait_for("the store has it", || (bed.stored(16) == [8; BLOCK as usize]).then_some(()));
+    wait_for("the front end to be gone", || {
+        bed.served.log().contains("the front end has gone").then_some(())
+    });
+    bed.end_program();
+    assert!(!bed.note().exists());
+}
+
+/// The target dies while the program still has unflushed writes of its guest, and the program is
+/// told to end before the target is back.
+#[test]
+fn a_loss_while_the_program_is_away_is_told_to_the_guest() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    bed.target.kill();
+    bed.end_program();
+    bed.start_target();
+    bed.start_program();
+    guest.connect_again(&bed.served);
+    let (flushed, found) = (flush(&mut guest, 1), read(&mut guest, 8));
+    assert_eq!(flushed, IO_ERROR, "the flush said {flushed}, and the write is gone: {found}");
+    assert!(bed.served.log().contains("writes that the process before this one acknowledged"));
+    // Every FLUSH fails from then on, in the next processes, too.
+    bed.end_program();
+    bed.start_program();
+    guest.connect_again(&bed.served);
+    assert_eq!(flush(&mut guest, 0), IO_ERROR);
+    bed.served.kill();
+    bed.start_program();
+    let mut guest = Guest::connect(&bed.served, 2);
+    assert_eq!(flush(&mut guest, 0), IO_ERROR);
+    // Until no guest is left that could believe in what is lost.
+    drop(guest);
+    wait_for("the front end to be gone", || {
+        bed.served.log().contains("the front end has gone").then_some(())
+    });
+    bed.end_program();
+    assert!(!bed.note().exists());
+    bed.start_program();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 9);
+    assert_eq!(flush(&mut guest, 0), OK);
+}
+
+/// The program is killed, and so is the target, before the guest flushes.
+#[test]
+fn a_kill_of_the_program_hides_no_loss() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    bed.served.kill();
+    // The target lives: what was written is there, and a FLUSH covers it.
+    bed.start_program();
+    let mut guest = Guest::connect(&bed.served, 2);
+    assert_eq!(flush(&mut guest, 1), OK);
+    assert!(bed.stored(8) == [7; BLOCK as usize]);
+    write(&mut guest, 8, 8);
+    bed.served.kill();
+    bed.lose_target();
+    bed.start_program();
+    let mut guest = Guest::connect(&bed.served, 2);
+    assert_eq!(flush(&mut guest, 1), IO_ERROR, "what was written is gone");
+}
+
+/// What a process left in doubt is made durable by the next one, before a front end may connect.
+#[test]
+fn the_next_program_ends_a_doubt_itself() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    bed.served.kill();
+    bed.start_program();
+    wait_for("a doubt that is over", || {
+        bed.served.log().contains("what the guest wrote is durable").then_some(())
+    });
+    assert!(bed.stored(8) == [7; BLOCK as usize]);
+    bed.lose_target();
+    let mut guest = Guest::connect(&bed.served, 2);
+    assert_eq!((flush(&mut guest, 0), read(&mut guest, 8)), (OK, 7));
+}
+
+/// With `on_loss = "once"` a loss is told by one FLUSH, and that is one of the guest: not the one
+/// that the program sends for itself when it ends.
+#[test]
+fn the_flush_at_the_end_of_a_program_tells_no_loss() {
+    let mut bed = Bed::new();
+    bed.end_program();
+    bed.args.extend(["--on-loss", "once"]);
+    bed.start_program();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    bed.lose_target();
+    // A request that needs the new session: the loss is known then.
+    assert_eq!(read(&mut guest, 8), 0);
+    write(&mut guest, 8, 8);
+    bed.end_program();
+    assert!(bed.stored(8) == [8; BLOCK as usize]);
+    bed.start_program();
+    guest.connect_again(&bed.served);
+    assert_eq!(flush(&mut guest, 0), IO_ERROR);
+    assert_eq!(flush(&mut guest, 0), OK);
+}
+
+/// Another host had the volume while no program was there: what the guest remembers of its disk is
+/// old.
+#[test]
+fn a_guest_whose_volume_another_host_had_has_to_be_reset() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    bed.end_program();
+    let mut other = Client::connect(&bed.target.address, "v", 9).unwrap();
+    other.write(4096, &[9; BLOCK as usize]);
+    other.logout();
+    bed.start_program();
+    assert!(bed.served.log().contains("another host had it"), "{}", bed.served.log());
+    guest.connect_again(&bed.served);
+    guest.request(0, 3, Ask::Read, 8, &[(GUEST + DATA, BLOCK)]);
+    assert_eq!(flush(&mut guest, 1), OK);
+    assert_eq!(guest.done(0), None);
+    let mut guest = {
+        drop(guest);
+        Guest::connect(&bed.served, 2)
+    };
+    assert_eq!(read(&mut guest, 8), 9);
+}
+
+/// Nobody knows which requests a process answered that was killed. What the guest offers in such a
+/// ring is left alone until the guest resets its disk.
+#[test]
+fn rings_of_a_killed_program_wait_for_a_reset() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    write(&mut guest, 16, 7);
+    bed.served.kill();
+    for _ in 0..2 {
+        bed.start_program();
+        guest.connect_again(&bed.served);
+        guest.request(0, 3, Ask::Read, 8, &[(GUEST + DATA, BLOCK)]);
+        // The other ring was never used.
+        guest.request(1, 0, Ask::Read, 8, &[(GUEST + DATA, BLOCK)]);
+        assert_eq!(guest.wait(1), (0, OK));
+        assert_eq!(guest.done(0), None);
+        assert!(bed.served.log().contains("reset the guest"), "{}", bed.served.log());
+        // That the process ends in good order makes no ring known that was not.
+        bed.end_program();
+    }
+    bed.start_program();
+    let mut guest = Guest::connect(&bed.served, 2);
+    assert_eq!(read(&mut guest, 8), 7);
+    write(&mut guest, 8, 9);
+    // From here on it is known.
+    bed.end_program();
+    bed.start_program();
+    guest.connect_again(&bed.served);
+    assert_eq!(read(&mut guest, 8), 9);
+    assert_eq!(flush(&mut guest, 0), OK);
+}
+
+/// A guest that does not flush: whatever changes its disk is durable when it is answered.
+#[test]
+fn zeros_are_durable_at_once_for_a_guest_that_does_not_flush() {
+    // Fewer tags than the ring has requests.
+    let mut bed = Bed::new();
+    bed.end_program();
+    bed.args.extend(["--queue-depth", "3"]);
+    bed.start_program();
+    let mut guest = Guest::connect_with(&bed.served, 2, 0);
+    write(&mut guest, 8, 7);
+    assert!(bed.stored(8) == [7; BLOCK as usize]);
+    let range = [&8u64.to_le_bytes()[..], &8u32.to_le_bytes(), &[0; 4]].concat();
+    guest.fill(GUEST + DATA, &range);
+    let flushes = |bed: &Bed| bed.target.status().volumes[0].io.flushes;
+    assert_eq!(flushes(&bed), 0);
+    assert_eq!(guest.one(0, Ask::WriteZeroes, 0, &[(GUEST + DATA, 16)]), OK);
+    assert_eq!(flushes(&bed), 1, "zeros that were answered are not durable");
+    assert!(bed.stored(8) == [0; BLOCK as usize]);
+    assert_eq!(guest.one(1, Ask::Discard, 0, &[(GUEST + DATA, 16)]), OK);
+    assert_eq!(flushes(&bed), 2);
+    // Of a request that is refused there is nothing to flush.
+    guest.fill(GUEST + DATA, &[0xff; 16]);
+    assert_ne!(guest.one(0, Ask::WriteZeroes, 0, &[(GUEST + DATA, 16)]), OK);
+    assert_eq!(flushes(&bed), 2);
+    // As many at once as the ring has room for.
+    guest.fill(GUEST + DATA, &range);
+    for number in 0..16 {
+        guest.request(0, number, Ask::WriteZeroes, 0, &[(GUEST + DATA, 16)]);
+    }
+    for _ in 0..16 {
+        assert_eq!(guest.wait(0).1, OK);
+    }
+    assert_eq!(flushes(&bed), 18);
+}
+
+/// A note that cannot be read, or written, keeps the program from serving, and says what to do.
+#[test]
+fn a_note_of_no_use_is_told_with_the_fix() {
+    let mut bed = Bed::new();
+    bed.end_program();
+    let refused = |bed: &Bed| {
+        let ended = run(Command::new(program("rblk-initiator"))
+            .args(["vhost", "--foreground", &bed.target.address.to_string(), "v", "--socket"])
+            .arg(&bed.served.socket));
+        assert_ne!(ended.code, Some(0), "{ended:?}");
+        ended.stderr
+    };
+    std::fs::write(bed.note(), "{").unwrap();
+    let said = refused(&bed);
+    assert!(said.contains("guest.sock.note"), "{said}");
+    assert!(said.contains("end the virtual machine and remove the file"), "{said}");
+    std::fs::remove_file(bed.note()).unwrap();
+    std::fs::create_dir(bed.dir.path().join("guest.sock.note.new")).unwrap();
+    let said = refused(&bed);
+    assert!(said.contains("The directory of the socket has to have room"), "{said}");
+    std::fs::remove_dir(bed.dir.path().join("guest.sock.note.new")).unwrap();
+    bed.start_program();
+    let mut guest = Guest::connect(&bed.served, 2);
+    assert_eq!(flush(&mut guest, 0), OK);
+}
