@@ -106,6 +106,11 @@ impl Persister {
         self.writer.serve(number, served).then_some(()).ok_or_else(gone)
     }
 
+    /// A volume that was to be served is not: no host could write to it.
+    pub(super) fn take_back(&self, volume: VolumeUuid) {
+        self.writer.take_back(volume);
+    }
+
     /// Begins to note that this run made durable whatever of a volume is not at this risk. The
     /// outcome comes from [`Self::next`].
     ///

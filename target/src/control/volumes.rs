@@ -724,8 +724,14 @@ impl Control {
             Err(error) => tracing::error!(volume = plan.name, error, "a volume stays as it was"),
         }
         let is_served = |uuid| self.core.volumes().iter().any(|volume| volume.uuid == uuid);
-        if let Some(removed) = before.filter(|before| note.is_some() && !is_served(before.uuid)) {
-            self.note_given_up(removed.uuid);
+        match (&plan.order, before) {
+            (_, Some(before)) if note.is_some() && !is_served(before.uuid) => {
+                self.note_given_up(before.uuid);
+            }
+            (VolumeOrder::Add(volume), None) if result.is_err() => {
+                self.persister.take_back(volume.uuid);
+            }
+            _ => {}
         }
         let is_gone = if result.is_ok() { plan.config.is_none() } else { is_new };
         if is_gone {

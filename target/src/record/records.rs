@@ -7,7 +7,7 @@ use std::fmt;
 use anyhow::Context;
 use rblk_protocol::{Mutation, Name, WriteVerifier};
 
-use super::keeper::{Found, Keepers, Place, Revision};
+use super::keeper::{Found, KeepError, Keepers, Place, Revision};
 use super::{AtRisk, Before, BootId, VolumeRecord};
 use crate::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
@@ -50,6 +50,11 @@ struct Entry {
     kept: Option<VolumeRecord>,
     // This run put something at risk, so it may say when that is safe.
     is_ours: bool,
+    // What is kept is durable: this run wrote it. A start that was killed may have left a record
+    // that is not, and that a power cut takes back.
+    is_durable: bool,
+    // What was at risk before the last [`Records::put_at_risk`].
+    before: (AtRisk, BootId),
 }
 
 /// Makes verifiers that were never used.
@@ -110,13 +115,18 @@ impl Records {
     /// The record cannot be read now: what it says is not known.
     pub fn load(&mut self, served: &Served) -> anyhow::Result<Before> {
         let volume = served.volume;
-        if !self.entries.contains_key(&volume) {
+        let is_known = self.entries.contains_key(&volume);
+        if !is_known {
             let entry = self.read(served)?;
             self.entries.insert(volume, entry);
         }
         let fresh = (self.fresh)();
         let Some(entry) = self.entries.get_mut(&volume) else { return Ok(Before::Unknown) };
         entry.record.set_name(served.name);
+        if is_known && entry.record.verifier().is_some() {
+            // Nothing has died since.
+            return Ok(Before::Saved);
+        }
         let before = entry.record.begin(&self.boot, fresh);
         if !matches!(entry.place, Place::Ours(_)) {
             // Whatever this run does, the next one would not know.
@@ -162,7 +172,8 @@ impl Records {
                 (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
             }
         };
-        Ok(Entry { record, place, revision, kept, is_ours: false })
+        let before = (record.at_risk, record.boot.clone());
+        Ok(Entry { record, place, revision, kept, is_ours: false, is_durable: false, before })
     }
 
     /// The record of a volume that was [loaded](Self::load).
@@ -188,8 +199,19 @@ impl Records {
             return;
         };
         if served.is_writable {
+            entry.before = (entry.record.at_risk, entry.record.boot.clone());
             entry.record.put_at_risk(risk, &self.boot);
             entry.is_ours = true;
+            if !entry.is_durable {
+                entry.kept = None;
+            }
+        }
+    }
+
+    /// A volume was not served after all: takes back what [`Self::put_at_risk`] noted last.
+    pub fn take_back(&mut self, volume: &VolumeUuid) {
+        if let Some(entry) = self.entries.get_mut(volume) {
+            (entry.record.at_risk, entry.record.boot) = entry.before.clone();
         }
     }
 
@@ -348,7 +370,15 @@ impl Entry {
             let written = keeper.replace(&self.record, self.revision);
             // Whatever is kept after a failure, it is not known.
             self.kept = None;
+            if let (Err(KeepError::Io(_)), Ok(Found::Record(record, revision))) =
+                (&written, keeper.read())
+                && record == self.record
+            {
+                // It is there, but not durable: the next try replaces it.
+                self.revision = revision;
+            }
             self.revision = written.map_err(|error| error.to_string())?;
+            self.is_durable = true;
         }
         self.kept = Some(self.record.clone());
         Ok(())

@@ -34,6 +34,7 @@ enum Change {
     Holder(u64, HolderRecord),
     Store(VolumeUuid, Option<StoreIdentity>),
     Serve(u64, Served),
+    TakeBack(VolumeUuid),
     Lower(u64, VolumeUuid, AtRisk),
     Lose(VolumeUuid),
     Compare(Sender<Result<(), String>>),
@@ -82,6 +83,12 @@ impl RecordWriter {
     #[must_use]
     pub(crate) fn serve(&self, number: u64, served: Served) -> bool {
         self.send(Change::Serve(number, served))
+    }
+
+    /// A volume that was to be served is not: no host could write to it.
+    pub(crate) fn take_back(&self, volume: VolumeUuid) {
+        // Without the thread the record says that more is at risk, which is safe.
+        let _ = self.send(Change::TakeBack(volume));
     }
 
     /// This run made durable whatever of a volume is not at this risk. False if the thread is gone.
@@ -164,6 +171,10 @@ impl Batch {
                     self.changed.insert(volume);
                 }
                 self.news.push((volume, Pending::Serve(number, loaded.map(drop))));
+            }
+            Change::TakeBack(volume) => {
+                self.changed.insert(volume);
+                records.take_back(&volume);
             }
             Change::Lower(number, volume, risk) => {
                 self.changed.insert(volume);
