@@ -1,23 +1,34 @@
-//! The simulation finds each deliberate fault of [`Mutation`]. A fault that the simulation does not
-//! find is a hole in the simulation.
+//! The simulation finds each deliberate fault of [`Mutation`], or, of those of records, the model of
+//! runs does. A fault that is not found is a hole in them.
 //!
 //! ```text
 //! cargo test --profile lab -p rblk-tests --features mutations --test mutations -- --nocapture
 //! ```
 //!
 //! A process has at most one fault, which `RBLK_MUTATION` names, so this program runs itself once
-//! for each. `RBLK_SEED=0..3000` tries other seeds than the first 1500.
+//! for each. `RBLK_SEED=0..3000` tries other seeds than the first 1500, and
+//! `RBLK_MUTATION=NAME,NAME` some of the faults.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use rblk_protocol::Mutation;
+use rblk_tests::runs;
 use rblk_tests::sim::{Plan, World};
 use rblk_tests::storm::seeds;
 
 /// Seeds that are tried for each fault until one finds the fault.
 const SEEDS: u64 = 1500;
+/// Seeds of the model of runs, which are short.
+const SEEDS_OF_RUNS: u64 = 20_000;
+/// What the model of runs finds: all else is found by the simulation.
+const FOUND_BY_RUNS: [Mutation; 4] = [
+    Mutation::RecordOfFailedStart,
+    Mutation::RecordOfOthers,
+    Mutation::RecordOfCacheMode,
+    Mutation::RecordOfNeighbours,
+];
 /// Processes at a time.
 const THREADS: usize = 2;
 /// Before the seed that found a fault, in the output of a process.
@@ -29,7 +40,10 @@ const FOUND: &str = "found by seed ";
     ignore = "needs the feature `mutations`: `cargo xtask test` runs it"
 )]
 fn each_mutation_is_found() {
-    let names = Mutex::new(Mutation::ALL.iter().map(|(_, name)| *name));
+    let only = std::env::var("RBLK_MUTATION").ok();
+    let is_meant =
+        |name: &&str| only.as_ref().is_none_or(|only| only.split(',').any(|one| one == *name));
+    let names = Mutex::new(Mutation::ALL.iter().map(|(_, name)| *name).filter(is_meant));
     let next = || names.lock().unwrap_or_else(PoisonError::into_inner).next();
     let missed = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -48,10 +62,10 @@ fn each_mutation_is_found() {
         }
     });
     let missed = missed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    assert!(missed.is_empty(), "the simulation does not find {missed:?}");
+    assert!(missed.is_empty(), "nothing finds {missed:?}");
 }
 
-/// Runs the simulation with a fault. Returns the seed that found the fault, and by what.
+/// Runs what is to find a fault. Returns the seed that found the fault, and by what.
 fn try_one(name: &str) -> Result<String, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(program);
@@ -72,9 +86,17 @@ fn try_one(name: &str) -> Result<String, String> {
 #[test]
 #[ignore = "run by other tests"]
 fn run_with_mutation() {
-    let seeds = seeds(SEEDS);
+    let by_runs = FOUND_BY_RUNS.iter().any(|mutation| mutation.is_on());
+    let try_seed = |seed| {
+        if by_runs {
+            drop(runs::World::run(runs::Plan::random(seed, runs::Kind::Memory)));
+        } else {
+            drop(World::run(Plan::random(seed)));
+        }
+    };
+    let seeds = seeds(if by_runs { SEEDS_OF_RUNS } else { SEEDS });
     for seed in seeds.clone() {
-        let run = catch_unwind(AssertUnwindSafe(|| World::run(Plan::random(seed))));
+        let run = catch_unwind(AssertUnwindSafe(|| try_seed(seed)));
         if let Err(panic) = run {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();

@@ -1,0 +1,81 @@
+//! [`Holder`]: a host that writes to volumes, and comes back after each run with what it knows.
+
+use std::collections::BTreeMap;
+
+use rblk_protocol::WriteVerifier;
+
+use super::{CELLS, HOSTS, VOLUMES};
+
+/// What a host knows of a cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Known {
+    /// This write was acknowledged, and no FLUSH covered it.
+    Acknowledged(u64),
+    /// This write is durable.
+    Durable(u64),
+}
+
+/// What a host knows of a volume.
+#[derive(Clone, Debug, Default)]
+pub struct Claim {
+    /// The verifier that it was told at its OPEN.
+    pub told: Option<WriteVerifier>,
+    /// What the account of the volume had counted then.
+    pub causes: u64,
+    /// It has the volume open in this run.
+    pub is_open: bool,
+    cells: BTreeMap<usize, Known>,
+}
+
+impl Claim {
+    /// What is known of each cell.
+    pub fn cells(&self) -> impl Iterator<Item = (usize, Known)> {
+        self.cells.iter().map(|(at, known)| (*at, *known))
+    }
+
+    /// Writes that no FLUSH covered.
+    #[must_use]
+    pub fn unflushed(&self) -> usize {
+        self.cells.values().filter(|known| matches!(known, Known::Acknowledged(_))).count()
+    }
+
+    /// A write was answered.
+    pub fn answered(&mut self, at: usize, known: Known) {
+        self.cells.insert(at, known);
+    }
+
+    /// It is not known what a cell has.
+    pub fn forget(&mut self, at: usize) {
+        self.cells.remove(&at);
+    }
+
+    /// A FLUSH was answered: everything is durable.
+    pub fn flushed(&mut self) {
+        for known in self.cells.values_mut() {
+            let (Known::Acknowledged(value) | Known::Durable(value)) = *known;
+            *known = Known::Durable(value);
+        }
+    }
+
+    /// A loss was told, or the host begins anew: unflushed writes may be there or not.
+    pub fn drop_unflushed(&mut self) {
+        self.cells.retain(|_, known| matches!(known, Known::Durable(_)));
+    }
+
+    /// The volume has so many cells from now on.
+    pub fn cut(&mut self, cells: usize) {
+        self.cells.retain(|at, _| *at < cells);
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Holder {
+    /// By volume.
+    pub claims: [Claim; VOLUMES],
+}
+
+/// The cells that a host writes to.
+pub fn cells_of(host: usize) -> impl Iterator<Item = usize> {
+    (host..CELLS).step_by(HOSTS)
+}

@@ -1,0 +1,256 @@
+//! [`Run`]: one process that serves volumes: the real records and the real core, and between them the
+//! calls of control, in its order.
+//!
+//! | here | there |
+//! | --- | --- |
+//! | [`Run::load`] | `Persister::open` |
+//! | [`Run::begin`] | `Persister::begin`, `Control::begin` |
+//! | [`Run::record`] | `Change::Serve`, `Control::on_served` |
+//! | [`Run::note_safe`] | `Control::note_safe` |
+//! | [`Run::lose`] | `Control::on_lost_writes`, `LossNotes` |
+//! | [`Run::hold`] | `Change::Holder` |
+//! | [`Run::end`] | `Control::end`, `Persister::end` |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{
+    AccessMode, BlockCount, BlockSize, Generation, HostId, InstanceId, Name, WriteVerifier,
+};
+use rblk_target::control::core::{Core, CoreParts};
+use rblk_target::holders::{HolderRecord, Holders};
+use rblk_target::record::{AtRisk, BootId, Fresh, Records, Served};
+use rblk_target::store::VolumeIndex;
+use rblk_target::volume::{CacheMode, Placement, Volume};
+
+use super::{Directory, uuid};
+
+/// Bytes of a cell.
+const CELL: u32 = 4096;
+
+/// How a volume is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// How it is cached.
+    pub cache: CacheMode,
+    /// Nobody may write.
+    pub read_only: bool,
+    /// Its size.
+    pub cells: usize,
+}
+
+/// A volume that a run serves.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    /// As the core has it.
+    pub volume: Arc<Volume>,
+    /// The verifier that an OPEN is told.
+    pub verifier: WriteVerifier,
+    /// Its store was opened for reading.
+    pub is_for_reading: bool,
+    /// Hosts could write in this run.
+    pub was_writable: bool,
+    /// A sync has failed: all do from now on.
+    pub is_latched: bool,
+}
+
+impl Serving {
+    /// How it is served.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        let Volume { cache, read_only, blocks, .. } = *self.volume;
+        Config { cache, read_only, cells: usize::try_from(blocks.0).unwrap_or(0) }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Run {
+    records: Records,
+    /// What decides the steps of a change.
+    pub core: Core,
+    /// By number.
+    pub served: BTreeMap<usize, Serving>,
+    /// Volumes that lost writes in this run.
+    pub lost: BTreeSet<usize>,
+    /// Those of which that is not noted.
+    pub owed: BTreeSet<usize>,
+    next: u16,
+}
+
+/// A volume as the target has it.
+#[must_use]
+pub fn volume(number: usize, index: u16, config: Config) -> Arc<Volume> {
+    Arc::new(Volume {
+        index: VolumeIndex(index),
+        name: Name::new(&format!("v{number}")).expect("a name"),
+        uuid: uuid(number),
+        block_size: BlockSize::new(CELL).expect("a size"),
+        blocks: BlockCount(config.cells as u64),
+        read_only: config.read_only,
+        placement: Placement::Store,
+        cache: config.cache,
+        cache_min_bytes: 0,
+        cache_max_bytes: None,
+        read_ahead_bytes: 0,
+        discard: true,
+        discard_granularity_bytes: CELL,
+        limits: None,
+    })
+}
+
+fn fresh(counter: &Arc<AtomicU64>) -> Fresh {
+    let counter = Arc::clone(counter);
+    Box::new(move || {
+        let number = counter.fetch_add(1, Ordering::Relaxed) + 1;
+        WriteVerifier(u128::from(number).to_be_bytes())
+    })
+}
+
+fn only(number: usize) -> BTreeSet<[u8; 16]> {
+    BTreeSet::from([uuid(number)])
+}
+
+impl Run {
+    /// Reads the records of what it is to serve. `None`: one cannot be read, and the start fails.
+    #[must_use]
+    pub fn load(
+        directory: &Directory,
+        boot: u64,
+        counter: &Arc<AtomicU64>,
+        configs: &[(usize, Config)],
+    ) -> Option<Self> {
+        let boot = BootId::new(&format!("boot {boot}"));
+        let mut records = Records::new(directory.keepers(), boot, fresh(counter));
+        let mut served = BTreeMap::new();
+        for (at, (number, config)) in configs.iter().enumerate() {
+            let volume = volume(*number, u16::try_from(at).ok()?, *config);
+            records.load(&Served::from(&*volume)).ok()?;
+            let serving = Serving {
+                verifier: WriteVerifier([0; 16]),
+                is_for_reading: volume.read_only,
+                was_writable: !volume.read_only,
+                is_latched: false,
+                volume,
+            };
+            served.insert(*number, serving);
+        }
+        let parts = CoreParts {
+            name: Name::new("t").ok()?,
+            instance: InstanceId([9; 16]),
+            volumes: served.values().map(|serving| Arc::clone(&serving.volume)).collect(),
+            sessions_max: 8,
+            lease: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(10),
+            holders: Holders::durable([]),
+            auth: None,
+        };
+        let core = Core::new(parts, Instant::now());
+        let next = u16::try_from(configs.len()).ok()?;
+        let (lost, owed) = (BTreeSet::new(), BTreeSet::new());
+        Some(Self { records, core, served, lost, owed, next })
+    }
+
+    /// Notes that hosts may write.
+    pub fn begin(&mut self) {
+        for serving in self.served.values() {
+            self.records.put_at_risk(&Served::from(&*serving.volume));
+        }
+        self.records.write_all();
+        for serving in self.served.values_mut() {
+            let record = self.records.record(&serving.volume.uuid);
+            let verifier = record.and_then(|record| record.verifier());
+            serving.verifier = verifier.expect("it was loaded");
+        }
+    }
+
+    /// The index of a volume that is added.
+    #[must_use]
+    pub fn next_index(&mut self) -> u16 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Makes durable that hosts may write to a volume as it will be.
+    ///
+    /// # Errors
+    /// That cannot be.
+    pub fn record(&mut self, number: usize, volume: &Volume) -> Result<(), String> {
+        let is_new = !self.served.contains_key(&number);
+        let served = Served::from(volume);
+        self.records.load(&served).map_err(|error| error.to_string())?;
+        self.records.put_at_risk(&served);
+        if let Some(error) = self.records.write(&only(number)).remove(&uuid(number)) {
+            return Err(error);
+        }
+        if is_new {
+            self.lost.remove(&number);
+            self.owed.remove(&number);
+        }
+        Ok(())
+    }
+
+    /// A volume is not served after all.
+    pub fn take_back(&mut self, number: usize) {
+        self.records.take_back(&uuid(number));
+        let _ = self.records.write(&only(number));
+    }
+
+    /// The verifier of the record now.
+    #[must_use]
+    pub fn verifier(&self, number: usize) -> Option<WriteVerifier> {
+        self.records.record(&uuid(number)).and_then(|record| record.verifier())
+    }
+
+    /// A change of a volume has ended: notes what is safe. Not for one that was given up.
+    pub fn note_safe(&mut self, number: usize) {
+        let risk = match self.served.get(&number) {
+            Some(serving) => AtRisk::by_writes_to(&serving.volume).expect("a store"),
+            None => AtRisk::Nothing,
+        };
+        self.records.lower_risk(&uuid(number), risk);
+        let _ = self.records.write(&only(number));
+    }
+
+    /// Acknowledged writes are lost. Returns whether the next run is certain to know.
+    pub fn lose(&mut self, number: usize) -> bool {
+        self.lost.insert(number);
+        self.records.lose(&uuid(number));
+        let is_noted = self.records.write_loss(&uuid(number));
+        if is_noted {
+            self.owed.remove(&number);
+        } else {
+            self.owed.insert(number);
+        }
+        is_noted
+    }
+
+    /// A host holds a volume for the first time. Returns whether that is durable.
+    pub fn hold(&mut self, number: usize, host: usize, generation: u64) -> bool {
+        self.records.set_holder(HolderRecord {
+            volume: uuid(number),
+            generation: Generation(generation),
+            mode: AccessMode::Shared,
+            host: HostId([u8::try_from(host).unwrap_or(0); 16]),
+            host_name: Name::new("h").expect("a name"),
+            present: true,
+        });
+        self.records.write(&only(number)).is_empty()
+    }
+
+    /// The process ends in good order. `clean`: every sync succeeded. Returns the volumes that are
+    /// safe, and those whose loss was noted only now, or (false) is not.
+    pub fn end(mut self, clean: bool) -> (Vec<usize>, Vec<(usize, bool)>) {
+        let is_safe = |number: &&usize| clean && !self.lost.contains(number);
+        let saved: Vec<usize> = self.served.keys().filter(is_safe).copied().collect();
+        let lost: Vec<usize> = self.lost.iter().copied().collect();
+        let lost = lost.into_iter().map(|number| (number, self.lose(number))).collect();
+        for number in &saved {
+            self.records.lower_risk(&uuid(*number), AtRisk::Nothing);
+        }
+        let _ = self.records.write(&saved.iter().map(|number| uuid(*number)).collect());
+        (saved, lost)
+    }
+}
