@@ -17,6 +17,7 @@ use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::cache::STRIPE_BYTES;
 use rblk_target::limits::Limits;
+use rblk_target::poll_group::ToGroup;
 use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
 
@@ -259,6 +260,21 @@ pub struct Failure {
     pub errno: i32,
 }
 
+/// A session with its queues.
+fn mount(rig: &mut Rig<CrashStore>, options: &StormOptions) -> Vec<QueueId> {
+    let session = rig.begin_session();
+    rig.open(session, VOLUME, AccessMode::Shared);
+    let queue = |_| rig.add_queue(session, VOLUME, options.queue).expect("a queue");
+    let queues = (0..options.queues).map(queue).collect();
+    rig.settle(PATIENCE).expect("paths");
+    queues
+}
+
+/// The free tags of each queue.
+fn tags(options: &StormOptions) -> Vec<Vec<Tag>> {
+    vec![(0..options.queue.depth).rev().map(Tag).collect(); options.queues]
+}
+
 /// Random requests and their oracle.
 #[derive(Debug)]
 pub struct Storm {
@@ -322,18 +338,13 @@ impl Storm {
             store
         });
         let mut rig = Rig::new(&rig_options, stores).expect("a rig");
-        let session = rig.begin_session();
-        rig.open(session, VOLUME, AccessMode::Shared);
-        let queues: Vec<QueueId> = (0..options.queues)
-            .map(|_| rig.add_queue(session, VOLUME, options.queue).expect("a queue"))
-            .collect();
-        rig.settle(PATIENCE).expect("paths");
+        let queues = mount(&mut rig, options);
         Self {
             rig,
             oracle,
             random: Random::new(options.seed ^ 0x5eed),
             mix: options.mix,
-            free: vec![(0..options.queue.depth).rev().map(Tag).collect(); queues.len()],
+            free: tags(options),
             queues,
             options: options.clone(),
             flights: Vec::new(),
@@ -614,6 +625,36 @@ impl Storm {
     pub fn check_lending(&mut self) {
         let breaches = self.rig.store_mut().breaches();
         assert!(breaches.is_empty(), "seed {}: {breaches:?}", self.options.seed);
+    }
+
+    /// The target ends in good order, as for an upgrade, and another one goes on with the same disk.
+    ///
+    /// # Panics
+    /// It does not end, or not everything that was acknowledged is durable then.
+    pub fn upgrade(&mut self) {
+        self.settle();
+        let seed = self.options.seed;
+        let begin = self.oracle.begin_flush();
+        self.rig.mail(ToGroup::Stop);
+        let mut steps = 0;
+        while self.rig.stopped().is_none() {
+            steps += 1;
+            assert!(steps < PATIENCE, "seed {seed}: the target does not stop: {:?}", self.rig);
+            self.rig.step();
+        }
+        assert_eq!(self.rig.stopped(), Some(true), "seed {seed}: a stop without faults");
+        assert_eq!(self.oracle.end_flush(begin, true), Ok(()), "seed {seed}");
+        self.check_lending();
+        self.queues.iter().for_each(|queue| self.rig.drop_queue(*queue, false));
+        let disk = self.rig.store_mut().another();
+        let (now, durable) = (disk.bytes(VOLUME), disk.durable(VOLUME));
+        assert!(now == durable, "seed {seed}: a stop left something volatile in the store");
+        self.rig.kill_target(false);
+        let stores = CrashStore::shared(|region| disk.over(region));
+        self.rig.start_target(stores).expect("a target");
+        let options = &self.options;
+        self.queues = mount(&mut self.rig, options);
+        self.free = tags(options);
     }
 
     /// The target is no more. What is left of the volume is checked and returned with its oracle.

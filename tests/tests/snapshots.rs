@@ -4,6 +4,9 @@
 //! Each place of the volume has one writer, which sends the next write when the one before was
 //! answered. So of two writes of any places it is known whether one was answered before the other
 //! was sent. Where the snapshot has the second one, it must have the first one.
+//!
+//! Between the steps the machine and the program crash, on paper: what that would leave of the volume
+//! is looked at, and the snapshot goes on. While the file is cloned, a crash changes nothing.
 
 use std::sync::Arc;
 
@@ -22,6 +25,8 @@ const MIB: usize = 1 << 20;
 const DISK: usize = 4 * MIB;
 const QUEUES: usize = 5;
 const PLACES: usize = 20;
+/// A crash leaves these whole.
+const SECTOR: usize = 512;
 /// Bytes between two places. Not a part of a stripe, so that some writes are of two stripes.
 const STRIDE: usize = 196 << 10;
 
@@ -165,14 +170,54 @@ impl World {
     /// Takes a snapshot while writers go on. Returns when it began, and what it holds.
     fn snapshot(&mut self) -> (u64, Vec<u8>) {
         let volume = Arc::clone(&self.rig.volumes()[0]);
+        let begins = self.now;
         self.order(&VolumeStep::WriteBack);
+        self.check_crashes(begins);
         let began = self.now;
         self.order(&VolumeStep::Hold(Arc::clone(&volume)));
+        self.check_crashes(begins);
         self.order(&VolumeStep::WriteBack);
         self.look_while_held();
         let image = self.rig.store_mut().durable(VOLUME);
+        for crashed in self.crashes() {
+            // So a file system that clones takes one instant, and a crash before or after it
+            // changes nothing of the volume.
+            assert!(crashed == image, "something of the volume is in flight while it is cloned");
+        }
+        let held = self.now;
         self.order(&VolumeStep::Access(volume));
+        self.check_crashes(held);
         (began, image)
+    }
+
+    /// What a crash of the machine now would leave, and one of the program.
+    fn crashes(&mut self) -> [Vec<u8>; 2] {
+        let seed = self.random.bits();
+        let store = self.rig.store_mut();
+        [store.crash(VOLUME, seed), store.kill(VOLUME, seed)]
+    }
+
+    /// Whatever crashes now: what was answered before `since`, when a step began that makes it
+    /// durable, is there, or what was written there later.
+    fn check_crashes(&mut self, since: u64) {
+        for image in self.crashes() {
+            for place in &self.places {
+                let answered = |sent: &Sent| sent.answered.is_some_and(|at| at < since);
+                let floor = place.writes.iter().rposition(answered).expect("what was before");
+                let bytes = &image[place.offset..place.offset + place.len];
+                for sector in bytes.chunks(SECTOR) {
+                    let number = sector[0];
+                    let is_whole = sector.iter().all(|byte| *byte == number);
+                    let is_there =
+                        (floor..place.writes.len()).any(|at| at % 251 == usize::from(number));
+                    assert!(
+                        is_whole && is_there,
+                        "{number} at {}, and write {floor} was durable",
+                        place.offset
+                    );
+                }
+            }
+        }
     }
 
     /// What a snapshot may not hold, and what it must hold.

@@ -1,5 +1,5 @@
 //! Targets that die in the middle of random requests, by a loss of power or alone, and start again
-//! with what is left.
+//! with what is left. Some hand over to another program in good order before that.
 //!
 //! Nothing is lost that was made durable, and when only the program died and does not write back,
 //! nothing that was acknowledged; and there is no data that was never written.
@@ -31,6 +31,13 @@ fn chain(seed: u64, cache: CacheMode) -> CrashCount {
         let most = [20, 200, 2000][random.index(3)];
         for _ in 0..random.within(1, most) {
             storm.step();
+        }
+        // Another program goes on with the same disk: whatever it leaves there meets the crash.
+        if random.chance(300) {
+            storm.upgrade();
+            for _ in 0..random.below(most) {
+                storm.step();
+            }
         }
         let count;
         (oracle, image, count) = storm.crash(crash);

@@ -227,7 +227,9 @@ impl World {
         self.report.runs += 1;
         self.run = Some(run);
         // Most hosts wait for it.
-        for (host, (number, _)) in (0..HOSTS).flat_map(|host| configs.iter().map(move |c| (host, c))) {
+        for (host, (number, _)) in
+            (0..HOSTS).flat_map(|host| configs.iter().map(move |c| (host, c)))
+        {
             if self.random.chance(600) {
                 self.open(host, *number);
             }
@@ -722,7 +724,8 @@ impl World {
         self.directory.set_fault(Fault::None);
         self.tick();
         let cells: Vec<usize> = self.disks.iter().map(Disk::len).collect();
-        let config = |number| Config { cache: CacheMode::None, read_only: false, cells: cells[number] };
+        let config =
+            |number| Config { cache: CacheMode::None, read_only: false, cells: cells[number] };
         let configs: Vec<(usize, Config)> = (0..VOLUMES).map(|v| (v, config(v))).collect();
         for _ in 0..2 {
             match self.random.index(3) {
