@@ -89,9 +89,9 @@ fn run_with_mutation() {
     let by_runs = FOUND_BY_RUNS.iter().any(|mutation| mutation.is_on());
     let try_seed = |seed| {
         if by_runs {
-            drop(runs::World::run(runs::Plan::random(seed, runs::Kind::Memory)));
+            let _ = runs::World::run(runs::Plan::random(seed, runs::Kind::Memory));
         } else {
-            drop(World::run(Plan::random(seed)));
+            let _ = World::run(Plan::random(seed));
         }
     };
     let seeds = seeds(if by_runs { SEEDS_OF_RUNS } else { SEEDS });

@@ -14,7 +14,8 @@ pub struct Account {
     is_hidden: bool,
     // It lost writes in this run.
     is_lost: bool,
-    // The process died while it wrote the record, or the write failed: what is there may not be durable.
+    // The process died while it wrote the record, or the write failed: what is there may not be
+    // durable.
     is_torn: bool,
 }
 

@@ -43,7 +43,7 @@ pub enum Fault {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Content {
-    Record(VolumeRecord, Revision),
+    Record(Box<VolumeRecord>, Revision),
     Bytes(Vec<u8>),
 }
 
@@ -262,7 +262,7 @@ struct Kept {
 
 impl Memory {
     fn keep(&mut self, volume: &str, record: VolumeRecord, revision: Revision) -> io::Result<()> {
-        let files = Files::from([(RECORD.to_owned(), Content::Record(record, revision))]);
+        let files = Files::from([(RECORD.to_owned(), Content::Record(Box::new(record), revision))]);
         self.visible.insert(volume.to_owned(), files.clone());
         if self.fault == Fault::Late {
             return Err(Errno::EIO.into());
@@ -273,7 +273,7 @@ impl Memory {
 
     fn found(&self, volume: &str) -> Found {
         match self.visible.get(volume).and_then(|files| files.get(RECORD)) {
-            Some(Content::Record(record, revision)) => Found::Record(record.clone(), *revision),
+            Some(Content::Record(record, revision)) => Found::Record((**record).clone(), *revision),
             _ => Found::Nothing,
         }
     }

@@ -1,5 +1,5 @@
-//! [`Disk`]: the bytes of one volume, as they are in the memory of the process that serves it, in the
-//! kernel, and on the disk.
+//! [`Disk`]: the bytes of one volume, as they are in the memory of the process that serves it, in
+//! the kernel, and on the disk.
 
 use rblk_rig::seed::Random;
 

@@ -76,6 +76,6 @@ pub struct Holder {
 }
 
 /// The cells that a host writes to.
-pub fn cells_of(host: usize) -> impl Iterator<Item = usize> {
+pub(super) fn cells_of(host: usize) -> impl Iterator<Item = usize> {
     (host..CELLS).step_by(HOSTS)
 }

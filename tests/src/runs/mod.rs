@@ -7,11 +7,12 @@
 //! ([`Records`](rblk_target::record::Records), [`Core`](rblk_target::control::core::Core)). What
 //! control does between them is written down in [`Run`], call by call.
 //!
-//! | rule | |
-//! | --- | --- |
-//! | the verifier that a host comes back to is the one it was told | nothing that was acknowledged to it is gone |
-//! | it is another one, and the host has unflushed writes (a loss is told) | something of that volume could be gone since it was told |
-//! | a FLUSH was answered | what it covers is there after whatever comes |
+//! Three rules:
+//!
+//! - A host that comes back to the verifier that it was told has lost nothing that was acknowledged.
+//! - A host that comes back to another one, with unflushed writes, is told a loss. Then something of
+//!   that volume could be gone since it was told the first one.
+//! - What a FLUSH covered is there, whatever comes.
 //!
 //! "Could be gone" is what [`Account`] counts, for each volume alone. There the design tells more
 //! than is lost, and so does the account:

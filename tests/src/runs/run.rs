@@ -1,5 +1,5 @@
-//! [`Run`]: one process that serves volumes: the real records and the real core, and between them the
-//! calls of control, in its order.
+//! [`Run`]: one process that serves volumes: the real records and the real core, and between them
+//! the calls of control, in its order.
 //!
 //! | here | there |
 //! | --- | --- |
@@ -8,6 +8,7 @@
 //! | [`Run::record`] | `Change::Serve`, `Control::on_served` |
 //! | [`Run::note_safe`] | `Control::note_safe` |
 //! | [`Run::lose`] | `Control::on_lost_writes`, `LossNotes` |
+//! | [`Run::take_back`] | `Control::changed`, of an addition that failed |
 //! | [`Run::hold`] | `Change::Holder` |
 //! | [`Run::end`] | `Control::end`, `Persister::end` |
 
@@ -82,7 +83,7 @@ pub struct Run {
 
 /// A volume as the target has it.
 #[must_use]
-pub fn volume(number: usize, index: u16, config: Config) -> Arc<Volume> {
+pub(super) fn volume(number: usize, index: u16, config: Config) -> Arc<Volume> {
     Arc::new(Volume {
         index: VolumeIndex(index),
         name: Name::new(&format!("v{number}")).expect("a name"),

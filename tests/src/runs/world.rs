@@ -12,7 +12,7 @@ use rblk_target::volume::{CacheMode, Volume};
 use super::directory::Fault;
 use super::holder::cells_of;
 use super::plan::Event;
-use super::run::{Config, volume};
+use super::run::{Config, Serving, volume};
 use super::{Account, CELLS, Directory, Disk, HOSTS, Holder, Known, Plan, Run, VOLUMES};
 
 /// Counts of what happened.
@@ -671,7 +671,7 @@ impl World {
         match order {
             VolumeOrder::Add(volume) if is_done => {
                 let verifier = run.verifier(number).expect("it was loaded");
-                let serving = super::run::Serving {
+                let serving = Serving {
                     volume: Arc::clone(volume),
                     verifier,
                     is_for_reading: volume.read_only,
