@@ -155,8 +155,8 @@ pub struct TargetConfig {
     pub inline: ByteSize,
     /// How long a target that stops waits for commands in flight.
     pub drain_timeout: Duration,
-    /// How long a target that stops tries to write dirty blocks to stores that refuse them or do not
-    /// answer, before it gives them up.
+    /// How long a target that stops tries to write dirty blocks to stores that refuse them or do
+    /// not answer, before it gives them up.
     pub stop_timeout: Duration,
     /// Most sessions at once.
     pub sessions_max: u32,

@@ -4,7 +4,7 @@
 //! the target's own user. [`directory`] also narrows what an older release left.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -88,6 +88,23 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&new, path)?;
     sync_directory(path)
+}
+
+/// A file of the state directory, of so many bytes at most. `None`: there is none.
+///
+/// # Errors
+/// The system's: it is not known what the file says.
+pub(crate) fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        // A link that leads nowhere may be a mount that is missing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
+            return Ok(None);
+        }
+        file => file?,
+    };
+    let mut text = Vec::new();
+    file.take(most).read_to_end(&mut text)?;
+    Ok(Some(text))
 }
 
 /// Removes the file at `path`, durably, and what a [`replace`] that failed left of a new one. That

@@ -75,7 +75,8 @@ async fn run(
         // Without an answer it is between the two programs, or gone.
         let is_gone = process.is_gone();
         let now = status(path).await.ok().flatten();
-        // By force, although a store refuses what is dirty: it is tried again before it is given up.
+        // By force, although a store refuses what is dirty: it is tried again before it is given
+        // up.
         let refused =
             now.iter().filter_map(|now| now.drain.as_ref()).find(|d| !d.unsaved.is_empty());
         if let Some(drain) = refused {

@@ -627,7 +627,8 @@ impl Storm {
         assert!(breaches.is_empty(), "seed {}: {breaches:?}", self.options.seed);
     }
 
-    /// The target ends in good order, as for an upgrade, and another one goes on with the same disk.
+    /// The target ends in good order, as for an upgrade, and another one goes on with the same
+    /// disk.
     ///
     /// # Panics
     /// It does not end, or not everything that was acknowledged is durable then.

@@ -1,5 +1,5 @@
-//! The simulation finds each deliberate fault of [`Mutation`], or, of those of records, the model of
-//! runs does. A fault that is not found is a hole in them.
+//! The simulation finds each deliberate fault of [`Mutation`], or, of those of records, the model
+//! of runs does. A fault that is not found is a hole in them.
 //!
 //! ```text
 //! cargo test --profile lab -p rblk-tests --features mutations --test mutations -- --nocapture

@@ -14,8 +14,8 @@ use serde_json::Value;
 const FILE_BYTES: usize = 1 << 20;
 const LEN: usize = 4096;
 
-/// Starts target `store1` with volumes on files, which are made if they are not there. `more`: tables
-/// of the configuration behind that of a volume.
+/// Starts target `store1` with volumes on files, which are made if they are not there. `more`:
+/// tables of the configuration behind that of a volume.
 fn start(dir: &Path, volumes: &[(&str, &str)]) -> Target {
     Target::start(dir, &["--config", &configuration(dir, volumes).display().to_string()])
 }

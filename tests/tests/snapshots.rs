@@ -5,8 +5,9 @@
 //! answered. So of two writes of any places it is known whether one was answered before the other
 //! was sent. Where the snapshot has the second one, it must have the first one.
 //!
-//! Between the steps the machine and the program crash, on paper: what that would leave of the volume
-//! is looked at, and the snapshot goes on. While the file is cloned, a crash changes nothing.
+//! Between the steps the machine and the program crash, on paper: what that would leave of the
+//! volume is looked at, and the snapshot goes on. While the file is cloned, a crash changes
+//! nothing.
 
 use std::sync::Arc;
 

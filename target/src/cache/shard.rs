@@ -700,8 +700,8 @@ impl<S: Store> Shard<S> {
         core.jobs.len() == 0 && core.block_writes.len() == 0 && core.store.in_flight() == 0
     }
 
-    /// Begins the end, and later goes on with it: what is dirty goes to the store and every store is
-    /// made durable. Nothing is acknowledged from memory any more. What a store refuses is tried
+    /// Begins the end, and later goes on with it: what is dirty goes to the store and every store
+    /// is made durable. Nothing is acknowledged from memory any more. What a store refuses is tried
     /// again, now and then, for as long as this is called.
     pub(crate) fn stop(&mut self) {
         if self.stopping.is_none() {

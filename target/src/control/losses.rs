@@ -1,4 +1,5 @@
-//! [`LossNotes`]: losses of acknowledged writes on their way into the records of their volumes. Pure.
+//! [`LossNotes`]: losses of acknowledged writes on their way into the records of their volumes.
+//! Pure.
 //!
 //! A flush that fails because of a loss is answered only after the loss was noted. If the target
 //! died between the answer and the note, its next run would have the same write verifier, and

@@ -1,5 +1,6 @@
-//! [`Persister`]: makes what the next run must know durable for control, and brings back what became
-//! of it. The start is here too: what earlier runs left, and which volumes have another store now.
+//! [`Persister`]: makes what the next run must know durable for control, and brings back what
+//! became of it. The start is here too: what earlier runs left, and which volumes have another
+//! store now.
 
 use std::sync::mpsc::Sender;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -323,8 +323,9 @@ pub enum FromGroup {
         /// Why the store does not have everything durably.
         result: Result<(), String>,
     },
-    /// After [`ToGroup::Stop`]: the stores of these volumes refuse what is dirty in its shard. It is
-    /// tried again. Told when the volumes or their bytes change; empty: all of it is in the stores.
+    /// After [`ToGroup::Stop`]: the stores of these volumes refuse what is dirty in its shard. It
+    /// is tried again. Told when the volumes or their bytes change; empty: all of it is in the
+    /// stores.
     Refused {
         /// Which poll group.
         group: usize,

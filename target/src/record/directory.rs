@@ -3,12 +3,12 @@
 //! A lock, `NAME.lineage.lock`, is held as long as the target runs. Two targets of one name never
 //! write one record, and neither does a target of the version before, which locks the same file.
 //!
-//! A record that could not be replaced, for want of space, is renamed to `NAME.UUID.renounced`: that
-//! needs none. It still says who held the volume, and vouches for no write.
+//! A record that could not be replaced, for want of space, is renamed to `NAME.UUID.renounced`:
+//! that needs none. It still says who held the volume, and vouches for no write.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -234,7 +234,7 @@ struct RecordFile {
 
 impl RecordFile {
     fn read_one(&self, path: &Path) -> io::Result<Found> {
-        let Some(text) = read(path, text::TEXT_MAX)? else { return Ok(Found::Nothing) };
+        let Some(text) = durable::read(path, text::TEXT_MAX)? else { return Ok(Found::Nothing) };
         Ok(match text::parse(&text) {
             Ok((record, _)) if record.volume() != self.volume => {
                 Found::Garbage("it is the record of another volume".to_owned())
@@ -287,23 +287,6 @@ impl Keeper for RecordFile {
     fn place(&self) -> String {
         self.path.display().to_string()
     }
-}
-
-/// A file of the state directory, of so many bytes at most. `None`: there is none.
-///
-/// # Errors
-/// The system's: it is not known what the file says.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
-        // A link that leads nowhere may be a mount that is missing.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
-            return Ok(None);
-        }
-        file => file?,
-    };
-    let mut text = Vec::new();
-    file.take(most).read_to_end(&mut text)?;
-    Ok(Some(text))
 }
 
 #[cfg(test)]

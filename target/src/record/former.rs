@@ -16,7 +16,7 @@ use rblk_protocol::WriteVerifier;
 use serde::Deserialize;
 
 use super::text::{HolderText, from_hex, lineage};
-use super::{AtRisk, BootId, VolumeRecord, directory};
+use super::{AtRisk, BootId, VolumeRecord};
 use crate::durable;
 use crate::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
@@ -64,7 +64,7 @@ impl Former {
         let mut former = Self::default();
         let mut read = |extension: &str, most| {
             let path = directory.join(format!("{name}.{extension}"));
-            let text = match directory::read(&path, most) {
+            let text = match durable::read(&path, most) {
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
                 text => text,
             };

@@ -16,8 +16,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "boot_id":"a-boot","store":"inode:1:2","holder":{{"generation":7,"mode":"exclusive","host":"{uuid}",
         "host_name":"db1","present":true}}}}"#
     );
-    let least = format!(
-        r#"{{"version":1,"revision":0,"uuid":"{uuid}","at_risk":"nothing","boot_id":""}}"#
-    );
+    let least =
+        format!(r#"{{"version":1,"revision":0,"uuid":"{uuid}","at_risk":"nothing","boot_id":""}}"#);
     vec![whole.into_bytes(), least.into_bytes()]
 }

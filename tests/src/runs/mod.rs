@@ -9,7 +9,8 @@
 //!
 //! Three rules:
 //!
-//! - A host that comes back to the verifier that it was told has lost nothing that was acknowledged.
+//! - A host that comes back to the verifier that it was told has lost nothing that was
+//!   acknowledged.
 //! - A host that comes back to another one, with unflushed writes, is told a loss. Then something of
 //!   that volume could be gone since it was told the first one.
 //! - What a FLUSH covered is there, whatever comes.
@@ -20,7 +21,7 @@
 //! - The process died while the volume was write-back and writable, though nothing was dirty.
 //! - The machine died between the first run that let hosts write and the stop that synced, though
 //!   everything had reached the disk.
-//! - A stop gave up, or one of its syncs failed: it speaks for no volume.
+//! - A stop gave the volume up.
 //! - A record could not be written, vanished, or could not be understood.
 //!
 //! There is one gap, which the target tells in its log: a loss that could be noted nowhere, because

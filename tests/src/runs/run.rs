@@ -6,7 +6,7 @@
 //! | [`Run::load`] | `Persister::open` |
 //! | [`Run::begin`] | `Persister::begin`, `Control::begin` |
 //! | [`Run::record`] | `Change::Serve`, `Control::on_served` |
-//! | [`Run::note_safe`] | `Control::note_safe` |
+//! | [`Run::note_safe`] | `Control::begin_lower` |
 //! | [`Run::lose`] | `Control::on_lost_writes`, `LossNotes` |
 //! | [`Run::take_back`] | `Control::changed`, of an addition that failed |
 //! | [`Run::hold`] | `Change::Holder` |
@@ -241,10 +241,10 @@ impl Run {
         self.records.write(&only(number)).is_empty()
     }
 
-    /// The process ends in good order. `clean`: every sync succeeded. Returns the volumes that are
-    /// safe, and those whose loss was noted only now, or (false) is not.
-    pub fn end(mut self, clean: bool) -> (Vec<usize>, Vec<(usize, bool)>) {
-        let is_safe = |number: &&usize| clean && !self.lost.contains(number);
+    /// The process ends in good order, and has not made these volumes durable. Returns the volumes
+    /// that are safe, and those whose loss was noted only now, or (false) is not.
+    pub fn end(mut self, unsaved: &BTreeSet<usize>) -> (Vec<usize>, Vec<(usize, bool)>) {
+        let is_safe = |number: &&usize| !unsaved.contains(number) && !self.lost.contains(number);
         let saved: Vec<usize> = self.served.keys().filter(is_safe).copied().collect();
         let lost: Vec<usize> = self.lost.iter().copied().collect();
         let lost = lost.into_iter().map(|number| (number, self.lose(number))).collect();

@@ -1,5 +1,6 @@
 //! [`World`]: a machine with volumes and a state directory, the hosts, and what happens to them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -278,19 +279,20 @@ impl World {
     /// The run ends in good order, or (false) gives up before all is written.
     fn stop(&mut self, all: bool) {
         let Some(run) = &self.run else { return };
-        let mut clean = all;
+        let mut unsaved = BTreeSet::new();
         let stores: Vec<usize> =
             run.served.iter().filter(|(_, s)| !s.is_for_reading).map(|(v, _)| *v).collect();
         for number in stores {
-            if all || self.random.chance(500) {
-                clean &= self.sync(number);
+            let is_tried = all || self.random.chance(500);
+            if !(is_tried && self.sync(number)) {
+                unsaved.insert(number);
             }
         }
         let before = self.directory.before();
         let Some(run) = self.run.take() else { return };
         let wrote: Vec<usize> =
             run.served.iter().filter(|(_, s)| s.was_writable).map(|(v, _)| *v).collect();
-        let (saved, lost) = run.end(clean);
+        let (saved, lost) = run.end(&unsaved);
         self.tell(|| format!("  saved {saved:?}, lost {lost:?}"));
         let is_killed = all && self.random.chance(100);
         if is_killed || self.is_faulty() {

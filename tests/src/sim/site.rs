@@ -118,8 +118,8 @@ pub struct Site {
     record: VolumeRecord,
     boot: BootId,
     renounced: bool,
-    // What is being made durable before an OPEN is answered: poll groups that have not answered, and
-    // the first failure.
+    // What is being made durable before an OPEN is answered: poll groups that have not answered,
+    // and the first failure.
     settles: BTreeMap<SettleTicket, (usize, Result<(), String>)>,
     // Records on their way to the disk, and when they are there.
     persists: VecDeque<(u64, Ticket, HolderRecord)>,

@@ -11,7 +11,8 @@
 //! | read-ahead, limits, read-only no longer | access |
 //! | read-only | hold, access |
 //! | larger | store, grow, access |
-//! | smaller, cache mode | close, write back, quiet, reshape, store, lower if less is at risk, access |
+//! | smaller, cache mode | close, write back, quiet, reshape, store, access |
+//! | less is at risk | lower, before the last access |
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
 //! | removed | close, write back, quiet, drop, lower |
 //! | nothing: what is dirty is made durable | write back |
@@ -25,8 +26,8 @@
 //! written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Record" makes durable, before a host may write, that writes are at risk
-//! ([`AtRisk`](crate::record::AtRisk)). "Lower" says that less is. Where that cannot be written, the
-//! record says too much, which is safe.
+//! ([`AtRisk`](crate::record::AtRisk)). "Lower" says that less is. Where that cannot be written,
+//! the record says too much, which is safe.
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
 //! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
