@@ -11,8 +11,8 @@
 //!
 //! - A host that comes back to the verifier that it was told has lost nothing that was
 //!   acknowledged.
-//! - A host that comes back to another one, with unflushed writes, is told a loss. Then something of
-//!   that volume could be gone since it was told the first one.
+//! - A host that comes back to another one, with unflushed writes, is told a loss. Then something
+//!   of that volume could be gone since it was told the first one.
 //! - What a FLUSH covered is there, whatever comes.
 //!
 //! "Could be gone" is what [`Account`] counts, for each volume alone. There the design tells more
