@@ -197,12 +197,9 @@ async fn run(
         socket.keep();
         return Ok(None);
     }
-    let left = before.map(Inherited::stores).transpose().map_err(anyhow::Error::msg)?;
-    let (opened, away) = open_right_ones(config, &name, left.unwrap_or_default())?;
+    let (opened, away, state) = open_what_is_served(config, &name, before)?;
     let config = &without(config, &away);
     let stores: Vec<_> = opened.iter().filter_map(|opened| opened.backing.clone()).collect();
-    let state = state_of(config, &name, &opened)?;
-
     let outages = Outages::default();
     let plan = Plan {
         config,
@@ -214,18 +211,15 @@ async fn run(
         demand: &demand,
         took_over: before.map(|before| before.note().clone()),
     };
-    let (mut control, outbox) = plan.build(state, opened, devices)?;
-    control.begin();
+    let (control, outbox) = plan.build(state, opened, devices)?;
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming, accepting) = accept(listeners, missing, &listen, &outages);
     tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
     // From here on there is nothing to go back to.
-    stores.iter().for_each(|backing| backing.keep());
-    drop(stores);
+    stores.into_iter().for_each(|backing| backing.keep());
     socket.keep();
     *inherited = None;
     let socket = tokio::spawn(socket.serve(request_sender.clone(), reread));
-    let http_address = config.http;
     let http = http.map(|http| tokio::spawn(http.serve(request_sender.clone())));
     tokio::spawn(drain_at(stops, request_sender));
     tracing::info!(?listening, poll_groups = poll_groups(config), "ready");
@@ -237,14 +231,27 @@ async fn run(
     let Some(Departure { program, note, leaves }) = departure else {
         return if given_up.is_empty() { Ok(None) } else { Err(GivenUp(given_up).into()) };
     };
-    let note = HandOver { clean, ..note };
     let mut sockets = accepting.sockets().await;
     let (control, file) = socket.await?;
     sockets.extend(control.map(|socket| (name_of_control(&config.control_socket), socket)));
-    if let (Some(address), Some(http)) = (http_address, http) {
-        sockets.extend(http.await?.map(|socket| (name_of_http(address), socket)));
-    }
+    let http = if let Some(http) = http { http.await? } else { None };
+    sockets.extend(config.http.zip(http).map(|(address, socket)| (name_of_http(address), socket)));
+    let note = HandOver { clean, ..note };
     Ok(Some((Successor::new(program, note, leaves, sockets), file)))
+}
+
+/// The volumes of a configuration, those of them that are left away, and where their records are.
+/// Goes on with what the program before left.
+fn open_what_is_served(
+    config: &TargetConfig,
+    name: &Name,
+    before: Option<&Inherited>,
+) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>, StateDirectory)> {
+    let left = before.map(Inherited::stores).transpose().map_err(anyhow::Error::msg)?;
+    let (opened, away) = open_right_ones(config, name, left.unwrap_or_default())?;
+    let records = before.map_or(&[][..], Inherited::records);
+    let state = state_of(config, name, &opened)?.with_left(records).map_err(anyhow::Error::msg)?;
+    Ok((opened, away, state))
 }
 
 /// What a target runs with that leaves volumes away: a reload adds them again when they are mended.
@@ -277,7 +284,7 @@ struct Plan<'c> {
 }
 
 impl Plan<'_> {
-    /// Memory, poll groups, control, devices.
+    /// Memory, poll groups, control, devices, and what the next run must know.
     fn build(
         self,
         state: StateDirectory,
@@ -305,6 +312,8 @@ impl Plan<'_> {
         for device in devices {
             control.serve_by(&device).with_context(|| format!("device {}", device.caps().name))?;
         }
+        // Nothing can fail any more.
+        control.begin();
         Ok((control, outbox))
     }
 }

@@ -398,7 +398,7 @@ impl Control {
     fn end(
         self,
         given_up: Vec<UnsavedStatus>,
-        departure: Option<Departure>,
+        mut departure: Option<Departure>,
     ) -> anyhow::Result<RunEnd> {
         let clean = self.is_clean(&given_up);
         let Self { core, groups, losses, persister, .. } = self;
@@ -413,7 +413,10 @@ impl Control {
         };
         let saved: Vec<VolumeUuid> =
             core.volumes().iter().filter(is_saved).map(|volume| volume.uuid).collect();
-        persister.end(&saved, &lost);
+        let records = persister.end(&saved, &lost);
+        if let Some(departure) = &mut departure {
+            departure.leaves.records = records;
+        }
         joined.map(|_| RunEnd { clean, given_up, departure })
     }
 

@@ -143,9 +143,10 @@ impl Persister {
     }
 
     /// The run ends. What it acknowledged of the volumes of `saved` is durable; those of `lost` may
-    /// have lost writes, and that may not be noted. Waits for the disk.
-    pub(super) fn end(self, saved: &[VolumeUuid], lost: &[VolumeUuid]) {
-        let Some(mut records) = self.writer.end() else { return };
+    /// have lost writes, and that may not be noted. Returns the records as texts. Waits for the
+    /// disk.
+    pub(super) fn end(self, saved: &[VolumeUuid], lost: &[VolumeUuid]) -> Vec<String> {
+        let Some(mut records) = self.writer.end() else { return Vec::new() };
         for volume in lost {
             records.lose(volume);
             records.write_loss(volume);
@@ -159,6 +160,7 @@ impl Persister {
                 "cannot note the clean stop (state_dir): initiators will take the next start for a loss"
             );
         }
+        records.texts()
     }
 }
 

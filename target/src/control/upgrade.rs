@@ -281,6 +281,8 @@ impl Control {
             judged: config,
             hosts,
             stores: self.stores(),
+            // They are written last.
+            records: Vec::new(),
         };
         Some(Departure { program, note, leaves })
     }

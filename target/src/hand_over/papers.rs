@@ -1,5 +1,5 @@
 //! [`Papers`]: what is too long for the note: the configurations that the next program may start
-//! with, and which stores are left open. They are in a sealed file in memory, whose descriptor the
+//! with, the stores that are left open, and the records of the volumes. They are in a sealed file in memory, whose descriptor the
 //! note names.
 //!
 //! The next program starts with the configuration that was judged, not with what the files say by
@@ -58,6 +58,9 @@ pub(super) struct Papers {
     /// The stores.
     #[serde(default)]
     pub(super) stores: Vec<StoreLeft>,
+    /// The records of the volumes, as the program that ran wrote them last.
+    #[serde(default)]
+    pub(super) records: Vec<String>,
 }
 
 impl Papers {
@@ -150,6 +153,7 @@ mod tests {
             judged: Some(String::new()),
             hosts: Some(Vec::new()),
             stores: vec![store(7), store(9)],
+            records: vec!["{}".to_owned()],
         }
     }
 

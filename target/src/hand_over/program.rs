@@ -35,6 +35,8 @@ pub(crate) struct Leaves {
     pub hosts: Option<Vec<HostConfig>>,
     /// The stores, by volume.
     pub stores: Vec<(String, Arc<Backing>)>,
+    /// The records of the volumes, as texts.
+    pub records: Vec<String>,
 }
 
 impl Leaves {
@@ -47,6 +49,7 @@ impl Leaves {
             judged: self.judged.clone(),
             hosts: self.hosts.clone(),
             stores: stores.collect::<io::Result<_>>()?,
+            records: self.records.clone(),
         };
         let papers = papers.seal()?;
         fcntl(&papers, FcntlArg::F_SETFD(FdFlag::empty()))?;

@@ -115,6 +115,11 @@ impl Inherited {
         self.papers.as_ref().map(|(papers, _)| papers.name.as_str())
     }
 
+    /// The records of the volumes, as texts.
+    pub(crate) fn records(&self) -> &[String] {
+        self.papers.as_ref().map_or(&[], |(papers, _)| &papers.records)
+    }
+
     /// Whether this program was gone back to: another one could not take its place.
     pub(crate) fn is_back(&self) -> bool {
         self.note.failed.is_some()
@@ -237,6 +242,7 @@ mod tests {
     /// What a program finds after one with this store left it open under that number.
     fn left(store: StoreLeft) -> Result<Inherited, String> {
         let papers = Papers {
+            records: Vec::new(),
             name: "store1".to_owned(),
             ran: "max_io = '2MiB'\n".to_owned(),
             judged: Some("max_io = '4MiB'\n".to_owned()),

@@ -6,7 +6,7 @@
 //! A record that could not be replaced, for want of space, is renamed to `NAME.UUID.renounced`:
 //! that needs none. It still says who held the volume, and vouches for no write.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -42,6 +42,8 @@ pub struct StateDirectory {
     // An earlier run of the target used it.
     was_used: bool,
     former: Option<Former>,
+    // What the program before this one in this process wrote last.
+    left: BTreeMap<VolumeUuid, (VolumeRecord, Revision)>,
 }
 
 /// What a run keeps of its volumes for the next one.
@@ -86,6 +88,7 @@ impl StateDirectory {
             state: State::Nothing,
             was_used: false,
             former: None,
+            left: BTreeMap::new(),
         };
         let lock_path = path.join(format!("{name}.lineage.lock"));
         directory.was_used = lock_path.exists();
@@ -120,7 +123,22 @@ impl StateDirectory {
             state: State::Nothing,
             was_used: false,
             former: None,
+            left: BTreeMap::new(),
         }
+    }
+
+    /// Goes on with the records that the program before this one in this process left, as texts,
+    /// whatever the files say by now.
+    ///
+    /// # Errors
+    /// One is no record.
+    pub(crate) fn with_left(mut self, texts: &[String]) -> Result<Self, String> {
+        for text in texts {
+            let (record, revision) = text::parse(text.as_bytes())
+                .map_err(|error| format!("a record that was handed over: {error}"))?;
+            self.left.insert(record.volume(), (record, revision));
+        }
+        Ok(self)
     }
 
     /// What a run keeps here.
@@ -182,6 +200,10 @@ impl Keepers for StateDirectory {
 
     fn former(&self, volume: &VolumeUuid, risk: Option<AtRisk>) -> Option<VolumeRecord> {
         self.former.as_ref().map(|former| former.record_of(volume, risk))
+    }
+
+    fn left(&self, volume: &VolumeUuid) -> Option<(VolumeRecord, Revision)> {
+        self.left.get(volume).cloned()
     }
 
     fn former_volumes(&self) -> BTreeSet<VolumeUuid> {

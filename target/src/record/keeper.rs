@@ -107,6 +107,11 @@ pub trait Keepers: fmt::Debug + Send {
         BTreeSet::new()
     }
 
+    /// The record as the program before this one in this process wrote it last, and its revision.
+    fn left(&self, _volume: &VolumeUuid) -> Option<(VolumeRecord, Revision)> {
+        None
+    }
+
     /// What the version before kept is in records now: it is removed.
     fn forget_former(&mut self) {}
 }

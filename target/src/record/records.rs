@@ -142,6 +142,9 @@ impl Records {
     fn read(&self, served: &Served) -> anyhow::Result<Entry> {
         let volume = served.volume;
         let place = self.keepers.of(&volume);
+        if let Some((record, revision)) = self.keepers.left(&volume) {
+            return Ok(left(place, record, revision));
+        }
         let found = match &place {
             Place::Ours(keeper) | Place::Foreign(keeper) => keeper.read().with_context(|| {
                 format!(
@@ -352,6 +355,15 @@ impl Records {
         }
     }
 
+    /// The records as texts, for another program in this process.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        let text = |entry: &Entry| {
+            let text = super::text::text_of(&entry.record, entry.revision).ok()?;
+            String::from_utf8(text).ok()
+        };
+        self.entries.values().filter_map(text).collect()
+    }
+
     /// Compares what is kept with what this run knows. May block.
     ///
     /// # Errors
@@ -359,6 +371,23 @@ impl Records {
     pub fn compare(&self) -> Result<(), String> {
         self.entries.values().try_for_each(Entry::compare)
     }
+}
+
+/// The record that the program before this one in this process left. Whatever is kept is replaced:
+/// the lock was this process's all the time, and the file may be gone.
+fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
+    let kept = match &place {
+        Place::Ours(keeper) | Place::Foreign(keeper) => keeper.read().ok(),
+        Place::Nothing => None,
+    };
+    let (kept, revision) = match kept {
+        Some(Found::Record(kept, found)) if found == revision => (Some(kept), found),
+        // Somebody put an older one back.
+        Some(Found::Record(_, found)) if found < revision => (None, found),
+        _ => (None, revision),
+    };
+    let before = (record.at_risk, record.boot.clone());
+    Entry { record, place, revision, kept, is_ours: false, is_durable: false, before }
 }
 
 impl Entry {

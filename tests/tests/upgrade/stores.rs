@@ -203,6 +203,19 @@ fn a_lost_state_is_named_and_no_mount_is_fenced() {
 }
 
 #[test]
+fn a_lost_state_is_handed_over_by_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let (target, mut client) = served(dir.path());
+    let lost = dir.path().join(file_with(dir.path(), ".volume"));
+    std::fs::remove_file(&lost).unwrap();
+    for _ in 0..2 {
+        client = force(&target, client);
+        assert_holds(&mut client, "a lost state");
+        assert!(lost.exists(), "the record is written again");
+    }
+}
+
+#[test]
 fn another_state_than_the_target_wrote_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
