@@ -110,6 +110,8 @@ fn a_start_that_fails_hides_no_loss() {
         assert!(records(dir.path()) == left, "at {limit} it wrote: {}", ended.stderr);
     }
     assert!(failed > 3, "no start has failed");
+    // The last one did not fail, and its stop synced the store.
+    left.iter().for_each(|(path, text)| std::fs::write(path, text).unwrap());
     boot(dir.path());
     let target = start(dir.path(), &[("v", "")]);
     assert_ne!(verifier(&target, "v"), known, "the kernel's memory is gone, and a write with it");
@@ -171,6 +173,23 @@ fn a_change_of_the_cache_mode_is_no_loss() {
     assert_eq!(write(&target, "v"), known, "nothing is lost by that");
     target.kill();
     assert_ne!(verifier(&start(dir.path(), back), "v"), known);
+}
+
+#[test]
+fn what_becomes_writable_after_an_upgrade_is_written_at_the_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path(), &[("v", "")]);
+    order(&target, &["volume", "set", "v", "--read-only"]);
+    configuration(dir.path(), &[("v", "read_only = true")]);
+    order(&target, &["upgrade"]);
+    order(&target, &["volume", "set", "v", "--read-only=false", "--cache", "write-back"]);
+    let known = write(&target, "v");
+    stop(target);
+    let stored = std::fs::read(dir.path().join("v.img")).unwrap();
+    assert!(stored[..LEN] == pattern(1, LEN), "what was acknowledged is in the store");
+    boot(dir.path());
+    let target = start(dir.path(), &[("v", "cache = 'write-back'")]);
+    assert_eq!(verifier(&target, "v"), known);
 }
 
 #[test]

@@ -24,6 +24,13 @@ impl<S: Store> Shard<S> {
         is_idle && !core.jobs.has_any_of(volume)
     }
 
+    /// Hosts may write to a volume now. What they write is made durable at the end.
+    pub(crate) fn open_for_writing(&mut self, volume: VolumeIndex) {
+        if let Some(state) = self.core.volumes.get_mut(volume) {
+            state.open_for_writing();
+        }
+    }
+
     /// Whether the store of a volume may have something to make durable.
     #[must_use]
     pub(crate) fn is_writable(&self, volume: VolumeIndex) -> bool {

@@ -29,6 +29,7 @@ pub(super) struct VolumeState {
     cache: CacheMode,
     size_bytes: u64,
     read_only: bool,
+    is_given_up: bool,
     /// Clean slots that it keeps when others need memory.
     pub cache_min: u32,
     /// Most slots of the index that it has.
@@ -200,6 +201,7 @@ impl Volumes {
             cache,
             size_bytes,
             read_only,
+            is_given_up: false,
             cache_min: 0,
             cache_max: None,
             share: Share::default(),
@@ -289,7 +291,7 @@ impl Volumes {
 
     /// Volumes that have something to make durable.
     pub(super) fn writable(&self) -> Vec<VolumeIndex> {
-        let writable = |volume: &VolumeIndex| self.get(*volume).is_some_and(|v| !v.read_only);
+        let writable = |volume: &VolumeIndex| self.get(*volume).is_some_and(|v| !v.is_read_only());
         self.indexes().filter(writable).collect()
     }
 
@@ -334,12 +336,17 @@ impl VolumeState {
 
     /// Nothing is made durable any more.
     pub(super) fn give_up(&mut self) {
-        self.read_only = true;
+        self.is_given_up = true;
     }
 
-    /// Whether its store was opened for reading alone, or was given up.
+    /// Hosts may write to it.
+    pub(super) fn open_for_writing(&mut self) {
+        self.read_only = false;
+    }
+
+    /// Whether no host could write to it in this run, or it was given up.
     pub(super) fn is_read_only(&self) -> bool {
-        self.read_only
+        self.read_only || self.is_given_up
     }
 
     /// Whether no operation of it is at the store or waits to go there.

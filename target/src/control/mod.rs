@@ -405,12 +405,15 @@ impl Control {
         let joined = groups.join();
         let mut lost: Vec<VolumeUuid> = losses.volumes().copied().collect();
         lost.extend(core.owed_fences());
-        // Of a run that broke nothing is known.
-        let is_saved = |volume: &&Arc<Volume>| {
+        // What was given up may be lost, whatever died: the kernel tells of a failed sync once, and
+        // nobody is left to hear it.
+        let is_given_up = |volume: &&Arc<Volume>| {
             let of_volume = |unsaved: &Unsaved| unsaved.volume == volume.index;
-            joined.as_ref().is_ok_and(|unsaved| !unsaved.iter().any(of_volume))
-                && !lost.contains(&volume.uuid)
+            joined.as_ref().is_ok_and(|unsaved| unsaved.iter().any(of_volume))
         };
+        lost.extend(core.volumes().iter().filter(is_given_up).map(|volume| volume.uuid));
+        // Of a run that broke nothing is known.
+        let is_saved = |volume: &&Arc<Volume>| joined.is_ok() && !lost.contains(&volume.uuid);
         let saved: Vec<VolumeUuid> =
             core.volumes().iter().filter(is_saved).map(|volume| volume.uuid).collect();
         let records = persister.end(&saved, &lost);

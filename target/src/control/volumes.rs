@@ -515,7 +515,9 @@ impl Control {
 
     /// Makes durable that hosts may write to a volume as it will be.
     fn begin_record(&mut self, ticket: StepTicket, volume: &Arc<Volume>) {
-        if let Err(error) = self.persister.serve(ticket.0, Served::from(&**volume)) {
+        let begins = self.volumes.underway.as_ref().is_some_and(|it| it.plan.opened.is_some());
+        let served = Served { begins, ..Served::from(&**volume) };
+        if let Err(error) = self.persister.serve(ticket.0, served) {
             self.core.stepped(Err(error), Instant::now());
         }
     }

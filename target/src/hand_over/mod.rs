@@ -4,7 +4,7 @@
 //! ```text
 //! old program                                             new program
 //! check: can the other one take over? (ask.rs, check.rs)
-//! drain, everything durable, lineage clean
+//! drain, everything durable, nothing at risk
 //! note: HandOver, in the environment (this file)
 //! papers: configurations and stores, in memory (papers.rs)
 //! sockets and stores left open over exec (sockets.rs)

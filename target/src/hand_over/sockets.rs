@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -41,6 +41,8 @@ pub struct Inherited {
     sockets: Vec<(String, OwnedFd)>,
     // A note of form 1 has none.
     papers: Option<(Papers, File)>,
+    // Why the papers say nothing: this program cannot start, and goes back.
+    fault: Option<String>,
     stores: Vec<(StoreLeft, Option<File>)>,
     back: Option<OwnedFd>,
 }
@@ -56,25 +58,32 @@ impl Inherited {
         let fault = |error: String| format!("{VARIABLE} in the environment: {error}");
         let note = HandOver::from_text(&text, std::process::id()).map_err(fault)?;
         let note = note.filter(|_| !TAKEN.swap(true, Ordering::Relaxed));
-        note.map(Self::of).transpose().map_err(fault)
+        Ok(note.map(Self::of))
     }
 
-    fn of(note: HandOver) -> Result<Self, String> {
+    fn of(note: HandOver) -> Self {
         let is_socket = |what: &str| what.starts_with("socket:");
         let is_file = |what: &str| what.starts_with('/');
-        let papers = match note.papers {
-            None => None,
-            Some(number) => {
-                let file = take_open(number, is_file).ok_or("the papers are not open")?;
+        let back = note.back.and_then(|number| take_open(number, is_file));
+        let (papers, fault) = match note.papers.map(|number| (number, take_open(number, is_file))) {
+            None => (None, None),
+            Some((_, None)) => (None, Some("the papers are not open".to_owned())),
+            Some((_, Some(file))) => {
                 let file = File::from(file);
-                Some((Papers::read(&file, &note.descriptors())?, file))
+                match Papers::read(&file, &note.descriptors()) {
+                    Ok(papers) => (Some((papers, file)), None),
+                    Err(error) => {
+                        // The program that this one goes back to reads them itself.
+                        let _ = file.into_raw_fd();
+                        (None, Some(error))
+                    }
+                }
             }
         };
         let taken = |socket: &super::Listening| {
             Some((socket.address.clone(), take_open(socket.descriptor, is_socket)?))
         };
         let sockets = note.sockets.iter().filter_map(taken).collect();
-        let back = note.back.and_then(|number| take_open(number, is_file));
         let left = papers.iter().flat_map(|(papers, _)| papers.stores.clone());
         // A file system that was unmounted has no paths any more.
         let any = |_: &str| true;
@@ -83,7 +92,7 @@ impl Inherited {
             (left, file)
         });
         let stores = stores.collect();
-        Ok(Self { note, sockets, papers, stores, back })
+        Self { note, sockets, papers, fault, stores, back }
     }
 
     /// What the program before this one tells.
@@ -128,8 +137,11 @@ impl Inherited {
     /// Copies of the stores that are left open, by volume. Each is what the note says it is.
     ///
     /// # Errors
-    /// One is not: its volume is named.
+    /// One is not: its volume is named. Or nothing is known of them.
     pub(crate) fn stores(&self) -> Result<HashMap<String, LeftOpen>, String> {
+        if let Some(fault) = &self.fault {
+            return Err(format!("what the program before handed over: {fault}"));
+        }
         let copied = |(left, file): &(StoreLeft, Option<File>)| {
             let file = copy_of(left, file.as_ref()).map_err(|why| {
                 format!(
@@ -212,7 +224,6 @@ fn take_open(number: i32, is_right: impl Fn(&str) -> bool) -> Option<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::IntoRawFd;
 
     use nix::fcntl::{FcntlArg, FdFlag, fcntl};
     use rblk_config::HostConfig;
@@ -229,7 +240,7 @@ mod tests {
     fn a_socket_that_listens_is_taken_over() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap();
-        let inherited = Inherited::of(note(socket.into_raw_fd())).unwrap();
+        let inherited = Inherited::of(note(socket.into_raw_fd()));
         assert!(inherited.listener("tcp://y:1").is_none());
         let copy = inherited.listener("tcp://x:1").expect("it listens");
         assert_eq!(copy.local_addr().unwrap(), port);
@@ -240,7 +251,7 @@ mod tests {
     }
 
     /// What a program finds after one with this store left it open under that number.
-    fn left(store: StoreLeft) -> Result<Inherited, String> {
+    fn left(store: StoreLeft) -> Inherited {
         let papers = Papers {
             records: Vec::new(),
             name: "store1".to_owned(),
@@ -274,7 +285,7 @@ mod tests {
         fs::write(&other, "another!").unwrap();
         let there = store(&path);
         fs::rename(&other, &path).unwrap();
-        let inherited = left(there).unwrap();
+        let inherited = left(there);
         let mut stores = inherited.stores().unwrap();
         let taken = stores.remove("v").expect("the volume");
         let text = io::read_to_string(&taken.file).unwrap();
@@ -282,14 +293,14 @@ mod tests {
         assert!(fcntl_of(&taken.file).contains(FdFlag::FD_CLOEXEC), "a copy ends with an exec");
 
         let noted = StoreLeft { inode: (1, 2), ..store(&path) };
-        let error = left(noted).unwrap().stores().unwrap_err();
+        let error = left(noted).stores().unwrap_err();
         assert!(error.contains("volume `v`") && error.contains("something else"), "{error}");
         let noted = StoreLeft { device: 7, ..store(&path) };
-        assert!(left(noted).unwrap().stores().unwrap_err().contains("something else"));
+        assert!(left(noted).stores().unwrap_err().contains("something else"));
         let noted = StoreLeft { descriptor: 1 << 20, ..store(&path) };
-        assert!(left(noted).unwrap().stores().unwrap_err().contains("is not open"));
+        assert!(left(noted).stores().unwrap_err().contains("is not open"));
         let noted = StoreLeft { descriptor: 1, ..store(&path) };
-        assert!(left(noted).unwrap_err().contains("impossible descriptors"));
+        assert!(left(noted).stores().unwrap_err().contains("impossible descriptors"));
     }
 
     fn fcntl_of(file: &File) -> FdFlag {
@@ -301,7 +312,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("v");
         fs::write(&path, "its data").unwrap();
-        let mut inherited = left(store(&path)).unwrap();
+        let mut inherited = left(store(&path));
         let config = inherited.configuration().unwrap().unwrap();
         assert_eq!((config.max_io.0, config.hosts.len()), (4 << 20, 1), "hosts in force");
         inherited.note.failed = Some("it cannot start".to_owned());
@@ -309,7 +320,7 @@ mod tests {
         assert_eq!((config.max_io.0, config.hosts.len()), (2 << 20, 0));
         assert_eq!(inherited.target_name(), Some("store1"));
         // Of the version before: the files say it.
-        let before = Inherited::of(HandOver { form: 1, ..HandOver::default() }).unwrap();
+        let before = Inherited::of(HandOver { form: 1, ..HandOver::default() });
         assert_eq!((before.configuration().unwrap(), before.target_name()), (None, None));
         assert!(before.stores().unwrap().is_empty());
     }
@@ -318,8 +329,8 @@ mod tests {
     fn papers_that_are_none_are_not_read() {
         let other = File::open("/dev/null").unwrap().into_raw_fd();
         let of = |papers| Inherited::of(HandOver { papers: Some(papers), ..HandOver::default() });
-        assert!(of(other).is_err());
-        assert!(of(1 << 20).unwrap_err().contains("not open"));
+        assert!(of(other).stores().is_err(), "so this program goes back");
+        assert!(of(1 << 20).stores().unwrap_err().contains("not open"));
     }
 
     #[test]
@@ -331,10 +342,10 @@ mod tests {
             None,
         )
         .unwrap();
-        let inherited = Inherited::of(note(socket.into_raw_fd())).unwrap();
+        let inherited = Inherited::of(note(socket.into_raw_fd()));
         assert!(inherited.listener("tcp://x:1").is_none(), "it only is a socket");
         let file = File::open("/dev/null").unwrap().into_raw_fd();
-        assert!(Inherited::of(note(file)).unwrap().sockets.is_empty(), "it is a file");
-        assert!(Inherited::of(note(1 << 20)).unwrap().sockets.is_empty(), "it is not open");
+        assert!(Inherited::of(note(file)).sockets.is_empty(), "it is a file");
+        assert!(Inherited::of(note(1 << 20)).sockets.is_empty(), "it is not open");
     }
 }

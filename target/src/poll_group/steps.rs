@@ -88,6 +88,9 @@ impl<S: Store> PollGroup<S> {
                 let index = volume.index;
                 self.limits_change(Some(index), None);
                 self.bound_cache(&volume);
+                if !volume.read_only {
+                    self.turn.shard.open_for_writing(index);
+                }
                 self.turn.access.open_to_commands(volume);
                 self.release_writes(index);
                 return self.stepped(ticket, Ok(()));

@@ -4,8 +4,8 @@
 //! A record belongs to its volume, and the run that serves the volume writes it, and nobody else. A
 //! run vouches only for what it synced itself:
 //!
-//! - A volume that a run does not serve keeps its record, and so does one that it serves for
-//!   reading alone.
+//! - A volume that a run does not serve keeps its record. One that it serves for reading alone
+//!   stays as much at risk as it was.
 //! - A start that fails writes nothing.
 //! - A store that fails is noted in the record of its volume, and says nothing of other volumes.
 //!

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use anyhow::Context;
 use rblk_protocol::{Mutation, Name, WriteVerifier};
@@ -27,6 +29,8 @@ pub struct Served {
     pub risk: Option<AtRisk>,
     /// Hosts may write to it.
     pub is_writable: bool,
+    /// It begins to be served; or (false) it is served, and changes.
+    pub begins: bool,
 }
 
 impl From<&Volume> for Served {
@@ -36,6 +40,7 @@ impl From<&Volume> for Served {
             name: volume.name,
             risk: AtRisk::by_writes_to(volume),
             is_writable: !volume.read_only,
+            begins: true,
         }
     }
 }
@@ -54,8 +59,11 @@ struct Entry {
     // that is not, and that a power cut takes back.
     is_durable: bool,
     // What was at risk before the last [`Records::put_at_risk`].
-    before: (AtRisk, BootId),
+    before: (AtRisk, BootId, bool),
 }
+
+/// Entries that one thread writes.
+type Part<'e> = &'e mut [(&'e VolumeUuid, &'e mut Entry)];
 
 /// Makes verifiers that were never used.
 pub type Fresh = Box<dyn FnMut() -> WriteVerifier + Send>;
@@ -123,8 +131,8 @@ impl Records {
         let fresh = (self.fresh)();
         let Some(entry) = self.entries.get_mut(&volume) else { return Ok(Before::Unknown) };
         entry.record.set_name(served.name);
-        if is_known && entry.record.verifier().is_some() {
-            // Nothing has died since.
+        if is_known && (entry.record.verifier().is_some() || !served.begins) {
+            // Nothing has died since. A verifier that was renounced stays so while hosts know it.
             return Ok(Before::Saved);
         }
         let before = entry.record.begin(&self.boot, fresh);
@@ -175,7 +183,7 @@ impl Records {
                 (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
             }
         };
-        let before = (record.at_risk, record.boot.clone());
+        let before = (record.at_risk, record.boot.clone(), false);
         Ok(Entry { record, place, revision, kept, is_ours: false, is_durable: false, before })
     }
 
@@ -202,7 +210,7 @@ impl Records {
             return;
         };
         if served.is_writable {
-            entry.before = (entry.record.at_risk, entry.record.boot.clone());
+            entry.before = (entry.record.at_risk, entry.record.boot.clone(), entry.is_ours);
             entry.record.put_at_risk(risk, &self.boot);
             entry.is_ours = true;
             if !entry.is_durable {
@@ -214,7 +222,7 @@ impl Records {
     /// A volume was not served after all: takes back what [`Self::put_at_risk`] noted last.
     pub fn take_back(&mut self, volume: &VolumeUuid) {
         if let Some(entry) = self.entries.get_mut(volume) {
-            (entry.record.at_risk, entry.record.boot) = entry.before.clone();
+            (entry.record.at_risk, entry.record.boot, entry.is_ours) = entry.before.clone();
         }
     }
 
@@ -269,11 +277,20 @@ impl Records {
         if due.len() <= 1 {
             return write(&mut due).into_iter().collect();
         }
+        let parts: Vec<Mutex<Part<'_>>> = due.chunks_mut(each).map(Mutex::new).collect();
+        let write_part = |part: &Mutex<Part<'_>>| -> Vec<(VolumeUuid, String)> {
+            write(&mut part.lock().unwrap_or_else(PoisonError::into_inner))
+        };
         std::thread::scope(|scope| {
-            let parts = due.chunks_mut(each);
-            let writers: Vec<_> = parts.map(|part| scope.spawn(move || write(part))).collect();
-            let failed = writers.into_iter().flat_map(|writer| writer.join().unwrap_or_default());
-            failed.collect()
+            let mut failed = BTreeMap::new();
+            let begin = |part| Builder::new().spawn_scoped(scope, move || write_part(part)).ok();
+            let writers: Vec<_> = parts.iter().map(|part| (part, begin(part))).collect();
+            for (part, writer) in writers {
+                // Without a thread, and after one that broke, this one writes what is left.
+                let done = writer.and_then(|writer| writer.join().ok());
+                failed.extend(done.unwrap_or_else(|| write_part(part)));
+            }
+            failed
         })
     }
 
@@ -386,7 +403,7 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
         Some(Found::Record(_, found)) if found < revision => (None, found),
         _ => (None, revision),
     };
-    let before = (record.at_risk, record.boot.clone());
+    let before = (record.at_risk, record.boot.clone(), false);
     Entry { record, place, revision, kept, is_ours: false, is_durable: false, before }
 }
 
@@ -450,7 +467,7 @@ mod tests {
 
     fn served(volume: VolumeUuid, risk: AtRisk) -> Served {
         let name = Name::new(&format!("v{}", volume[0])).unwrap();
-        Served { volume, name, risk: Some(risk), is_writable: true }
+        Served { volume, name, risk: Some(risk), is_writable: true, begins: true }
     }
 
     /// A run on that boot whose verifiers begin with this byte.

@@ -8,6 +8,8 @@ use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
+use rblk_config::said_once;
+
 use super::{AtRisk, Records, Served, VolumeRecord};
 use crate::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
@@ -165,7 +167,7 @@ impl Batch {
             }
             Change::Serve(number, served) => {
                 let volume = served.volume;
-                let loaded = records.load(&served).map_err(|error| format!("{error:#}"));
+                let loaded = records.load(&served).map_err(|error| said_once(error.as_ref()));
                 if loaded.is_ok() {
                     records.put_at_risk(&served);
                     self.changed.insert(volume);
@@ -198,7 +200,7 @@ impl Batch {
         for (volume, error) in &failed {
             let volume = records.record(volume).and_then(VolumeRecord::name);
             let volume = volume.map(tracing::field::display);
-            tracing::error!(volume, error, "cannot remember who holds the volume (state_dir)");
+            tracing::error!(volume, error, "cannot write the record of the volume (state_dir)");
         }
         for (volume, pending) in self.news {
             let result = failed.get(&volume).cloned().map_or(Ok(()), Err);

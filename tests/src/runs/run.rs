@@ -246,7 +246,7 @@ impl Run {
     pub fn end(mut self, unsaved: &BTreeSet<usize>) -> (Vec<usize>, Vec<(usize, bool)>) {
         let is_safe = |number: &&usize| !unsaved.contains(number) && !self.lost.contains(number);
         let saved: Vec<usize> = self.served.keys().filter(is_safe).copied().collect();
-        let lost: Vec<usize> = self.lost.iter().copied().collect();
+        let lost: Vec<usize> = self.lost.union(unsaved).copied().collect();
         let lost = lost.into_iter().map(|number| (number, self.lose(number))).collect();
         for number in &saved {
             self.records.lower_risk(&uuid(*number), AtRisk::Nothing);

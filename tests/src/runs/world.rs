@@ -304,6 +304,9 @@ impl World {
             self.directory.synced();
         }
         for (number, is_noted) in lost {
+            if unsaved.contains(&number) {
+                self.accounts[number].lose(is_noted && !is_killed);
+            }
             if is_noted && !is_killed {
                 self.accounts[number].noted();
             }

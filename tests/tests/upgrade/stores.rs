@@ -259,7 +259,7 @@ fn as_root_an_immutable_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let (target, mut client) = served(dir.path());
     let immutable = Immutable::make(&dir.path().join("v.img"));
-    let pieces = ["volume `v`", "its file is immutable", "chattr -i"];
+    let pieces = ["volume `v`", "is immutable", "chattr -i"];
     assert_serves_on(&target, &client, &pieces);
     assert_holds(&mut client, "immutable");
     client = force(&target, client);

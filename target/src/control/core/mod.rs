@@ -217,8 +217,10 @@ pub struct Core {
     waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
-    // Settles that were asked for.
+    // Settles that were asked for, and those under way: one for a volume, however long its store
+    // takes.
     settles: u64,
+    settling: BTreeMap<VolumeIndex, SettleTicket>,
     // The volume that is being added, removed or changed.
     alteration: Option<Alteration>,
     // Volumes that only those who have them open may open.
@@ -278,6 +280,7 @@ impl Core {
             waiting_logins: BTreeMap::new(),
             waiting_opens: Vec::new(),
             settles: 0,
+            settling: BTreeMap::new(),
             alteration: None,
             closing: BTreeSet::new(),
             given_up: BTreeSet::new(),

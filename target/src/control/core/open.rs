@@ -366,6 +366,10 @@ impl Core {
             (0..self.waiting_opens.len()).filter(|at| due(&self.waiting_opens[*at])).collect();
         for at in due {
             let volume = self.waiting_opens[at].volume;
+            if self.settling.contains_key(&volume) {
+                // One at a time. It does not cover what was written since it began.
+                continue;
+            }
             let has_store = self
                 .exports
                 .volume(volume)
@@ -374,6 +378,7 @@ impl Core {
                 true => {
                     self.settles += 1;
                     let ticket = SettleTicket(self.settles);
+                    self.settling.insert(volume, ticket);
                     self.effects.push_back(Effect::Settle { ticket, volume });
                     Settling::Begun(ticket)
                 }
@@ -385,6 +390,7 @@ impl Core {
     /// What hosts had written to the volume of an [`Effect::Settle`] is durable, or not all of it
     /// is, for that reason.
     pub fn settled(&mut self, ticket: SettleTicket, result: Result<(), String>) {
+        self.settling.retain(|_, under_way| *under_way != ticket);
         let is_it = |open: &WaitingOpen| open.settling == Settling::Begun(ticket);
         match result {
             Ok(()) => {
@@ -475,7 +481,7 @@ impl Core {
                  no writes"
             );
             let text = match open.stage {
-                Stage::Granted(None) if matches!(open.settling, Settling::Begun(_)) => {
+                Stage::Granted(None) if self.settling.contains_key(&open.volume) => {
                     "its store does not answer: what hosts wrote before is not durable yet"
                 }
                 Stage::Granted(None) => "commands of the holder before do not end",
