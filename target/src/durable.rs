@@ -8,6 +8,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
+
 /// Rights of a file: the owner's.
 pub(crate) const FILE_MODE: u32 = 0o600;
 /// Rights of the directory.
@@ -95,13 +97,19 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
 /// # Errors
 /// The system's: it is not known what the file says.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
+    // A pipe in the place of the file would never be opened.
+    let mut options = fs::OpenOptions::new();
+    let file = match options.read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
         // A link that leads nowhere may be a mount that is missing.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
             return Ok(None);
         }
         file => file?,
     };
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_dir() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
     let mut text = Vec::new();
     file.take(most).read_to_end(&mut text)?;
     Ok(Some(text))

@@ -21,13 +21,15 @@ pub(crate) const STOPS: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 /// It reloads the configuration.
 pub(crate) const RELOADS: [Signal; 1] = [Signal::SIGHUP];
 
-/// From now on the signals that a target obeys wait until they are read. Call it before there is a
-/// second thread: the others inherit it.
+/// From now on the signals that a target obeys wait until they are read. A write beyond the largest
+/// file that this process may have (`ulimit -f`) is an error of that write alone, and no signal
+/// that ends the process. Call it before there is a second thread: the others inherit it.
 ///
 /// # Errors
 /// The system does not let this process hold them.
 pub fn hold() -> io::Result<()> {
-    Ok(STOPS.into_iter().chain(RELOADS).collect::<SigSet>().thread_block()?)
+    let held = STOPS.into_iter().chain(RELOADS).chain([Signal::SIGXFSZ]);
+    Ok(held.collect::<SigSet>().thread_block()?)
 }
 
 /// Signals that are held, to be read.

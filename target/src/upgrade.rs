@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rblk_config::Exit;
 use rblk_target::args::Output;
-use rblk_target::control::socket::{Ask, Response, ask};
+use rblk_target::control::socket::{Ask, Response, STOPPING, ask};
 use rblk_target::control::status::{TargetStatus, UpgradeStatus};
 use serde::Serialize;
 
@@ -64,6 +64,9 @@ async fn run(
     // The process may become the other program before its answer gets out. What counts is what
     // serves then.
     if let Ok(Response::Error(text)) = ask(path, order).await {
+        if text == STOPPING {
+            anyhow::bail!("{text}, or another program takes its place already");
+        }
         anyhow::bail!("{text}\n  The target serves as before");
     }
     if output == Output::Table {

@@ -233,6 +233,44 @@ fn the_next_holder_reads_only_what_is_durable() {
     assert!(second.read(0, LEN) == pattern(7, LEN), "what it has read is there");
 }
 
+/// The version before served the volume since, without a record: it left files of its own.
+#[test]
+fn a_record_is_old_beside_files_of_the_version_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path(), &[("v", "")]);
+    let client = Client::connect(&target.address, "v", 1).unwrap();
+    let (generation, known) = (client.volume.generation, client.volume.verifier);
+    drop(client);
+    stop(target);
+    let lineage = serde_json::json!({
+        "version": 1, "boot_id": "another", "process": "01".repeat(16), "machine": "02".repeat(16), "clean": true,
+    });
+    std::fs::write(dir.path().join("store1.lineage"), lineage.to_string()).unwrap();
+    let target = start(dir.path(), &[("v", "")]);
+    let claim = Claim { generation, ..AccessMode::Exclusive.into() };
+    let fenced = Client::claim(&target.address, "v", 1, claim).unwrap_err();
+    assert!(matches!(fenced, rblk_initiator::error::SessionError::Fenced { .. }), "{fenced}");
+    assert_ne!(verifier(&target, "v"), known);
+    assert!(files(dir.path(), "lineage").is_empty());
+}
+
+#[test]
+fn a_record_that_is_no_file_is_no_start_and_no_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    stop(start(dir.path(), &[("v", "")]));
+    let record = records(dir.path()).into_keys().next().unwrap();
+    std::fs::remove_file(&record).unwrap();
+    nix::unistd::mkfifo(&record, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let config = configuration(dir.path(), &[("v", "")]);
+    let mut serve = Command::new(program("rblk-targetd"));
+    serve.arg("serve").arg("--config").arg(&config).arg("--state-dir").arg(dir.path());
+    serve.arg("--listen").arg(format!("tcp://127.0.0.1:{}", free_port().number));
+    serve.arg("--control-socket").arg(dir.path().join("other.sock")).args(["--arena", "8MiB"]);
+    let ended = run(&mut serve);
+    assert_ne!(ended.code, Some(0));
+    assert!(ended.stderr.contains("not a regular file"), "{}", ended.stderr);
+}
+
 #[test]
 fn what_the_version_before_left_is_converted() {
     let dir = tempfile::tempdir().unwrap();

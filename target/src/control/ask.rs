@@ -299,7 +299,10 @@ pub struct HostsReport {
     pub ended: Vec<String>,
 }
 
+/// What a target says that takes no orders any more.
+pub const STOPPING: &str = "the target is stopping";
+
 /// The answer of a target that does nothing any more.
 pub(super) fn stopping() -> Response {
-    Response::Error("the target is stopping".into())
+    Response::Error(STOPPING.into())
 }

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use super::Request;
 use super::ask::stopping;
 pub use super::ask::{
-    Ask, EndReport, HostsReport, LimitsWish, ReloadReport, Response, VolumeReport, Wish,
+    Ask, EndReport, HostsReport, LimitsWish, ReloadReport, Response, STOPPING, VolumeReport, Wish,
 };
 use super::orders;
 pub(crate) use super::orders::asked;

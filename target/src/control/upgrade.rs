@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 
-use super::ask::{Response, stopping};
+use super::ask::{Response, STOPPING, stopping};
 use super::orders::{asked, carry};
 use super::predecessor::{Agreed, Predecessor};
 use super::reread::{Reread, with_files};
@@ -359,6 +359,9 @@ pub(super) async fn upgrade(
         if let Err(error) = carry(requests, Change::WriteBack { name }, true).await
             && !force
         {
+            if requests.is_closed() || error == STOPPING {
+                return stopping();
+            }
             return Response::Error(format!(
                 "volume `{volume}` cannot be written back: {error}. Mounts may lose what is not in its store: mend \
                  it, or use --force"

@@ -53,6 +53,8 @@ struct Entry {
     revision: Revision,
     // As it is kept. `None`: nothing is, or that is not known.
     kept: Option<VolumeRecord>,
+    // Nothing was kept when it was read.
+    is_new: bool,
     // This run put something at risk, so it may say when that is safe.
     is_ours: bool,
     // What is kept is durable: this run wrote it. A start that was killed may have left a record
@@ -165,8 +167,13 @@ impl Records {
             })?,
             Place::Nothing => Found::Nothing,
         };
+        let is_new = found == Found::Nothing;
+        let former = self.keepers.former(&volume, served.risk);
         let (record, revision, kept) = match found {
-            Found::Record(record, revision) => (record.clone(), revision, Some(record)),
+            Found::Record(record, revision) => match former {
+                Some(former) => (outdated(&record, &former, served.name), revision, Some(record)),
+                None => (record.clone(), revision, Some(record)),
+            },
             Found::Garbage(error) => {
                 let (Place::Ours(keeper) | Place::Foreign(keeper)) = &place else {
                     unreachable!("a place without a keeper has nothing")
@@ -179,12 +186,12 @@ impl Records {
                 (VolumeRecord::new(volume), Revision::NONE, None)
             }
             Found::Nothing => {
-                let former = self.keepers.former(&volume, served.risk);
                 (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
             }
         };
         let before = (record.at_risk, record.boot.clone(), false);
-        Ok(Entry { record, place, revision, kept, is_ours: false, is_durable: false, before })
+        let (is_ours, is_durable) = (false, false);
+        Ok(Entry { record, place, revision, kept, is_new, is_ours, is_durable, before })
     }
 
     /// The record of a volume that was [loaded](Self::load).
@@ -196,7 +203,7 @@ impl Records {
     /// Whether nothing is kept of a volume yet.
     #[must_use]
     pub fn is_new(&self, volume: &VolumeUuid) -> bool {
-        self.entries.get(volume).is_none_or(|entry| entry.revision == Revision::NONE)
+        self.entries.get(volume).is_none_or(|entry| entry.is_new)
     }
 
     /// The records of all volumes that were [loaded](Self::load).
@@ -404,7 +411,28 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
         _ => (None, revision),
     };
     let before = (record.at_risk, record.boot.clone(), false);
-    Entry { record, place, revision, kept, is_ours: false, is_durable: false, before }
+    let (is_new, is_ours, is_durable) = (false, false, false);
+    Entry { record, place, revision, kept, is_new, is_ours, is_durable, before }
+}
+
+/// A record beside files of the version before: that version served the volume since, so the record
+/// is old, and who held the volume is not certain. No host that held it may resume.
+fn outdated(record: &VolumeRecord, former: &VolumeRecord, volume: Name) -> VolumeRecord {
+    tracing::error!(
+        %volume,
+        "the version before served this volume since its record was written: a mount that comes back is refused \
+         (fenced), and takes writes that were not flushed for lost"
+    );
+    let mut record = record.clone();
+    record.renounce();
+    let holders = record.holder().into_iter().chain(former.holder());
+    let last = holders.max_by_key(|holder| holder.generation.0).cloned();
+    record.set_holder(last.map(|mut last| {
+        last.generation = last.generation.next().unwrap_or(last.generation);
+        last.present = false;
+        last
+    }));
+    record
 }
 
 impl Entry {
