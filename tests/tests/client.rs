@@ -281,8 +281,8 @@ fn retained_writes_survive_a_target_that_loses_its_memory() {
     }
 }
 
-/// What a queue retained goes with it, and then the writes count as lost. What another queue
-/// retained stays.
+/// What a queue retained goes with it, and with that the order of the writes: they count as lost, and
+/// no older data is written over newer data.
 #[test]
 fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -293,19 +293,27 @@ fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     config.on_loss = OnLoss::Once;
     let mut volume = Options::new(config).open().unwrap();
     let (mut queue, mut other) = (volume.queue().unwrap(), volume.queue().unwrap());
-    write(&mut other, 0, &pattern(9, BLOCK));
-    let kept = pattern(10, BLOCK);
-    write(&mut queue, BLOCK, &kept);
+    write(&mut queue, 0, &pattern(9, BLOCK));
+    let newer = pattern(10, BLOCK);
+    let mut buffer = other.buffer().unwrap();
+    buffer.write(0, &newer);
+    other.submit(Request::write(buffer, 0, BLOCK).durable()).unwrap();
+    assert_eq!(next(&mut other).result, Ok(BLOCK));
     drop(other);
     target.kill();
     target.start_again(dir.path(), &words(&args));
     queue.submit(Request::flush()).unwrap();
     assert_eq!(next(&mut queue).result.unwrap_err().errno(), 5);
     assert_eq!(volume.losses(), 1);
-    assert!(read(&mut queue, BLOCK, BLOCK) == kept, "its copy went with the other queue");
-    // Told once; the queue that is left goes on.
+    assert!(read(&mut queue, 0, BLOCK) == newer, "older data was written over durable data");
+    // Told once; the queue that is left goes on, and retains.
+    let kept = pattern(11, BLOCK);
+    write(&mut queue, 0, &kept);
+    target.kill();
+    target.start_again(dir.path(), &words(&args));
     queue.submit(Request::flush()).unwrap();
     assert_eq!(next(&mut queue).result, Ok(0));
+    assert!(read(&mut queue, 0, BLOCK) == kept);
 }
 
 /// Who opens the volume next knows nothing of writes that were not flushed, so none are left.

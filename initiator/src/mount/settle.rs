@@ -54,6 +54,9 @@ pub enum Judgement {
         horizon: u64,
         /// How many there may be.
         writes: u64,
+        /// Some queue that retains was dropped with copies. One of them may be newer than a copy of
+        /// another queue, which must not be written over it: nothing is written again.
+        dropped: bool,
     },
     /// They are to be written again.
     Rewrite {
@@ -63,8 +66,8 @@ pub enum Judgement {
         log: ReplayLog,
         /// Blocks that were written and lie behind the end of the volume now.
         behind_end: u64,
-        /// There may be some that no queue retains, as those of a process before this one, or of a
-        /// queue that its program dropped: FLUSHes must tell a loss all the same.
+        /// A process before this one may have left some that no queue retains: FLUSHes must tell a
+        /// loss all the same.
         doubt: bool,
     },
 }
@@ -79,12 +82,19 @@ pub fn judge(
     stock: Option<Vec<Retained>>,
     (block_size, blocks): (BlockSize, BlockCount),
 ) -> Judgement {
-    let (horizon, writes) = (durability.horizon(), durability.unflushed());
+    let (durable, horizon) = (durability.durable(), durability.horizon());
+    let writes = horizon.saturating_sub(durable);
     match stock {
         _ if writes == 0 => Judgement::Nothing,
-        None => Judgement::Lost { horizon, writes },
-        Some(entries) => {
-            let doubt = durability.inherits_doubt() || wide64(entries.len()) < writes;
+        None => Judgement::Lost { horizon, writes, dropped: false },
+        Some(mut entries) => {
+            // What became durable since its queue gave its copies.
+            entries.retain(|entry| entry.number >= durable);
+            let doubt = durability.inherits_doubt();
+            // Every number has a copy, save the one that stands for a process before this one.
+            if wide64(entries.len()) + u64::from(doubt) < writes {
+                return Judgement::Lost { horizon, writes, dropped: true };
+            }
             let mut log = ReplayLog::merge(entries, block_size);
             let behind_end = log.cut(blocks);
             Judgement::Rewrite { horizon, log, behind_end, doubt }
@@ -157,6 +167,14 @@ fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, 
                 "the target lost its memory; every acknowledged write was flushed before"
             );
         }
+        Judgement::Lost { writes, dropped: true, .. } => {
+            return tracing::error!(
+                rblk_event = "lost-writes",
+                writes,
+                "lost: a queue was dropped that had copies, so older copies of other queues are not written again, and \
+                 acknowledged writes may be lost; {consequence}"
+            );
+        }
         Judgement::Lost { writes, .. } => {
             return tracing::error!(
                 rblk_event = "lost-writes",
@@ -176,8 +194,8 @@ fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, 
     if doubt {
         tracing::error!(
             rblk_event = "lost-writes",
-            "lost: the target lost its memory, so acknowledged writes of a process before this one, or of a queue \
-             that was dropped, may be lost; {consequence}"
+            "lost: the target lost its memory, so acknowledged writes of a process before this one may be lost; \
+             {consequence}"
         );
     }
     match outcome {
@@ -243,8 +261,8 @@ async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Ret
     let (mut answers, mut all) = (Vec::new(), Some(Vec::new()));
     for queue in queues {
         if queue.is_closed() {
-            // The program that drove it has dropped it, with what it retained. The account says
-            // whether something is missing.
+            // The program that drove it has dropped it, with what it retained. `judge` sees what is
+            // missing by the numbers.
             continue;
         }
         let (reply, answer) = oneshot::channel();
@@ -370,7 +388,8 @@ mod tests {
     fn what_is_not_retained_is_told_and_what_is_retained_is_written_again() {
         let lost = account(Durability::new(OnLoss::Once), 2);
         let judgement = judge(&lost, None, shape());
-        assert!(matches!(judgement, Judgement::Lost { horizon: 2, writes: 2 }), "{judgement:?}");
+        let expected = Judgement::Lost { horizon: 2, writes: 2, dropped: false };
+        assert_eq!(format!("{judgement:?}"), format!("{expected:?}"));
         judgement.settle(&lost, Outcome::Durable);
         assert_eq!((lost.losses(), lost.unflushed()), (1, 0));
 
@@ -404,17 +423,43 @@ mod tests {
         }
     }
 
+    /// A dropped queue may have had newer data, which older copies must not replace.
     #[test]
-    fn a_queue_that_is_gone_takes_no_copies_of_others_with_it() {
+    fn no_copy_is_written_again_when_a_queue_was_dropped_with_some() {
+        for (on_loss, inherits) in [(OnLoss::UntilRemount, false), (OnLoss::Once, true)] {
+            let kept = match inherits {
+                true => Durability::inheriting(on_loss),
+                false => Durability::new(on_loss),
+            };
+            let first = kept.horizon();
+            let kept = account(kept, 2);
+            // The newer one is missing.
+            let judgement = judge(&kept, Some(vec![retained(first)]), shape());
+            assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
+            judgement.settle(&kept, Outcome::Durable);
+            let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
+            assert_eq!(found, (1, 0, 0));
+        }
+        // Held copies, too: nothing that was sent since can be told from what was dropped.
+        let held = account(Durability::new(OnLoss::UntilRemount), 1);
+        judge(&held, Some(vec![retained(0)]), shape()).settle(&held, REFUSED);
+        let held = account(held, 1);
+        held.made_durable(2);
+        let judgement = judge(&held, Some(vec![retained(0)]), shape());
+        assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
+        judgement.settle(&held, Outcome::Durable);
+        assert_eq!((held.unflushed(), held.holds_copies()), (0, false));
+    }
+
+    #[test]
+    fn what_became_durable_meanwhile_hides_no_missing_copy() {
         let kept = account(Durability::new(OnLoss::UntilRemount), 2);
-        let judgement = judge(&kept, Some(vec![retained(1)]), shape());
-        let Judgement::Rewrite { log, doubt: true, .. } = &judgement else {
-            panic!("{judgement:?}")
-        };
-        assert_eq!((log.writes(), log.pieces().len()), (1, 1));
-        judgement.settle(&kept, Outcome::Durable);
-        let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
-        assert_eq!(found, (1, 1, 0));
+        kept.made_durable(1);
+        let judgement = judge(&kept, Some(vec![retained(0)]), shape());
+        assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
+        let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), shape());
+        let Judgement::Rewrite { log, .. } = &judgement else { panic!("{judgement:?}") };
+        assert_eq!(log.writes(), 1);
     }
 
     #[test]
