@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -262,6 +263,53 @@ fn rings_of_a_killed_program_wait_for_a_reset() {
     guest.connect_again(&bed.served);
     assert_eq!(read(&mut guest, 8), 9);
     assert_eq!(flush(&mut guest, 0), OK);
+}
+
+/// A program of fewer rings cannot tell anything of the others, so it passes the doubt on, whether it
+/// ends in good order or is killed.
+#[test]
+fn rings_in_doubt_outlast_a_program_that_has_fewer() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    guest.fill(GUEST + DATA, &[7; BLOCK as usize]);
+    assert_eq!(guest.one(1, Ask::Write, 8, &[(GUEST + DATA, BLOCK)]), OK);
+    bed.served.kill();
+    for is_killed in [true, false] {
+        bed.args = vec!["--queues", "1"];
+        bed.start_program();
+        match is_killed {
+            true => bed.served.kill(),
+            false => bed.end_program(),
+        }
+    }
+    bed.args = vec!["--queues", "2"];
+    bed.start_program();
+    guest.connect_again(&bed.served);
+    guest.request(1, 1, Ask::Read, 8, &[(GUEST + DATA, BLOCK)]);
+    assert_eq!(read(&mut guest, 8), 7);
+    assert_eq!(guest.done(1), None, "a ring in doubt is served");
+}
+
+/// A connection that starts no ring, as of a probe, says nothing about the guest.
+#[test]
+fn who_only_connects_does_not_end_the_guest() {
+    let mut bed = Bed::new();
+    let mut guest = Guest::connect(&bed.served, 2);
+    write(&mut guest, 8, 7);
+    bed.served.kill();
+    bed.start_program();
+    drop(UnixStream::connect(bed.dir.path().join("guest.sock")).unwrap());
+    wait_for("the front end to be gone", || {
+        bed.served.log().contains("the front end has gone").then_some(())
+    });
+    bed.end_program();
+    assert!(bed.note().exists(), "the note went with a connection that was none of the guest's");
+    bed.start_program();
+    guest.connect_again(&bed.served);
+    guest.request(0, 1, Ask::Read, 8, &[(GUEST + DATA, BLOCK)]);
+    guest.request(1, 0, Ask::Read, 8, &[(GUEST + DATA, BLOCK)]);
+    assert_eq!(guest.wait(1), (0, OK));
+    assert_eq!(guest.done(0), None, "a ring in doubt is served");
 }
 
 /// A guest that does not flush: whatever changes its disk is durable when it is answered.

@@ -175,7 +175,7 @@ pub async fn run_guest(
         None if socket.was_left => inherit_unknown(&mut mount),
         None => Left::default(),
     };
-    mount.set_guest(&socket.path)?;
+    mount.set_guest(&socket.path, &left)?;
     let (outbox, from_queues) = mpsc::unbounded_channel();
     let (memories, asked_memories) = mpsc::unbounded_channel();
     let listener = socket.listener.try_clone().context("the socket of the front end");

@@ -322,8 +322,8 @@ impl Mount {
     ///
     /// # Errors
     /// It cannot be written.
-    pub(super) fn set_guest(&mut self, socket: &FilePath) -> io::Result<()> {
-        self.note.set_guest(socket, self.link.setup().queues);
+    pub(super) fn set_guest(&mut self, socket: &FilePath, left: &Left) -> io::Result<()> {
+        self.note.set_guest(socket, self.link.setup().queues, left);
         self.note.must_write(self.link.setup(), self.link.facts())
     }
 

@@ -47,8 +47,8 @@ enum Subject {
     None,
     /// A device, by its number and mark.
     Device(u32, DeviceToken),
-    /// The guest of that socket, with so many rings.
-    Guest(PathBuf, u16),
+    /// The guest of that socket, and the rings that are in doubt if this process is killed.
+    Guest(PathBuf, Vec<u16>),
 }
 
 impl NoteKeeper {
@@ -77,9 +77,10 @@ impl NoteKeeper {
         self.subject = Subject::Device(id, token);
     }
 
-    /// The mount is used by a guest, whose front end connects to that socket.
-    pub(super) fn set_guest(&mut self, socket: &Path, rings: u16) {
-        self.subject = Subject::Guest(socket.to_owned(), rings);
+    /// The mount is used by a guest, whose front end connects to that socket, and whose
+    /// disk has so many rings. A predecessor `left` its rings like that.
+    pub(super) fn set_guest(&mut self, socket: &Path, rings: u16, left: &Left) {
+        self.subject = Subject::Guest(socket.to_owned(), left.rings_of_killed(rings));
     }
 
     /// What is durable is known from this account from now on.
@@ -150,7 +151,7 @@ impl NoteKeeper {
             Subject::Guest(socket, rings) => {
                 let doubts = self.guest_doubts(true);
                 // As it is if this process is killed.
-                let note = self.guest_note(facts, doubts, (0..*rings).collect());
+                let note = self.guest_note(facts, doubts, rings.clone());
                 note.write(socket).map_err(io::Error::other)?;
                 self.noted_loss = doubts.loss_untold;
                 return Ok(());

@@ -45,6 +45,8 @@ pub(super) struct FrontEnd<'d> {
     protocol: u64,
     memory: Option<Arc<GuestMemory>>,
     rings: Vec<RingState>,
+    // A ring was started.
+    has_served: bool,
     // How the disk was when the front end was told.
     told: Disk,
 }
@@ -65,6 +67,7 @@ impl<'d> FrontEnd<'d> {
             protocol: 0,
             memory: None,
             rings,
+            has_served: false,
             told,
         })
     }
@@ -72,6 +75,11 @@ impl<'d> FrontEnd<'d> {
     /// Readable when there is a message.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
+    }
+
+    /// Whether it has had a ring served, or left alone.
+    pub(super) fn has_served(&self) -> bool {
+        self.has_served
     }
 
     /// Takes a message, and does what it asks. Returns whether the front end is still there.
@@ -245,6 +253,7 @@ impl<'d> FrontEnd<'d> {
             in_doubt: false,
         };
         let enabled = state.enabled || features & PROTOCOL_FEATURES == 0;
+        self.has_served = true;
         self.device.start(event.ring, parts)?;
         self.rings[event.ring].runs = true;
         self.device.order(event.ring, Order::Enable(enabled))

@@ -130,7 +130,6 @@ fn serve_one(
     let mut front_end = FrontEnd::new(stream, device)?;
     tracing::info!(rblk_event = "front-end", "a front end has connected");
     news.set_front_end(true);
-    news.set_guest_stays(true);
     let end = loop {
         let event = match sleep(&[news.event(), front_end.socket()]) {
             Ok(ready) => ready,
@@ -158,9 +157,13 @@ fn serve_one(
         Ok(_) => tracing::info!(rblk_event = "front-end", "the front end has gone"),
         Err(error) => tracing::warn!(%error, "hung up on the front end"),
     }
+    let has_served = front_end.has_served();
     let left = front_end.leave();
-    // A front end goes by itself when its virtual machine ends.
-    news.set_guest_stays(!gone);
+    // A front end goes by itself when its virtual machine ends. One that has served no ring knows
+    // nothing of the guest.
+    if has_served {
+        news.set_guest_stays(!gone);
+    }
     news.set_front_end(false);
     left
 }

@@ -21,6 +21,8 @@ pub(crate) struct News {
     guest_stays: AtomicBool,
     // Of each ring, whether nobody knows which of its requests were answered.
     in_doubt: Box<[AtomicBool]>,
+    // Rings that a predecessor left in doubt, and that this disk does not have.
+    others_in_doubt: Box<[u16]>,
     event: EventFd,
 }
 
@@ -31,6 +33,18 @@ pub(crate) struct Left {
     pub(crate) guest_stays: bool,
     /// Rings of which nobody knows which requests were answered.
     pub(crate) rings_in_doubt: Vec<u16>,
+}
+
+impl Left {
+    /// Rings in doubt that a disk of so many does not have: it can tell nothing of them.
+    fn rings_not_of(&self, rings: u16) -> impl Iterator<Item = u16> {
+        self.rings_in_doubt.iter().copied().filter(move |ring| *ring >= rings)
+    }
+
+    /// Rings in doubt when a process is killed that serves so many.
+    pub(crate) fn rings_of_killed(&self, rings: u16) -> Vec<u16> {
+        (0..rings).chain(self.rings_not_of(rings)).collect()
+    }
 }
 
 /// The memory of the guest that every path is to register from now on.
@@ -49,6 +63,7 @@ impl News {
     /// The system has no descriptor.
     pub(super) fn new(disk: &Disk, left: &Left) -> io::Result<Self> {
         let in_doubt = |ring| AtomicBool::new(left.rings_in_doubt.contains(&ring));
+        let others = left.rings_not_of(disk.queues);
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self {
             size_bytes: AtomicU64::new(disk.size_bytes),
@@ -57,6 +72,7 @@ impl News {
             has_front_end: AtomicBool::new(false),
             guest_stays: AtomicBool::new(left.guest_stays),
             in_doubt: (0..disk.queues).map(in_doubt).collect(),
+            others_in_doubt: others.collect(),
             event: EventFd::from_value_and_flags(0, flags)?,
         })
     }
@@ -95,7 +111,8 @@ impl News {
         self.has_front_end.store(has, Ordering::Relaxed);
     }
 
-    /// A guest may go on with the disk when a next process serves it, or surely none does.
+    /// A guest may go on with the disk when a next process serves it, or surely none does. Only
+    /// whoever has served rings of a guest knows.
     pub(super) fn set_guest_stays(&self, stays: bool) {
         self.guest_stays.store(stays, Ordering::Relaxed);
     }
@@ -121,9 +138,10 @@ impl News {
     /// What is left to the next process, when the disk is gone.
     pub(crate) fn left(&self) -> Left {
         let in_doubt = self.in_doubt.iter().map(|ring| ring.load(Ordering::Relaxed));
+        let in_doubt = (0..).zip(in_doubt).filter_map(|(at, is)| is.then_some(at));
         Left {
             guest_stays: self.guest_stays.load(Ordering::Relaxed),
-            rings_in_doubt: (0..).zip(in_doubt).filter_map(|(at, is)| is.then_some(at)).collect(),
+            rings_in_doubt: in_doubt.chain(self.others_in_doubt.iter().copied()).collect(),
         }
     }
 
@@ -141,5 +159,39 @@ impl News {
     pub(super) fn disk(&self, disk: Disk) -> Disk {
         let size_bytes = self.size_bytes.load(Ordering::Relaxed);
         Disk { size_bytes, read_only: self.read_only.load(Ordering::Relaxed), ..disk }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(guest_stays: bool, rings_in_doubt: &[u16]) -> Left {
+        Left { guest_stays, rings_in_doubt: rings_in_doubt.to_vec() }
+    }
+
+    #[test]
+    fn a_disk_of_fewer_rings_passes_on_the_doubt_about_the_others() {
+        let disk = Disk {
+            size_bytes: 1 << 20,
+            block: 512,
+            read_only: false,
+            volatile_cache: true,
+            discard: None,
+            write_zeroes: false,
+            max_io: 4096,
+            queues: 2,
+            id: Disk::id_of("v"),
+        };
+        let before = left(true, &[0, 1, 2, 5]);
+        let news = News::new(&disk, &before).unwrap();
+        assert_eq!(news.left(), before);
+        assert!(!news.is_in_doubt(2));
+        news.is_sure(0);
+        news.is_sure(2);
+        assert_eq!(news.left(), left(true, &[1, 2, 5]));
+        news.broke();
+        assert_eq!(news.left(), before);
+        assert_eq!(left(true, &[1, 3]).rings_of_killed(2), [0, 1, 3]);
     }
 }
