@@ -221,6 +221,12 @@ impl Durability {
         }
     }
 
+    /// The target has everything now, and nothing is durable yet: a FLUSH that succeeds frees the
+    /// copies. No queue has a path.
+    pub(crate) fn wrote_copies(&self) {
+        self.holds_copies.store(false, Ordering::Release);
+    }
+
     /// Whether there are copies that the target refused. They are to be written again as soon as
     /// the mount connects again, whatever the verifier says.
     #[must_use]

@@ -6,8 +6,9 @@
 //!
 //! A block that the target refuses takes no other block with it: a command of several blocks that
 //! is refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`]
-//! says what came of it. What is no answer to a write, as that another host has the volume, ends
-//! the replay instead, and settles nothing.
+//! says what came of it. What is no answer to a write, that another host has the volume, ends the
+//! replay instead, and settles nothing. That the volume is gone is an answer: a store whose device is
+//! gone says the same of a volume that is still there. Who runs the replay asks LIST which it is.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -47,10 +48,9 @@ pub enum ReplayError {
     /// The target takes too long.
     #[error("the target takes longer than {ANSWER_DEADLINE:?} for a write")]
     TooSlow,
-    /// Another host has the volume, or the target does not have it any more: OPEN will say which.
-    /// It says nothing about what was written.
-    #[error("the volume is not this host's any more: errno {0}")]
-    NotOurs(i32),
+    /// Another host has the volume: OPEN will say so. It says nothing about what was written.
+    #[error("another host has the volume")]
+    Fenced,
     /// The system.
     #[error(transparent)]
     System(#[from] SessionError),
@@ -136,14 +136,20 @@ struct Refusals {
     cuts: u32,
     blocks: u64,
     errno: Option<i32>,
-    // An answer that ends the replay.
-    not_ours: Option<i32>,
+    // An answer that ends the replay, and is none to a request.
+    fenced: bool,
 }
 
-/// Whether an answer says that the volume is not this host's any more. It is no answer to the
-/// request.
-fn is_not_ours(errno: i32) -> bool {
-    errno == Status::Fenced.errno() || errno == Status::VolumeGone.errno()
+impl Outcome {
+    /// Whether it may be so because the volume has just changed or gone.
+    #[must_use]
+    pub(crate) fn may_be_of_change(self) -> bool {
+        match self {
+            Self::Durable => false,
+            Self::Unflushed(errno) => errno == Status::VolumeGone.errno(),
+            Self::Refused { .. } => true,
+        }
+    }
 }
 
 impl Refusals {
@@ -329,7 +335,9 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             answers += 1;
             let errno = if result < 0 { -result } else { 0 };
             match std::mem::replace(&mut by_tag[tag.index()], Sent::Nothing) {
-                Sent::Flush | Sent::Run(_) if is_not_ours(errno) => refusals.not_ours = Some(errno),
+                Sent::Flush | Sent::Run(_) if errno == Status::Fenced.errno() => {
+                    refusals.fenced = true;
+                }
                 Sent::Flush => *flush = Flush::Done(errno),
                 Sent::Run(run) if errno > 0 => refusals.add(run, errno),
                 Sent::Run(_) | Sent::Nothing => {}
@@ -338,8 +346,8 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         if answers > 0 {
             self.last_answer = now;
         }
-        if let Some(errno) = self.refusals.not_ours {
-            return Err(ReplayError::NotOurs(errno));
+        if self.refusals.fenced {
+            return Err(ReplayError::Fenced);
         }
         if let Flush::Done(errno) = self.flush {
             return Ok(Progress::Done(self.refusals.outcome(errno)));

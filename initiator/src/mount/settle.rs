@@ -123,6 +123,7 @@ impl Judgement {
             // again once more. As after every FLUSH that failed, some may be lost.
             Outcome::Unflushed(_) => {
                 durability.lose_but_keep_copies(*horizon);
+                durability.wrote_copies();
             }
             Outcome::Refused { .. } => durability.hold_copies(*horizon),
         }
@@ -242,7 +243,7 @@ async fn rewrite(
     }
     let outcome = replay(session, volume, account, log).await;
     let outcome = outcome.context("writing again what was not flushed")?;
-    if matches!(outcome, Outcome::Refused { .. }) {
+    if outcome.may_be_of_change() {
         // What is refused because the volume has just changed is judged by the next OPEN.
         let volumes = session.list().await.context("asking why writes were refused")?;
         let now = volumes.iter().find(|now| now.uuid == volume.uuid);
@@ -473,6 +474,19 @@ mod tests {
         assert_eq!(log.pieces().iter().map(|p| p.lba.0).collect::<Vec<_>>(), [0]);
         judgement.settle(&kept, Outcome::Durable);
         assert_eq!((kept.losses(), kept.unflushed()), (0, 0));
+    }
+
+    #[test]
+    fn copies_that_the_target_has_at_last_are_freed_by_the_next_flush() {
+        let kept = account(Durability::new(OnLoss::UntilRemount), 2);
+        let stock = || Some(vec![retained(0), retained(1)]);
+        judge(&kept, stock(), shape()).settle(&kept, REFUSED);
+        kept.made_durable(2);
+        assert_eq!((kept.holds_copies(), kept.unflushed()), (true, 2));
+        judge(&kept, stock(), shape()).settle(&kept, Outcome::Unflushed(28));
+        assert_eq!((kept.holds_copies(), kept.unflushed()), (false, 2));
+        kept.made_durable(2);
+        assert_eq!((kept.losses(), kept.unflushed()), (1, 0));
     }
 
     #[test]

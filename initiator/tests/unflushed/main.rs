@@ -486,14 +486,18 @@ fn what_is_refused_takes_no_other_write_with_it() {
         for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
             println!("seed {seed}, {on_loss}");
             let mut bed = Bed::new(on_loss, seed, Some(256 << 10));
+            // A store that fails, or whose device is gone.
+            let store = [Status::StoreError, Status::VolumeGone][usize::from(seed % 2 == 1)];
+            bed.target.bad_status = store;
             let bad = written_on_bad_blocks(&mut bed);
             // `recover` looks for every other block, on the disk.
             let outcome = bed.recover();
-            let Some(Outcome::Refused { blocks, errno: 5, flushed: true }) = outcome else {
+            let Some(Outcome::Refused { blocks, errno, flushed: true }) = outcome else {
                 assert_eq!((outcome, bed.durability.losses()), (Some(Outcome::Durable), 0));
                 in_order += 1;
                 continue;
             };
+            assert_eq!(errno, store.errno());
             assert!((1..=bad.len() as u64).contains(&blocks), "{blocks} of {bad:?}");
             refused += 1;
             assert_eq!(bed.durability.losses(), 1);
@@ -626,8 +630,13 @@ fn a_replay_ends_with_its_path_and_goes_on_after_a_refusal() {
                 let refused = Outcome::Refused { blocks: 1, errno: 30, flushed: true };
                 assert_eq!(outcome, refused);
             }
+            // A store whose device is gone says this, too.
+            (Some(Status::VolumeGone), Ok(outcome)) => {
+                let refused = Outcome::Refused { blocks: 1, errno: 19, flushed: true };
+                assert_eq!(outcome, refused);
+            }
             // It is no answer to the write: OPEN will say who has the volume.
-            (Some(status), Err(ReplayError::NotOurs(errno))) => assert_eq!(errno, status.errno()),
+            (Some(Status::Fenced), Err(ReplayError::Fenced)) => {}
             (None, Err(ReplayError::Path(_))) => {}
             other => panic!("{other:?}"),
         }

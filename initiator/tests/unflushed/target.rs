@@ -96,6 +96,8 @@ pub(super) struct Target {
     pub(super) fails_flushes: bool,
     // Blocks that take no write and no zeroes.
     pub(super) bad: BTreeSet<usize>,
+    // What a write of them is answered with.
+    pub(super) bad_status: Status,
 }
 
 fn soft(handle: &PollerHandle) -> &rblk_fabric::soft::PollerHandle {
@@ -117,6 +119,7 @@ impl Target {
             connections: Vec::new(),
             fails_flushes: false,
             bad: BTreeSet::new(),
+            bad_status: Status::StoreError,
         }
     }
 
@@ -183,7 +186,7 @@ impl Target {
         let (first, count) = (command.lba.0, command.count.0);
         let range = usize::try_from(first).unwrap()..usize::try_from(first + count).unwrap();
         if command.opcode != Opcode::Discard && self.bad.range(range).next().is_some() {
-            return Status::StoreError;
+            return self.bad_status;
         }
         for at in 0..usize::try_from(command.count.0).unwrap() {
             let block = usize::try_from(command.lba.0).unwrap() + at;
