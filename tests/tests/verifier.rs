@@ -14,7 +14,7 @@ use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::{Engine, QueueStats};
 use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::mount::settle::{Account, settle};
+use rblk_initiator::mount::settle::{Account, flush, settle};
 use rblk_initiator::queue::ToQueue;
 use rblk_initiator::retain::RetainRing;
 use rblk_initiator::session::{HostIdentity, QueueWish, Session};
@@ -201,6 +201,37 @@ fn other_writes_are_a_loss() {
     assert!(found.iter().all(|byte| *byte == 0), "who wrote that?");
     assert_eq!((durability.unflushed(), durability.writes_rewritten()), (0, 0));
     assert!(durability.has_untold_loss() && durability.fails_every_flush());
+}
+
+/// The FLUSH of a process that ends: what it writes down afterwards must say no doubt.
+#[test]
+fn the_last_flush_of_a_process_enters_the_account() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("v.img"), vec![0; FILE_BYTES]).unwrap();
+    let target = start(dir.path(), &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let durability = Durability::new(OnLoss::default());
+    let mut engine = Engine::new(wish().depth, 64 << 10, Arc::new(QueueStats::default()))
+        .with_ledger(Ledger::new(Arc::clone(&durability), wish().depth, None));
+    let buffers = Region::allocate(8 * (64 << 10), PageKind::Normal).unwrap();
+    let begun = Instant::now();
+    runtime.block_on(async {
+        let (mut session, volume) = open(&target.address).await;
+        let memory = Arc::clone(&buffers).into();
+        let path = session.connect_queue(0, wish(), volume.handle, &memory).await.unwrap();
+        engine.connect(path, begun);
+        let io = Io::new(IoOp::Write, 0, 4096, volume.block_size).unwrap();
+        assert_eq!((run(&mut engine, begun, io), durability.unflushed()), (4096, 1));
+        let account = Account {
+            durability: Arc::clone(&durability),
+            queues: Vec::new(),
+            wish: wish(),
+            pulse: Pulse::of(3 * DEADLINE),
+        };
+        flush(&mut session, &volume, &account).await.unwrap();
+        assert_eq!(durability.unflushed(), 0);
+        session.logout(DEADLINE).await;
+    });
 }
 
 const BLOCK: usize = 4096;

@@ -600,8 +600,6 @@ impl Link {
     /// Has the target make durable what it acknowledged. Returns whether it did. No queue has a
     /// path any more.
     pub(super) async fn flush(&mut self, queues: &Queues, within: Duration) -> bool {
-        // No queue has a path: nothing is acknowledged meanwhile.
-        let horizon = self.durability.horizon();
         if self.durability.unflushed() == 0 {
             return true;
         }
@@ -616,11 +614,7 @@ impl Link {
             }
             None => Err("the target is not connected".to_owned()),
         };
-        let Err(error) = flushed else {
-            // Copies that are held stay in doubt: the target does not have them.
-            self.durability.made_durable(horizon);
-            return true;
-        };
+        let Err(error) = flushed else { return true };
         let writes = self.durability.unflushed();
         tracing::warn!(error, writes, "acknowledged writes are not flushed, and this process ends");
         false

@@ -285,18 +285,23 @@ async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Ret
     Ok(all)
 }
 
-/// Has the target make durable what it acknowledged so far.
+/// Has the target make durable what it acknowledged so far, and enters that in the account. Copies
+/// that are held stay: the target does not have them.
 ///
 /// # Errors
 /// The session or the path for it died, or the target refuses.
-pub(super) async fn flush(
+pub async fn flush(
     session: &mut Session,
     volume: &OpenReply,
     account: &Account,
 ) -> anyhow::Result<()> {
+    let horizon = account.durability.horizon();
     let nothing = ReplayLog::merge(Vec::new(), volume.block_size);
     match replay(session, volume, account, &nothing).await? {
-        Outcome::Durable => Ok(()),
+        Outcome::Durable => {
+            account.durability.made_durable(horizon);
+            Ok(())
+        }
         Outcome::Unflushed(errno) | Outcome::Refused { errno, .. } => {
             anyhow::bail!("the target fails the FLUSH: errno {errno}")
         }
