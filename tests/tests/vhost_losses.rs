@@ -363,6 +363,18 @@ fn a_note_of_no_use_is_told_with_the_fix() {
     let said = refused(&bed);
     assert!(said.contains("guest.sock.note"), "{said}");
     assert!(said.contains("end the virtual machine and remove the file"), "{said}");
+    // Of a volume that is not this one, and whose guest may lose something.
+    std::fs::remove_file(bed.note()).unwrap();
+    bed.start_program();
+    bed.served.kill();
+    let text = std::fs::read_to_string(bed.note()).unwrap();
+    let mut note: serde_json::Value = serde_json::from_str(&text).unwrap();
+    note["uuid"] = "0".repeat(32).into();
+    let text = note.to_string();
+    std::fs::write(bed.note(), &text).unwrap();
+    let said = refused(&bed);
+    assert!(said.contains("served volume") && said.contains("remove the file"), "{said}");
+    assert_eq!(std::fs::read_to_string(bed.note()).unwrap(), text, "it is still there");
     std::fs::remove_file(bed.note()).unwrap();
     std::fs::create_dir(bed.dir.path().join("guest.sock.note.new")).unwrap();
     let said = refused(&bed);

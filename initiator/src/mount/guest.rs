@@ -169,6 +169,14 @@ pub async fn run_guest(
         connected => connected,
     };
     let (mut mount, paths) = connected?;
+    let (outbox, mut from_queues) = mpsc::unbounded_channel();
+    let facts = mount.link().facts();
+    if let Some(Err(error)) = before.as_ref().map(|its| its.must_not_be_needed(facts, &socket.path))
+    {
+        drop(paths);
+        mount.end(&mut from_queues).await;
+        return Err(error.into());
+    }
     let was_away = first.generation != generation;
     let left = match before {
         Some(note) => inherit(&mut mount, &note, was_away),
@@ -176,7 +184,6 @@ pub async fn run_guest(
         None => Left::default(),
     };
     mount.set_guest(&socket.path, &left)?;
-    let (outbox, from_queues) = mpsc::unbounded_channel();
     let (memories, asked_memories) = mpsc::unbounded_channel();
     let listener = socket.listener.try_clone().context("the socket of the front end");
     let served = listener

@@ -46,6 +46,18 @@ pub(crate) struct BadGuestNote {
     why: String,
 }
 
+/// A note is of another volume, and somebody may still need it.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: the process before this one served volume {volume:?} of target {target:?} by this socket, and what its guest \
+     wrote may not be durable. Serve that volume, or end the virtual machine and remove the file", path.display()
+)]
+pub(crate) struct NoteOfAnother {
+    path: PathBuf,
+    volume: String,
+    target: String,
+}
+
 /// A note cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -225,6 +237,24 @@ impl GuestNote {
     /// Whether it is of a volume of that name.
     pub(super) fn is_of(&self, volume: &str) -> bool {
         self.volume == volume
+    }
+
+    /// Whether it may be replaced by a note of the volume that was opened: by one of another volume
+    /// only if nothing of it has to be told.
+    ///
+    /// # Errors
+    /// [`NoteOfAnother`].
+    pub(super) fn must_not_be_needed(
+        &self,
+        facts: &Facts,
+        socket: &Path,
+    ) -> Result<(), NoteOfAnother> {
+        let is_same = u128::from_be_bytes(facts.volume.uuid) == self.uuid;
+        if is_same || !(self.maybe_unflushed || self.loss_untold) {
+            return Ok(());
+        }
+        let (volume, target) = (self.volume.clone(), self.target.clone());
+        Err(NoteOfAnother { path: Self::path(socket), volume, target })
     }
 
     /// What the next process begins with, which has opened the volume. `was_away`: another host had

@@ -168,6 +168,23 @@ fn a_loss_that_every_flush_tells_outlives_a_change_of_the_mode() {
 }
 
 #[test]
+fn a_note_of_another_volume_is_kept_while_somebody_needs_it() {
+    let mut other = facts();
+    other.volume.uuid = [2; 16];
+    let socket = Path::new("/run/vm1.sock");
+    for (doubts, is_needed) in [(CLEAN, false), (DOUBT, true), (LOSS, true)] {
+        assert!(note(doubts).must_not_be_needed(&facts(), socket).is_ok());
+        let found = note(doubts).must_not_be_needed(&other, socket);
+        assert_eq!(found.is_err(), is_needed, "{doubts:?}");
+        if let Err(error) = found {
+            let said = error.to_string();
+            assert!(said.contains("/run/vm1.sock.note") && said.contains("\"vol0\""), "{said}");
+            assert!(said.contains("end the virtual machine and remove the file"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn no_ring_goes_on_with_what_its_guest_did_not_leave() {
     let every = every_ring();
     let away = note(DOUBT).inherit(&facts(), OnLoss::Once, true);
