@@ -7,8 +7,9 @@
 //! A block that the target refuses takes no other block with it: a command of several blocks that
 //! is refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`]
 //! says what came of it. What is no answer to a write, that another host has the volume, ends the
-//! replay instead, and settles nothing. That the volume is gone is an answer: a store whose device is
-//! gone says the same of a volume that is still there. Who runs the replay asks LIST which it is.
+//! replay instead, and settles nothing. That the volume is gone is an answer: a store whose device
+//! is gone says the same of a volume that is still there. Who runs the replay asks LIST which it
+//! is.
 
 use std::ops::Deref;
 use std::sync::Arc;

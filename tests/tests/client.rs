@@ -281,8 +281,8 @@ fn retained_writes_survive_a_target_that_loses_its_memory() {
     }
 }
 
-/// What a queue retained goes with it, and with that the order of the writes: they count as lost, and
-/// no older data is written over newer data.
+/// What a queue retained goes with it, and with that the order of the writes: they count as lost,
+/// and no older data is written over newer data.
 #[test]
 fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     let dir = tempfile::tempdir().unwrap();

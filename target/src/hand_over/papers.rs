@@ -1,6 +1,6 @@
 //! [`Papers`]: what is too long for the note: the configurations that the next program may start
-//! with, the stores that are left open, and the records of the volumes. They are in a sealed file in memory, whose descriptor the
-//! note names.
+//! with, the stores that are left open, and the records of the volumes. They are in a sealed file
+//! in memory, whose descriptor the note names.
 //!
 //! The next program starts with the configuration that was judged, not with what the files say by
 //! then. A program that is gone back to starts with the one that ran.
