@@ -1,5 +1,5 @@
 //! The files for systemd and udev: the rights that they leave to the programs. What each key is for
-//! is in the units and in docs/operate.md ("Users, rights and sandbox").
+//! is in the units and in docs/rights.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};

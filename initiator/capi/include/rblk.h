@@ -47,7 +47,7 @@ struct rblk_queue;
 struct rblk_options {
 	size_t size;          /* sizeof(struct rblk_options) */
 	const char *uri;      /* "rdma://HOST/VOLUME" or "tcp://HOST:PORT/VOLUME", over the files */
-	const char *config;   /* path of a file as in mounts.d: docs/reference.md */
+	const char *config;   /* path of a file as in mounts.d: docs/keys.md */
 	const char *settings; /* lines of such a file, over those of the file */
 	const uint8_t *host_id; /* 16 bytes: the id of this program at the target, if not the host's */
 	uint64_t max_io;      /* the most data of one request: a power of 2 */

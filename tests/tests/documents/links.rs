@@ -77,7 +77,7 @@ fn a_link_to_nothing_is_a_fault() {
     let document = Document { path: "docs/install.md".to_owned(), text };
     let anchors = HashMap::from([("docs/install.md", anchors(&document))]);
     assert_eq!(anchors["docs/install.md"], ["one--two", "same", "same-1"]);
-    let fault = |link: &str| fault("docs/operate.md", link, &anchors);
+    let fault = |link: &str| fault("docs/watch.md", link, &anchors);
     for right in ["install.md", "install.md#same-1", "../docs/install.md#one--two", "../bench/"] {
         assert_eq!(fault(right), None);
     }

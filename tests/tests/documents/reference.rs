@@ -1,5 +1,5 @@
-//! docs/reference.md has every key with its default, every flag and every exit code, and no
-//! document names a flag that no program has.
+//! docs/keys.md has every key with its default, docs/commands.md every flag, docs/reference.md
+//! every exit code, and no document names a flag that no program has.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,8 @@ use crate::markdown::{Document, code_spans};
 /// Flags of other programs, and of every program, that documents name.
 const OF_OTHERS: [&str; 3] = ["--features", "--help", "--version"];
 
-pub(crate) fn faults(reference: &Document, documents: &[Document]) -> Vec<String> {
+pub(crate) fn faults(documents: &[Document]) -> Vec<String> {
+    let keys = Document::read("docs/keys.md");
     let target = TargetConfig::default().dump().expect("the defaults");
     let mount = MountConfig::default().dump().expect("the defaults");
     let mut faults = Vec::new();
@@ -21,15 +22,16 @@ pub(crate) fn faults(reference: &Document, documents: &[Document]) -> Vec<String
         ("## Keys of a host", HostConfig::schema(), vec![host()]),
         ("## Keys of a mount", MountConfig::keys(), vec![mount]),
     ] {
-        let rows = reference.rows(heading);
+        let rows = keys.rows(heading);
         faults.extend(key_faults(&rows, schema, &dumps).map(|why| format!("{heading}: {why}")));
     }
+    let reference = Document::read("docs/reference.md");
     let codes: Vec<String> =
         reference.rows("## Exit codes").into_iter().skip(1).map(|row| row[0].clone()).collect();
     if codes != Exit::ALL.map(|exit| exit.code().to_string()) {
         faults.push(format!("## Exit codes: {codes:?}"));
     }
-    faults.extend(flag_faults(reference, documents));
+    faults.extend(flag_faults(&Document::read("docs/commands.md"), documents));
     faults
 }
 
@@ -89,15 +91,15 @@ fn default_of(name: &str, required: bool, dumps: &[String]) -> String {
     values.and_then(|values| values.first().cloned()).unwrap_or_else(|| "absent".to_owned())
 }
 
-fn flag_faults(reference: &Document, documents: &[Document]) -> Vec<String> {
+fn flag_faults(commands: &Document, documents: &[Document]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut served = BTreeSet::new();
     flags(&rblk_target::args::Cli::command(), &mut served);
     flags(&rblk_initiator::args::Cli::command(), &mut served);
     let described: BTreeSet<String> =
-        flags_in(reference).into_iter().map(|(_, flag)| flag).collect();
+        flags_in(commands).into_iter().map(|(_, flag)| flag).collect();
     let missing = served.difference(&described);
-    faults.extend(missing.map(|flag| format!("{}: {flag} is missing", reference.path)));
+    faults.extend(missing.map(|flag| format!("{}: {flag} is missing", commands.path)));
 
     let mut known = served;
     flags(&rblk_bench::args::Cli::command(), &mut known);
