@@ -60,8 +60,8 @@ struct Entry {
     // What is kept is durable: this run wrote it. A start that was killed may have left a record
     // that is not, and that a power cut takes back.
     is_durable: bool,
-    // What was at risk before the last [`Records::put_at_risk`].
-    before: (AtRisk, BootId, bool),
+    // What was at risk before [`Records::put_at_risk`], of the last load alone.
+    before: Option<(AtRisk, BootId, bool)>,
 }
 
 /// Entries that one thread writes.
@@ -111,12 +111,6 @@ impl Records {
         Ok(Self::new(keepers, BootId::of_now(), Box::new(fresh)))
     }
 
-    /// Where records are kept.
-    #[must_use]
-    pub fn keepers(&self) -> &dyn Keepers {
-        &*self.keepers
-    }
-
     /// Reads the record of a volume that this run is about to serve, and decides what the last run
     /// left of it. Writes nothing: a start may fail after this. A volume that this run served
     /// before goes on with its record. Returns how the last run ended.
@@ -133,6 +127,7 @@ impl Records {
         let fresh = (self.fresh)();
         let Some(entry) = self.entries.get_mut(&volume) else { return Ok(Before::Unknown) };
         entry.record.set_name(served.name);
+        entry.before = None;
         if is_known && (entry.record.verifier().is_some() || !served.begins) {
             // Nothing has died since. A verifier that was renounced stays so while hosts know it.
             return Ok(Before::Saved);
@@ -189,9 +184,8 @@ impl Records {
                 (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
             }
         };
-        let before = (record.at_risk, record.boot.clone(), false);
         let (is_ours, is_durable) = (false, false);
-        Ok(Entry { record, place, revision, kept, is_new, is_ours, is_durable, before })
+        Ok(Entry { record, place, revision, kept, is_new, is_ours, is_durable, before: None })
     }
 
     /// The record of a volume that was [loaded](Self::load).
@@ -217,7 +211,7 @@ impl Records {
             return;
         };
         if served.is_writable {
-            entry.before = (entry.record.at_risk, entry.record.boot.clone(), entry.is_ours);
+            entry.before = Some((entry.record.at_risk, entry.record.boot.clone(), entry.is_ours));
             entry.record.put_at_risk(risk, &self.boot);
             entry.is_ours = true;
             if !entry.is_durable {
@@ -226,10 +220,12 @@ impl Records {
         }
     }
 
-    /// A volume was not served after all: takes back what [`Self::put_at_risk`] noted last.
+    /// A volume was not served after all: takes back what [`Self::put_at_risk`] noted since the
+    /// volume was [loaded](Self::load), if anything.
     pub fn take_back(&mut self, volume: &VolumeUuid) {
-        if let Some(entry) = self.entries.get_mut(volume) {
-            (entry.record.at_risk, entry.record.boot, entry.is_ours) = entry.before.clone();
+        let Some(entry) = self.entries.get_mut(volume) else { return };
+        if let Some(before) = entry.before.take() {
+            (entry.record.at_risk, entry.record.boot, entry.is_ours) = before;
         }
     }
 
@@ -410,9 +406,8 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
         Some(Found::Record(_, found)) if found < revision => (None, found),
         _ => (None, revision),
     };
-    let before = (record.at_risk, record.boot.clone(), false);
     let (is_new, is_ours, is_durable) = (false, false, false);
-    Entry { record, place, revision, kept, is_new, is_ours, is_durable, before }
+    Entry { record, place, revision, kept, is_new, is_ours, is_durable, before: None }
 }
 
 /// A record beside files of the version before: that version served the volume since, so the record
@@ -553,6 +548,27 @@ mod tests {
         end(third, &[V, W]);
         let mut fourth = run(dir.path(), "c", 4);
         assert_eq!(begin(&mut fourth, &both), [Before::Saved; 2]);
+    }
+
+    #[test]
+    fn an_addition_that_puts_nothing_at_risk_takes_nothing_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let writable = || served(V, AtRisk::Machine);
+        let mut first = run(dir.path(), "a", 1);
+        begin(&mut first, &[writable()]);
+        drop(first);
+        let mut second = run(dir.path(), "a", 2);
+        assert_eq!(begin(&mut second, &[writable()]), [Before::InKernel]);
+        second.lower_risk(&V, AtRisk::Nothing);
+        // The volume is removed, and added again for readers alone, which fails.
+        let reads = Served { is_writable: false, ..writable() };
+        second.load(&reads).unwrap();
+        second.put_at_risk(&reads);
+        second.take_back(&V);
+        assert!(second.write(&BTreeSet::from([V])).is_empty());
+        drop(second);
+        let mut third = run(dir.path(), "b", 3);
+        assert_eq!(begin(&mut third, &[writable()]), [Before::Saved]);
     }
 
     #[test]
