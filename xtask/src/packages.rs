@@ -20,6 +20,7 @@ pub(crate) const BUILD: &[Package] = &[
 
 /// What tests on this machine start.
 pub(crate) const TEST: &[Package] = &[
+    Package { name: "strace", why: "kills a program at a system call of its start" },
     Package { name: "valgrind", why: "counts the instructions of a request" },
     Package { name: "systemd", why: "systemd-analyze judges the sandbox of the units" },
     Package { name: "prometheus", why: "promtool judges metrics and alerts" },
