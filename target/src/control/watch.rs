@@ -5,8 +5,10 @@
 //! somebody asks, if the last look is too old, and once a minute when nobody asks.
 //!
 //! Each look is a task of its own that may block: a file system that does not answer holds neither
-//! control nor the look at another store. Of each place there is one look at most, and
-//! [`AT_ONCE`] of all. Whoever asks waits for [`PATIENCE`] at most. The time is an argument.
+//! control nor the look at another store. Of each place there is one look at most. [`AT_ONCE`] looks
+//! run at a time beside those that hang, of which there are [`HANGING`] at most. A place that cannot
+//! be looked at within [`PATIENCE`] counts as one that does not answer, and whoever asks waits no
+//! longer for it. The time is an argument.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
@@ -34,8 +36,11 @@ const STATE_AGE: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_secs(60);
 /// How long whoever asks waits for looks. One that takes longer is told of.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Looks at a time. Tokio has 512 threads for them and for all other work with files.
+/// Looks at a time, without those that hang.
 const AT_ONCE: usize = 16;
+/// Looks that take longer than [`PATIENCE`]. Tokio has 512 threads for them and for all other work
+/// with files.
+const HANGING: usize = 128;
 /// Bytes that are written to see whether `state_dir` takes them: more than an inode holds.
 const PROBE_BYTES: usize = 4096;
 
@@ -59,6 +64,14 @@ enum Found {
 pub(super) struct Looked {
     place: Place,
     found: Found,
+}
+
+/// A place that is to be looked at.
+#[derive(Debug)]
+struct Queued {
+    place: Place,
+    backing: Option<Arc<Backing>>,
+    since: Instant,
 }
 
 /// What is known of a place.
@@ -90,7 +103,7 @@ enum Asker {
 #[derive(Debug)]
 pub(super) struct Watch {
     seen: HashMap<Place, Seen>,
-    queue: VecDeque<(Place, Option<Arc<Backing>>)>,
+    queue: VecDeque<Queued>,
     // The file that tells whether `state_dir` can be written; the directory it was in at first.
     probe: Option<PathBuf>,
     directory: Option<(u64, u64)>,
@@ -159,9 +172,9 @@ impl Watch {
         for (place, backing, age) in all {
             let seen = self.seen.entry(place).or_default();
             let is_old = seen.looked.is_none_or(|at| now.saturating_duration_since(at) >= age);
-            let is_queued = self.queue.iter().any(|(queued, _)| *queued == place);
+            let is_queued = self.queue.iter().any(|queued| queued.place == place);
             if is_old && seen.began.is_none() && !is_queued {
-                self.queue.push_back((place, backing.cloned()));
+                self.queue.push_back(Queued { place, backing: backing.cloned(), since: now });
             }
         }
         self.next_round = has_store.then(|| now + PERIOD);
@@ -170,9 +183,12 @@ impl Watch {
 
     /// Begins the looks that there is room for.
     fn begin(&mut self, now: Instant) {
-        let mut running = self.seen.values().filter(|seen| seen.began.is_some()).count();
+        let began = self.seen.values().filter_map(|seen| seen.began);
+        let (hanging, running): (Vec<_>, Vec<_>) = began.partition(|began| is_late(*began, now));
+        let (hanging, mut running) = (hanging.len(), running.len());
         while running < AT_ONCE
-            && let Some((place, backing)) = self.queue.pop_front()
+            && hanging + running < HANGING + AT_ONCE
+            && let Some(Queued { place, backing, .. }) = self.queue.pop_front()
         {
             let Some(seen) = self.seen.get_mut(&place) else { continue };
             seen.began = Some(now);
@@ -230,22 +246,29 @@ impl Watch {
         (was.is_some() != fault.is_some()).then_some(News { place: Place::StateDir, fault })
     }
 
-    /// Notes the looks that take too long.
+    /// Notes the looks that take too long, and those that wait for such.
     fn late(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, now: Instant) -> Vec<News> {
-        let is_late = |seen: &Seen| seen.began.is_some_and(|at| now >= at + PATIENCE);
+        let queued = self.queue.iter().map(|queued| (queued.place, queued.since));
+        let begun = self.seen.iter().filter_map(|(place, seen)| Some((*place, seen.began?)));
+        let late: Vec<Place> = queued
+            .chain(begun)
+            .filter(|(_, since)| is_late(*since, now))
+            .map(|(place, _)| place)
+            .collect();
         let mut news = Vec::new();
         let mut state_is_late = false;
-        for (place, seen) in self.seen.iter_mut().filter(|(_, seen)| is_late(seen)) {
-            let Place::Store(index) = place else {
+        for place in late {
+            let Place::Store(index) = &place else {
                 state_is_late = true;
                 continue;
             };
+            let Some(seen) = self.seen.get_mut(&place) else { continue };
             let Some(backing) = backings.get(index) else { continue };
             let is_new = seen.fault.as_ref().map(|f| f.kind) != Some(StoreFaultKind::CannotSee);
             let silent = AtPath::CannotSee(Errno::ETIMEDOUT);
             seen.fault = silent.told(backing);
             if is_new {
-                news.push(News { place: *place, fault: Some(silent.describe(backing)) });
+                news.push(News { place, fault: Some(silent.describe(backing)) });
             }
         }
         if state_is_late {
@@ -259,11 +282,14 @@ impl Watch {
         news
     }
 
-    /// Whether whoever asks should wait for a look: all that are under way began just now.
+    /// Whether whoever asks should wait for a look that began just now.
     fn is_looking(&self, now: Instant) -> bool {
-        let is_young = |seen: &Seen| seen.began.is_some_and(|at| now < at + PATIENCE);
-        self.seen.values().any(is_young)
+        self.seen.values().filter_map(|seen| seen.began).any(|began| !is_late(began, now))
     }
+}
+
+fn is_late(since: Instant, now: Instant) -> bool {
+    now >= since + PATIENCE
 }
 
 fn shown(directory: Option<&Path>) -> String {
@@ -463,6 +489,28 @@ mod tests {
             assert_eq!((watch.seen.len(), watch.next_round), (0, None));
             watch.begin(now);
             assert_eq!((underway(&watch), watch.queue.len()), (0, 0));
+        });
+    }
+
+    #[test]
+    fn looks_that_hang_keep_no_other_look_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let count = u16::try_from(HANGING + 2 * AT_ONCE + 1).unwrap();
+        let all = backings(directory.path(), count);
+        let (mut watch, mut now) = (Watch::new(None), Instant::now());
+        run(async {
+            watch.look(&all, STORE_AGE, now);
+            // All of them hang: their ends are not taken.
+            for turn in 1..=HANGING / AT_ONCE + 1 {
+                assert_eq!(underway(&watch), turn * AT_ONCE);
+                now += PATIENCE;
+                watch.late(&all, now);
+                watch.begin(now);
+            }
+            assert_eq!((underway(&watch), watch.queue.len()), (HANGING + AT_ONCE, AT_ONCE + 1));
+            // What has to wait for them counts as silent, and nobody waits for it.
+            let is_silent = |index| watch.fault_of(VolumeIndex(index)).is_some();
+            assert!((0..count).all(is_silent) && !watch.is_looking(now));
         });
     }
 
