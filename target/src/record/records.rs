@@ -57,9 +57,6 @@ struct Entry {
     is_new: bool,
     // This run put something at risk, so it may say when that is safe.
     is_ours: bool,
-    // What is kept is durable: this run wrote it. A start that was killed may have left a record
-    // that is not, and that a power cut takes back.
-    is_durable: bool,
     // What was at risk before [`Records::put_at_risk`], of the last load alone.
     before: Option<(AtRisk, BootId, bool)>,
 }
@@ -184,8 +181,7 @@ impl Records {
                 (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
             }
         };
-        let (is_ours, is_durable) = (false, false);
-        Ok(Entry { record, place, revision, kept, is_new, is_ours, is_durable, before: None })
+        Ok(Entry { record, place, revision, kept, is_new, is_ours: false, before: None })
     }
 
     /// The record of a volume that was [loaded](Self::load).
@@ -214,9 +210,9 @@ impl Records {
             entry.before = Some((entry.record.at_risk, entry.record.boot.clone(), entry.is_ours));
             entry.record.put_at_risk(risk, &self.boot);
             entry.is_ours = true;
-            if !entry.is_durable {
-                entry.kept = None;
-            }
+            // It is written in any case. A start that was killed may have left a record that is not
+            // durable, and somebody may have taken a record away.
+            entry.kept = None;
         }
     }
 
@@ -406,8 +402,7 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
         Some(Found::Record(_, found)) if found < revision => (None, found),
         _ => (None, revision),
     };
-    let (is_new, is_ours, is_durable) = (false, false, false);
-    Entry { record, place, revision, kept, is_new, is_ours, is_durable, before: None }
+    Entry { record, place, revision, kept, is_new: false, is_ours: false, before: None }
 }
 
 /// A record beside files of the version before: that version served the volume since, so the record
@@ -447,7 +442,6 @@ impl Entry {
                 self.revision = revision;
             }
             self.revision = written.map_err(|error| error.to_string())?;
-            self.is_durable = true;
         }
         self.kept = Some(self.record.clone());
         Ok(())
