@@ -66,7 +66,7 @@ fn anchors(document: &Document) -> Vec<String> {
     slugs.collect()
 }
 
-fn slug(heading: &str) -> String {
+pub(crate) fn slug(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
     heading.to_lowercase().chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()
 }

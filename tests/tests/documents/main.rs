@@ -11,6 +11,7 @@ mod literals;
 mod markdown;
 mod output;
 mod reference;
+mod shape;
 mod sources;
 mod toml;
 
@@ -62,6 +63,14 @@ fn every_key_flag_and_exit_code_is_described() {
 #[test]
 fn links_lead_somewhere() {
     assert_none(&links::faults(&Document::all()));
+}
+
+#[test]
+fn contents_and_tables_are_whole() {
+    let mut documents = Document::guides();
+    // It is one page to be read from the first line to the last.
+    documents.retain(|document| document.path != "README.md");
+    assert_none(&shape::faults(&documents));
 }
 
 #[test]
