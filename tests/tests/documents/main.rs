@@ -6,6 +6,7 @@
 
 mod commands;
 mod json;
+mod limits;
 mod links;
 mod literals;
 mod markdown;
@@ -63,6 +64,11 @@ fn every_key_flag_and_exit_code_is_described() {
 #[test]
 fn links_lead_somewhere() {
     assert_none(&links::faults(&Document::all()));
+}
+
+#[test]
+fn limits_are_those_of_the_programs() {
+    assert_none(&limits::faults(&Document::read("docs/limits.md")));
 }
 
 #[test]
