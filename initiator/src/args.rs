@@ -47,7 +47,7 @@ pub enum Command {
     ///
     /// The target moves data straight between its memory and the guest's pages. Needs no ublk_drv.
     Vhost(Box<VhostArgs>),
-    /// Make or show the key by which this host proves who it is.
+    /// Make or show the key by which this host authenticates.
     #[command(subcommand)]
     Key(KeyCommand),
     /// Remove a block device.
@@ -106,12 +106,12 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Show what each mount does, again and again: rates, latencies, depth. Ends by q or ctrl-C.
+    /// Show rates, latencies and depth of each mount, refreshed until q or ctrl-C.
     Top {
-        /// Time between two looks.
+        /// Time between two refreshes.
         #[arg(long, value_name = "TIME", default_value = "1s")]
         interval: Duration,
-        /// Look once.
+        /// Print once, and end.
         #[arg(long)]
         once: bool,
         /// Form of the answer.
@@ -132,7 +132,7 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Say what keeps this host from mounting, and the command that mends it.
+    /// Find what keeps this host from mounting, and print the command that fixes it.
     ///
     /// Looks at kernel, ublk, io_uring, locked memory, RDMA devices, keys, units and leftovers of
     /// dead mounts; and for each address at name, route, port and a connection with its self-test.

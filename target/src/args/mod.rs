@@ -44,7 +44,7 @@ Examples:
     rblk-target serve --memory ram0=4GiB
   Volumes, hosts and limits from a file:
     rblk-target serve --config /etc/rblk/target.toml
-  The key that proves who this target is:
+  The key by which this target authenticates:
     rblk-target key new
   Let a host in, whose `rblk-initiator key new` printed the key:
     rblk-target host add db1 --key rblk1:... --volume vol0:rw
@@ -52,7 +52,7 @@ Examples:
     rblk-target volume resize vol0 200GiB --persist
   What a changed configuration would change:
     rblk-target reload --dry-run
-  What keeps this host from serving, and what mends it:
+  What keeps this host from serving, and the command that fixes it:
     rblk-target doctor
   The state, for programs:
     rblk-target status --output json
@@ -79,7 +79,7 @@ pub enum Command {
     /// SIGHUP reloads the configuration file, like `rblk-target reload`, and does not end the
     /// target: one that was started in a terminal keeps running when the terminal closes.
     Serve(Box<ServeArgs>),
-    /// Make or show the key by which this target proves who it is.
+    /// Make or show the key by which this target authenticates.
     #[command(subcommand)]
     Key(KeyCommand),
     /// Say which hosts may connect, and what each may open.
@@ -126,14 +126,14 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Say what keeps this host from serving, and the command that mends it.
+    /// Find what keeps this host from serving, and print the command that fixes it.
     ///
     /// Looks at kernel, io_uring, memory, RDMA devices, addresses, keys, stores, directories, units
     /// and the running target. Changes nothing. Run it as root, or as the user of the target. The
     /// exit code is 7 if something fails.
     Doctor(DoctorArgs),
     /// Show what the running target does: devices, volumes, sessions. Rates are those of the last
-    /// second; the first question takes a second, to measure them.
+    /// second; the first call takes a second, to measure them.
     Status {
         /// Which target.
         #[command(flatten)]
@@ -145,36 +145,35 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Show what happened lately: hosts that came, were lost or fenced, lost writes, errors of
-    /// stores.
+    /// Show recent events: hosts that connected, were lost or fenced, lost writes, errors of stores.
     Events {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Go on with what happens from now on, also over a restart of the target.
+        /// Then print new events as they come, also after a restart of the target.
         #[arg(long, short = 'f')]
         follow: bool,
         /// Form of the answer.
         #[arg(long, short = 'o', value_enum, default_value = "table")]
         output: EventsOutput,
     },
-    /// Show what each volume does, again and again: rates, latencies, depth. Ends by q or ctrl-C.
+    /// Show rates, latencies and depth of each volume, refreshed until q or ctrl-C.
     Top {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Time between two looks.
+        /// Time between two refreshes.
         #[arg(long, value_name = "TIME", default_value = "1s")]
         interval: Duration,
-        /// Look once.
+        /// Print once, and end.
         #[arg(long)]
         once: bool,
         /// Form of the answer.
         #[arg(short, long, value_enum, default_value = "table")]
         output: TopOutput,
     },
-    /// Have another program take the place of the running target, such as a newer version, while
-    /// its volumes are in use: requests wait for a moment.
+    /// Replace the running target by another program, such as a newer version, while its volumes are
+    /// in use: requests wait for a moment.
     ///
     /// The program is asked first whether it can take over with the present configuration, and the
     /// stores and the state directory are looked at. If it cannot, or if a restart would not find
@@ -200,15 +199,14 @@ pub enum Command {
     /// Show each command of a volume that takes long, as it is answered: what it was, whose, and
     /// what it waited for. Ends by ctrl-C.
     ///
-    /// A command that is answered in the turn of the data thread that found it waited for nothing,
-    /// and is not shown. One trace at a time.
+    /// A command that never waited is not shown. One trace at a time.
     Trace {
         /// Name of the volume.
         volume: String,
         /// How long a command takes to be shown.
         #[arg(long, value_name = "TIME", default_value = "10ms")]
         slower: Duration,
-        /// End after so many.
+        /// End after N commands.
         #[arg(long, value_name = "N")]
         count: Option<u64>,
         /// Which target.

@@ -14,7 +14,7 @@ use crate::control::socket::Wish;
 pub enum VolumeCommand {
     /// Serve another volume.
     Add(VolumeAddArgs),
-    /// Serve a volume no longer. What is dirty is written first, and its file is closed.
+    /// Stop serving a volume. What is dirty is written first, and its file is closed.
     ///
     /// A volume that a host has open stays, unless --force or --drain says what to do about that.
     Remove(VolumeRemoveArgs),
