@@ -145,7 +145,8 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Show recent events: hosts that connected, were lost or fenced, lost writes, errors of stores.
+    /// Show recent events: hosts that connected, were lost or fenced, lost writes, errors of
+    /// stores.
     Events {
         /// Which target.
         #[command(flatten)]
@@ -172,8 +173,8 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: TopOutput,
     },
-    /// Replace the running target by another program, such as a newer version, while its volumes are
-    /// in use: requests wait for a moment.
+    /// Replace the running target by another program, such as a newer version, while its volumes
+    /// are in use: requests wait for a moment.
     ///
     /// The program is asked first whether it can take over with the present configuration, and the
     /// stores and the state directory are looked at. If it cannot, or if a restart would not find
