@@ -5,10 +5,10 @@
 //! somebody asks, if the last look is too old, and once a minute when nobody asks.
 //!
 //! Each look is a task of its own that may block: a file system that does not answer holds neither
-//! control nor the look at another store. Of each place there is one look at most. [`AT_ONCE`] looks
-//! run at a time beside those that hang, of which there are [`HANGING`] at most. A place that cannot
-//! be looked at within [`PATIENCE`] counts as one that does not answer, and whoever asks waits no
-//! longer for it. The time is an argument.
+//! control nor the look at another store. Of each place there is one look at most. [`AT_ONCE`]
+//! looks run at a time beside those that hang, of which there are [`HANGING`] at most. A place that
+//! cannot be looked at within [`PATIENCE`] counts as one that does not answer, and whoever asks
+//! waits no longer for it. The time is an argument.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
