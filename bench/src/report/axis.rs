@@ -106,6 +106,17 @@ impl Axis {
         Self { ticks: values.clone(), ..Self::log(values) }
     }
 
+    /// Whole numbers one after another, such as runs, with half a step at both ends.
+    #[must_use]
+    pub fn steps(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut ticks: Vec<f64> = values.into_iter().filter(|v| v.is_finite()).collect();
+        ticks.sort_by(f64::total_cmp);
+        ticks.dedup_by(|a, b| (*a - *b).abs() < 1e-9);
+        let ends = ticks.first().zip(ticks.last()).map(|(low, high)| (low - 0.5, high + 0.5));
+        let (low, high) = ends.unwrap_or((0.0, 1.0));
+        Self { kind: Kind::Linear, low, high, ticks }
+    }
+
     /// 0 % to 99.99 %.
     #[must_use]
     pub fn nines() -> Self {

@@ -105,6 +105,8 @@ pub enum Layout {
     Log,
     /// By factors, with the values that were set written.
     Set,
+    /// Whole numbers one after another.
+    Steps,
     /// Parts up to 99.99 %.
     Nines,
 }
@@ -304,6 +306,7 @@ impl Direction {
                 _ => Axis::log(values).thinned(least),
             },
             Layout::Set => Axis::log_at(values).thinned(least),
+            Layout::Steps => Axis::steps(values).thinned(least),
             Layout::Nines => Axis::nines(),
         }
     }
@@ -404,7 +407,11 @@ impl Lines {
         if !self.marks {
             return;
         }
+        // Beside medians of several rounds, one round is not what they are.
+        let points = || self.lines.iter().flat_map(|line| &line.points);
+        let is_mixed = points().any(|(_, value)| value.count > 1);
         for (at, value) in &line.points {
+            let is_once = is_mixed && value.count == 1;
             if value.high > value.low {
                 let class = Self::class("spread", line);
                 svg.line((x(*at), y(value.low)), (x(*at), y(value.high)), &class, None);
@@ -412,12 +419,15 @@ impl Lines {
             let spread = if value.count > 1 {
                 let (low, high) = (self.y.form.write(value.low), self.y.form.write(value.high));
                 format!(" ({low} to {high})")
+            } else if is_once {
+                " (one round)".to_owned()
             } else {
                 String::new()
             };
             let (at_text, text) = (self.x.form.write(*at), self.y.form.write(value.median));
             let tip = format!("{}, {} {at_text}: {text}{spread}", line.label, self.x.label);
-            svg.mark((x(*at), y(value.median)), line.look, &Self::class("dot", line), Some(&tip));
+            let class = Self::class(if is_once { "once" } else { "dot" }, line);
+            svg.mark((x(*at), y(value.median)), line.look, &class, Some(&tip));
         }
     }
 }
@@ -458,6 +468,29 @@ mod tests {
         plot.bars.remove(0);
         plot.bars[0].value = one(50.0);
         assert!(!plot.axis().is_beyond(50.0));
+    }
+
+    #[test]
+    fn runs_are_equally_far_apart_and_one_round_is_marked_beside_medians() {
+        let value = |count| Summary { median: 1.2, low: 1.1, high: 1.3, count };
+        let points = vec![(1.0, value(1)), (2.0, value(4)), (3.0, value(4))];
+        let direction = |layout| Direction { label: "run".into(), form: Form::Ratio, layout };
+        let mut plot = Lines {
+            title: String::new(),
+            x: direction(Layout::Steps),
+            y: direction(Layout::Zero),
+            lines: vec![Line { label: "a".into(), points, ..Line::default() }],
+            means: vec![],
+            marks: true,
+        };
+        let axis = plot.x.axis([1.0, 2.0, 3.0].into_iter(), 0.0);
+        let [one, two, three] = [1.0, 2.0, 3.0].map(|run| axis.at(run));
+        assert!((two - one - (three - two)).abs() < 1e-9 && one > 0.0 && three < 1.0);
+        let text = plot.draw().inline();
+        assert_eq!(text.matches("once").count(), 1, "{text}");
+        assert!(text.contains("(one round)"), "{text}");
+        plot.lines[0].points.truncate(1);
+        assert!(!plot.draw().inline().contains("once"), "all of them are of one round");
     }
 
     #[test]

@@ -109,6 +109,7 @@ const DRAWING: &str = "\
 .dash{stroke-dasharray:6 4}
 .spread{stroke-width:1.4;opacity:.55;fill:none}
 .dot{stroke:var(--card);stroke-width:1.2}
+.once{fill:var(--card);stroke-width:1.6}
 ";
 
 const PAGE: &str = "\

@@ -215,7 +215,8 @@ mod tests {
         assert!((median(&entries[0]) - 0.9).abs() < 1e-9);
         assert!((median(&entries[1]) - 1.5).abs() < 1e-9);
         assert!(page.contains("href=\"new/report.html\""), "{page}");
-        assert!(!page.contains("href=\"old/"), "{page}");
+        assert!(!page.contains("href=\"old/") && !page.contains("deleted"), "{page}");
+        assert!(page.contains("0.90× (1 round)"), "{page}");
     }
 
     #[test]

@@ -15,7 +15,8 @@ pub(super) fn text(entries: &[Entry], kept: &[String]) -> String {
         html.text_in("h1", &[], "rblk from run to run");
         let lead = "Each column is one run, the oldest first: the median of its rounds, and in \
                     brackets the least and the most. Ratios are of samples of the same round. \
-                    Speeds of different runs are not comparable, so none are here.";
+                    Speeds of different runs are not comparable, so none are here. A hollow \
+                    mark, and (1 round), is one round alone: it tells ratios only roughly.";
         html.text_in("p", &[("class", "lead")], lead);
     });
     html.element("main", &[], |html| {
@@ -27,7 +28,7 @@ pub(super) fn text(entries: &[Entry], kept: &[String]) -> String {
         html.text_in("h2", &[("id", "figures")], "Figures");
         table(html, entries, kept);
         html.text_in("h2", &[("id", "runs")], "Runs");
-        runs(html, entries, kept);
+        runs(html, entries);
     });
     html.page("rblk: from run to run", &style::page())
 }
@@ -45,7 +46,7 @@ fn plot(entries: &[Entry]) -> Lines {
     let direction = |label: &str, form, layout| Direction { label: label.to_owned(), form, layout };
     Lines {
         title: "IOPS against nvme-rdma".to_owned(),
-        x: direction("run", chart::Form::Unit(Unit::Count), Layout::Set),
+        x: direction("run", chart::Form::Unit(Unit::Count), Layout::Steps),
         y: direction("times nvme-rdma", chart::Form::Ratio, Layout::Zero),
         lines: GATE.into_iter().enumerate().map(line).collect(),
         means: vec![Mean { value: 1.0, label: "nvme-rdma".to_owned() }],
@@ -67,7 +68,10 @@ fn table(html: &mut Html, entries: &[Entry], kept: &[String]) {
         for what in whats {
             let cells = entries.iter().map(|entry| {
                 let figure = entry.figure(what);
-                figure.map_or_else(|| "#-".to_owned(), |figure| format!("#{}", value(figure)))
+                figure.map_or_else(
+                    || "#-".to_owned(),
+                    |figure| format!("#{}", value(figure, entry.rounds)),
+                )
             });
             let row: Vec<String> = [what.to_owned()].into_iter().chain(cells).collect();
             html.row(&row);
@@ -80,7 +84,7 @@ fn table(html: &mut Html, entries: &[Entry], kept: &[String]) {
                         let file = format!("{}/{}", entry.id, report::FILE);
                         html.text_in("a", &[("href", &file)], "report");
                     } else {
-                        html.text("deleted");
+                        html.text("–");
                     }
                 });
             }
@@ -88,7 +92,7 @@ fn table(html: &mut Html, entries: &[Entry], kept: &[String]) {
     });
 }
 
-fn value(figure: &Figure) -> String {
+fn value(figure: &Figure, rounds: u32) -> String {
     let Figure { form, median, low, high, .. } = figure;
     let write = |value: f64| match form {
         Form::Ratio => format!("{value:.2}"),
@@ -97,18 +101,20 @@ fn value(figure: &Figure) -> String {
     let unit = if *form == Form::Ratio { "×" } else { "" };
     if low < high {
         format!("{}{unit} ({}–{})", write(*median), write(*low), write(*high))
+    } else if *form == Form::Ratio && rounds == 1 {
+        format!("{}{unit} (1 round)", write(*median))
     } else {
         format!("{}{unit}", write(*median))
     }
 }
 
-fn runs(html: &mut Html, entries: &[Entry], kept: &[String]) {
+fn runs(html: &mut Html, entries: &[Entry]) {
     html.table(&["#", "Run", "Began (UTC)", "Commit", "Where", "#Rounds", "Note"], |html| {
         for (at, entry) in (1..).zip(entries) {
             let place = if entry.lab { "emulated guest" } else { "a machine" };
             html.row(&[
                 format!("#{at}"),
-                entry.id.clone() + if kept.contains(&entry.id) { "" } else { " (deleted)" },
+                entry.id.clone(),
                 folder::utc(entry.began_unix).chars().take(16).collect(),
                 entry.commit.clone(),
                 format!("{place}, Linux {}", entry.kernel),
