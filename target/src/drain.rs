@@ -94,7 +94,7 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
         Ok(status) => status?,
         Err(error) => return Ok(no_answer(path, &error)),
     };
-    for fault in before.volumes.iter().filter_map(table::store_fault) {
+    for fault in before.volumes.iter().filter_map(rblk_target::warnings::store_fault) {
         eprintln!("WARN  {fault}");
     }
     let process = Process::of(before.pid);
@@ -245,7 +245,7 @@ impl Waiting<'_> {
         if self.output == Output::Table && self.printed != news {
             println!("{}", table::draining(drain));
             for one in &drain.unsaved {
-                println!("{}", table::refused(one));
+                println!("{}", rblk_target::warnings::refused(one));
             }
             self.printed = news;
         }

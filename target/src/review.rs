@@ -4,6 +4,7 @@
 //! Contract: nothing is changed, and nothing is waited for. A target that runs with the same
 //! control socket holds its stores and its memory; that is no fault.
 
+use std::fs::File;
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::Path;
@@ -17,6 +18,7 @@ use crate::control::status::{TargetStatus, VolumeStatus};
 use crate::demand::{Demand, Host};
 use crate::exports::{Wait, open_volume};
 use crate::serve::{addresses, poll_groups, target_name};
+use crate::store::room::{StoreRoom, shortages};
 use crate::store::{StoreError, StoreFault};
 
 /// What was found.
@@ -65,7 +67,10 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
         };
         (volume.name.clone(), reviewed)
     });
-    Ok(Review { volumes: volumes.collect(), warnings: warnings(config, &addresses, running) })
+    let volumes = volumes.collect();
+    let mut warnings = warnings(config, &addresses, running);
+    warnings.extend(little_room(&config.volumes));
+    Ok(Review { volumes, warnings })
 }
 
 /// What the running target says of the store of a volume that it serves from the same path.
@@ -128,6 +133,18 @@ fn warnings(
         }
     }
     warnings
+}
+
+/// What is said of file systems that may not hold what thin files still take.
+fn little_room(volumes: &[VolumeConfig]) -> Vec<String> {
+    let room_of = |volume: &VolumeConfig| {
+        // Opening a pipe would wait for a writer.
+        let path = volume.path.as_deref().filter(|path| path.is_file() && !volume.read_only)?;
+        let room = StoreRoom::of(&File::open(path).ok()?).ok()?;
+        Some((volume.name.clone(), path.display().to_string(), room))
+    };
+    let rooms: Vec<_> = volumes.iter().filter_map(room_of).collect();
+    shortages(rooms.iter().map(|(name, path, room)| (name.as_str(), path.as_str(), room)))
 }
 
 /// The memory of the running target is free for its successor.

@@ -5,6 +5,7 @@
 //! devices, ready. Connections are taken only then, after everything that can fail. The end is the
 //! reverse, and each step waits for the one before.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,8 @@ use rblk_fabric::{
 };
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 use crate::accept::{Missing, accept};
 use crate::arena::Arena;
@@ -29,13 +31,14 @@ use crate::control::ends::{GivenUp, RunEnd};
 use crate::control::registering::busy;
 use crate::control::reread::Reread;
 use crate::control::socket::{ControlSocket, SocketFile};
+use crate::control::status::in_words;
 use crate::control::upgrade::Departure;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::demand::{self, Demand, Host};
 use crate::exports::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::hand_over::{Checked, HandOver, Inherited, Successor, name_of_control, name_of_http};
 use crate::hang_up::reload;
-use crate::http::Http;
+use crate::http::{Ending, Farewell, Http};
 use crate::outages::Outages;
 use crate::poll_group::FromGroup;
 use crate::poll_group::peers::Peers;
@@ -220,24 +223,69 @@ async fn run(
     socket.keep();
     *inherited = None;
     let socket = tokio::spawn(socket.serve(request_sender.clone(), reread));
-    let http = http.map(|http| tokio::spawn(http.serve(request_sender.clone())));
+    let pages = Pages::serve(http, &request_sender);
     tokio::spawn(drain_at(stops, request_sender));
     tracing::info!(?listening, poll_groups = poll_groups(config), "ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let begun = Instant::now();
     let result = control.run(incoming, outbox, requests).await;
+    let http = pages.end(farewell(&result)).await?;
     tracing::info!(served_for = ?begun.elapsed(), "stopped");
-    let RunEnd { clean, given_up, departure } = result?;
+    let RunEnd { clean, given_up, departure, .. } = result?;
     let Some(Departure { program, note, leaves }) = departure else {
         return if given_up.is_empty() { Ok(None) } else { Err(GivenUp(given_up).into()) };
     };
     let mut sockets = accepting.sockets().await;
     let (control, file) = socket.await?;
     sockets.extend(control.map(|socket| (name_of_control(&config.control_socket), socket)));
-    let http = if let Some(http) = http { http.await? } else { None };
     sockets.extend(config.http.zip(http).map(|(address, socket)| (name_of_http(address), socket)));
     let note = HandOver { clean, ..note };
     Ok(Some((Successor::new(program, note, leaves, sockets), file)))
+}
+
+/// Whoever is served over HTTP, if anybody is.
+struct Pages {
+    server: Option<JoinHandle<Option<OwnedFd>>>,
+    last_word: watch::Sender<Option<Farewell>>,
+}
+
+impl Pages {
+    fn serve(http: Option<Http>, requests: &mpsc::Sender<Request>) -> Self {
+        let (last_word, word) = watch::channel(None);
+        let serve = |http: Http| tokio::spawn(http.serve(requests.clone(), word));
+        Self { server: http.map(serve), last_word }
+    }
+
+    /// Tells pages that are open how the target ended, and waits until they have heard it. Returns
+    /// the socket.
+    async fn end(self, farewell: Farewell) -> anyhow::Result<Option<OwnedFd>> {
+        let _ = self.last_word.send(Some(farewell));
+        match self.server {
+            Some(server) => Ok(server.await?),
+            None => Ok(None),
+        }
+    }
+}
+
+/// What pages that are open are told of the end of a run.
+fn farewell(result: &anyhow::Result<RunEnd>) -> Farewell {
+    let (end, text) = match result {
+        Err(error) => (Ending::Failed, format!("it failed: {error:#}")),
+        Ok(RunEnd { departure: Some(_), .. }) => {
+            (Ending::Upgraded, "another program takes its place".to_owned())
+        }
+        Ok(RunEnd { given_up, .. }) if !given_up.is_empty() => {
+            (Ending::Stopped, format!("acknowledged data is lost: {}", in_words(given_up)))
+        }
+        Ok(RunEnd { stayed: 0, .. }) => (
+            Ending::Drained,
+            "every initiator had left, and everything is in the stores".to_owned(),
+        ),
+        Ok(RunEnd { stayed, .. }) => {
+            (Ending::Stopped, format!("sessions that had not left in time: {stayed}"))
+        }
+    };
+    Farewell { end, text }
 }
 
 /// The volumes of a configuration, those of them that are left away, and where their records are.

@@ -5,13 +5,12 @@ mod details;
 use std::fmt::Write;
 use std::time::Duration;
 
-use nix::errno::Errno;
 use rblk_config::table::{Column, Table, wrapped};
 use rblk_config::{CacheMode, HostConfig, figures};
 use rblk_target::control::status::{
-    AwayStatus, DrainStatus, HolderStatus, ListenerStatus, SessionStatus, TargetStatus,
-    UnsavedStatus, VolumeStatus,
+    DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
 };
+use rblk_target::warnings::warnings;
 
 /// The state of a target; with `details`, every counter.
 pub(crate) fn status(status: &TargetStatus, details: bool) -> String {
@@ -57,65 +56,6 @@ fn target(status: &TargetStatus) -> String {
         text += &format!("{}\n", draining(drain));
     }
     text
-}
-
-/// What is wrong now.
-fn warnings(status: &TargetStatus) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if status.insecure {
-        warnings.push(
-            "insecure: everybody who reaches an address can read, write and take over".to_owned(),
-        );
-    }
-    for listener in &status.listen_down {
-        let ListenerStatus { address, down_s, why, .. } = listener;
-        let since = figures::duration(Duration::from_secs(*down_s));
-        warnings.push(format!("nobody can connect by {address}, for {since}: {why}"));
-    }
-    if let Some(fault) = &status.state_dir_fault {
-        warnings.push(fault.clone());
-    }
-    for AwayStatus { name, why } in &status.volumes_away {
-        warnings.push(format!(
-            "volume `{name}` is not served: {why}. Then `rblk-target reload` adds it"
-        ));
-    }
-    for volume in &status.volumes {
-        let (name, counts) = (&volume.name, &volume.counts);
-        warnings.extend(store_fault(volume));
-        if counts.failed_blocks > 0 {
-            let blocks = counts.failed_blocks;
-            warnings.push(format!(
-                "{name}: {blocks} dirty blocks could not be written, and every FLUSH fails until they are"
-            ));
-        }
-        if counts.store_errors > 0 {
-            let last = volume
-                .last_errno
-                .map_or_else(String::new, |errno| format!(", last {:?}", Errno::from_raw(errno)));
-            warnings.push(format!("{name}: {} store errors{last}", counts.store_errors));
-        }
-        if let Some(holder) = volume.holder.as_ref().filter(|holder| !holder.present) {
-            warnings.push(format!("{name}: its holder {} is away", holder.host));
-        }
-    }
-    warnings.extend(status.drain.iter().flat_map(|drain| &drain.unsaved).map(refused));
-    for session in status.sessions.iter().filter(|session| session.fenced) {
-        warnings.push(format!("the session of {} is fenced", session.host));
-    }
-    warnings
-}
-
-/// What is wrong with the file or device of a volume.
-pub(crate) fn store_fault(volume: &VolumeStatus) -> Option<String> {
-    volume.store_fault.as_ref().map(|fault| format!("{}: {fault}", volume.name))
-}
-
-/// What a store refuses while the target stops.
-pub(crate) fn refused(unsaved: &UnsavedStatus) -> String {
-    format!(
-        "not in its store yet, and tried again: {unsaved}; it is lost if the store does not take it in time"
-    )
 }
 
 /// How far a drain is.
@@ -252,9 +192,12 @@ fn sessions(sessions: &[SessionStatus]) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
     use rblk_config::table::WIDTH;
     use rblk_fabric::rates::Rates;
-    use rblk_target::control::status::{DeviceStatus, QueueStatus, VolumeNotes};
+    use rblk_target::control::status::{
+        DeviceStatus, ListenerStatus, QueueStatus, UsageStatus, VolumeNotes,
+    };
     use rblk_target::stats::StatsSnapshot;
     use rblk_target::traffic::{IoCounts, VolumeTimes};
     use rblk_target::volume_stats::VolumeCounts;
@@ -297,6 +240,9 @@ mod tests {
             latency: VolumeTimes::default(),
             rates: None,
             last_errno: None,
+            last_error_age_s: None,
+            dirty_age_s: None,
+            room: None,
             store_fault: None,
             in_use: false,
             generation: 0,
@@ -317,13 +263,13 @@ mod tests {
             VolumeStatus { store_fault: Some(fault), ..volume("v", "file", CacheMode::WriteBack) };
         assert_eq!((faulty.mode(), cache(&faulty).as_str()), ("(ro)", "back,(ro)"));
         assert_eq!(
-            store_fault(&faulty).unwrap(),
+            rblk_target::warnings::store_fault(&faulty).unwrap(),
             "v: its device /dev/x is read-only: `blockdev --setrw /dev/x`"
         );
         faulty.read_only = true;
         assert_eq!((faulty.mode(), cache(&faulty).as_str()), ("ro", "back,ro"));
         let sound = volume("v", "file", CacheMode::WriteBack);
-        assert_eq!((sound.mode(), store_fault(&sound)), ("rw", None));
+        assert_eq!((sound.mode(), rblk_target::warnings::store_fault(&sound)), ("rw", None));
     }
 
     fn busy_volumes() -> Vec<VolumeStatus> {
@@ -352,6 +298,7 @@ mod tests {
         let logs = VolumeStatus {
             counts: VolumeCounts { store_errors: 3, failed_blocks: 2, ..VolumeCounts::default() },
             last_errno: Some(Errno::ENOSPC as i32),
+            last_error_age_s: Some(125),
             holder: holder(false),
             size_bytes: 64 << 30,
             read_only: true,
@@ -382,6 +329,10 @@ mod tests {
             pid: 121,
             instance: String::new(),
             uptime_s: 273_600,
+            started_unix_ms: 0,
+            condition: "serving".to_owned(),
+            warnings: Vec::new(),
+            usage: UsageStatus::default(),
             draining: false,
             drain: None,
             upgrade: None,
@@ -401,6 +352,7 @@ mod tests {
                 name: "mlx5_0".to_owned(),
                 transport: "RoCE".to_owned(),
                 io: IoCounts { read_bytes: 5 << 30, ..IoCounts::default() },
+                ports: Vec::new(),
             }],
             volumes_away: Vec::new(),
             volumes: busy_volumes(),
@@ -418,7 +370,7 @@ mod tests {
         let expected = "\
 store1  serving, up 3d 4h, rblk 0.2.0, pid 121
 WARN  logs: 2 dirty blocks could not be written, and every FLUSH fails until they are
-WARN  logs: 3 store errors, last ENOSPC
+WARN  logs: 3 store errors, last ENOSPC 2m 5s ago
 WARN  logs: its holder db1 is away
 listening on rdma://192.0.2.1:7720
 

@@ -239,6 +239,13 @@ impl OpLatency {
         }
     }
 
+    /// The whole times now.
+    fn total(&self) -> LatencyCounts {
+        let (one_turn, mut total) = (self.one_turn.snapshot(), self.longer.snapshot());
+        total.add(&one_turn);
+        total
+    }
+
     /// What it holds now. A stage that a command did not wait in has a time of 0 for it.
     #[must_use]
     pub(crate) fn snapshot(&self) -> OpTimes {
@@ -328,6 +335,12 @@ impl VolumeLatency {
         if let Some(op) = self.kinds.get(kind.index()) {
             op.record(stages);
         }
+    }
+
+    /// The whole times of READs, WRITEs and FLUSHes now, without what they waited for.
+    #[must_use]
+    pub(crate) fn totals(&self) -> [LatencyCounts; 3] {
+        self.kinds.each_ref().map(OpLatency::total)
     }
 
     /// What it holds now.

@@ -9,10 +9,11 @@ use rblk_config::Exit;
 use rblk_target::args::Output;
 use rblk_target::control::socket::{Ask, Response, STOPPING, ask};
 use rblk_target::control::status::{TargetStatus, UpgradeStatus};
+use rblk_target::warnings;
 use serde::Serialize;
 
 use crate::drain::Process;
-use crate::{no_answer, not_understood, table};
+use crate::{no_answer, not_understood};
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(50);
@@ -85,7 +86,7 @@ async fn run(
         if let Some(drain) = refused {
             deadline = Instant::now() + Duration::from_millis(drain.stores_ms) + timeout;
             if output == Output::Table && !std::mem::replace(&mut is_told, true) {
-                drain.unsaved.iter().for_each(|one| eprintln!("{}", table::refused(one)));
+                drain.unsaved.iter().for_each(|one| eprintln!("{}", warnings::refused(one)));
             }
         }
         if let Some(now) = now

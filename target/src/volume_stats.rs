@@ -69,10 +69,39 @@ impl LastError {
         Self(((at_s + 1) << Self::ERRNO_BITS) | errno)
     }
 
+    /// How many seconds ago that was, at a moment so many seconds after the one that is the same
+    /// for all; none if nothing failed.
+    #[must_use]
+    pub(crate) fn age_s(self, now_s: u64) -> Option<u64> {
+        (self.0 != 0).then(|| now_s.saturating_sub((self.0 >> Self::ERRNO_BITS) - 1))
+    }
+
     /// The errno, 0 for one that has no name; none if nothing failed.
     #[must_use]
     pub fn errno(self) -> Option<i32> {
         (self.0 != 0).then(|| i32::from((self.0 & 0xffff) as u16))
+    }
+}
+
+/// Since when the oldest dirty block is dirty that is not with the store: a time of the clock of
+/// shards, whose milliseconds wrap after 49 days.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DirtySince(u64);
+
+impl DirtySince {
+    /// Since then; `None`: nothing is dirty.
+    #[must_use]
+    pub(crate) fn new(since_ms: Option<u32>) -> Self {
+        Self(since_ms.map_or(0, |ms| u64::from(ms) + 1))
+    }
+
+    /// How long that is, in milliseconds, when the clock of shards shows `now_ms`; none if nothing
+    /// is dirty. The caller's clock may be a little behind.
+    #[must_use]
+    pub(crate) fn age_ms(self, now_ms: u32) -> Option<u32> {
+        let since = u32::try_from(self.0.checked_sub(1)?).ok()?;
+        let age = now_ms.wrapping_sub(since);
+        Some(if age > u32::MAX / 2 { 0 } else { age })
     }
 }
 
@@ -88,11 +117,17 @@ pub struct VolumeStats {
     pub(crate) delays: Delays,
     counters: VolumeCounters,
     last_error: Counter,
+    dirty_since: Counter,
 }
 
 impl VolumeStats {
     /// Publishes; only the owning thread calls it.
-    pub(crate) fn set(&self, counts: &VolumeCounts, last_error: LastError) {
+    pub(crate) fn set(
+        &self,
+        counts: &VolumeCounts,
+        last_error: LastError,
+        dirty_since: DirtySince,
+    ) {
         let to = &self.counters;
         to.hits.set(counts.hits);
         to.misses.set(counts.misses);
@@ -102,6 +137,7 @@ impl VolumeStats {
         to.dirty_bytes.set(counts.dirty_bytes);
         to.failed_blocks.set(counts.failed_blocks);
         self.last_error.set(last_error.0);
+        self.dirty_since.set(dirty_since.0);
     }
 
     /// Commands that were not answered before their connections ended.
@@ -132,6 +168,12 @@ impl VolumeStats {
     #[must_use]
     pub fn snapshot(&self) -> VolumeCounts {
         self.counters.snapshot()
+    }
+
+    /// Since when something is dirty, as it was published last.
+    #[must_use]
+    pub(crate) fn dirty_since(&self) -> DirtySince {
+        DirtySince(self.dirty_since.get())
     }
 
     /// The last failure that was published.
@@ -168,6 +210,17 @@ mod tests {
     }
 
     #[test]
+    fn ages_are_of_the_clock_that_is_told_and_survive_its_wrap() {
+        assert_eq!(DirtySince::new(None).age_ms(5), None);
+        assert_eq!(DirtySince::new(Some(0)).age_ms(5), Some(5));
+        assert_eq!(DirtySince::new(Some(u32::MAX)).age_ms(4), Some(5), "the clock wrapped");
+        assert_eq!(DirtySince::new(Some(9)).age_ms(5), Some(0), "the clocks differ a little");
+        let error = LastError::new(7, Errno::EIO);
+        assert_eq!((error.age_s(7), error.age_s(30), error.age_s(3)), (Some(0), Some(23), Some(0)));
+        assert_eq!(LastError::default().age_s(9), None);
+    }
+
+    #[test]
     fn what_is_published_is_what_is_read() {
         let counts = VolumeCounts {
             hits: 1,
@@ -179,9 +232,10 @@ mod tests {
             failed_blocks: 7,
         };
         let stats = VolumeStats::default();
-        stats.set(&counts, LastError::new(9, Errno::EROFS));
+        stats.set(&counts, LastError::new(9, Errno::EROFS), DirtySince::new(Some(70)));
         assert_eq!(stats.snapshot(), counts);
         assert_eq!(stats.last_error(), LastError::new(9, Errno::EROFS));
+        assert_eq!(stats.dirty_since().age_ms(100), Some(30));
         let mut sum = counts;
         sum.add(&stats.snapshot());
         assert_eq!((sum.hits, sum.failed_blocks), (2, 14));

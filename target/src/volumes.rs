@@ -321,7 +321,7 @@ fn table(volumes: &[VolumeStatus]) -> String {
             limit(v.limits.bandwidth.map(|ByteRate(bytes)| ByteSize(bytes).to_string())),
         );
     }
-    for fault in volumes.iter().filter_map(crate::table::store_fault) {
+    for fault in volumes.iter().filter_map(rblk_target::warnings::store_fault) {
         text += &format!("WARN  {fault}\n");
     }
     text

@@ -55,6 +55,119 @@ fn metrics_of_work(dir: &Path) -> String {
     text
 }
 
+/// The last word of a target, for whoever asked before its end.
+fn farewell(port: u16) -> std::thread::JoinHandle<String> {
+    let asking = std::thread::spawn(move || {
+        exchange(port, b"GET /farewell HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    });
+    // The question is there before what is asked of is over.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    asking
+}
+
+#[test]
+fn who_waits_for_the_last_word_hears_how_the_target_ended_and_nothing_of_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut drained, port) = target(dir.path(), &["--memory", "m=1MiB"]);
+    let word = farewell(port.number);
+    drained.terminate();
+    assert_eq!(drained.wait(), Some(0));
+    let word = word.join().unwrap();
+    assert!(
+        word.contains("\"end\":\"drained\"") && word.contains("every initiator had left"),
+        "{word}"
+    );
+
+    let stays = tempfile::tempdir().unwrap();
+    let (mut stopped, port) =
+        target(stays.path(), &["--memory", "m=1MiB", "--drain-timeout", "1ms"]);
+    let _client = Client::connect(&stopped.address, "m", 1).unwrap();
+    let word = farewell(port.number);
+    stopped.terminate();
+    stopped.wait();
+    let word = word.join().unwrap();
+    assert!(
+        word.contains("\"end\":\"stopped\"") && word.contains("had not left in time: 1"),
+        "{word}"
+    );
+
+    let dies = tempfile::tempdir().unwrap();
+    let (mut killed, port) = target(dies.path(), &["--memory", "m=1MiB"]);
+    let word = farewell(port.number);
+    killed.kill();
+    assert_eq!(word.join().unwrap(), "");
+}
+
+#[test]
+fn the_past_of_the_volumes_is_there_for_who_asks_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (target, port) = target(dir.path(), &["--file", &file(dir.path()), "--memory", "m=1MiB"]);
+    let past = |after: u64| -> serde_json::Value {
+        serde_json::from_str(&get(port.number, &format!("/past?after={after}")).body).unwrap()
+    };
+    assert_eq!(
+        (past(0)["last"].as_u64(), past(0)["moments"].as_array().unwrap().len()),
+        (Some(0), 0)
+    );
+    let mut client = Client::connect(&target.address, "vol0", 1).unwrap();
+    client.write(0, &pattern(1, 8192));
+    client.read(0, 4096);
+    let first = wait_for("a moment", || Some(past(0)).filter(|past| past["last"] == 1));
+    let deeds = &first["moments"][0]["volumes"];
+    assert_eq!(deeds.as_array().unwrap().len(), 1, "the other volume did nothing: {deeds}");
+    let of = |key: &str| deeds[0][key].as_u64();
+    assert_eq!(deeds[0]["name"], "vol0");
+    assert_eq!(
+        (of("reads"), of("read_bytes"), of("written_bytes")),
+        (Some(1), Some(4096), Some(8192))
+    );
+    assert_eq!(deeds[0]["read"].as_array().unwrap().len(), 1, "one time in one bucket: {deeds}");
+    // A second in which nothing happens is no moment.
+    std::thread::sleep(std::time::Duration::from_millis(2200));
+    client.flush();
+    client.logout();
+    let second = wait_for("the next moment", || Some(past(1)).filter(|past| past["last"] == 2));
+    assert_eq!(second["moments"].as_array().unwrap().len(), 1);
+    let (from, to) = (&first["moments"][0]["unix_ms"], &second["moments"][0]["unix_ms"]);
+    assert!(to.as_u64().unwrap() >= from.as_u64().unwrap() + 2000, "{from} {to}");
+    assert_eq!(second["instance"], target.status().instance);
+    assert_eq!(get(port.number, "/past?after=x").status, 400);
+}
+
+#[test]
+fn the_status_says_its_condition_what_it_uses_and_where_it_listens() {
+    let dir = tempfile::tempdir().unwrap();
+    let (target, port) = target(dir.path(), &["--file", &file(dir.path()), "--memory", "m=1MiB"]);
+    let _client = Client::connect(&target.address, "vol0", 1).unwrap();
+    let status: serde_json::Value =
+        serde_json::from_str(&get(port.number, "/status.json").body).unwrap();
+    assert_eq!(
+        (&status["condition"], &status["warnings"]),
+        (&"serving".into(), &serde_json::json!([]))
+    );
+    let usage = |key: &str| status["usage"][key].as_u64();
+    assert_eq!(
+        (usage("sessions"), usage("sessions_max"), usage("connections")),
+        (Some(1), Some(1024), Some(2))
+    );
+    assert!(
+        usage("files_max") > Some(0) && usage("memory_bytes") < usage("memory_max_bytes"),
+        "{}",
+        status["usage"]
+    );
+    assert!(status["devices"][0]["ports"].is_array(), "{}", status["devices"]);
+    let room = &status["volumes"][0]["room"];
+    assert_eq!(room["unallocated_bytes"], 1 << 20, "nothing was written to the thin file: {room}");
+    let text = get(port.number, "/metrics").body;
+    for line in [
+        &format!("rblk_target_listener_up{{address=\"{}\"}} 1", target.address),
+        "rblk_target_volume_unallocated_bytes{volume=\"vol0\"} 1048576",
+        "rblk_target_volume_dirty_age_seconds{volume=\"vol0\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
 #[test]
 fn prometheus_takes_the_metrics() {
     let dir = tempfile::tempdir().unwrap();
@@ -147,7 +260,7 @@ fn clients_that_send_too_much_or_nothing_are_ended_and_others_served() {
     let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port.number)).unwrap();
     // More than there are places, and none says anything: others wait until their time is over.
-    let silent: Vec<TcpStream> = (0..40).map(|_| connect()).collect();
+    let silent: Vec<TcpStream> = (0..60).map(|_| connect()).collect();
     assert_eq!(get(port.number, "/healthz").status, 200);
     drop(silent);
     let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));

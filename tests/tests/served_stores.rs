@@ -303,6 +303,52 @@ fn as_root_a_full_state_dir_is_named_while_it_is_full() {
     wait_for("room", || target.status().state_dir_fault.is_none().then_some(()));
 }
 
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_file_system_that_cannot_hold_its_thin_files_is_named_before_it_is_full() {
+    assert_is_root(&["mount", "umount"]);
+    let (bed, store) = (Bed::new(), Tmpfs::mount("size=8m"));
+    let path = store.0.path().join("thin.img");
+    File::create(&path).unwrap().set_len(16 * MIB).unwrap();
+    let table = format!("[[volume]]\nname = 'thin'\nstore = 'file'\npath = '{}'\n", path.display());
+    let plain = fs::read_to_string(bed.path("target.toml")).unwrap();
+    fs::write(bed.path("target.toml"), plain + &table).unwrap();
+    let target = bed.serve();
+    let of_thin = |what| bed.said(what).contains("its thin files may still take");
+    // It needs more than there is, and nine tenths are free.
+    assert_eq!(
+        (target.status().condition.as_str(), of_thin("status"), of_thin("check")),
+        ("serving", false, false)
+    );
+
+    let filler = store.0.path().join("filler");
+    fs::write(&filler, vec![1; 15 << 19]).unwrap();
+    let pieces = [
+        "the file system of",
+        "thin.img has 512KiB of 8MiB left (6 %)",
+        "may still take 16MiB (thin)",
+        "make room",
+    ];
+    // The table breaks its lines.
+    let flat = |what| bed.said(what).split_whitespace().collect::<Vec<_>>().join(" ");
+    wait_for("a warning", || flat("status").contains(pieces[0]).then_some(()));
+    for what in ["status", "check"] {
+        assert_says(&flat(what), &pieces);
+    }
+    assert_eq!(bed.metric("rblk_target_volume_file_system_free_bytes{volume=\"thin\"}"), "524288");
+    assert_eq!(target.status().condition, "serving", "writes still succeed");
+
+    let mut client = Client::connect(&target.address, "thin", 1).unwrap();
+    let codes: Vec<_> = (0..10).map(|at| client.try_io(IoOp::Write, at << 16, 1 << 16)).collect();
+    assert!(codes.contains(&Some(-28)), "{codes:?}");
+    wait_for("a full store", || (target.status().condition == "full").then_some(()));
+    let warned = target.status().warnings;
+    let errors = warned.iter().find(|line| line.contains("store errors")).expect("a warning");
+    assert!(errors.contains("last ENOSPC ") && errors.ends_with(" ago"), "{errors}");
+    fs::remove_file(&filler).unwrap();
+    wait_for("room", || (!of_thin("status")).then_some(()));
+}
+
 /// A loop device over a file of 1 MiB, gone when dropped.
 struct LoopDevice {
     path: PathBuf,

@@ -16,7 +16,7 @@ use super::slots::Slots;
 use super::span::{BLOCK, Span};
 use crate::store::{Op, Segment, VolumeIndex};
 use crate::volume::CacheMode;
-use crate::volume_stats::{LastError, VolumeCounts, VolumeStats};
+use crate::volume_stats::{DirtySince, LastError, VolumeCounts, VolumeStats};
 
 /// Errors of one volume within so many microseconds are one burst, and one line of the log.
 const BURST_US: u64 = 10_000_000;
@@ -312,7 +312,13 @@ impl Volumes {
     fn publish_one(&self, volume: VolumeIndex, slots: &Slots) {
         // An index that no volume with a store has.
         let Some(state) = self.get(volume) else { return };
+        let oldest = slots.oldest_dirty(volume).map(|slot| slots.since(slot).1);
         let slots = slots.counts(volume);
+        // While all of them are with the store, they are as old as they were.
+        let dirty_since = match oldest {
+            None if slots.dirty > 0 => state.report.stats.dirty_since(),
+            oldest => DirtySince::new(oldest),
+        };
         let report = &state.report;
         let counts = VolumeCounts {
             hits: report.hits,
@@ -323,7 +329,7 @@ impl Volumes {
             dirty_bytes: u64::from(slots.dirty) * BLOCK,
             failed_blocks: slots.failed.into(),
         };
-        report.stats.set(&counts, report.last_error);
+        report.stats.set(&counts, report.last_error, dirty_since);
     }
 }
 

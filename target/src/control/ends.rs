@@ -27,6 +27,8 @@ pub(crate) struct RunEnd {
     pub clean: bool,
     /// Volumes of which something acknowledged was given up.
     pub given_up: Vec<UnsavedStatus>,
+    /// Sessions that had not left in time.
+    pub stayed: usize,
     /// Which program takes the place of this one, if one does.
     pub departure: Option<Departure>,
 }

@@ -14,20 +14,24 @@ mod losses;
 mod making;
 mod orders;
 mod persist;
+mod ports;
 mod predecessor;
 mod rates;
 pub(crate) mod registering;
 pub(crate) mod reload;
 mod remembered;
 pub(crate) mod reread;
+mod sampling;
 mod settling;
 mod shares;
 mod snapshot;
 pub mod socket;
 pub mod status;
+mod summary;
 mod tally;
 pub mod trace;
 pub(crate) mod upgrade;
+mod usage;
 mod vectors;
 pub(crate) mod volumes;
 mod watch;
@@ -49,6 +53,7 @@ use crate::hand_over::HandOver;
 use crate::holders::VolumeUuid;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::outages::Outages;
+use crate::past::PastReport;
 use crate::poll_group::{FromGroup, Notice, StepTicket, ToGroup, thread::Handle};
 use crate::record::{News, StateDirectory};
 use crate::store::{Backing, StoreFault, StoreIdentity, VolumeIndex};
@@ -70,6 +75,7 @@ use predecessor::{Agreed, Predecessor};
 use rates::VolumeRates;
 use registering::Registering;
 use reread::Reading;
+use sampling::Sampling;
 use settling::SettlesUnderWay;
 use shares::{CqPlace, CqShares};
 use status::UnsavedStatus;
@@ -108,6 +114,8 @@ pub(crate) enum Request {
     StoreFaults(oneshot::Sender<HashMap<String, StoreFault>>),
     /// What happened after this number.
     Events(u64, oneshot::Sender<EventsReport>),
+    /// What volumes did lately.
+    Past(oneshot::Sender<PastReport>),
     /// Take no new sessions, tell initiators, stop when I/O has ended. Who wants to know how it
     /// ended says where.
     Drain(Option<EndReply>),
@@ -185,6 +193,7 @@ pub(crate) struct Control {
     shares: CqShares,
     tally: Tally,
     rates: VolumeRates,
+    sampling: Sampling,
     persister: Persister,
     losses: LossNotes,
     ends: Ends,
@@ -256,7 +265,7 @@ impl Control {
         let probe = parts.state.probe();
         let (persister, holders) = Persister::open(&mut parts)?;
         let (destroyer, destroyed) = Destroyer::new();
-        let watch = Watch::new(probe);
+        let watch = Watch::new(probe, Some("/".into()));
         let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
@@ -283,6 +292,7 @@ impl Control {
             shares: CqShares::default(),
             tally: Tally::default(),
             rates: VolumeRates::default(),
+            sampling: Sampling::new(parts.running.http.is_some(), started),
             persister,
             losses: LossNotes::default(),
             ends: Ends::default(),
@@ -364,6 +374,11 @@ impl Control {
                     self.note_losses_again();
                     is_news = false;
                 }
+                () = self.sampling.due(self.core.sessions().iter().next().is_some()) => {
+                    let has_sessions = self.core.sessions().iter().next().is_some();
+                    self.sampling.take(&self.groups, self.core.volumes(), has_sessions);
+                    is_news = false;
+                }
                 () = self.rates.due() => {
                     self.rates.take(&self.groups, self.core.volumes(), Instant::now());
                     is_news = false;
@@ -400,7 +415,7 @@ impl Control {
         given_up: Vec<UnsavedStatus>,
         mut departure: Option<Departure>,
     ) -> anyhow::Result<RunEnd> {
-        let clean = self.is_clean(&given_up);
+        let (clean, stayed) = (self.is_clean(&given_up), self.core.stayed());
         let Self { core, groups, losses, persister, .. } = self;
         let joined = groups.join();
         let mut lost: Vec<VolumeUuid> = losses.volumes().copied().collect();
@@ -420,7 +435,7 @@ impl Control {
         if let Some(departure) = &mut departure {
             departure.leaves.records = records;
         }
-        joined.map(|_| RunEnd { clean, given_up, departure })
+        joined.map(|_| RunEnd { clean, given_up, stayed, departure })
     }
 
     fn on_request(&mut self, request: Request) {
@@ -434,6 +449,9 @@ impl Control {
             Request::StoreFaults(reply) => self.ask_faults(reply),
             Request::Events(after, reply) => {
                 let _ = reply.send(self.events_after(after));
+            }
+            Request::Past(reply) => {
+                let _ = reply.send(self.past());
             }
             Request::Drain(reply) => {
                 self.warn_of_stores();

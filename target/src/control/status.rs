@@ -1,13 +1,13 @@
 //! What `rblk-target status` shows: plain data, the same over the socket and in JSON output.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rblk_config::{Auth, ByteSize, Limits};
 use rblk_fabric::rates::Rates;
 use rblk_fabric::{Device, PageKind};
 use rblk_protocol::AccessMode;
-use rblk_protocol::width::wide64;
+use rblk_protocol::width::{narrow, wide64};
 use serde::{Deserialize, Serialize};
 
 use super::Control;
@@ -17,6 +17,7 @@ use crate::limits::DelayCounts;
 pub use crate::outages::ListenerStatus;
 use crate::session::{Leave, Session};
 use crate::stats::StatsSnapshot;
+use crate::store::room::StoreRoom;
 use crate::store::{StoreFault, StoreFaultKind};
 use crate::traffic::{IoCounts, VolumeTimes};
 use crate::volume::{CacheMode, Placement, Volume};
@@ -35,6 +36,18 @@ pub struct TargetStatus {
     pub instance: String,
     /// Seconds since the start.
     pub uptime_s: u64,
+    /// When it started, in milliseconds since 1970.
+    #[serde(default)]
+    pub started_unix_ms: u64,
+    /// Its state in one word, the worst that is so: see [`Condition`].
+    #[serde(default)]
+    pub condition: String,
+    /// What is wrong now, a sentence each: what `rblk-target status` shows as WARN.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// What it has of what it may have.
+    #[serde(default)]
+    pub usage: UsageStatus,
     /// Whether it drains.
     pub draining: bool,
     /// How far the drain is, while there is one.
@@ -96,6 +109,29 @@ pub struct TargetStatus {
     pub events: Vec<EventCount>,
 }
 
+/// What a target has of what it may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UsageStatus {
+    /// Sessions.
+    pub sessions: usize,
+    /// Sessions at a time (`sessions_max`).
+    pub sessions_max: usize,
+    /// Live connections, admin included.
+    pub connections: usize,
+    /// Open files; absent where the kernel does not count them (before 6.2).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
+    /// Open files at a time (`LimitNOFILE=`).
+    pub files_max: u64,
+    /// Bytes of memory that the process has; absent where that cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bytes of memory that it may have: those of the host, or of its cgroup if that has fewer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_max_bytes: Option<u64>,
+}
+
 /// What became of an upgrade, as the program tells that took over, or got its place back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeStatus {
@@ -128,6 +164,9 @@ pub struct UpgradeStatus {
 /// A drain under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainStatus {
+    /// It makes room for another program.
+    #[serde(default)]
+    pub upgrade: bool,
     /// How long it has taken so far, in milliseconds.
     pub lasted_ms: u64,
     /// Time until the target ends the sessions that stay, in milliseconds; 0 when it has.
@@ -180,6 +219,9 @@ impl fmt::Display for UnsavedStatus {
     }
 }
 
+/// The name of the device of all connections over TCP.
+pub(super) const OVER_TCP: &str = "soft";
+
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
@@ -190,6 +232,41 @@ pub struct DeviceStatus {
     /// The block commands of its connections, those that ended included.
     #[serde(default)]
     pub io: IoCounts,
+    /// The ports of an RDMA device, as they were seen last. For TCP: the network interfaces.
+    #[serde(default)]
+    pub ports: Vec<PortStatus>,
+}
+
+impl DeviceStatus {
+    /// Whether it is an RDMA device, with ports of its own.
+    #[must_use]
+    pub fn is_rdma(&self) -> bool {
+        self.name != OVER_TCP
+    }
+}
+
+/// A port of an RDMA device, or a network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PortStatus {
+    /// Its number, or the name of the interface.
+    pub name: String,
+    /// `active`, `down`, `init` (no subnet manager has configured it), or `other`.
+    pub state: String,
+    /// Its speed, in the words of the kernel.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub rate: String,
+    /// Its network interfaces.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<String>,
+}
+
+impl PortStatus {
+    /// Whether it works.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.state == "active"
+    }
 }
 
 /// What people want to know of a volume beyond what the wire says.
@@ -249,6 +326,15 @@ pub struct VolumeStatus {
     /// 0 if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_errno: Option<i32>,
+    /// How long ago that was, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error_age_s: Option<u64>,
+    /// For how long the oldest dirty block has been dirty, in seconds; absent where nothing is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_age_s: Option<u64>,
+    /// The space of its file and of the file system, as it was seen last; absent for devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<StoreRoom>,
     /// What is wrong with its file or device, as it was seen last; absent where nothing is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_fault: Option<StoreFault>,
@@ -343,7 +429,7 @@ impl VolumeStatus {
     }
 }
 
-/// The state of a target now.
+/// The state of a target now, without what is concluded from it (`summary.rs`).
 pub(super) fn of(control: &Control) -> TargetStatus {
     let Control { description, core, groups, devices, .. } = control;
     let poll_groups: Vec<StatsSnapshot> = groups.iter().map(|g| g.stats.snapshot()).collect();
@@ -357,8 +443,13 @@ pub(super) fn of(control: &Control) -> TargetStatus {
         pid: std::process::id(),
         instance: description.instance.to_string(),
         uptime_s: description.started.elapsed().as_secs(),
+        started_unix_ms: unix_ms().saturating_sub(millis(description.started.elapsed())),
+        condition: String::new(),
+        warnings: Vec::new(),
+        usage: UsageStatus::default(),
         draining: core.is_draining(),
         drain: core.drain_state(Instant::now()).map(|drain| DrainStatus {
+            upgrade: core.is_upgrading(),
             lasted_ms: millis(drain.lasted),
             left_ms: millis(drain.left),
             sessions: drain.sessions,
@@ -398,19 +489,25 @@ pub(super) fn of(control: &Control) -> TargetStatus {
 fn device(control: &Control, device: &Device) -> DeviceStatus {
     let caps = device.caps();
     let io = control.tally.device(&caps.name);
-    DeviceStatus { name: caps.name.clone(), transport: caps.transport.to_string(), io }
+    let ports = control.watch.ports_of(&caps.name);
+    DeviceStatus { name: caps.name.clone(), transport: caps.transport.to_string(), io, ports }
 }
 
 fn volume(control: &Control, v: &Volume) -> VolumeStatus {
     let (mut counts, mut last_error) = (VolumeCounts::default(), LastError::default());
     let (mut io, mut latency) = (IoCounts::default(), VolumeTimes::default());
     let mut delays = DelayCounts::default();
+    let mut dirty_ms = None;
+    // The shards were made a moment before that.
+    let age = control.description.started.elapsed();
+    let now_ms: u32 = narrow(millis(age) & u64::from(u32::MAX));
     for stats in control.groups.iter().filter_map(|g| g.volume_stats(v.index)) {
         counts.add(&stats.snapshot());
         last_error = last_error.max(stats.last_error());
         io.add(&stats.io());
         delays.add(&stats.delays());
         latency.add(&stats.times());
+        dirty_ms = dirty_ms.max(stats.dirty_since().age_ms(now_ms));
     }
     VolumeStatus {
         name: v.name.to_string(),
@@ -434,6 +531,9 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         latency,
         rates: control.rates.of(v.index),
         last_errno: last_error.errno(),
+        last_error_age_s: last_error.age_s(age.as_secs()),
+        dirty_age_s: dirty_ms.map(|ms| u64::from(ms) / 1000),
+        room: control.watch.room_of(v.index).cloned(),
         store_fault: control.watch.fault_of(v.index).cloned().filter(|fault| {
             // Nobody writes to a volume that refuses writes itself.
             !v.read_only || fault.kind != StoreFaultKind::ReadOnly
@@ -493,6 +593,10 @@ fn session(control: &Control, session: &Session, encrypted: bool) -> SessionStat
     }
 }
 
-fn millis(time: Duration) -> u64 {
+pub(super) fn unix_ms() -> u64 {
+    millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -22,10 +22,13 @@ use nix::errno::Errno;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Control;
-use super::status::{self, TargetStatus};
+use super::ports;
+use super::status::{PortStatus, TargetStatus};
+use super::summary;
 use crate::durable::FILE_MODE;
 use crate::events::{EventKind, Occurrence};
 use crate::store::at_path::AtPath;
+use crate::store::room::StoreRoom;
 use crate::store::{Backing, StoreFault, StoreFaultKind, VolumeIndex};
 
 /// How old a look at a store may be for whoever asks.
@@ -49,14 +52,17 @@ const PROBE_BYTES: usize = 4096;
 enum Place {
     Store(VolumeIndex),
     StateDir,
+    Ports,
 }
 
 /// What a look found.
 #[derive(Debug)]
 enum Found {
-    Store(Option<StoreFault>),
+    Store(Option<StoreFault>, Option<StoreRoom>),
     /// The directory that is there, as device and inode; or why it cannot be used.
     StateDir(Result<(u64, u64), String>),
+    /// The ports of each RDMA device, by its name, and the network interfaces.
+    Ports(HashMap<String, Vec<PortStatus>>),
 }
 
 /// A look that ended.
@@ -82,6 +88,7 @@ struct Seen {
     // When the look under way began.
     began: Option<Instant>,
     fault: Option<StoreFault>,
+    room: Option<StoreRoom>,
 }
 
 /// Something to say of a place.
@@ -108,6 +115,8 @@ pub(super) struct Watch {
     probe: Option<PathBuf>,
     directory: Option<(u64, u64)>,
     state_fault: Option<String>,
+    root: Option<PathBuf>,
+    ports: HashMap<String, Vec<PortStatus>>,
     // When all places are looked at next.
     next_round: Option<Instant>,
     askers: Vec<Asker>,
@@ -117,14 +126,16 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Nothing was looked at yet. `probe` is a file beside those that the target remembers with, if
-    /// it does.
-    pub(super) fn new(probe: Option<PathBuf>) -> Self {
+    /// it does. `root` has the ports of devices, below `sys`, if they are looked at.
+    pub(super) fn new(probe: Option<PathBuf>, root: Option<PathBuf>) -> Self {
         Self {
             seen: HashMap::new(),
             queue: VecDeque::new(),
             probe,
             directory: None,
             state_fault: None,
+            root,
+            ports: HashMap::new(),
             next_round: None,
             askers: Vec::new(),
             answer_at: None,
@@ -135,6 +146,16 @@ impl Watch {
     /// What is wrong with the store of a volume.
     pub(super) fn fault_of(&self, volume: VolumeIndex) -> Option<&StoreFault> {
         self.seen.get(&Place::Store(volume))?.fault.as_ref()
+    }
+
+    /// The space of the store of a volume, as it was seen last.
+    pub(super) fn room_of(&self, volume: VolumeIndex) -> Option<&StoreRoom> {
+        self.seen.get(&Place::Store(volume))?.room.as_ref()
+    }
+
+    /// The ports of a device, as they were seen last.
+    pub(super) fn ports_of(&self, device: &str) -> Vec<PortStatus> {
+        self.ports.get(device).cloned().unwrap_or_default()
     }
 
     /// Why `state_dir` cannot be used.
@@ -161,14 +182,15 @@ impl Watch {
     fn look(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, age: Duration, now: Instant) {
         self.seen.retain(|place, _| match place {
             Place::Store(index) => backings.contains_key(index),
-            Place::StateDir => true,
+            Place::StateDir | Place::Ports => true,
         });
         let stores = backings.iter();
         let stores = stores.map(|(index, backing)| (Place::Store(*index), Some(backing), age));
         let has_store = !backings.is_empty();
         let state = self.probe.iter().filter(|_| has_store);
         let state = state.map(|_| (Place::StateDir, None, STATE_AGE));
-        let all: Vec<_> = stores.chain(state).collect();
+        let ports = self.root.iter().map(|_| (Place::Ports, None, STATE_AGE));
+        let all: Vec<_> = stores.chain(state).chain(ports).collect();
         for (place, backing, age) in all {
             let seen = self.seen.entry(place).or_default();
             let is_old = seen.looked.is_none_or(|at| now.saturating_duration_since(at) >= age);
@@ -193,11 +215,15 @@ impl Watch {
             let Some(seen) = self.seen.get_mut(&place) else { continue };
             seen.began = Some(now);
             running += 1;
-            let (ended, probe) = (self.ended.0.clone(), self.probe.clone());
+            let ended = self.ended.0.clone();
+            let (probe, root) = (self.probe.clone(), self.root.clone());
             tokio::task::spawn_blocking(move || {
-                let found = match (backing, probe) {
-                    (Some(backing), _) => Found::Store(AtPath::look(&backing).told(&backing)),
-                    (None, probe) => Found::StateDir(probe_state(&probe.unwrap_or_default())),
+                let found = match (place, backing) {
+                    (Place::Ports, _) => Found::Ports(ports::all(&root.unwrap_or_default())),
+                    (_, Some(backing)) => {
+                        Found::Store(AtPath::look(&backing).told(&backing), backing.room())
+                    }
+                    (_, None) => Found::StateDir(probe_state(&probe.unwrap_or_default())),
                 };
                 // An error means that control has ended.
                 let _ = ended.send(Looked { place, found });
@@ -211,7 +237,12 @@ impl Watch {
         let seen = self.seen.get_mut(&place)?;
         (seen.began, seen.looked) = (None, Some(now));
         match found {
-            Found::Store(fault) => {
+            Found::Ports(ports) => {
+                self.ports = ports;
+                None
+            }
+            Found::Store(fault, room) => {
+                seen.room = room;
                 let was = std::mem::replace(&mut seen.fault, fault);
                 let kind = |fault: &Option<StoreFault>| fault.as_ref().map(|fault| fault.kind);
                 (kind(&was) != kind(&seen.fault))
@@ -259,7 +290,7 @@ impl Watch {
         let mut state_is_late = false;
         for place in late {
             let Place::Store(index) = &place else {
-                state_is_late = true;
+                state_is_late |= place == Place::StateDir;
                 continue;
             };
             let Some(seen) = self.seen.get_mut(&place) else { continue };
@@ -367,7 +398,7 @@ impl Control {
         for asker in std::mem::take(&mut self.watch.askers) {
             // An error means that nobody waits for the answer.
             match asker {
-                Asker::Status(reply) => drop(reply.send(status::of(self))),
+                Asker::Status(reply) => drop(reply.send(summary::of(self))),
                 Asker::Faults(reply) => drop(reply.send(self.store_faults())),
             }
         }
@@ -389,6 +420,8 @@ impl Control {
     /// Says once that something is wrong, and that it is mended.
     fn tell(&mut self, News { place, fault }: News) {
         let (kind, volume) = match place {
+            // Nothing is told of ports but what `status` shows.
+            Place::Ports => return,
             Place::StateDir => (EventKind::StateDir, None),
             Place::Store(index) => {
                 let Some(name) = self.name_of(index) else { return };
@@ -399,6 +432,7 @@ impl Control {
         let Some(fault) = fault else {
             match place {
                 Place::StateDir => tracing::info!("state_dir can be written again"),
+                Place::Ports => {}
                 Place::Store(_) => {
                     tracing::info!(volume = name, "its file or device is as it is served again");
                 }
@@ -439,7 +473,7 @@ mod tests {
     fn a_look_that_takes_too_long_is_told_once_and_holds_nobody() {
         let directory = tempfile::tempdir().unwrap();
         let backings = backings(directory.path(), 1);
-        let (mut watch, start) = (Watch::new(None), Instant::now());
+        let (mut watch, start) = (Watch::new(None, None), Instant::now());
         run(async {
             watch.look(&backings, STORE_AGE, start);
             assert!(watch.is_looking(start));
@@ -471,7 +505,7 @@ mod tests {
     fn looks_at_many_stores_are_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let all = backings(directory.path(), 20);
-        let (mut watch, now) = (Watch::new(None), Instant::now());
+        let (mut watch, now) = (Watch::new(None, None), Instant::now());
         run(async {
             watch.look(&all, STORE_AGE, now);
             watch.look(&all, Duration::ZERO, now);
@@ -497,7 +531,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let count = u16::try_from(HANGING + 2 * AT_ONCE + 1).unwrap();
         let all = backings(directory.path(), count);
-        let (mut watch, mut now) = (Watch::new(None), Instant::now());
+        let (mut watch, mut now) = (Watch::new(None, None), Instant::now());
         run(async {
             watch.look(&all, STORE_AGE, now);
             // All of them hang: their ends are not taken.

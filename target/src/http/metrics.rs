@@ -7,6 +7,7 @@ use rblk_fabric::exposition::{Exposition, Kind, Labels, Scale};
 
 use crate::control::status::{DeviceStatus, SessionStatus, TargetStatus, VolumeStatus};
 use crate::stats::StatsSnapshot;
+use crate::store::room::StoreRoom;
 use crate::traffic::IoCounts;
 use crate::volume_stats::VolumeCounts;
 
@@ -341,6 +342,20 @@ fn of_target(all: &mut Exposition, status: &TargetStatus) {
     let help = "1 if state_dir cannot be written, else 0.";
     one(all, "rblk_target_state_dir_fault", help, u64::from(status.state_dir_fault.is_some()));
     one(all, "rblk_target_arena_bytes", "Size of the arena.", status.arena_bytes);
+    let help = "1 if the target listens at the address, 0 while it cannot.";
+    let mut listeners = all.family("rblk_target_listener_up", Kind::Gauge, help);
+    for address in &status.listen {
+        let is_down = status.listen_down.iter().any(|down| down.address == *address);
+        listeners.sample(&[("address", address)], u64::from(!is_down));
+    }
+    let help = "1 if the port of the RDMA device has a link, else 0.";
+    let mut ports = all.family("rblk_target_device_port_up", Kind::Gauge, help);
+    for device in status.devices.iter().filter(|device| device.is_rdma()) {
+        for port in &device.ports {
+            let labels: Labels<'_> = &[("device", &device.name), ("port", &port.name)];
+            ports.sample(labels, u64::from(port.is_up()));
+        }
+    }
     let mut devices = all.family("rblk_target_device_info", Kind::Gauge, "The devices; always 1.");
     for device in &status.devices {
         devices.sample(&[("device", &device.name), ("transport", &device.transport)], 1);
@@ -411,6 +426,12 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
     for v in volumes.iter().filter(|v| v.store == "file") {
         family.sample(&[("volume", &v.name)], u64::from(v.store_fault.is_some()));
     }
+    of_rooms(all, volumes);
+    let help = "For how long the oldest dirty block has been dirty; 0: nothing is.";
+    let mut family = all.family("rblk_target_volume_dirty_age_seconds", Kind::Gauge, help);
+    for v in volumes.iter().filter(|v| v.store == "file") {
+        family.sample(&[("volume", &v.name)], v.dirty_age_s.unwrap_or(0));
+    }
     let help = "The host that may write: 1 if it has a session, 0 if it may come back.";
     let mut family = all.family("rblk_target_volume_holder", Kind::Gauge, help);
     for (v, holder) in volumes.iter().filter_map(|v| Some((v, v.holder.as_ref()?))) {
@@ -431,6 +452,34 @@ fn of_volumes(all: &mut Exposition, volumes: &[VolumeStatus]) {
     let mut family = all.family("rblk_target_volume_cache_max_bytes", Kind::Gauge, help);
     for (v, max) in volumes.iter().filter_map(|v| Some((v, v.cache_max_bytes?))) {
         family.sample(&[("volume", &v.name)], max);
+    }
+}
+
+/// A metric of the space of a file.
+type OfRoom = (&'static str, &'static str, fn(&StoreRoom) -> u64);
+
+/// The space of files and of their file systems.
+fn of_rooms(all: &mut Exposition, volumes: &[VolumeStatus]) {
+    let rooms: [OfRoom; 3] = [
+        (
+            "rblk_target_volume_file_system_free_bytes",
+            "Free bytes of the file system of the file.",
+            |room| room.free_bytes,
+        ),
+        ("rblk_target_volume_file_system_bytes", "Size of the file system of the file.", |room| {
+            room.total_bytes
+        }),
+        (
+            "rblk_target_volume_unallocated_bytes",
+            "Bytes of the file that have no space yet: a thin file takes space as hosts write.",
+            |room| room.unallocated_bytes,
+        ),
+    ];
+    for (name, help, value) in rooms {
+        let mut family = all.family(name, Kind::Gauge, help);
+        for (v, room) in volumes.iter().filter_map(|v| Some((v, v.room.as_ref()?))) {
+            family.sample(&[("volume", &v.name)], value(room));
+        }
     }
 }
 

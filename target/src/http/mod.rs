@@ -5,6 +5,7 @@
 //! the size and the time of a request's head, the life of a connection, how often control is asked,
 //! and how often a document is rendered. Bodies of requests are not read.
 
+mod farewell;
 mod health;
 mod latest;
 pub mod metrics;
@@ -27,19 +28,22 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rblk_fabric::exposition;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc, watch};
 
 use crate::control::Request as Question;
 use crate::control::socket::asked;
+use crate::past::PastReport;
 
+use farewell::Ears;
 use latest::{Latest, ShownEvents, ShownStatus};
 
+pub(crate) use farewell::{Ending, Farewell};
 pub use health::{Health, health};
 pub use page::Page;
 pub use route::{Refusal, Route, is_local_name, route};
 
 /// Connections at a time.
-const CONNECTIONS_MAX: usize = 32;
+const CONNECTIONS_MAX: usize = 48;
 /// Time for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(5);
 /// Bytes of the head of a request.
@@ -82,24 +86,31 @@ impl Http {
         Ok(Self { listener, address })
     }
 
-    /// Serves clients, each in a task of its own, until nobody takes the requests any more. Returns
-    /// the socket.
-    pub(crate) async fn serve(self, requests: mpsc::Sender<Question>) -> Option<OwnedFd> {
-        let over = requests.clone();
+    /// Serves clients, each in a task of its own, until nobody takes the requests any more and
+    /// pages that wait for the last word have it. Returns the socket.
+    pub(crate) async fn serve(
+        self,
+        requests: mpsc::Sender<Question>,
+        word: watch::Receiver<Option<Farewell>>,
+    ) -> Option<OwnedFd> {
+        let (over, ears) = (requests.clone(), Ears::new(word));
         tokio::select! {
             () = over.closed() => {}
-            () = self.accept(requests) => {}
+            () = self.accept(requests, ears.clone()) => {}
         }
+        ears.have_heard().await;
         self.listener.into_std().ok().map(OwnedFd::from)
     }
 
-    async fn accept(&self, requests: mpsc::Sender<Question>) {
+    async fn accept(&self, requests: mpsc::Sender<Question>, ears: Ears) {
         let server = Arc::new(Server {
             requests,
+            ears,
             page: Page::new(),
             is_loopback: self.address.ip().is_loopback(),
             status: Mutex::new(Latest::none()),
             events: Mutex::new(Latest::none()),
+            past: Mutex::new(Latest::none()),
         });
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -128,10 +139,12 @@ impl Http {
 #[derive(Debug)]
 struct Server {
     requests: mpsc::Sender<Question>,
+    ears: Ears,
     page: Page,
     is_loopback: bool,
     status: Mutex<Latest<ShownStatus>>,
     events: Mutex<Latest<ShownEvents>>,
+    past: Mutex<Latest<PastReport>>,
 }
 
 impl Server {
@@ -141,13 +154,18 @@ impl Server {
             let server = Arc::clone(&self);
             async move { Ok::<_, Infallible>(server.answer(&request).await) }
         });
-        http1::Builder::new()
+        let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIME)
             .max_buf_size(HEAD_MAX)
             .max_headers(HEADERS_MAX)
-            .serve_connection(TokioIo::new(stream), service)
-            .await
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            result = connection.as_mut() => return result,
+            _ = self.ears.last() => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await
     }
 
     async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
@@ -178,6 +196,8 @@ impl Server {
         let status = match route {
             Route::Page => return self.page(),
             Route::Events { after } => return self.events(after).await,
+            Route::Past { after } => return self.past(after).await,
+            Route::Farewell => return self.farewell().await,
             Route::Metrics | Route::Health | Route::Status => self.status().await,
         };
         match (route, status) {
@@ -208,6 +228,30 @@ impl Server {
             Some(shown) => json(shown.after(after)),
             None => stopping(),
         }
+    }
+
+    async fn past(&self, after: u64) -> Response<Full<Bytes>> {
+        match self.whole_past().await {
+            Some(past) => json(past.after(after).into()),
+            None => stopping(),
+        }
+    }
+
+    /// The whole past; `None` if control does not answer.
+    async fn whole_past(&self) -> Option<Arc<PastReport>> {
+        let mut latest = self.past.lock().await;
+        let now = Instant::now();
+        if let Some(past) = latest.at(now) {
+            return Some(past);
+        }
+        let past = in_time(asked(&self.requests, Question::Past)).await;
+        latest.set(now, past)
+    }
+
+    /// Waits for the last word, for a while.
+    async fn farewell(&self) -> Response<Full<Bytes>> {
+        let word = self.ears.hear().await;
+        json(serde_json::to_vec(&word).unwrap_or_default().into())
     }
 
     /// All events that are kept; `None` if control does not answer.

@@ -6,7 +6,16 @@ use sha2::{Digest, Sha256};
 
 const DOCUMENT: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
-const SCRIPT: &str = include_str!("page/page.js");
+/// One script, of one file for each subject: all of them share one scope.
+const SCRIPT: &str = concat!(
+    include_str!("page/figures.js"),
+    include_str!("page/timeline.js"),
+    include_str!("page/head.js"),
+    include_str!("page/tables.js"),
+    include_str!("page/charts.js"),
+    include_str!("page/events.js"),
+    include_str!("page/page.js"),
+);
 
 /// The document and its policy, as they are sent.
 #[derive(Clone, Debug)]

@@ -20,6 +20,13 @@ pub enum Route {
         /// 0: all that is kept.
         after: u64,
     },
+    /// `/past`: what volumes did in the moments after the moment of this number.
+    Past {
+        /// 0: all that is kept.
+        after: u64,
+    },
+    /// `/farewell`: the last word of the target, when it ends.
+    Farewell,
 }
 
 /// Why a request is refused.
@@ -35,6 +42,9 @@ const fn refusal(status: StatusCode, text: &'static str) -> Refusal {
     Refusal { status, text }
 }
 
+const EVENTS: &str = "write /events?after=NUMBER\n";
+const PAST: &str = "write /past?after=NUMBER\n";
+
 /// The route of a request.
 ///
 /// # Errors
@@ -45,9 +55,12 @@ pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, 
         "/metrics" => Route::Metrics,
         "/healthz" => Route::Health,
         "/status.json" => Route::Status,
-        "/events" => Route::Events { after: after(query)? },
+        "/events" => Route::Events { after: after(query, EVENTS)? },
+        "/past" => Route::Past { after: after(query, PAST)? },
+        "/farewell" => Route::Farewell,
         _ => {
-            let known = "there are /, /metrics, /healthz, /status.json and /events\n";
+            let known =
+                "there are /, /metrics, /healthz, /status.json, /events, /past and /farewell\n";
             return Err(refusal(StatusCode::NOT_FOUND, known));
         }
     };
@@ -57,10 +70,10 @@ pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, 
     }
 }
 
-fn after(query: Option<&str>) -> Result<u64, Refusal> {
+fn after(query: Option<&str>, form: &'static str) -> Result<u64, Refusal> {
     let Some(query) = query else { return Ok(0) };
     let number = query.strip_prefix("after=").and_then(|text| text.parse().ok());
-    number.ok_or(refusal(StatusCode::BAD_REQUEST, "write /events?after=NUMBER\n"))
+    number.ok_or(refusal(StatusCode::BAD_REQUEST, form))
 }
 
 /// Whether a request that reached a loopback address is meant for this host.
@@ -90,6 +103,8 @@ mod tests {
         assert_eq!(get("/metrics", Some("x=1")), Ok(Route::Metrics));
         assert_eq!(get("/events", None), Ok(Route::Events { after: 0 }));
         assert_eq!(get("/events", Some("after=17")), Ok(Route::Events { after: 17 }));
+        assert_eq!(get("/past", Some("after=17")), Ok(Route::Past { after: 17 }));
+        assert_eq!(get("/farewell", None), Ok(Route::Farewell));
         let status = |result: Result<Route, Refusal>| result.unwrap_err().status.as_u16();
         for bad in ["after=", "after=-1", "after=18446744073709551616", "before=1", "after=1&x"] {
             assert_eq!(status(get("/events", Some(bad))), 400, "{bad}");

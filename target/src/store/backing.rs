@@ -41,6 +41,7 @@ use super::identity::{StoreIdentity, has_passing_inode};
 use super::methods::Method;
 use super::methods::{Methods, queue_attribute, queue_limit};
 use super::protection::Protection;
+use super::room::StoreRoom;
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, StoreError};
 use crate::arena::MIN_EXTENT_BYTES;
@@ -299,6 +300,12 @@ impl Backing {
     #[must_use]
     pub(crate) fn memory_alignment(&self) -> u32 {
         self.direct.map_or(1, |alignment| alignment.memory)
+    }
+
+    /// The space of a file and of its file system; `None` for a device. May block as long as the
+    /// file system does.
+    pub(crate) fn room(&self) -> Option<StoreRoom> {
+        if self.is_file() { StoreRoom::of(&self.file).ok() } else { None }
     }
 
     /// Whether it was opened for reading only.

@@ -40,6 +40,7 @@ mod identity;
 mod methods;
 mod protection;
 pub(crate) mod reflink;
+pub mod room;
 #[cfg(test)]
 mod sync;
 mod syncs;
