@@ -12,6 +12,7 @@ use rblk_config::doctor::{far_cpus, rdma_devices};
 use rblk_config::{CpuList, Encrypt, TargetConfig, VolumeConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, Scheme};
+use serde::Serialize;
 
 use crate::control::status::{TargetStatus, VolumeStatus};
 use crate::demand::{Demand, Host};
@@ -29,7 +30,7 @@ pub struct Review {
 }
 
 /// A volume that can be served.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Reviewed {
     /// Size in blocks.
     pub blocks: u64,

@@ -72,14 +72,7 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
         let since = figures::duration(Duration::from_secs(*down_s));
         warnings.push(format!("nobody can connect by {address}, for {since}: {why}"));
     }
-    if let Some(fault) = &status.state_dir_fault {
-        warnings.push(fault.clone());
-    }
-    for AwayStatus { name, why } in &status.volumes_away {
-        warnings.push(format!(
-            "volume `{name}` is not served: {why}. Then `rblk-target reload` adds it"
-        ));
-    }
+    warnings.extend(faults_of_target(status));
     for volume in &status.volumes {
         let (name, counts) = (&volume.name, &volume.counts);
         warnings.extend(store_fault(volume));
@@ -104,6 +97,15 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
         warnings.push(format!("the session of {} is fenced", session.host));
     }
     warnings
+}
+
+/// What concerns the volumes of a target and none that it serves: a state directory that is not
+/// what it was, volumes that are not served.
+pub(crate) fn faults_of_target(status: &TargetStatus) -> Vec<String> {
+    let away = |AwayStatus { name, why }: &AwayStatus| {
+        format!("volume `{name}` is not served: {why}. Then `rblk-target reload` adds it")
+    };
+    status.state_dir_fault.iter().cloned().chain(status.volumes_away.iter().map(away)).collect()
 }
 
 /// What is wrong with the file or device of a volume.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rblk_config::{ByteRate, ByteSize, CacheMode, Difference, HostConfig, Limits, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
+use super::refusal::Refusal;
 use super::status::{TargetStatus, UnsavedStatus};
 use crate::events::EventsReport;
 use crate::store::StoreFault;
@@ -239,7 +240,14 @@ pub enum Response {
     /// It was taken.
     Done,
     /// It was not.
-    Error(String),
+    Error(Refusal),
+}
+
+impl Response {
+    /// It was not, for that reason.
+    pub(super) fn refused(why: impl Into<Refusal>) -> Self {
+        Self::Error(why.into())
+    }
 }
 
 /// How a target stopped.
@@ -304,5 +312,5 @@ pub const STOPPING: &str = "the target is stopping";
 
 /// The answer of a target that does nothing any more.
 pub(super) fn stopping() -> Response {
-    Response::Error(STOPPING.into())
+    Response::refused(STOPPING)
 }

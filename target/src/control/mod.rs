@@ -16,6 +16,7 @@ mod orders;
 mod persist;
 mod predecessor;
 mod rates;
+mod refusal;
 pub(crate) mod registering;
 pub(crate) mod reload;
 mod remembered;
@@ -68,6 +69,7 @@ use making::{Made, Making};
 use persist::Persister;
 use predecessor::{Agreed, Predecessor};
 use rates::VolumeRates;
+use refusal::Refusal;
 use registering::Registering;
 use reread::Reading;
 use settling::SettlesUnderWay;
@@ -121,7 +123,7 @@ pub(crate) enum Request {
     Hosts(Vec<HostConfig>, Reading, oneshot::Sender<Result<Vec<String>, String>>),
     /// Other limits for a host that is let in. The answer: its entry now; or why it stays as it
     /// was.
-    LimitHost(String, LimitsWish, oneshot::Sender<Result<HostConfig, String>>),
+    LimitHost(String, LimitsWish, oneshot::Sender<Result<HostConfig, Refusal>>),
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
@@ -149,7 +151,7 @@ pub(crate) enum Request {
     /// End the sessions of this host, peer or number. The answer: which.
     Kick(String, oneshot::Sender<Vec<String>>),
     /// Trace the commands of this volume that take at least so long.
-    BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, String>>),
+    BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, Refusal>>),
     /// End the trace of this number.
     EndTrace(u64),
     /// The host of a session.
@@ -501,7 +503,7 @@ impl Control {
     }
 
     /// Changes the limits of a host among those that are in force now. Returns its entry.
-    fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, String> {
+    fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, Refusal> {
         let (hosts, host) = reload::limited(self.volumes.running(), name, limits)?;
         self.let_in_only(&hosts, self.hosts_of)?;
         Ok(host)
