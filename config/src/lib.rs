@@ -41,6 +41,7 @@ mod error;
 mod exit;
 pub mod figures;
 mod host;
+pub mod image;
 pub mod journal;
 mod judge;
 pub mod key_file;

@@ -52,6 +52,9 @@ pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
         let (served, error) = match volume {
             Ok(reviewed) => {
                 output.text(format_args!("{name}: {}", in_words(&reviewed)))?;
+                if let Some(found) = reviewed.contradiction {
+                    output.aside(format_args!("rblk-target: warning: volume `{name}`: {found}"));
+                }
                 (Some(reviewed), None)
             }
             Err(error) => {
@@ -68,7 +71,7 @@ pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
 }
 
 fn in_words(reviewed: &Reviewed) -> String {
-    let Reviewed { blocks, block_bytes, served_by } = reviewed;
+    let Reviewed { blocks, block_bytes, served_by, .. } = reviewed;
     let by = served_by.map(|pid| format!("; the running target (process {pid}) serves it"));
     format!("ok, {blocks} blocks of {block_bytes} bytes{}", by.unwrap_or_default())
 }

@@ -244,7 +244,7 @@ fn order(
     let written = written.with_context(|| {
         format!("the running target has {done} {}, but a restart undoes that", report.name)
     })?;
-    let VolumeReport { name, volume, size_bytes, given_up, store_fault } = &*report;
+    let VolumeReport { name, volume, size_bytes, given_up, store_fault, contradiction } = &*report;
     output.answer(&report, || {
         let what = volume.as_ref().map(|volume| format!(", {}", described(volume, *size_bytes)));
         let stays = written.unwrap_or_else(|| kind.until(volume.as_ref()).to_owned());
@@ -255,6 +255,9 @@ fn order(
     }
     if let Some(fault) = store_fault {
         output.aside(format_args!("{name}: WARNING: {fault}"));
+    }
+    if let Some(found) = contradiction {
+        output.aside(format_args!("{name}: WARNING: {found}"));
     }
     Ok(Exit::Ok)
 }

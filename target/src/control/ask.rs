@@ -276,6 +276,9 @@ pub struct VolumeReport {
     /// What is wrong with its file or device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_fault: Option<StoreFault>,
+    /// What its image says against its block size, where it was added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contradiction: Option<String>,
 }
 
 /// What a reload did, or would do.

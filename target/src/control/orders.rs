@@ -79,7 +79,9 @@ async fn add(
         return Err(Refusal::served_already(&name));
     }
     let opened = open(reread.target(), volume.clone()).await?;
-    Ok(change(requests, name, Change::Add(volume, opened)).await?)
+    let contradiction = opened.contradiction.map(|found| found.to_string());
+    let report = change(requests, name, Change::Add(volume, opened)).await?;
+    Ok(VolumeReport { contradiction, ..report })
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
@@ -172,7 +174,15 @@ pub(super) async fn change(
     change: Change,
 ) -> Result<VolumeReport, String> {
     let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
-    Ok(VolumeReport { name, volume: config, size_bytes: bytes, given_up, store_fault: None })
+    let (store_fault, contradiction) = (None, None);
+    Ok(VolumeReport {
+        name,
+        volume: config,
+        size_bytes: bytes,
+        given_up,
+        store_fault,
+        contradiction,
+    })
 }
 
 /// What is wrong with the stores of volumes now, by name.
