@@ -1,12 +1,14 @@
 //! [`contradiction`]: whether the first bytes of an image contradict the block size of its volume.
 //! Pure.
 //!
-//! | what the image has | counted in | contradicts |
+//! | the image has | and its volume | so hosts |
 //! | --- | --- | --- |
-//! | GPT | its sectors | blocks of another size: the kernel finds no partition |
-//! | MBR, also the one that protects a GPT | its sectors | larger blocks: partitions are shifted and end behind the volume |
-//! | XFS, FAT, NTFS | sectors of the file system | blocks larger than a sector: the kernel refuses to mount it |
-//! | ext2, ext3, ext4 | blocks of the file system | blocks larger than these (1 KiB): the same |
+//! | a GPT of one sector size | blocks of another size | find no partition |
+//! | an MBR, also one that protects a GPT | larger blocks | see partitions at wrong places |
+//! | XFS, FAT, NTFS | blocks larger than its sectors | cannot mount it |
+//! | ext2, ext3, ext4 | blocks larger than its blocks (1 KiB) | cannot mount it |
+//!
+//! An MBR counts in sectors. It is found by partitions that end behind the volume.
 //!
 //! What works with blocks of any size is left out: ext4 with blocks of 4 KiB, btrfs, LUKS, LVM,
 //! swap. So is an image with a GPT for both sizes, as installers have them.
@@ -154,7 +156,9 @@ impl Head<'_> {
             if entry.iter().all(|byte| *byte == 0) {
                 continue;
             }
-            let number = |at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
+            let number = |at: usize| {
+                u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]])
+            };
             let (start, count) = (number(8), number(12));
             // Else it is the code of a boot sector.
             if !matches!(entry[0], 0 | 0x80) || entry[4] == 0 || start == 0 || count == 0 {

@@ -129,7 +129,9 @@ impl Output {
     pub fn toml(self, text: &str) -> Result<(), CannotPrint> {
         match self {
             Self::Table => print(text),
-            Self::Json => self.answer(&text.parse::<toml::Table>().map_err(io::Error::other)?, String::new),
+            Self::Json => {
+                self.answer(&text.parse::<toml::Table>().map_err(io::Error::other)?, String::new)
+            }
         }
     }
 

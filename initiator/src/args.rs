@@ -101,6 +101,16 @@ pub enum Command {
         #[arg(long)]
         unless_used: bool,
     },
+    /// Print what the first bytes of a disk say against its block size.
+    #[command(hide = true)]
+    LookAt {
+        /// The disk.
+        disk: String,
+        /// Its size in bytes.
+        size_bytes: u64,
+        /// Bytes of a block.
+        block_size: u32,
+    },
     /// Show what is mounted.
     List,
     /// Print the state of the mounts as metrics of Prometheus, for node_exporter's textfile

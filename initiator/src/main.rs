@@ -16,6 +16,7 @@ use rblk_initiator::args::{
     VhostArgs, exit_of,
 };
 use rblk_initiator::log_file;
+use rblk_initiator::mount::image;
 use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
 use rblk_initiator::mount::lock::MountLock;
 use rblk_initiator::mount::note::Note;
@@ -59,6 +60,9 @@ fn main() -> ExitCode {
         Command::Top { interval, once } => top::top(interval.0, once, output),
         Command::Key(command) => key::key(&command, output),
         Command::Doctor(args) => doctor(&args, output),
+        Command::LookAt { disk, size_bytes, block_size } => {
+            image::here(&disk, size_bytes, block_size).map(|()| Exit::Ok).map_err(Into::into)
+        }
         Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
     match result {
@@ -120,6 +124,11 @@ fn start(args: &MountArgs, config: &MountConfig, output: Output) -> anyhow::Resu
     let name = args.mount_name(config)?;
     let status = start_daemon(&name, std::env::args_os().skip(1))?;
     output.answer(&status, || status.device.clone())?;
+    if output == Output::Table
+        && let Some(found) = image::elsewhere(&status)
+    {
+        output.aside(format_args!("{}: WARNING: {found}", status.name));
+    }
     Ok(Exit::Ok)
 }
 
@@ -258,11 +267,7 @@ fn must_be_known(name: &str) -> anyhow::Result<()> {
 }
 
 /// Hands one mount, or all, over to a program.
-fn upgrade(
-    name: Option<&str>,
-    program: Option<PathBuf>,
-    output: Output,
-) -> anyhow::Result<Exit> {
+fn upgrade(name: Option<&str>, program: Option<PathBuf>, output: Output) -> anyhow::Result<Exit> {
     if let Some(name) = name {
         must_be_known(name)?;
     }
@@ -278,7 +283,10 @@ fn upgrade(
     if let Some(name) = name {
         let versions = one(name)?;
         output.aside(upgraded(name, &versions));
-        output.answer(&Came { name: name.to_owned(), outcome: Some(versions), error: None }, String::new)?;
+        output.answer(
+            &Came { name: name.to_owned(), outcome: Some(versions), error: None },
+            String::new,
+        )?;
         return Ok(Exit::Ok);
     }
     let (mut exit, mut came) = (Exit::Ok, Vec::new());

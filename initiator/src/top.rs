@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use rblk_config::{Exit, Output};
 use rblk_config::screen::Screen;
+use rblk_config::{Exit, Output};
 use rblk_fabric::rates::Rates;
 use rblk_initiator::mount::run_dir::must_be_readable;
 use rblk_initiator::mount::status::MountStatus;

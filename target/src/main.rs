@@ -41,9 +41,7 @@ fn main() -> ExitCode {
     let output = cli.output;
     match carry_out(cli.command, output) {
         Ok(exit) => output.end("rblk-target", exit, None),
-        Err(error) => {
-            output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref())))
-        }
+        Err(error) => output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref()))),
     }
 }
 

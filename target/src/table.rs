@@ -13,6 +13,9 @@ use rblk_target::control::status::{
     UnsavedStatus, VolumeStatus,
 };
 
+/// How long after its last error a store is told of.
+const STORE_ERRORS_TIME: Duration = Duration::from_secs(600);
+
 /// The state of a target; with `details`, every counter.
 pub(crate) fn status(status: &TargetStatus, details: bool) -> String {
     let mut text = target(status);
@@ -82,12 +85,7 @@ fn warnings(status: &TargetStatus) -> Vec<String> {
                 "{name}: {blocks} dirty blocks could not be written, and every FLUSH fails until they are"
             ));
         }
-        if counts.store_errors > 0 {
-            let last = volume
-                .last_errno
-                .map_or_else(String::new, |errno| format!(", last {:?}", Errno::from_raw(errno)));
-            warnings.push(format!("{name}: {} store errors{last}", counts.store_errors));
-        }
+        warnings.extend(store_errors(volume));
         if let Some(holder) = volume.holder.as_ref().filter(|holder| !holder.present) {
             warnings.push(format!("{name}: its holder {} is away", holder.host));
         }
@@ -106,6 +104,20 @@ pub(crate) fn faults_of_target(status: &TargetStatus) -> Vec<String> {
         format!("volume `{name}` is not served: {why}. Then `rblk-target reload` adds it")
     };
     status.state_dir_fault.iter().cloned().chain(status.volumes_away.iter().map(away)).collect()
+}
+
+/// The errors of a store, for a while after the last one. `-v` and the metrics count all.
+fn store_errors(volume: &VolumeStatus) -> Option<String> {
+    let (name, errors) = (&volume.name, volume.counts.store_errors);
+    let last = volume.last_errno.map(|errno| format!("{:?}", Errno::from_raw(errno)));
+    // A target of an older version tells no time.
+    let age = match volume.last_error_s.map(Duration::from_secs) {
+        Some(age) if age > STORE_ERRORS_TIME => return None,
+        Some(age) => format!(" {} ago", figures::duration(age)),
+        None => String::new(),
+    };
+    let last = last.map(|last| format!(", last {last}{age}")).unwrap_or_default();
+    (errors > 0).then(|| format!("{name}: {errors} store errors{last}"))
 }
 
 /// What is wrong with the file or device of a volume.
@@ -299,6 +311,7 @@ mod tests {
             latency: VolumeTimes::default(),
             rates: None,
             last_errno: None,
+            last_error_s: None,
             store_fault: None,
             in_use: false,
             generation: 0,
@@ -328,6 +341,16 @@ mod tests {
         assert_eq!((sound.mode(), store_fault(&sound)), ("rw", None));
     }
 
+    #[test]
+    fn the_errors_of_a_store_are_told_for_a_while() {
+        let logs = busy_volumes().remove(1);
+        let told = |age| store_errors(&VolumeStatus { last_error_s: age, ..logs.clone() });
+        assert_eq!(told(Some(61)).unwrap(), "logs: 3 store errors, last ENOSPC 1m 1s ago");
+        assert!(told(Some(600)).is_some());
+        assert_eq!(told(Some(601)), None);
+        assert_eq!(told(None).unwrap(), "logs: 3 store errors, last ENOSPC", "of an older target");
+    }
+
     fn busy_volumes() -> Vec<VolumeStatus> {
         let rates = Rates {
             reads: 41_234,
@@ -354,6 +377,7 @@ mod tests {
         let logs = VolumeStatus {
             counts: VolumeCounts { store_errors: 3, failed_blocks: 2, ..VolumeCounts::default() },
             last_errno: Some(Errno::ENOSPC as i32),
+            last_error_s: Some(12),
             holder: holder(false),
             size_bytes: 64 << 30,
             read_only: true,
@@ -420,7 +444,7 @@ mod tests {
         let expected = "\
 store1  serving, up 3d 4h, rblk 0.2.0, pid 121
 WARN  logs: 2 dirty blocks could not be written, and every FLUSH fails until they are
-WARN  logs: 3 store errors, last ENOSPC
+WARN  logs: 3 store errors, last ENOSPC 12s ago
 WARN  logs: its holder db1 is away
 listening on rdma://192.0.2.1:7720
 

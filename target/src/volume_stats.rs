@@ -6,7 +6,7 @@
 //! commands ([`VolumeStats::io`], [`VolumeStats::latency`]) is there at once.
 
 use nix::errno::Errno;
-use rblk_fabric::Counter;
+use rblk_fabric::{Counter, Micros};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{DelayCounts, Delays};
@@ -61,12 +61,19 @@ pub struct LastError(u64);
 impl LastError {
     const ERRNO_BITS: u32 = 16;
 
-    /// A failure `at_s` seconds after a moment that is the same for all that are compared.
+    /// A failure at that time.
     #[must_use]
-    pub(crate) fn new(at_s: u64, errno: Errno) -> Self {
+    pub(crate) fn new(at: Micros, errno: Errno) -> Self {
         // Errnos are below 4096; 48 bits of seconds do not end. One more, so that no failure is 0.
         let errno = u64::from(u16::try_from(errno as i32).unwrap_or(0));
-        Self(((at_s + 1) << Self::ERRNO_BITS) | errno)
+        Self(((seconds(at) + 1) << Self::ERRNO_BITS) | errno)
+    }
+
+    /// How many seconds before `now` it was; none if nothing failed.
+    #[must_use]
+    pub fn age_s(self, now: Micros) -> Option<u64> {
+        let at = (self.0 >> Self::ERRNO_BITS).checked_sub(1)?;
+        Some(seconds(now).saturating_sub(at))
     }
 
     /// The errno, 0 for one that has no name; none if nothing failed.
@@ -74,6 +81,10 @@ impl LastError {
     pub fn errno(self) -> Option<i32> {
         (self.0 != 0).then(|| i32::from((self.0 & 0xffff) as u16))
     }
+}
+
+fn seconds(at: Micros) -> u64 {
+    at.since(Micros::new(0)) / 1_000_000
 }
 
 /// What one poll group and its shard tell of one volume, on cache lines of its own.
@@ -159,12 +170,12 @@ mod tests {
     fn the_latest_error_is_the_maximum_whatever_its_errno() {
         let none = LastError::default();
         assert_eq!(none.errno(), None);
-        let first = LastError::new(0, Errno::ENOSPC);
-        let later = LastError::new(1, Errno::EIO);
+        let first = LastError::new(Micros::new(0), Errno::ENOSPC);
+        let later = LastError::new(Micros::new(1_000_000), Errno::EIO);
         assert_eq!(first.max(none).errno(), Some(Errno::ENOSPC as i32));
         assert_eq!(first.max(later).max(none).errno(), Some(Errno::EIO as i32));
-        assert_eq!(LastError::new(0, Errno::UnknownErrno).errno(), Some(0));
-        assert!(LastError::new(0, Errno::UnknownErrno) > none);
+        assert_eq!(LastError::new(Micros::new(0), Errno::UnknownErrno).errno(), Some(0));
+        assert!(LastError::new(Micros::new(0), Errno::UnknownErrno) > none);
     }
 
     #[test]
@@ -179,9 +190,9 @@ mod tests {
             failed_blocks: 7,
         };
         let stats = VolumeStats::default();
-        stats.set(&counts, LastError::new(9, Errno::EROFS));
+        stats.set(&counts, LastError::new(Micros::new(9_000_000), Errno::EROFS));
         assert_eq!(stats.snapshot(), counts);
-        assert_eq!(stats.last_error(), LastError::new(9, Errno::EROFS));
+        assert_eq!(stats.last_error(), LastError::new(Micros::new(9_000_000), Errno::EROFS));
         let mut sum = counts;
         sum.add(&stats.snapshot());
         assert_eq!((sum.hits, sum.failed_blocks), (2, 14));

@@ -83,10 +83,20 @@ fn resize(args: &VolumeResizeArgs, output: Output) -> anyhow::Result<Exit> {
     if !args.place.persist {
         must_not_be_fixed(&args.place.running.config, &args.name)?;
     }
-    let file = changed_file(&args.place, &args.name)?;
+    let file = match args.place.persist && keeps_its_size(&args.place.running.config, &args.name)? {
+        true => None,
+        false => changed_file(&args.place, &args.name)?,
+    };
     let VolumeResizeArgs { name, size, shrink, .. } = args;
     let question = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
     order(&args.place, file.into(), question, Kind::Resized, output)
+}
+
+/// Whether the size is that of the file or device, since no file of the configuration says one.
+fn keeps_its_size(config: &Path, name: &str) -> anyhow::Result<bool> {
+    let config = TargetConfig::load(config)?;
+    let volume = config.volumes.iter().find(|volume| volume.name == name);
+    Ok(volume.is_some_and(|volume| volume.path.is_some() && volume.size.is_none()))
 }
 
 /// The file must not have a size in the configuration that is not changed with it: the target would

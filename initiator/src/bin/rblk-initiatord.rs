@@ -17,6 +17,7 @@ use rblk_initiator::args::{
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::journal::{MountFields, MountJournal};
 use rblk_initiator::log_file::LogFile;
+use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
 use rblk_protocol::VolumeFlags;
@@ -57,6 +58,10 @@ fn main() -> ExitCode {
             die_of_closed_pipes();
             probe(&args)
         }
+        Command::LookAt { disk, size_bytes, block_size } => {
+            let looked = rblk_initiator::mount::image::here(&disk, size_bytes, block_size);
+            return if looked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
         Command::WriteBack { disk, unless_used } => {
             return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
         }
@@ -68,8 +73,7 @@ fn main() -> ExitCode {
         | Command::Upgrade { .. }
         | Command::Doctor(_)
         | Command::Key(_) => {
-            let text =
-                "only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else";
+            let text = "only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else";
             return output.end("rblk-initiatord", Exit::Usage, Some(text));
         }
     };
@@ -209,6 +213,7 @@ fn serve(
     let result = runtime.block_on(mount(lines, &mut |status| {
         reported = true;
         fields.ready(status);
+        tell_of_image(status.clone());
         report(foreground, &Report::Mounted(Box::new(status.clone())), output);
     }));
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -226,6 +231,17 @@ fn serve(
         Err(error) if foreground && error.is::<ToldToEnd>() => Ok(()),
         result => result,
     }
+}
+
+/// Logs what the image of a mount says against its block size. Nothing waits for that.
+fn tell_of_image(status: MountStatus) {
+    let look = move || {
+        if let Some(found) = rblk_initiator::mount::image::elsewhere(&status) {
+            tracing::warn!(device = status.device, "{found}");
+        }
+    };
+    // Without a thread it is not told.
+    let _ = std::thread::Builder::new().name("image".to_owned()).spawn(look);
 }
 
 /// Prints one line for the command that waits, and closes the pipe, so that the command can end.

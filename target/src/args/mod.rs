@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use rblk_config::{
-    Auth, ByteSize, ConfigError, DropInError, Duration, Exit, HostConfig, KeyFileError, NoTargetKey,
-    Output, Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
+    Auth, ByteSize, ConfigError, DropInError, Duration, Exit, HostConfig, KeyFileError,
+    NoTargetKey, Output, Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;
 

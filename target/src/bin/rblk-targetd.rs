@@ -124,9 +124,7 @@ fn check_take_over(args: &ServeArgs) -> ExitCode {
     let output = Output::Table;
     match said.and_then(|said| Ok(output.text(said)?)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref())))
-        }
+        Err(error) => output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref()))),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod core;
 mod destroy;
 pub(crate) mod devices;
 pub(crate) mod ends;
+mod file_room;
 mod groups;
 mod happened;
 mod losses;
@@ -37,6 +38,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Encrypt, HostConfig, TargetConfig};
 use rblk_fabric::{AckTimeout, ConnectOptions, Device, Incoming, Region};
 use rblk_protocol::width::wide64;
@@ -44,6 +46,7 @@ use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, Sess
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cache::Unsaved;
+use crate::demand::FILES_BESIDES;
 use crate::events::{Events, EventsReport};
 use crate::exports::AwayVolume;
 use crate::hand_over::HandOver;
@@ -63,6 +66,7 @@ use ask::LimitsWish;
 use destroy::{Destroyed, Destroyer};
 use devices::Devices;
 use ends::{EndReply, Ends, RunEnd};
+use file_room::FileRoom;
 use groups::Groups;
 use losses::LossNotes;
 use making::{Made, Making};
@@ -190,6 +194,7 @@ pub(crate) struct Control {
     persister: Persister,
     losses: LossNotes,
     ends: Ends,
+    files: FileRoom,
     events: Events,
     volumes: Volumes,
     settling: SettlesUnderWay,
@@ -288,6 +293,7 @@ impl Control {
             persister,
             losses: LossNotes::default(),
             ends: Ends::default(),
+            files: FileRoom::new(getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(limit, _)| limit)),
             events: Events::default(),
             settling: SettlesUnderWay::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
@@ -564,6 +570,15 @@ impl Control {
         }
     }
 
+    /// Warns where sessions leave little room for further files.
+    fn look_at_file_room(&mut self) {
+        let connections = self.core.sessions().iter().map(|session| session.connections());
+        let files = connections.map(wide64).sum::<u64>().saturating_add(FILES_BESIDES);
+        if let Some(warning) = self.files.look(files) {
+            tracing::warn!("{warning}");
+        }
+    }
+
     /// Decides whether a connection is made. If so, it counts from now on.
     fn grant(
         &mut self,
@@ -590,6 +605,9 @@ impl Control {
             is_encrypted: accept.features.has(Features::ENCRYPT),
         };
         let admitted = self.core.connect(&knock, Instant::now())?;
+        if admitted.queue.is_none() {
+            self.look_at_file_room();
+        }
         if admitted.queue.is_some() {
             self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
         }

@@ -48,8 +48,9 @@ impl Refusal {
 
     /// A volume of that name is served.
     pub(super) fn served_already(name: &str) -> Self {
-        let text =
-            format!("{name} is served already, and nothing was changed; `rblk-target volume list` shows it");
+        let text = format!(
+            "{name} is served already, and nothing was changed; `rblk-target volume list` shows it"
+        );
         Self::new(Exit::AlreadyThere, text)
     }
 

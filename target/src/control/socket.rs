@@ -21,8 +21,8 @@ pub use super::ask::{
     Ask, EndReport, HostsReport, LimitsWish, ReloadReport, Response, STOPPING, VolumeReport, Wish,
 };
 use super::orders;
-pub use super::refusal::Refusal;
 pub(crate) use super::orders::asked;
+pub use super::refusal::Refusal;
 use super::reload;
 use super::reread::Reread;
 use super::snapshot;

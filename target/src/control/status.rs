@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rblk_config::{Auth, ByteSize, Limits};
 use rblk_fabric::rates::Rates;
-use rblk_fabric::{Device, PageKind};
+use rblk_fabric::{Device, Moment, PageKind};
 use rblk_protocol::AccessMode;
 use rblk_protocol::width::wide64;
 use serde::{Deserialize, Serialize};
@@ -249,6 +249,9 @@ pub struct VolumeStatus {
     /// 0 if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_errno: Option<i32>,
+    /// How many seconds ago that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error_s: Option<u64>,
     /// What is wrong with its file or device, as it was seen last; absent where nothing is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_fault: Option<StoreFault>,
@@ -434,6 +437,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         latency,
         rates: control.rates.of(v.index),
         last_errno: last_error.errno(),
+        last_error_s: last_error.age_s(Moment::from(Instant::now()).us()),
         store_fault: control.watch.fault_of(v.index).cloned().filter(|fault| {
             // Nobody writes to a volume that refuses writes itself.
             !v.read_only || fault.kind != StoreFaultKind::ReadOnly

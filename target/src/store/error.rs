@@ -33,7 +33,8 @@ fn whole_blocks(path: &Path, size: u64, block_size: u32, is_file: bool) -> Strin
             if smaller { " or set block_size = 512" } else { "" }
         ),
         (false, true) => {
-            "set block_size = 512, or serve a partition or logical volume of whole blocks".to_owned()
+            "set block_size = 512, or serve a partition or logical volume of whole blocks"
+                .to_owned()
         }
         (false, false) => "serve a partition or logical volume of whole blocks".to_owned(),
     }
