@@ -44,7 +44,12 @@ impl ConfigError {
     /// The exit code of a program that stops for this.
     #[must_use]
     pub fn exit(&self) -> Exit {
-        Exit::Usage
+        match self {
+            Self::Read { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
+                Exit::NotPermitted
+            }
+            _ => Exit::Usage,
+        }
     }
 }
 

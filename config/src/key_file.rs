@@ -115,6 +115,7 @@ impl KeyFileError {
             Problem::Create(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 Exit::NotPermitted
             }
+            Problem::Exists => Exit::AlreadyThere,
             Problem::Generate(_) | Problem::Create(_) | Problem::Read(_) => Exit::Failure,
             _ => Exit::Usage,
         }

@@ -17,10 +17,16 @@ use nix::sys::termios::{
     LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
 };
 
+use crate::CannotPrint;
+
 /// ctrl-C, where it is a key like others.
 const CTRL_C: u8 = 3;
-/// To the first line, and nothing below.
-const CLEAR: &str = "\x1b[H\x1b[J";
+/// To the first line, and nothing below. Lines that are too long are cut, not broken.
+const BEGIN: &str = "\x1b[H\x1b[J\x1b[?7l";
+/// Long lines are broken again.
+const END: &str = "\x1b[?7h";
+/// The keys, below what is drawn.
+const KEYS: &str = "q or ctrl-C: end\n";
 /// The signals that end a program from outside.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
@@ -36,6 +42,8 @@ struct Terminal {
     before: Termios,
     // None where the kernel has no descriptor left: then the signals are not blocked.
     signals: Option<SignalFd>,
+    // It can be cleared. A dumb one cannot: there the frames come one after the other.
+    clears: bool,
 }
 
 impl Terminal {
@@ -50,7 +58,8 @@ impl Terminal {
         raw.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
         // Without it, q and ctrl-C need a newline and a signal.
         let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &raw);
-        Self { before, signals }
+        let clears = std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        Self { before, signals, clears }
     }
 
     /// The signal that waits, if there is one.
@@ -90,17 +99,20 @@ impl Screen {
         Self { terminal: None }
     }
 
-    /// Draws a text in the place of the last one.
+    /// Draws a text in the place of the last one, with the keys below it.
     ///
     /// # Errors
     /// The output is closed.
-    pub fn draw(&self, text: &str) -> io::Result<()> {
+    pub fn draw(&self, text: &str) -> Result<(), CannotPrint> {
         let mut out = io::stdout().lock();
-        if self.terminal.is_some() {
-            out.write_all(CLEAR.as_bytes())?;
-        }
-        out.write_all(text.as_bytes())?;
-        out.flush()
+        let (begin, keys, end) = match &self.terminal {
+            Some(Terminal { clears: true, .. }) => (BEGIN, KEYS, END),
+            Some(_) => ("", KEYS, ""),
+            None => ("", "", ""),
+        };
+        // One write, so that a signal between two leaves no terminal that cuts lines.
+        out.write_all(format!("{begin}{text}{keys}{end}").as_bytes())?;
+        Ok(out.flush()?)
     }
 
     /// Waits so long for a key. Returns whether it is `q` or ctrl-C. A signal that ends programs

@@ -1,14 +1,15 @@
 //! The command line of `rblk-initiator` and `rblk-initiatord`.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::builder::RangedI64ValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use rblk_config::key_file::{self, HOST_KEY_FILE, Side};
 use rblk_config::{
     ByteSize, ConfigError, DigestWish, Duration, Encrypt, Exit, KeyFileError, MountConfig, OnLoss,
-    Spin,
+    Output, Spin,
 };
 use rblk_fabric::FabricError;
 use rblk_protocol::auth::PublicKey;
@@ -29,12 +30,28 @@ use crate::ublk::UblkError;
     arg_required_else_help = true,
     // The width of the terminal, if that is less: clap wraps all of it.
     max_term_width = 100,
-    after_help = crate::examples::EXAMPLES
+    after_help = format!("{}\n\n{}", crate::examples::EXAMPLES, Exit::help())
 )]
 pub struct Cli {
+    /// Form of the answer, and of an error: "table" for people, "json" for programs.
+    #[arg(short, long, global = true, value_name = "table|json", default_value_t)]
+    pub output: Output,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// The command line of this process.
+    ///
+    /// # Errors
+    /// It is wrong, or asked for help, which is told: the program ends with that code.
+    pub fn of_process() -> Result<Self, ExitCode> {
+        Self::try_parse().map_err(|error| {
+            let asked = !error.use_stderr();
+            Output::end_of_parser("rblk-initiator", asked, &error.to_string(), || error.print())
+        })
+    }
 }
 
 /// What `rblk-initiator` can do.
@@ -84,12 +101,18 @@ pub enum Command {
         #[arg(long)]
         unless_used: bool,
     },
-    /// Show what is mounted.
-    List {
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: Output,
+    /// Print what the first bytes of a disk say against its block size.
+    #[command(hide = true)]
+    LookAt {
+        /// The disk.
+        disk: String,
+        /// Its size in bytes.
+        size_bytes: u64,
+        /// Bytes of a block.
+        block_size: u32,
     },
+    /// Show what is mounted.
+    List,
     /// Print the state of the mounts as metrics of Prometheus, for node_exporter's textfile
     /// collector.
     Metrics {
@@ -102,9 +125,6 @@ pub enum Command {
     Status {
         /// Name of the mount.
         name: String,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: Output,
     },
     /// Show rates, latencies and depth of each mount, refreshed until q or ctrl-C.
     Top {
@@ -114,9 +134,6 @@ pub enum Command {
         /// Print once, and end.
         #[arg(long)]
         once: bool,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: TopOutput,
     },
     /// Show what a target serves.
     Discover {
@@ -128,9 +145,6 @@ pub enum Command {
         /// Who both ends are.
         #[command(flatten)]
         identity: IdentityArgs,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: Output,
     },
     /// Find what keeps this host from mounting, and print the command that fixes it.
     ///
@@ -157,9 +171,6 @@ pub struct DoctorArgs {
     /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
     #[arg(long, value_name = "WORD")]
     pub encrypt: Option<Encrypt>,
-    /// Form of the answer.
-    #[arg(long, short, value_enum, default_value = "table")]
-    pub output: Output,
     /// Only try the one address, and say how that went.
     #[arg(long, hide = true)]
     pub probe: bool,
@@ -180,9 +191,6 @@ pub struct KeyArgs {
     /// Key file; key_file of a mount names another one.
     #[arg(long, value_name = "PATH", default_value = HOST_KEY_FILE)]
     pub file: PathBuf,
-    /// Form of the answer.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub output: Output,
 }
 
 /// By which keys both ends prove who they are.
@@ -261,24 +269,6 @@ pub struct RecoverArgs {
     /// The standard input holds the lock of the name.
     #[arg(long, hide = true, requires = "foreground")]
     pub lock_on_stdin: bool,
-}
-
-/// Form of an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Output {
-    /// For people.
-    Table,
-    /// For programs: one JSON document.
-    Json,
-}
-
-/// Form of an answer that comes again and again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum TopOutput {
-    /// For people.
-    Table,
-    /// For programs: a JSON document on each line.
-    JsonLines,
 }
 
 /// A number of a flag that has a bound.
@@ -404,9 +394,6 @@ pub struct MountArgs {
     /// Print the configuration that flags and files result in, and end.
     #[arg(long)]
     pub dump_config: bool,
-    /// Form of the answer.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub output: Output,
     /// Log more; twice for everything. RBLK_LOG overrides.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -527,6 +514,21 @@ pub enum Report {
     },
 }
 
+/// The daemon could not start: what it said.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct StartFailed {
+    /// Text for people.
+    pub error: String,
+    /// Its exit code.
+    pub exit: Exit,
+}
+
+/// A mount whose process does not answer: what is known of it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct DeadMount(pub String);
+
 /// The exit code for an error of this program.
 #[must_use]
 pub fn exit_of(error: &anyhow::Error) -> Exit {
@@ -554,13 +556,16 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<HeldHere>()
             || matches!(cause.downcast_ref::<Refused>(), Some(Refused::Other { .. }))
         {
-            return Exit::AlreadyMounted;
+            return Exit::AlreadyThere;
         }
         if cause.is::<crate::mount::NotRoot>() || cause.is::<crate::mount::NotInBackground>() {
             return Exit::NotPermitted;
         }
-        if cause.is::<NotMounted>() {
+        if cause.is::<NotMounted>() || cause.is::<DeadMount>() {
             return Exit::NotConnected;
+        }
+        if let Some(StartFailed { exit, .. }) = cause.downcast_ref::<StartFailed>() {
+            return *exit;
         }
         if let Some(error) = cause.downcast_ref::<UblkError>() {
             return match error {

@@ -27,7 +27,7 @@ pub enum SessionError {
         reject: HelloReject,
     },
     /// The target refused a command.
-    #[error("{what}: {status}{}{}", detail(.text), hint(*.status))]
+    #[error("{what}: {}{}", told(*.status, .text), hint(*.status))]
     Status {
         /// What was asked.
         what: String,
@@ -186,8 +186,14 @@ fn lost(reject: &HelloReject) -> bool {
     matches!(reject.reason, Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch))
 }
 
-fn detail(text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!(" ({text})") }
+/// A status with the target's text. A text about a store, or about what the target must remember,
+/// says all itself.
+fn told(status: Status, text: &str) -> String {
+    match status {
+        Status::StoreError if !text.is_empty() => text.to_owned(),
+        _ if text.is_empty() => status.to_string(),
+        _ => format!("{status} ({text})"),
+    }
 }
 
 fn hint(status: Status) -> &'static str {

@@ -1,6 +1,6 @@
 //! What stands below `rblk-initiator --help`.
 
-/// Examples, addresses and exit codes. The paragraphs are broken by the terminal.
+/// Examples and addresses. The paragraphs are broken by the terminal.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   The key that proves who this host is:
@@ -16,7 +16,7 @@ Examples:
   From a host that is dead or cut off:
     rblk-initiator mount 10.0.0.1 vol0 --take-over
   What is mounted, for programs:
-    rblk-initiator list --output json
+    rblk-initiator list -o json
   Take it away, by name or by device:
     rblk-initiator umount vol0
   After a crash of its processes:
@@ -25,7 +25,4 @@ Examples:
     rblk-initiator upgrade --all
 
 An address is rdma://HOST[:PORT] (InfiniBand, RoCE, iWARP; port 7720), tcp://HOST[:PORT] (port 7721), or HOST \
-alone, which means rdma://HOST.
-
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 not mounted, 4 mounted already, 5 refused by the \
-target, 6 unreachable, 7 this host lacks something (RDMA device, ublk driver, lockable memory), 8 not permitted.";
+alone, which means rdma://HOST.";

@@ -1,5 +1,6 @@
 //! `rblk-initiator`: the commands of the initiator. Links no RDMA library: `rblk-initiatord`, in
 //! the same directory, does `mount` and `discover`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -9,12 +10,13 @@ use std::process::{Command as Process, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::Parser;
-use rblk_config::{Exit, MountConfig, said_once};
+use rblk_config::{Exit, MountConfig, Output, said_once};
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, DoctorArgs, MountArgs, Output, RecoverArgs, Report, VhostArgs, exit_of,
+    CHECKED, Cli, Command, DeadMount, DoctorArgs, MountArgs, RecoverArgs, Report, StartFailed,
+    VhostArgs, exit_of,
 };
 use rblk_initiator::log_file;
+use rblk_initiator::mount::image;
 use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
 use rblk_initiator::mount::lock::MountLock;
 use rblk_initiator::mount::note::Note;
@@ -23,6 +25,7 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, sock
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, device_user};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use serde::Serialize;
 use tokio::runtime::Runtime;
 
 mod key;
@@ -40,31 +43,37 @@ const UPGRADE_TIME: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     die_of_closed_pipes();
-    let result = match Cli::parse().command {
-        Command::Mount(args) => mount(&args),
-        Command::Vhost(args) => vhost(&args),
-        Command::Umount { what, force } => umount(&what, force),
-        Command::Recover(args) => recover(&args),
-        Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
-        Command::List { output } => list(output),
-        Command::Metrics { write } => metrics::metrics(write.as_deref()),
-        Command::Status { name, output } => show(&name, output),
-        Command::Top { interval, once, output } => top::top(interval.0, once, output),
-        Command::Key(command) => key::key(&command),
-        Command::Doctor(args) => doctor(&args),
+    let cli = match Cli::of_process() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
+    let output = cli.output;
+    let result = match cli.command {
+        Command::Mount(args) => mount(&args, output),
+        Command::Vhost(args) => vhost(&args, output),
+        Command::Umount { what, force } => umount(&what, force, output),
+        Command::Recover(args) => recover(&args, output),
+        Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program, output),
+        Command::List => list(output),
+        Command::Metrics { write } => metrics::metrics(write.as_deref(), output),
+        Command::Status { name } => show(&name, output),
+        Command::Top { interval, once } => top::top(interval.0, once, output),
+        Command::Key(command) => key::key(&command, output),
+        Command::Doctor(args) => doctor(&args, output),
+        Command::LookAt { disk, size_bytes, block_size } => {
+            image::here(&disk, size_bytes, block_size).map(|()| Exit::Ok).map_err(Into::into)
+        }
         Command::Discover { .. } | Command::WriteBack { .. } => Err(become_daemon()),
     };
     match result {
-        Ok(exit) => exit.into(),
+        Ok(exit) => output.end("rblk-initiator", exit, None),
         Err(error) => {
-            eprintln!("rblk-initiator: {}", said_once(error.as_ref()));
-            exit_of(&error).into()
+            output.end("rblk-initiator", exit_of(&error), Some(&said_once(error.as_ref())))
         }
     }
 }
 
-/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in
-/// `println!`.
+/// A reader that goes away (`| head`) ends this program like any other, without a message.
 fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.
@@ -89,73 +98,50 @@ fn become_daemon() -> anyhow::Error {
     }
 }
 
-fn doctor(args: &DoctorArgs) -> anyhow::Result<Exit> {
+fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
     let report = rblk_initiator::doctor::doctor(args, &daemon()?)?;
-    match args.output {
-        Output::Table => print!("{report}"),
-        Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
-    }
+    output.answer(&report, || report.to_string())?;
     Ok(report.exit())
 }
 
-fn mount(args: &MountArgs) -> anyhow::Result<Exit> {
+fn mount(args: &MountArgs, output: Output) -> anyhow::Result<Exit> {
     let config = args.configuration()?;
     if args.dump_config {
-        print!("{}", config.dump()?);
+        output.toml(&config.dump()?)?;
         return Ok(Exit::Ok);
     }
     if !nix::unistd::geteuid().is_root() {
         return Err(NotRoot.into());
     }
-    start(args, &config)
+    start(args, &config, output)
 }
 
 /// Serves in this process, or starts the process that serves.
-fn start(args: &MountArgs, config: &MountConfig) -> anyhow::Result<Exit> {
+fn start(args: &MountArgs, config: &MountConfig, output: Output) -> anyhow::Result<Exit> {
     if args.foreground {
         return Err(become_daemon());
     }
     let name = args.mount_name(config)?;
-    let started = start_daemon(&name, std::env::args_os().skip(1))?;
-    if let (Started::Mounted(status), Output::Json) = (&started, args.output) {
-        println!("{}", serde_json::to_string_pretty(status)?);
-        return Ok(Exit::Ok);
+    let status = start_daemon(&name, std::env::args_os().skip(1))?;
+    output.answer(&status, || status.device.clone())?;
+    if output == Output::Table
+        && let Some(found) = image::elsewhere(&status)
+    {
+        output.aside(format_args!("{}: WARNING: {found}", status.name));
     }
-    Ok(started.print())
+    Ok(Exit::Ok)
 }
 
-fn vhost(args: &VhostArgs) -> anyhow::Result<Exit> {
+fn vhost(args: &VhostArgs, output: Output) -> anyhow::Result<Exit> {
     let config = args.configuration()?;
     if args.mount.dump_config {
-        print!("{}", config.dump()?);
+        output.toml(&config.dump()?)?;
         return Ok(Exit::Ok);
     }
     if !args.mount.foreground && !nix::unistd::geteuid().is_root() {
         return Err(NotInBackground.into());
     }
-    start(&args.mount, &config)
-}
-
-/// How the start of a daemon ended.
-enum Started {
-    Mounted(Box<MountStatus>),
-    Failed { error: String, exit: Exit },
-}
-
-impl Started {
-    /// Prints it.
-    fn print(self) -> Exit {
-        match self {
-            Self::Mounted(status) => {
-                println!("{}", status.device);
-                Exit::Ok
-            }
-            Self::Failed { error, exit } => {
-                eprintln!("rblk-initiator: {error}");
-                exit
-            }
-        }
-    }
+    start(&args.mount, &config, output)
 }
 
 /// Starts a daemon for the mount of a name, in the background, and waits until it reports success
@@ -163,7 +149,7 @@ impl Started {
 fn start_daemon(
     name: &str,
     args: impl IntoIterator<Item = impl AsRef<OsStr>>,
-) -> anyhow::Result<Started> {
+) -> anyhow::Result<Box<MountStatus>> {
     let path = daemon()?;
     let log = log_file::path_of(name);
     let was_there = log.exists();
@@ -192,15 +178,15 @@ fn start_daemon(
         BufReader::new(out).read_line(&mut line)?;
     }
     match serde_json::from_str(&line) {
-        Ok(Report::Mounted(status)) => Ok(Started::Mounted(status)),
+        Ok(Report::Mounted(status)) => Ok(status),
         Ok(Report::Failed { error, exit }) => {
             let _ = child.wait();
             if !was_there {
                 // It ended in good order: the log has nothing that is not said here.
                 let _ = std::fs::remove_file(&log);
             }
-            let exit = Exit::ALL.into_iter().find(|e| e.code() == exit).unwrap_or(Exit::Failure);
-            Ok(Started::Failed { error, exit })
+            let exit = Exit::of_code(exit).unwrap_or(Exit::Failure);
+            Err(StartFailed { error, exit }.into())
         }
         Err(_) => {
             anyhow::bail!("rblk-initiatord ended without a word; its log is {}", log.display())
@@ -208,9 +194,19 @@ fn start_daemon(
     }
 }
 
+/// What came of one of several mounts, in JSON.
+#[derive(Serialize)]
+struct Came<T> {
+    name: String,
+    /// What is there now. Null: it failed.
+    outcome: Option<T>,
+    /// Why it failed.
+    error: Option<String>,
+}
+
 /// Recovers mounts whose processes died. With several mounts, each is tried; the exit code is that
 /// of the first failure.
-fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
+fn recover(args: &RecoverArgs, output: Output) -> anyhow::Result<Exit> {
     if let Some(name) = &args.which.name {
         must_be_known(name)?;
     }
@@ -221,32 +217,43 @@ fn recover(args: &RecoverArgs) -> anyhow::Result<Exit> {
         return Err(become_daemon());
     }
     let verbose = std::iter::repeat_n("-v", args.verbose.into());
-    let Some(name) = &args.which.name else {
-        let mut exit = Exit::Ok;
-        for name in names() {
-            if MountLock::is_held(&name) {
-                continue;
+    if let Some(name) = &args.which.name {
+        let status = start_daemon(name, ["recover", name].into_iter().chain(verbose))?;
+        output.answer(&status, || status.device.clone())?;
+        return Ok(Exit::Ok);
+    }
+    let (mut exit, mut came) = (Exit::Ok, Vec::new());
+    for name in names() {
+        if MountLock::is_held(&name) {
+            continue;
+        }
+        if leftovers::find(&name)?.note.is_ok_and(|note| note.is_none()) {
+            continue;
+        }
+        let flags = ["recover", &name].into_iter().chain(verbose.clone());
+        match start_daemon(&name, flags) {
+            Ok(status) => {
+                output.text(&status.device)?;
+                came.push(Came { name, outcome: Some(status), error: None });
             }
-            if leftovers::find(&name)?.note.is_ok_and(|note| note.is_none()) {
-                continue;
-            }
-            let flags = ["recover", &name].into_iter().chain(verbose.clone());
-            let failed = match start_daemon(&name, flags) {
-                Ok(started) => started.print(),
-                Err(error) => {
-                    eprintln!("rblk-initiator: {name}: {}", said_once(error.as_ref()));
-                    Exit::Failure
+            Err(error) => {
+                let text = said_once(error.as_ref());
+                output.aside(match error.is::<StartFailed>() {
+                    true => format!("rblk-initiator: {text}"),
+                    false => format!("rblk-initiator: {name}: {text}"),
+                });
+                let failed = exit_of(&error);
+                // A recovery clears what a mount left when the machine was restarted or its device
+                // is gone. That is no failure.
+                if exit == Exit::Ok && failed != Exit::NotConnected {
+                    exit = failed;
                 }
-            };
-            // A recovery clears what a mount left when the machine was restarted or its device is
-            // gone. That is no failure.
-            if exit == Exit::Ok && failed != Exit::NotConnected {
-                exit = failed;
+                came.push(Came { name, outcome: None, error: Some(text) });
             }
         }
-        return Ok(exit);
-    };
-    Ok(start_daemon(name, ["recover", name].into_iter().chain(verbose))?.print())
+    }
+    output.answer(&came, String::new)?;
+    Ok(exit)
 }
 
 /// Refuses a name that no mount has, living or dead.
@@ -260,7 +267,7 @@ fn must_be_known(name: &str) -> anyhow::Result<()> {
 }
 
 /// Hands one mount, or all, over to a program.
-fn upgrade(name: Option<&str>, program: Option<PathBuf>) -> anyhow::Result<Exit> {
+fn upgrade(name: Option<&str>, program: Option<PathBuf>, output: Output) -> anyhow::Result<Exit> {
     if let Some(name) = name {
         must_be_known(name)?;
     }
@@ -274,20 +281,41 @@ fn upgrade(name: Option<&str>, program: Option<PathBuf>) -> anyhow::Result<Exit>
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let one = |name: &str| runtime.block_on(upgrade_one(name, &program));
     if let Some(name) = name {
-        one(name)?;
+        let versions = one(name)?;
+        output.aside(upgraded(name, &versions));
+        output.answer(
+            &Came { name: name.to_owned(), outcome: Some(versions), error: None },
+            String::new,
+        )?;
         return Ok(Exit::Ok);
     }
-    let mut exit = Exit::Ok;
-    for name in names().iter().filter(|name| MountLock::is_held(name)) {
-        if let Err(error) = one(name) {
-            eprintln!("rblk-initiator: {name}: {}", said_once(error.as_ref()));
-            exit = Exit::Failure;
+    let (mut exit, mut came) = (Exit::Ok, Vec::new());
+    for name in names().into_iter().filter(|name| MountLock::is_held(name)) {
+        match one(&name) {
+            Ok(versions) => {
+                output.aside(upgraded(&name, &versions));
+                came.push(Came { name, outcome: Some(versions), error: None });
+            }
+            Err(error) => {
+                let text = said_once(error.as_ref());
+                output.aside(format_args!("rblk-initiator: {name}: {text}"));
+                exit = Exit::Failure;
+                came.push(Came { name, outcome: None, error: Some(text) });
+            }
         }
     }
+    output.answer(&came, String::new)?;
     Ok(exit)
 }
 
-async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
+/// The versions of the programs before and after an upgrade.
+#[derive(Serialize)]
+struct Versions {
+    from_version: String,
+    to_version: String,
+}
+
+async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
     let before = status(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
     // Before anything is disturbed.
     check_program(program, name).await?;
@@ -304,8 +332,7 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
         if let Some(now) = status(name).await
             && now.recovered > before.recovered
         {
-            eprintln!("{}", upgraded(name, &before.version, &now.version));
-            return Ok(());
+            return Ok(Versions { from_version: before.version, to_version: now.version });
         }
         // The lock goes from one program to the next without a gap.
         if !MountLock::is_held(name) {
@@ -320,7 +347,8 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
 }
 
 /// The result of an upgrade, in words.
-fn upgraded(name: &str, before: &str, now: &str) -> String {
+fn upgraded(name: &str, versions: &Versions) -> String {
+    let Versions { from_version: before, to_version: now } = versions;
     if before == now {
         return format!("{name}: a new process serves it, of the same version {now}");
     }
@@ -346,28 +374,36 @@ async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
+/// What was taken away, in JSON.
+#[derive(Serialize)]
+struct Unmounted<'n> {
+    name: &'n str,
+    /// No process served it any more, so that only what it left was removed.
+    was_dead: bool,
+}
+
+fn umount(what: &str, force: bool, output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Some(name) = find_mount(what, &runtime) else {
-        return umount_orphan(what, force);
+        return umount_orphan(what, force, output);
     };
     let lock = runtime.block_on(lock_unless_served(&name));
     if let Some(lock) = lock.context("the lock of the mount")? {
         // No process serves it, so this command clears what is left of it.
         leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
-        eprintln!("{name}: its process had died; removed what it left");
+        output.aside(format_args!("{name}: its process had died; removed what it left"));
+        output.answer(&Unmounted { name: &name, was_dead: true }, String::new)?;
         return Ok(Exit::Ok);
     }
     let path = socket_path(&name);
     let time = if force { Duration::from_secs(5) } else { Duration::from_secs(60) };
     match runtime.block_on(ask(&path, Ask::Unmount { force }, time)) {
-        Ok(Response::Done) => Ok(Exit::Ok),
-        Ok(Response::Busy(text)) => {
-            eprintln!("rblk-initiator: {text}");
-            Ok(Exit::Failure)
+        Ok(Response::Done) => {
+            output.answer(&Unmounted { name: &name, was_dead: false }, String::new)?;
+            Ok(Exit::Ok)
         }
-        Ok(Response::Error(text)) => anyhow::bail!(text),
+        Ok(Response::Busy(text) | Response::Error(text)) => anyhow::bail!(text),
         Ok(Response::Status(_)) => anyhow::bail!("the mount answered something else"),
         Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
     }
@@ -385,7 +421,7 @@ fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
 }
 
 /// Removes a device whose process died and whose note is gone.
-fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
+fn umount_orphan(what: &str, force: bool, output: Output) -> anyhow::Result<Exit> {
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let orphan = match what.starts_with("/dev/") {
         true => match leftovers::orphans(&names()) {
@@ -397,14 +433,13 @@ fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
     };
     let Some(orphan) = orphan else { return Err(NotMounted { what: what.to_owned() }.into()) };
     if !force {
-        eprintln!(
-            "rblk-initiator: the process of {what} died, its note is gone, and requests to it wait; \
-             --force fails them"
+        anyhow::bail!(
+            "the process of {what} died, its note is gone, and requests to it wait; --force fails them"
         );
-        return Ok(Exit::Failure);
     }
     leftovers::remove_orphan(&orphan)?;
-    eprintln!("{what}: its process had died; removed it");
+    output.aside(format_args!("{what}: its process had died; removed it"));
+    output.answer(&Unmounted { name: what, was_dead: true }, String::new)?;
     Ok(Exit::Ok)
 }
 
@@ -459,19 +494,20 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     must_be_known(name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut dead_ones = Vec::new();
     let status = match runtime.block_on(status(name)) {
-        Some(status) => Some(status),
+        Some(status) => status,
         None => {
-            dead(name, &mut dead_ones).iter().for_each(|line| eprintln!("{line}"));
-            dead_ones.pop()
+            let mut dead_ones = Vec::new();
+            let line = dead(name, &mut dead_ones);
+            let Some(status) = dead_ones.pop() else {
+                let gone = || anyhow::Error::from(NotMounted { what: name.to_owned() });
+                return Err(line.map_or_else(gone, |line| DeadMount(line).into()));
+            };
+            line.iter().for_each(|line| output.aside(line));
+            status
         }
     };
-    let Some(status) = status else { return Ok(Exit::NotConnected) };
-    match output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
-        Output::Table => print!("{}", table::mount(&status, device_user)),
-    }
+    output.answer(&status, || table::mount(&status, device_user))?;
     Ok(Exit::Ok)
 }
 
@@ -501,19 +537,10 @@ fn list(output: Output) -> anyhow::Result<Exit> {
              fails the requests that wait for it"
         ));
     }
-    if output == Output::Json {
-        println!("{}", serde_json::to_string_pretty(&mounts)?);
-        return Ok(Exit::Ok);
-    }
-    print!("{}", table::mounts(&mounts, device_user));
-    mounts.iter().filter_map(outage).for_each(|line| eprintln!("{line}"));
-    mounts.iter().filter_map(other_size).for_each(|line| eprintln!("{line}"));
-    for m in &mounts {
-        if let Some(lost) = m.lost() {
-            eprintln!("{}: lost: {lost}", m.name);
-        }
-    }
-    lines.iter().for_each(|line| eprintln!("{line}"));
+    output.answer(&mounts, || table::mounts(&mounts, device_user))?;
+    let lost = |m: &MountStatus| m.lost().map(|lost| format!("{}: lost: {lost}", m.name));
+    let notes = mounts.iter().filter_map(outage).chain(mounts.iter().filter_map(other_size));
+    notes.chain(mounts.iter().filter_map(lost)).chain(lines).for_each(|line| output.aside(line));
     Ok(Exit::Ok)
 }
 
@@ -561,8 +588,11 @@ mod tests {
 
     #[test]
     fn an_upgrade_to_the_same_version_does_not_look_like_a_mistake() {
-        assert_eq!(upgraded("m", "0.1.0", "0.2.0"), "m: version 0.2.0 instead of 0.1.0");
-        let same = "m: a new process serves it, of the same version 0.1.0";
-        assert_eq!(upgraded("m", "0.1.0", "0.1.0"), same);
+        let of = |before: &str, now: &str| {
+            let versions = Versions { from_version: before.to_owned(), to_version: now.to_owned() };
+            upgraded("m", &versions)
+        };
+        assert_eq!(of("0.1.0", "0.2.0"), "m: version 0.2.0 instead of 0.1.0");
+        assert_eq!(of("0.1.0", "0.1.0"), "m: a new process serves it, of the same version 0.1.0");
     }
 }

@@ -5,21 +5,32 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
-use rblk_config::Exit;
+use rblk_config::{Exit, Output};
 use rblk_initiator::mount::leftovers::{self, Condition};
 use rblk_initiator::mount::lock::MountLock;
 use rblk_initiator::mount::metrics::{self, Silence, SilentMount};
-use rblk_initiator::mount::run_dir::names;
+use rblk_initiator::mount::run_dir::{must_be_readable, names};
 use rblk_initiator::mount::status::MountStatus;
+use serde::Serialize;
+
+/// The metrics, in JSON.
+#[derive(Serialize)]
+struct Exposed<'t> {
+    /// The text format of Prometheus.
+    exposition: &'t str,
+    /// Mounts that do not answer.
+    warnings: &'t [String],
+}
 
 /// Prints the metrics, or replaces a file by them at once: its reader sees the old or the new.
-pub(crate) fn metrics(write: Option<&Path>) -> anyhow::Result<Exit> {
+pub(crate) fn metrics(write: Option<&Path>, output: Output) -> anyhow::Result<Exit> {
+    must_be_readable()?;
     let names = names();
     let (mounts, lines) = crate::all_mounts(&names, false)?;
-    lines.iter().for_each(|line| eprintln!("rblk-initiator: {line}"));
+    lines.iter().for_each(|line| output.aside(format_args!("rblk-initiator: {line}")));
     let text = metrics::metrics(&mounts, &silent(&names, &mounts));
     match write {
-        None => print!("{text}"),
+        None => output.answer(&Exposed { exposition: &text, warnings: &lines }, || text.clone())?,
         Some(path) => {
             replace(path, &text).with_context(|| format!("writing {}", path.display()))?;
         }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use rblk_config::Exit;
 use rblk_config::screen::Screen;
+use rblk_config::{Exit, Output};
 use rblk_fabric::rates::Rates;
-use rblk_initiator::args::TopOutput;
+use rblk_initiator::mount::run_dir::must_be_readable;
 use rblk_initiator::mount::status::MountStatus;
 use serde::Serialize;
 
@@ -31,10 +31,11 @@ struct LookAtMount<'a> {
 }
 
 /// Shows the mounts again and again, or once.
-pub(crate) fn top(interval: Duration, once: bool, output: TopOutput) -> anyhow::Result<Exit> {
+pub(crate) fn top(interval: Duration, once: bool, output: Output) -> anyhow::Result<Exit> {
+    must_be_readable()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let screen = match output {
-        TopOutput::Table if !once => Screen::open(),
+        Output::Table if !once => Screen::open(),
         _ => Screen::lines(),
     };
     loop {
@@ -43,8 +44,8 @@ pub(crate) fn top(interval: Duration, once: bool, output: TopOutput) -> anyhow::
         let pace = |m: &MountStatus| m.rates.map_or(0, |rates| rates.reads + rates.writes);
         mounts.sort_by_key(|mount| std::cmp::Reverse(pace(mount)));
         match output {
-            TopOutput::JsonLines => println!("{}", serde_json::to_string(&look(&mounts))?),
-            TopOutput::Table => screen.draw(&table::top(&mounts))?,
+            Output::Json => output.item(&look(&mounts), String::new)?,
+            Output::Table => screen.draw(&table::top(&mounts))?,
         }
         if once || screen.wants_to_quit(interval)? {
             return Ok(Exit::Ok);

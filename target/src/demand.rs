@@ -129,7 +129,7 @@ impl fmt::Display for Room {
     }
 }
 
-/// Bytes as people read them: `4.0 GiB`. Rounded, so never for a value to write down.
+/// Bytes as people read them: `4GiB`. Rounded, so never for a value to write down.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Human(pub u64);
 
@@ -144,7 +144,10 @@ impl fmt::Display for Human {
         };
         // Whole tenths, rounded down: what is said to fit really fits.
         let tenths = (u128::from(self.0) * 10) >> shift;
-        write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
+        match tenths % 10 {
+            0 => write!(f, "{}{unit}", tenths / 10),
+            rest => write!(f, "{}.{rest}{unit}", tenths / 10),
+        }
     }
 }
 
@@ -368,7 +371,7 @@ pub(crate) fn raise_limits() {
 }
 
 /// Files that a target has open besides its connections: stores, rings, listeners, devices.
-const FILES_BESIDES: u64 = 512;
+pub(crate) const FILES_BESIDES: u64 = 512;
 
 /// What is said where the limit on open files is below what `sessions_max` sessions may use. Over
 /// tcp:// each connection is a socket.
@@ -462,12 +465,12 @@ mod tests {
         assert!(fits(demand(RDMA, 1 << 40, &[]), &Host::default()).is_ok(), "nothing is known");
         assert_eq!(
             refusal(fits(demand(RDMA, 3 * GIB, &[GIB, MIB]), &available(4 * GIB))),
-            "cannot allocate an arena and volumes in memory of 4.0 GiB: 4.0 GiB of this host's memory are available; \
+            "cannot allocate an arena and volumes in memory of 4GiB: 4GiB of this host's memory are available; \
              lower `arena` to \"2559MiB\", or free some"
         );
         assert_eq!(
             refusal(fits(demand(RDMA, 8 * MIB, &[8 * GIB]), &available(4 * GIB))),
-            "cannot allocate an arena and volumes in memory of 8.0 GiB: 4.0 GiB of this host's memory are available; \
+            "cannot allocate an arena and volumes in memory of 8GiB: 4GiB of this host's memory are available; \
              lower the sizes of the volumes in memory, or free some"
         );
         // Volumes over TCP are not pinned, the arena is.
@@ -475,14 +478,14 @@ mod tests {
         assert!(fits(tcp.clone(), &available(GIB)).is_ok());
         assert_eq!(
             refusal(fits(tcp.clone(), &available(GIB - 1))),
-            "cannot allocate an arena of 1.0 GiB: 1023.9 MiB of this host's memory are available; \
+            "cannot allocate an arena of 1GiB: 1023.9MiB of this host's memory are available; \
              lower `arena` to \"896MiB\", or free some"
         );
         assert!(tcp.fits(&available(0), PageKind::Huge2MiB).is_ok(), "huge pages are apart");
         let many = Demand::of(&config(RDMA, 4 * MIB, &[]), 64);
         assert_eq!(
             refusal(fits(many, &available(255 * MIB))),
-            "cannot allocate an arena of 256.0 MiB: 255.0 MiB of this host's memory are available; \
+            "cannot allocate an arena of 256MiB: 255MiB of this host's memory are available; \
              lower `max_io` or `poll_groups`, whose product is the least of an arena, or free some"
         );
     }
@@ -497,7 +500,7 @@ mod tests {
         assert!(demand.fits(&cgroup(2 * GIB), PageKind::Normal).is_ok());
         assert_eq!(
             refusal(demand.fits(&cgroup(GIB), PageKind::Normal)),
-            "cannot allocate an arena of 2.0 GiB: /sys/fs/cgroup/a/memory.max limits this process to 1.0 GiB; \
+            "cannot allocate an arena of 2GiB: /sys/fs/cgroup/a/memory.max limits this process to 1GiB; \
              lower `arena` to \"896MiB\", or raise MemoryMax= in the unit"
         );
     }
@@ -509,7 +512,7 @@ mod tests {
         assert_eq!(demand(TCP, 17 * GIB, &[]).warning(&host), None, "refused anyway");
         assert_eq!(demand(RDMA, GIB, &[16 * GIB]).warning(&host), None, "refused anyway");
         let warning = demand(TCP, GIB, &[16 * GIB]).warning(&host).unwrap();
-        assert!(warning.contains("may grow to 16.0 GiB") && warning.contains("of 16.0 GiB"));
+        assert!(warning.contains("may grow to 16GiB") && warning.contains("of 16GiB"));
     }
 
     #[test]
@@ -530,7 +533,7 @@ mod tests {
         demand.hugepages = HugePages::Required;
         assert_eq!(
             refusal(demand.pages(pool(1))),
-            "hugepages = \"required\", and the arena of 8.0 MiB needs 4 huge pages of 2 MiB: 1 are free, 3 are missing; \
+            "hugepages = \"required\", and the arena of 8MiB needs 4 huge pages of 2 MiB: 1 are free, 3 are missing; \
              reserve them with `sysctl vm.nr_hugepages=103`, lower `arena`, or write hugepages = \"auto\""
         );
         assert_eq!(
@@ -548,10 +551,10 @@ mod tests {
         assert!(demand(RDMA, 2 * GIB, &[2 * GIB]).registers_with(&caps).is_ok());
         assert_eq!(
             refusal(demand(RDMA, 3 * GIB, &[]).registers_with(&caps)),
-            "x0 registers at most 2.0 GiB at once, and `arena` has 3.0 GiB: lower it to \"2GiB\" or serve by another device"
+            "x0 registers at most 2GiB at once, and `arena` has 3GiB: lower it to \"2GiB\" or serve by another device"
         );
         let volume = refusal(demand(RDMA, GIB, &[GIB, 4 * GIB]).registers_with(&caps));
-        assert!(volume.contains("volume `m1` has 4.0 GiB"), "{volume}");
+        assert!(volume.contains("volume `m1` has 4GiB"), "{volume}");
     }
 
     #[test]
@@ -567,12 +570,12 @@ mod tests {
         for (bytes, text) in [
             (0, "0 bytes"),
             (1023, "1023 bytes"),
-            (1024, "1.0 KiB"),
-            (MIB - 1, "1023.9 KiB"),
-            (256 * MIB, "256.0 MiB"),
-            (3 * GIB / 2, "1.5 GiB"),
-            (1 << 40, "1.0 TiB"),
-            (u64::MAX, "16777215.9 TiB"),
+            (1024, "1KiB"),
+            (MIB - 1, "1023.9KiB"),
+            (256 * MIB, "256MiB"),
+            (3 * GIB / 2, "1.5GiB"),
+            (1 << 40, "1TiB"),
+            (u64::MAX, "16777215.9TiB"),
         ] {
             assert_eq!(Human(bytes).to_string(), text);
         }

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rblk_config::Exit;
-use rblk_target::args::Output;
-use rblk_target::control::socket::{Ask, EndReport, Response, ask};
+use rblk_config::{CannotPrint, Exit, Output};
+use rblk_target::control::socket::{Ask, EndReport, Refusal, Response, ask};
 use rblk_target::control::status::{DrainStatus, TargetStatus, UnsavedStatus, in_words};
 use serde::Serialize;
 
-use crate::{no_answer, table};
+use crate::running::{answered, not_understood, status_in};
+use crate::table;
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(200);
@@ -34,6 +34,8 @@ struct Outcome {
     sessions: usize,
     /// Volumes of which acknowledged data was given up.
     unsaved: Vec<UnsavedStatus>,
+    /// What was wrong with files and devices of volumes before.
+    warnings: Vec<String>,
 }
 
 /// A process. Another process with the same number later is not the same one.
@@ -90,13 +92,10 @@ enum Said {
 
 async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     let begun = Instant::now();
-    let before = match status(path).await {
-        Ok(status) => status?,
-        Err(error) => return Ok(no_answer(path, &error)),
-    };
-    for fault in before.volumes.iter().filter_map(rblk_target::warnings::store_fault) {
-        eprintln!("WARN  {fault}");
-    }
+    let before = status_in(path, ask(path, Ask::Status).await)?;
+    let warnings: Vec<String> =
+        before.volumes.iter().filter_map(rblk_target::warnings::store_fault).collect();
+    warnings.iter().for_each(|fault| output.aside(format_args!("WARN  {fault}")));
     let process = Process::of(before.pid);
     let answer = ask(path, Ask::Drain { wait });
     let mut drain = Waiting {
@@ -111,12 +110,8 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     let (stopped, said) = if wait {
         drain.wait(answer).await?
     } else {
-        match answer.await {
-            Ok(Response::Error(error)) => anyhow::bail!(error),
-            Ok(_) if output == Output::Table => println!("draining"),
-            Ok(_) => {}
-            Err(error) => return Ok(no_answer(path, &error)),
-        }
+        answered(path, answer.await)?;
+        output.text("draining")?;
         (false, Said::NotToBeTold)
     };
     let unsaved = match &said {
@@ -129,10 +124,9 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
         took_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         sessions: drain.last.sessions,
         unsaved,
+        warnings,
     };
-    if output == Output::Json {
-        println!("{}", serde_json::to_string_pretty(&outcome)?);
-    }
+    output.answer(&outcome, String::new)?;
     if !wait {
         return Ok(Exit::Ok);
     }
@@ -142,9 +136,7 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
         "the target (process {pid}) has not ended {seconds:.0} s after its drain began, which was to take no longer than \
          that; its log says what it waits for"
     );
-    if output == Output::Table {
-        println!("stopped after {seconds:.1} s");
-    }
+    output.text(format_args!("stopped after {seconds:.1} s"))?;
     judge(&said, process.pid)
 }
 
@@ -166,12 +158,12 @@ fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
     if report.unsaved.is_empty() {
         return Ok(Exit::Ok);
     }
-    eprintln!(
-        "rblk-target: acknowledged data is lost, as its store did not take it: {}. Mounts report the loss when they \
+    let text = format!(
+        "acknowledged data is lost, as its store did not take it: {}. Mounts report the loss when they \
          connect again, or write again what they retained",
         in_words(&report.unsaved)
     );
-    Ok(Exit::GaveUp)
+    Err(Refusal::new(Exit::GaveUp, text).into())
 }
 
 /// The end of a target that is waited for.
@@ -195,7 +187,7 @@ impl Waiting<'_> {
     ) -> anyhow::Result<(bool, Said)> {
         let mut answer = std::pin::pin!(answer);
         let mut said = None;
-        while !self.has_ended().await {
+        while !self.has_ended().await? {
             if Instant::now() > self.deadline() {
                 return Ok((false, said.unwrap_or(Said::Nothing)));
             }
@@ -216,39 +208,40 @@ impl Waiting<'_> {
     }
 
     /// Looks once, and tells what is new.
-    async fn has_ended(&mut self) -> bool {
+    async fn has_ended(&mut self) -> anyhow::Result<bool> {
         if self.process.is_gone() {
-            return true;
+            return Ok(true);
         }
         match status(self.path).await {
             // Another target has taken its place already.
-            Ok(Ok(status)) if status.instance != self.instance => return true,
+            Ok(Ok(status)) if status.instance != self.instance => return Ok(true),
             Ok(Ok(TargetStatus { drain: Some(drain), .. })) => {
                 let left = Duration::from_millis(drain.left_ms + drain.stores_ms);
                 self.deadline.get_or_insert_with(|| Instant::now() + left + MARGIN);
-                self.tell(&drain);
+                self.tell(&drain)?;
                 self.last = drain;
             }
             Ok(_) => {}
             // Its socket is gone before its memory is given back, which takes a while for a large
             // arena.
-            Err(error) if !self.process.can_be_seen() && is_gone(&error) => return true,
+            Err(error) if !self.process.can_be_seen() && is_gone(&error) => return Ok(true),
             Err(_) => {}
         }
-        false
+        Ok(false)
     }
 
     /// Printed again when initiators left or a store refuses something, not every second.
-    fn tell(&mut self, drain: &DrainStatus) {
+    fn tell(&mut self, drain: &DrainStatus) -> Result<(), CannotPrint> {
         let stores: Vec<_> = drain.unsaved.iter().map(|one| (&one.volume, &one.cause)).collect();
         let news = format!("{} {} {stores:?}", drain.sessions, drain.left_ms == 0);
-        if self.output == Output::Table && self.printed != news {
-            println!("{}", table::draining(drain));
+        if self.printed != news {
+            self.output.text(table::draining(drain))?;
             for one in &drain.unsaved {
-                println!("{}", rblk_target::warnings::refused(one));
+                self.output.text(rblk_target::warnings::refused(one))?;
             }
             self.printed = news;
         }
+        Ok(())
     }
 }
 
@@ -256,7 +249,7 @@ impl Waiting<'_> {
 /// The target refused.
 fn said_by(answer: std::io::Result<Response>) -> anyhow::Result<Said> {
     Ok(match answer {
-        Ok(Response::Error(error)) => anyhow::bail!(error),
+        Ok(Response::Error(refusal)) => return Err(refusal.into()),
         Ok(Response::Ended(report)) => Said::End(report),
         Ok(_) => Said::NotToBeTold,
         Err(_) => Said::Nothing,
@@ -273,8 +266,8 @@ fn is_gone(error: &std::io::Error) -> bool {
 async fn status(path: &Path) -> std::io::Result<anyhow::Result<TargetStatus>> {
     Ok(match ask(path, Ask::Status).await? {
         Response::Status(status) => Ok(*status),
-        Response::Error(error) => Err(anyhow::anyhow!(error)),
-        _ => Err(anyhow::anyhow!("the target did not understand the question")),
+        Response::Error(refusal) => Err(refusal.into()),
+        _ => Err(not_understood()),
     })
 }
 

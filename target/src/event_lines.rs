@@ -1,15 +1,14 @@
 //! `rblk-target events`: what happened lately, and what happens from now on.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rblk_config::Exit;
-use rblk_target::args::EventsOutput;
+use rblk_config::{Exit, Output};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::events::{Event, EventsReport};
 
-use crate::no_answer;
+use crate::running::{no_answer, not_understood};
 
 /// Years of five digits cannot be written.
 pub(crate) const YEAR_10000_MS: u64 = 253_402_300_800_000;
@@ -17,15 +16,15 @@ pub(crate) const YEAR_10000_MS: u64 = 253_402_300_800_000;
 const STEP: Duration = Duration::from_millis(300);
 
 /// Prints what happened, and goes on if it is to follow.
-pub(crate) fn events(path: &Path, follow: bool, output: EventsOutput) -> anyhow::Result<Exit> {
+pub(crate) fn events(path: &Path, follow: bool, output: Output) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(path, follow, output))
 }
 
-async fn run(path: &Path, follow: bool, output: EventsOutput) -> anyhow::Result<Exit> {
+async fn run(path: &Path, follow: bool, output: Output) -> anyhow::Result<Exit> {
     let mut seen = match report(path, 0).await {
         Ok(report) => report?,
-        Err(error) => return Ok(no_answer(path, &error)),
+        Err(error) => return Err(no_answer(path, &error).into()),
     };
     print_all(&seen.events, output)?;
     if !follow {
@@ -49,7 +48,7 @@ async fn run(path: &Path, follow: bool, output: EventsOutput) -> anyhow::Result<
             Ok(Err(_)) | Err(_) if is_away => {}
             Ok(Err(_)) | Err(_) => {
                 is_away = true;
-                eprintln!("rblk-target: the target is gone; waiting for it");
+                output.aside("rblk-target: the target is gone; waiting for it");
             }
         }
     }
@@ -59,20 +58,16 @@ async fn run(path: &Path, follow: bool, output: EventsOutput) -> anyhow::Result<
 async fn report(path: &Path, after: u64) -> io::Result<anyhow::Result<EventsReport>> {
     Ok(match ask(path, Ask::Events { after }).await? {
         Response::Events(report) => Ok(report),
-        Response::Error(error) => Err(anyhow::anyhow!(error)),
-        _ => Err(anyhow::anyhow!("the target did not understand the question")),
+        Response::Error(refusal) => Err(refusal.into()),
+        _ => Err(not_understood()),
     })
 }
 
-fn print_all(events: &[Event], output: EventsOutput) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+fn print_all(events: &[Event], output: Output) -> anyhow::Result<()> {
     for event in events {
-        match output {
-            EventsOutput::Table => writeln!(out, "{}", line(event))?,
-            EventsOutput::JsonLines => writeln!(out, "{}", serde_json::to_string(event)?)?,
-        }
+        output.item(event, || line(event))?;
     }
-    Ok(out.flush()?)
+    Ok(())
 }
 
 /// An event for people.

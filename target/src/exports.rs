@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use rblk_config::image::Contradiction;
 use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig, said_once};
 use rblk_fabric::{PageKind, Region};
 use rblk_protocol::{BlockCount, BlockSize, Name};
@@ -16,6 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::control::status::VolumeNotes;
 use crate::limits::Limiter;
 use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
+use crate::store::image;
 use crate::store::{Losses, StoreError, VolumeIndex};
 use crate::volume::{CacheMode, Placement, Volume};
 
@@ -32,6 +34,8 @@ pub struct OpenedVolume {
     pub backing: Option<Arc<Backing>>,
     /// For people.
     pub notes: VolumeNotes,
+    /// What its image says against its block size, as it was opened.
+    pub contradiction: Option<Contradiction>,
 }
 
 /// A file that is not as long as the configuration says.
@@ -200,7 +204,9 @@ fn open_from(
 ) -> anyhow::Result<OpenedVolume> {
     let mut volume = empty(index, config, target)?;
     let mut notes = VolumeNotes::default();
-    let mut backing = None;
+    let (mut backing, mut contradiction) = (None, None);
+    // A store that goes on was looked at when it was opened.
+    let is_new = matches!(source, Source::Path(_));
     match config.backing()? {
         BackingConfig::File { path, size, direct, cache, read_ahead } => {
             let opened = open_store(config, path, direct, size.map(|size| size.0), source)?;
@@ -221,6 +227,7 @@ fn open_from(
             volume.discard = opened.can_discard();
             volume.discard_granularity_bytes = opened.discard_granularity();
             volume.read_only |= opened.read_only();
+            contradiction = look_at(path, config, &opened).filter(|_| is_new);
             notes = VolumeNotes {
                 path: Some(path.display().to_string()),
                 direct: Some(opened.direct()),
@@ -235,7 +242,14 @@ fn open_from(
         }
         BackingConfig::Null { size } => volume.blocks = blocks_in(size.0, volume.block_size)?,
     }
-    Ok(OpenedVolume { volume: Arc::new(volume), backing, notes })
+    Ok(OpenedVolume { volume: Arc::new(volume), backing, notes, contradiction })
+}
+
+/// Logs what the image of a store says against the block size of its volume.
+fn look_at(path: &Path, config: &VolumeConfig, opened: &Backing) -> Option<Contradiction> {
+    let found = image::look(path, opened.size_bytes(), config.block_size)?;
+    tracing::warn!(volume = %config.name, path = %path.display(), "{found}");
+    Some(found)
 }
 
 /// A volume of a configuration without a size and a place for its bytes.

@@ -4,18 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rblk_config::{Auth, Exit, HostConfig, HostFile, TargetConfig};
-use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, Output};
-use rblk_target::control::socket::{Ask, HostsReport, Response, ask};
+use rblk_config::{Auth, Exit, HostConfig, HostFile, Output, TargetConfig};
+use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs};
+use rblk_target::control::socket::{Ask, HostsReport, Refusal, Response, ask};
 use serde::Serialize;
 
-use crate::running::socket_of;
-use crate::{asked, not_understood, table};
-
-/// A request that makes no sense.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Senseless(pub(crate) String);
+use crate::running::{asked, not_understood, socket_of};
+use crate::table;
 
 /// A host, in JSON.
 #[derive(Serialize)]
@@ -27,43 +22,58 @@ struct Listed<'c> {
     file: Option<PathBuf>,
 }
 
+/// What was done to a host, in JSON.
+#[derive(Serialize)]
+struct Done<'d> {
+    name: &'d str,
+    /// The file that is written, changed or gone.
+    file: &'d Path,
+    /// What became of the file.
+    outcome: &'d str,
+    /// What the running target made of it. Null: none answers.
+    target: Option<HostsReport>,
+}
+
 /// Does what was asked.
-pub(crate) fn host(command: &HostCommand) -> anyhow::Result<Exit> {
+pub(crate) fn host(command: &HostCommand, output: Output) -> anyhow::Result<Exit> {
     match command {
-        HostCommand::Add(args) => add(args),
-        HostCommand::Set(args) => set(args),
-        HostCommand::Remove(args) => remove(args),
-        HostCommand::List { config, output } => list(config, *output),
+        HostCommand::Add(args) => add(args, output),
+        HostCommand::Set(args) => set(args, output),
+        HostCommand::Remove(args) => remove(args, output),
+        HostCommand::List { config } => list(config, output),
     }
 }
 
-fn add(args: &HostAddArgs) -> anyhow::Result<Exit> {
+fn add(args: &HostAddArgs, output: Output) -> anyhow::Result<Exit> {
     let file = HostFile::lock(&args.place.config, &args.name)?;
     let before = file.read()?;
     let host = added(before.clone(), args)?;
     let name = host.name.clone();
-    let config = match before == Some(host.clone()) {
+    let path = file.path().to_owned();
+    let (outcome, config) = match before == Some(host.clone()) {
         true => {
-            println!("{name}: {} says so already", file.path().display());
-            TargetConfig::load(&args.place.config)?
+            output.text(format_args!("{name}: {} says so already", path.display()))?;
+            ("unchanged", TargetConfig::load(&args.place.config)?)
         }
         false => {
             let config = file.write(&host)?;
-            println!("{name}: written to {}", file.path().display());
-            config
+            output.text(format_args!("{name}: written to {}", path.display()))?;
+            ("written", config)
         }
     };
     drop(file);
-    tell(&args.place, &config, &name, true)
+    let target = tell(&args.place, &config, (&name, true), output)?;
+    output.answer(&Done { name: &name, file: &path, outcome, target }, String::new)?;
+    Ok(Exit::Ok)
 }
 
 /// The host with what was asked for.
-fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, Senseless> {
+fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, Refusal> {
     let name = &args.name;
     let mut host = match before {
         Some(host) => host,
         None if args.key.is_empty() || args.volume.is_empty() => {
-            return Err(Senseless(format!(
+            return Err(Refusal::senseless(format!(
                 "a new host needs a key and a volume: `rblk-target host add {name} --key KEY --volume VOLUME:rw`. \
                  `rblk-initiator key new` on {name} prints the key"
             )));
@@ -76,7 +86,7 @@ fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, S
         }
     }
     if host.keys.len() > rblk_config::KEYS_MAX {
-        return Err(Senseless(format!(
+        return Err(Refusal::senseless(format!(
             "{name} has two keys already; take the old one away first: \
              `rblk-target host remove {name} --key {}`",
             host.keys[0]
@@ -93,7 +103,7 @@ fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, S
 }
 
 /// The running target has the limits first, as those of a volume: it may refuse them.
-fn set(args: &HostSetArgs) -> anyhow::Result<Exit> {
+fn set(args: &HostSetArgs, output: Output) -> anyhow::Result<Exit> {
     let HostSetArgs { name, limits, persist, running } = args;
     // Locked before the change, so that files and changes have one order.
     let file = match persist {
@@ -111,28 +121,25 @@ fn set(args: &HostSetArgs) -> anyhow::Result<Exit> {
         }
     };
     let question = Ask::SetHost { name: name.clone(), limits: limits.wish() };
-    let host = match asked(&socket_of(running)?, question)? {
-        Ok(Response::Host(host)) => host,
-        Ok(_) => return Err(not_understood()),
-        Err(exit) => return Ok(exit),
+    let Response::Host(host) = asked(&socket_of(running)?, question)? else {
+        return Err(not_understood());
     };
     if let Some((file, host)) = &draft {
         file.write(host).with_context(|| {
             format!("the running target has changed {name}, but a restart undoes that")
         })?;
     }
-    if running.output == Output::Json {
-        println!("{}", serde_json::to_string_pretty(&host)?);
-        return Ok(Exit::Ok);
-    }
-    match host.limits() {
-        limits if limits.is_none() => println!("{name}: changed, without limits"),
-        limits => println!("{name}: changed, limited to {limits}"),
-    }
-    match &file {
-        Some(file) => println!("{name}: {} is changed", file.path().display()),
-        None => println!("{name}: until the target restarts or reloads; --persist keeps it"),
-    }
+    output.answer(&host, || {
+        let limits = match host.limits() {
+            limits if limits.is_none() => format!("{name}: changed, without limits"),
+            limits => format!("{name}: changed, limited to {limits}"),
+        };
+        let stays = match &file {
+            Some(file) => format!("{name}: {} is changed", file.path().display()),
+            None => format!("{name}: until the target restarts or reloads; --persist keeps it"),
+        };
+        format!("{limits}\n{stays}")
+    })?;
     Ok(Exit::Ok)
 }
 
@@ -145,31 +152,37 @@ fn not_in(file: &HostFile, config: &Path, name: &str, verb: &str) -> anyhow::Err
              there, then run `rblk-target reload`",
             file.path().display()
         ),
-        Ok(_) => format!("there is no host {name}; see `rblk-target host list`"),
+        Ok(_) => {
+            let text = format!("there is no host {name}; see `rblk-target host list`");
+            return Refusal::no_such_thing(text).into();
+        }
     };
-    Senseless(text).into()
+    Refusal::senseless(text).into()
 }
 
-fn remove(args: &HostRemoveArgs) -> anyhow::Result<Exit> {
+fn remove(args: &HostRemoveArgs, output: Output) -> anyhow::Result<Exit> {
     let name = &args.name;
     let file = HostFile::lock(&args.place.config, name)?;
     let host = file.read()?;
     let mut host = host.ok_or_else(|| not_in(&file, &args.place.config, name, "remove"))?;
-    let path = file.path().display().to_string();
-    let config = match taken(&mut host, args)? {
+    let path = file.path().to_owned();
+    let (outcome, config) = match taken(&mut host, args)? {
         Taken::Part => {
             let config = file.write(&host)?;
-            println!("{name}: {path} is changed");
-            config
+            output.text(format_args!("{name}: {} is changed", path.display()))?;
+            ("changed", config)
         }
         Taken::Whole => {
             let config = file.remove()?;
-            println!("{name}: {path} is gone");
-            config
+            output.text(format_args!("{name}: {} is gone", path.display()))?;
+            ("removed", config)
         }
     };
     drop(file);
-    tell(&args.place, &config, name, args.key.is_some() || args.volume.is_some())
+    let stays = args.key.is_some() || args.volume.is_some();
+    let target = tell(&args.place, &config, (name, stays), output)?;
+    output.answer(&Done { name, file: &path, outcome, target }, String::new)?;
+    Ok(Exit::Ok)
 }
 
 /// How much of a host is taken away.
@@ -179,20 +192,20 @@ enum Taken {
 }
 
 /// Takes away what was asked for.
-fn taken(host: &mut HostConfig, args: &HostRemoveArgs) -> Result<Taken, Senseless> {
+fn taken(host: &mut HostConfig, args: &HostRemoveArgs) -> Result<Taken, Refusal> {
     let name = &args.name;
     let last = |what: &str| {
         let text = format!(
             "that is the last {what} of {name}; add another one first, or remove the host: \
              `rblk-target host remove {name}`"
         );
-        Err(Senseless(text))
+        Err(Refusal::senseless(text))
     };
     if let Some(key) = &args.key {
         if !host.keys.contains(key) {
             let keys: Vec<String> = host.keys.iter().map(ToString::to_string).collect();
             let text = format!("{name} does not have that key; it has {}", keys.join(" and "));
-            return Err(Senseless(text));
+            return Err(Refusal::senseless(text));
         }
         host.keys.retain(|kept| kept != key);
         return if host.keys.is_empty() { last("key") } else { Ok(Taken::Part) };
@@ -203,7 +216,7 @@ fn taken(host: &mut HostConfig, args: &HostRemoveArgs) -> Result<Taken, Senseles
     host.volumes.retain(|right| right.volume() != volume);
     if host.volumes.len() == before {
         let volume = volume.unwrap_or("*");
-        return Err(Senseless(format!(
+        return Err(Refusal::senseless(format!(
             "{name} has no right to {volume}; see `rblk-target host list`"
         )));
     }
@@ -211,7 +224,12 @@ fn taken(host: &mut HostConfig, args: &HostRemoveArgs) -> Result<Taken, Senseles
 }
 
 /// Tells the running target. `stays`: whether the host is still one.
-fn tell(place: &HostPlace, config: &TargetConfig, name: &str, stays: bool) -> anyhow::Result<Exit> {
+fn tell(
+    place: &HostPlace,
+    config: &TargetConfig,
+    (name, stays): (&str, bool),
+    output: Output,
+) -> anyhow::Result<Option<HostsReport>> {
     let socket = place.control_socket.as_deref().unwrap_or(&config.control_socket);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match runtime.block_on(ask(socket, Ask::ReloadHosts)) {
@@ -223,7 +241,10 @@ fn tell(place: &HostPlace, config: &TargetConfig, name: &str, stays: bool) -> an
                 place.config.display()
             );
         }
-        Ok(Response::Hosts(report)) => println!("{}", told(&report)),
+        Ok(Response::Hosts(report)) => {
+            output.text(told(&report))?;
+            Ok(Some(report))
+        }
         Ok(Response::Error(error)) => {
             anyhow::bail!(
                 "the file is written, and the target at {} says: {error}",
@@ -234,17 +255,17 @@ fn tell(place: &HostPlace, config: &TargetConfig, name: &str, stays: bool) -> an
             anyhow::bail!("the target at {} did not understand the request", socket.display())
         }
         Err(error) => {
-            println!(
+            output.text(format_args!(
                 "no target answers at {} ({error}); the next `rblk-target serve --config {}` uses it",
                 socket.display(),
                 place.config.display()
-            );
+            ))?;
             if config.authentication() == Auth::None {
-                println!("{OPEN}");
+                output.text(OPEN)?;
             }
+            Ok(None)
         }
     }
-    Ok(Exit::Ok)
 }
 
 /// What people must know where hosts have no effect.
@@ -270,18 +291,14 @@ pub(crate) fn told(report: &HostsReport) -> String {
 
 fn list(path: &Path, output: Output) -> anyhow::Result<Exit> {
     let config = TargetConfig::load(path)?;
-    if output == Output::Table {
-        print!("{}", table::hosts(&config.hosts));
-        if config.authentication() == Auth::None {
-            eprintln!("{OPEN}");
-        }
-        return Ok(Exit::Ok);
-    }
     let file =
         |host: &HostConfig| HostFile::path_of(path, &host.name).ok().filter(|file| file.exists());
     let listed: Vec<Listed> =
         config.hosts.iter().map(|host| Listed { host, file: file(host) }).collect();
-    println!("{}", serde_json::to_string_pretty(&listed)?);
+    output.answer(&listed, || table::hosts(&config.hosts))?;
+    if config.authentication() == Auth::None {
+        output.aside(OPEN);
+    }
     Ok(Exit::Ok)
 }
 

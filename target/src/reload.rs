@@ -2,46 +2,36 @@
 
 use std::path::Path;
 
-use rblk_config::Exit;
-use rblk_target::args::Output;
+use rblk_config::{Exit, Output};
 use rblk_target::control::socket::{Ask, ReloadReport, Response};
 
-use crate::{asked, host, not_understood};
+use crate::host;
+use crate::running::{asked, not_understood};
 
 /// `rblk-target reload`.
 pub(crate) fn reload(socket: &Path, dry_run: bool, output: Output) -> anyhow::Result<Exit> {
-    match asked(socket, Ask::Reload { dry_run })? {
-        Ok(Response::Reload(report)) if output == Output::Json => {
-            println!("{}", serde_json::to_string_pretty(&report)?);
-            Ok(verdict(&report))
-        }
-        Ok(Response::Reload(report)) => {
-            print!("{}", told(&report));
-            Ok(verdict(&report))
-        }
-        Ok(_) => Err(not_understood()),
-        Err(exit) => Ok(exit),
-    }
+    let Response::Reload(report) = asked(socket, Ask::Reload { dry_run })? else {
+        return Err(not_understood());
+    };
+    output.answer(&report, || told(&report))?;
+    Ok(verdict(&report))
 }
 
 /// `rblk-target reload --hosts`.
 pub(crate) fn hosts(socket: &Path, output: Output) -> anyhow::Result<Exit> {
-    match asked(socket, Ask::ReloadHosts)? {
-        Ok(Response::Hosts(report)) if output == Output::Json => {
-            println!("{}", serde_json::to_string_pretty(&report)?);
-            Ok(Exit::Ok)
-        }
-        Ok(Response::Hosts(report)) => {
-            println!("{}", host::told(&report));
-            Ok(Exit::Ok)
-        }
-        Ok(_) => Err(not_understood()),
-        Err(exit) => Ok(exit),
-    }
+    let Response::Hosts(report) = asked(socket, Ask::ReloadHosts)? else {
+        return Err(not_understood());
+    };
+    output.answer(&report, || host::told(&report))?;
+    Ok(Exit::Ok)
 }
 
 fn verdict(report: &ReloadReport) -> Exit {
-    if report.refused.is_empty() { Exit::Ok } else { Exit::Failure }
+    match (report.refused.is_empty(), report.difference.restart.is_empty()) {
+        (false, _) => Exit::Failure,
+        (true, false) => Exit::NeedsRestart,
+        (true, true) => Exit::Ok,
+    }
 }
 
 fn told(report: &ReloadReport) -> String {
@@ -70,13 +60,10 @@ fn told(report: &ReloadReport) -> String {
 }
 
 /// `rblk-target dump`.
-pub(crate) fn dump(socket: &Path) -> anyhow::Result<Exit> {
-    match asked(socket, Ask::Dump)? {
-        Ok(Response::Dump(text)) => {
-            print!("{text}");
-            Ok(Exit::Ok)
-        }
-        Ok(_) => Err(not_understood()),
-        Err(exit) => Ok(exit),
-    }
+pub(crate) fn dump(socket: &Path, output: Output) -> anyhow::Result<Exit> {
+    let Response::Dump(text) = asked(socket, Ask::Dump)? else {
+        return Err(not_understood());
+    };
+    output.toml(&text)?;
+    Ok(Exit::Ok)
 }

@@ -10,14 +10,17 @@ use std::net::{TcpListener, ToSocketAddrs};
 use std::path::Path;
 
 use rblk_config::doctor::{far_cpus, rdma_devices};
+use rblk_config::image::Contradiction;
 use rblk_config::{CpuList, Encrypt, TargetConfig, VolumeConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, Scheme};
+use serde::Serialize;
 
 use crate::control::status::{TargetStatus, VolumeStatus};
 use crate::demand::{Demand, Host};
 use crate::exports::{Wait, open_volume};
 use crate::serve::{addresses, poll_groups, target_name};
+use crate::store::image;
 use crate::store::room::{StoreRoom, shortages};
 use crate::store::{StoreError, StoreFault};
 
@@ -31,7 +34,7 @@ pub struct Review {
 }
 
 /// A volume that can be served.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Reviewed {
     /// Size in blocks.
     pub blocks: u64,
@@ -39,6 +42,8 @@ pub struct Reviewed {
     pub block_bytes: u32,
     /// The process of the running target, if that serves it.
     pub served_by: Option<u32>,
+    /// What its image says against its block size.
+    pub contradiction: Option<Contradiction>,
 }
 
 /// Reads every key, opens every store of a configuration, and closes it again. `running` is the
@@ -61,6 +66,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
                 blocks: opened.volume.blocks.0,
                 block_bytes: opened.volume.block_size.bytes(),
                 served_by: None,
+                contradiction: opened.contradiction,
             }),
             Err(error) => served(&error, &volume.name, running)
                 .ok_or_else(|| error.context(format!("volume `{}`", volume.name))),
@@ -100,6 +106,7 @@ fn served(error: &anyhow::Error, name: &str, running: Option<&TargetStatus>) -> 
         blocks: volume.size_bytes / u64::from(volume.block_size.max(1)),
         block_bytes: volume.block_size,
         served_by: Some(running.pid),
+        contradiction: image::look(path, volume.size_bytes, volume.block_size),
     })
 }
 

@@ -309,13 +309,14 @@ fn without(config: &TargetConfig, away: &[AwayVolume]) -> TargetConfig {
     config
 }
 
-/// Raises the limits of this process, and warns if too few files may be open.
+/// Raises the limits of this process, and says so if fewer files may be open than all sessions
+/// could take. Control warns when they come near.
 fn raise_limits(config: &TargetConfig) {
     demand::raise_limits();
     if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Some(warning) = demand::too_few_files(config, limit)
     {
-        tracing::warn!("{warning}");
+        tracing::info!("{warning}");
     }
 }
 
@@ -353,8 +354,7 @@ impl Plan<'_> {
             auth,
             took_over,
             ..parts(config, name, state, handles, arena, opened)?
-        })
-        .context("control")?;
+        })?;
         // Registering a large arena takes seconds, so it is done before the first connection.
         // Control alone keeps the devices, so that one that is unplugged can be dropped.
         for device in devices {

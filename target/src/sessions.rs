@@ -1,44 +1,29 @@
 //! `rblk-target session`: the sessions of the target that runs.
 
-use rblk_config::Exit;
-use rblk_target::args::{Output, SessionCommand};
+use rblk_config::{Exit, Output};
+use rblk_target::args::SessionCommand;
 use rblk_target::control::socket::{Ask, Response};
 use rblk_target::control::status::SessionStatus;
 
-use crate::running::socket_of;
-use crate::{asked, not_understood};
+use crate::running::{asked, not_understood, socket_of, status_of};
 
 /// Does what was asked.
-pub(crate) fn session(command: &SessionCommand) -> anyhow::Result<Exit> {
+pub(crate) fn session(command: &SessionCommand, output: Output) -> anyhow::Result<Exit> {
     match command {
-        SessionCommand::List(running) => match asked(&socket_of(running)?, Ask::Status)? {
-            Ok(Response::Status(status)) if running.output == Output::Json => {
-                println!("{}", serde_json::to_string_pretty(&status.sessions)?);
-                Ok(Exit::Ok)
-            }
-            Ok(Response::Status(status)) => {
-                print!("{}", table(&status.sessions));
-                Ok(Exit::Ok)
-            }
-            Ok(_) => Err(not_understood()),
-            Err(exit) => Ok(exit),
-        },
+        SessionCommand::List(running) => {
+            let sessions = status_of(&socket_of(running)?)?.sessions;
+            output.answer(&sessions, || table(&sessions))?;
+        }
         SessionCommand::Kick { session, running } => {
             let question = Ask::Kick { session: session.clone() };
-            match asked(&socket_of(running)?, question)? {
-                Ok(Response::Kicked(ended)) if running.output == Output::Json => {
-                    println!("{}", serde_json::to_string_pretty(&ended)?);
-                    Ok(Exit::Ok)
-                }
-                Ok(Response::Kicked(ended)) => {
-                    ended.iter().for_each(|session| println!("ended the session of {session}"));
-                    Ok(Exit::Ok)
-                }
-                Ok(_) => Err(not_understood()),
-                Err(exit) => Ok(exit),
-            }
+            let Response::Kicked(ended) = asked(&socket_of(running)?, question)? else {
+                return Err(not_understood());
+            };
+            let line = |session: &String| format!("ended the session of {session}\n");
+            output.answer(&ended, || ended.iter().map(line).collect())?;
         }
     }
+    Ok(Exit::Ok)
 }
 
 fn table(sessions: &[SessionStatus]) -> String {

@@ -272,6 +272,19 @@ mod tests {
         assert_eq!((sound.mode(), rblk_target::warnings::store_fault(&sound)), ("rw", None));
     }
 
+    #[test]
+    fn the_errors_of_a_store_are_told_for_a_while() {
+        let told = |age| {
+            let mut status = busy();
+            status.volumes[1].last_error_age_s = age;
+            warnings(&status).into_iter().find(|line| line.contains("store errors"))
+        };
+        assert_eq!(told(Some(61)).unwrap(), "logs: 3 store errors, last ENOSPC 1m 1s ago");
+        assert!(told(Some(600)).is_some());
+        assert_eq!(told(Some(601)), None);
+        assert_eq!(told(None).unwrap(), "logs: 3 store errors, last ENOSPC", "of an older target");
+    }
+
     fn busy_volumes() -> Vec<VolumeStatus> {
         let rates = Rates {
             reads: 41_234,

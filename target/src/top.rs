@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use rblk_config::screen::Screen;
 use rblk_config::table::{Column, Table, wrapped};
-use rblk_config::{Exit, figures};
+use rblk_config::{Exit, Output, figures};
 use rblk_fabric::rates::Rates;
-use rblk_target::args::TopOutput;
-use rblk_target::control::socket::{Ask, Response, ask};
+use rblk_target::control::socket::{Ask, ask};
 use rblk_target::control::status::{TargetStatus, VolumeStatus};
 use serde::Serialize;
 
-use crate::{RATES_TIME, no_answer};
+use crate::RATES_TIME;
+use crate::running::status_in;
 
 /// One look at a target, as JSON.
 #[derive(Serialize)]
@@ -42,20 +42,15 @@ pub(crate) fn top(
     path: &Path,
     interval: Duration,
     once: bool,
-    output: TopOutput,
+    output: Output,
 ) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let screen = match output {
-        TopOutput::Table if !once => Screen::open(),
+        Output::Table if !once => Screen::open(),
         _ => Screen::lines(),
     };
     loop {
-        let status = match runtime.block_on(ask(path, Ask::Status)) {
-            Ok(Response::Status(status)) => status,
-            Ok(Response::Error(error)) => anyhow::bail!(error),
-            Ok(_) => anyhow::bail!("the target did not understand the question"),
-            Err(error) => return Ok(no_answer(path, &error)),
-        };
+        let status = status_in(path, runtime.block_on(ask(path, Ask::Status)))?;
         // The first question begins the measurement.
         if status.rates.is_none() {
             if screen.wants_to_quit(RATES_TIME)? {
@@ -64,8 +59,8 @@ pub(crate) fn top(
             continue;
         }
         match output {
-            TopOutput::JsonLines => println!("{}", serde_json::to_string(&look(&status))?),
-            TopOutput::Table => screen.draw(&frame(&status))?,
+            Output::Json => output.item(&look(&status), String::new)?,
+            Output::Table => screen.draw(&frame(&status))?,
         }
         if once || screen.wants_to_quit(interval)? {
             return Ok(Exit::Ok);

@@ -1,17 +1,15 @@
 //! `rblk-target trace`: the slow commands of a volume, as they are answered.
 
-use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rblk_config::{ByteSize, Exit};
-use rblk_target::args::EventsOutput;
+use rblk_config::{ByteSize, Exit, Output};
 use rblk_target::control::socket::{Ask, Response};
 use rblk_target::control::trace::TraceLine;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use crate::{no_answer, not_understood};
+use crate::running::{no_answer, not_understood};
 
 /// The target answers a trace at once.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -22,13 +20,13 @@ pub(crate) fn trace(
     volume: &str,
     slower: Duration,
     count: Option<u64>,
-    output: EventsOutput,
+    output: Output,
 ) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut stream = match UnixStream::connect(path).await {
             Ok(stream) => stream,
-            Err(error) => return Ok(no_answer(path, &error)),
+            Err(error) => return Err(no_answer(path, &error).into()),
         };
         let slower_us = u64::try_from(slower.as_micros()).unwrap_or(u64::MAX);
         let ask = Ask::Trace { volume: volume.to_owned(), slower_us };
@@ -39,24 +37,18 @@ pub(crate) fn trace(
         let first = tokio::time::timeout(PATIENCE, lines.next_line()).await??.unwrap_or_default();
         match serde_json::from_str(&first) {
             Ok(Response::Done) => {}
-            Ok(Response::Error(error)) => anyhow::bail!(error),
+            Ok(Response::Error(refusal)) => return Err(refusal.into()),
             _ => return Err(not_understood()),
         }
-        if output == EventsOutput::Table {
-            eprintln!("rblk-target: tracing {volume}; ctrl-C ends it");
-        }
+        output.aside(format_args!("rblk-target: tracing {volume}; ctrl-C ends it"));
         let mut left = count.unwrap_or(u64::MAX);
         while left > 0 {
             let Some(json) = lines.next_line().await? else {
                 anyhow::bail!("the target ended");
             };
             left -= 1;
-            let mut out = io::stdout().lock();
-            match output {
-                EventsOutput::Table => writeln!(out, "{}", line(&serde_json::from_str(&json)?))?,
-                EventsOutput::JsonLines => writeln!(out, "{json}")?,
-            }
-            out.flush()?;
+            let slow: TraceLine = serde_json::from_str(&json)?;
+            output.item(&slow, || line(&slow))?;
         }
         Ok(Exit::Ok)
     })

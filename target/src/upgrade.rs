@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::Exit;
-use rblk_target::args::Output;
+use rblk_config::{Exit, Output};
 use rblk_target::control::socket::{Ask, Response, STOPPING, ask};
 use rblk_target::control::status::{TargetStatus, UpgradeStatus};
 use rblk_target::warnings;
 use serde::Serialize;
 
 use crate::drain::Process;
-use crate::{no_answer, not_understood};
+use crate::running::status_in;
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(50);
@@ -56,23 +55,18 @@ async fn run(
     (force, timeout): (bool, Duration),
     output: Output,
 ) -> anyhow::Result<Exit> {
-    let before = match status(path).await {
-        Ok(status) => status.ok_or_else(not_understood)?,
-        Err(error) => return Ok(no_answer(path, &error)),
-    };
+    let before = status_in(path, ask(path, Ask::Status).await)?;
     let process = Process::of(before.pid);
     let order = Ask::Upgrade { program: program.to_owned(), force };
     // The process may become the other program before its answer gets out. What counts is what
     // serves then.
-    if let Ok(Response::Error(text)) = ask(path, order).await {
-        if text == STOPPING {
-            anyhow::bail!("{text}, or another program takes its place already");
+    if let Ok(Response::Error(refusal)) = ask(path, order).await {
+        if refusal.text() == STOPPING {
+            anyhow::bail!("{refusal}, or another program takes its place already");
         }
-        anyhow::bail!("{text}\n  The target serves as before");
+        anyhow::bail!("{refusal}\n  The target serves as before");
     }
-    if output == Output::Table {
-        eprintln!("handing over to {}", program.display());
-    }
+    output.aside(format_args!("handing over to {}", program.display()));
     let mut deadline = Instant::now() + timeout;
     let (mut last, mut is_told) = (None, false);
     while Instant::now() < deadline {
@@ -85,8 +79,8 @@ async fn run(
             now.iter().filter_map(|now| now.drain.as_ref()).find(|d| !d.unsaved.is_empty());
         if let Some(drain) = refused {
             deadline = Instant::now() + Duration::from_millis(drain.stores_ms) + timeout;
-            if output == Output::Table && !std::mem::replace(&mut is_told, true) {
-                drain.unsaved.iter().for_each(|one| eprintln!("{}", warnings::refused(one)));
+            if !std::mem::replace(&mut is_told, true) {
+                drain.unsaved.iter().for_each(|one| output.aside(warnings::refused(one)));
             }
         }
         if let Some(now) = now
@@ -122,15 +116,13 @@ async fn run(
 
 /// Tells the outcome.
 fn end(now: &TargetStatus, upgrade: &UpgradeStatus, output: Output) -> anyhow::Result<Exit> {
-    if output == Output::Json {
-        let outcome = Outcome { pid: now.pid, to_version: &now.version, upgrade };
-        println!("{}", serde_json::to_string_pretty(&outcome)?);
-    }
+    let outcome = Outcome { pid: now.pid, to_version: &now.version, upgrade };
+    output.answer(&outcome, || match &upgrade.failed {
+        Some(_) => String::new(),
+        None => in_words(&now.version, now.pid, upgrade),
+    })?;
     if let Some(why) = &upgrade.failed {
         anyhow::bail!("{why}. Version {} serves again", now.version);
-    }
-    if output == Output::Table {
-        print!("{}", in_words(&now.version, now.pid, upgrade));
     }
     match upgrade.away.as_slice() {
         [] if upgrade.clean => Ok(Exit::Ok),

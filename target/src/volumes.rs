@@ -7,32 +7,31 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use rblk_config::{
-    ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
+    ByteRate, ByteSize, Exit, Limits, Output, TargetConfig, VolumeConfig, VolumeFile,
+    named_in_rights,
 };
 use rblk_target::args::{
-    ChangeArgs, Output, RunningArgs, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs,
-    VolumeResizeArgs, VolumeSetArgs, VolumeSnapshotArgs,
+    ChangeArgs, RunningArgs, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
+    VolumeSetArgs, VolumeSnapshotArgs,
 };
-use rblk_target::control::socket::{Ask, Response, VolumeReport};
-use rblk_target::control::status::VolumeStatus;
+use rblk_target::control::socket::{Ask, Refusal, Response, VolumeReport};
+use rblk_target::control::status::{TargetStatus, VolumeStatus};
 
-use crate::host::Senseless;
-use crate::running::socket_of;
-use crate::{asked, not_understood};
+use crate::running::{asked, not_understood, socket_of, status_of};
 
 /// Does what was asked.
-pub(crate) fn volume(command: &VolumeCommand) -> anyhow::Result<Exit> {
+pub(crate) fn volume(command: &VolumeCommand, output: Output) -> anyhow::Result<Exit> {
     match command {
-        VolumeCommand::Add(args) => add(args),
-        VolumeCommand::Remove(args) => remove(args),
-        VolumeCommand::Resize(args) => resize(args),
-        VolumeCommand::Set(args) => set(args),
-        VolumeCommand::Snapshot(args) => snapshot(args),
-        VolumeCommand::List(running) => list(running),
+        VolumeCommand::Add(args) => add(args, output),
+        VolumeCommand::Remove(args) => remove(args, output),
+        VolumeCommand::Resize(args) => resize(args, output),
+        VolumeCommand::Set(args) => set(args, output),
+        VolumeCommand::Snapshot(args) => snapshot(args, output),
+        VolumeCommand::List(running) => list(running, output),
     }
 }
 
-fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
+fn add(args: &VolumeAddArgs, output: Output) -> anyhow::Result<Exit> {
     let name = args.name.clone();
     let mut volume = match (&args.file, args.memory, args.null) {
         (Some(path), _, _) => VolumeConfig::file(name, std::path::absolute(path)?),
@@ -50,15 +49,16 @@ fn add(args: &VolumeAddArgs) -> anyhow::Result<Exit> {
     if let Some(file) = &file {
         file.check(&volume)?;
     }
-    order(&args.place, file.into(), Ask::AddVolume { volume: Box::new(volume) }, "served")
+    let question = Ask::AddVolume { volume: Box::new(volume) };
+    order(&args.place, file.into(), question, Kind::Served, output)
 }
 
-fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
+fn remove(args: &VolumeRemoveArgs, output: Output) -> anyhow::Result<Exit> {
     let file = file_of(&args.place, &args.name)?;
     if file.is_some() {
         let hosts = TargetConfig::load(&args.place.running.config)?.hosts;
         if let Some(rights) = named_in_rights(&hosts, &args.name) {
-            return Err(Senseless(rights).into());
+            return Err(Refusal::senseless(rights).into());
         }
     }
     if let Some(file) = &file
@@ -76,17 +76,27 @@ fn remove(args: &VolumeRemoveArgs) -> anyhow::Result<Exit> {
         }
         file => file.into(),
     };
-    order(&args.place, file, question, "removed")
+    order(&args.place, file, question, Kind::Removed, output)
 }
 
-fn resize(args: &VolumeResizeArgs) -> anyhow::Result<Exit> {
+fn resize(args: &VolumeResizeArgs, output: Output) -> anyhow::Result<Exit> {
     if !args.place.persist {
         must_not_be_fixed(&args.place.running.config, &args.name)?;
     }
-    let file = changed_file(&args.place, &args.name)?;
+    let file = match args.place.persist && keeps_its_size(&args.place.running.config, &args.name)? {
+        true => None,
+        false => changed_file(&args.place, &args.name)?,
+    };
     let VolumeResizeArgs { name, size, shrink, .. } = args;
     let question = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
-    order(&args.place, file.into(), question, "changed")
+    order(&args.place, file.into(), question, Kind::Resized, output)
+}
+
+/// Whether the size is that of the file or device, since no file of the configuration says one.
+fn keeps_its_size(config: &Path, name: &str) -> anyhow::Result<bool> {
+    let config = TargetConfig::load(config)?;
+    let volume = config.volumes.iter().find(|volume| volume.name == name);
+    Ok(volume.is_some_and(|volume| volume.path.is_some() && volume.size.is_none()))
 }
 
 /// The file must not have a size in the configuration that is not changed with it: the target would
@@ -99,7 +109,7 @@ fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
     let volume = config.volumes.iter().find(|volume| volume.name == name);
     match volume.filter(|volume| volume.path.is_some()).and_then(|volume| volume.size) {
         None => Ok(()),
-        Some(size) => Err(Senseless(format!(
+        Some(size) => Err(Refusal::senseless(format!(
             "the configuration says that the file of {name} has {size}, and the target does not start with a file \
              of another size: change it with --persist, or change it there and run `rblk-target reload`"
         ))
@@ -107,7 +117,7 @@ fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
     }
 }
 
-fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
+fn set(args: &VolumeSetArgs, output: Output) -> anyhow::Result<Exit> {
     let file = changed_file(&args.place, &args.name)?;
     let VolumeSetArgs { name, read_only, cache, read_ahead, cache_min, cache_max, limits, .. } =
         args;
@@ -120,10 +130,10 @@ fn set(args: &VolumeSetArgs) -> anyhow::Result<Exit> {
         cache_max: *cache_max,
         limits: limits.wish(),
     };
-    order(&args.place, file.into(), question, "changed")
+    order(&args.place, file.into(), question, Kind::Changed, output)
 }
 
-fn snapshot(args: &VolumeSnapshotArgs) -> anyhow::Result<Exit> {
+fn snapshot(args: &VolumeSnapshotArgs, output: Output) -> anyhow::Result<Exit> {
     let new_name = args.new_name.clone().unwrap_or_else(|| name_at(&args.name, SystemTime::now()));
     let path = args.path.as_ref().map(std::path::absolute).transpose()?;
     let file = file_of(&args.place, &new_name)?;
@@ -131,13 +141,13 @@ fn snapshot(args: &VolumeSnapshotArgs) -> anyhow::Result<Exit> {
         && (file.read()?.is_some()
             || file.check_without()?.volumes.iter().any(|volume| volume.name == new_name))
     {
-        return Err(Senseless(format!(
+        let text = format!(
             "the configuration has a volume {new_name} already: name another one with --as"
-        ))
-        .into());
+        );
+        return Err(Refusal::new(Exit::AlreadyThere, text).into());
     }
     let question = Ask::SnapshotVolume { name: args.name.clone(), new_name, path };
-    order(&args.place, file.into(), question, "a snapshot, served")
+    order(&args.place, file.into(), question, Kind::Snapshot, output)
 }
 
 /// The name of a snapshot that nobody named.
@@ -168,8 +178,8 @@ fn changed_file(place: &ChangeArgs, name: &str) -> anyhow::Result<Option<VolumeF
     Ok(file)
 }
 
-fn elsewhere(name: &str, file: &Path, what: &str) -> Senseless {
-    Senseless(format!(
+fn elsewhere(name: &str, file: &Path, what: &str) -> Refusal {
+    Refusal::senseless(format!(
         "{name} is not in {}, so people wrote it into another file of the configuration: {what}, then run \
          `rblk-target reload`; or leave --persist away",
         file.display()
@@ -191,13 +201,50 @@ impl From<Option<VolumeFile>> for Written {
     }
 }
 
+/// What was done to a volume.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Served,
+    Removed,
+    Resized,
+    Changed,
+    Snapshot,
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Served => "served",
+            Self::Removed => "removed",
+            Self::Resized | Self::Changed => "changed",
+            Self::Snapshot => "a snapshot, served",
+        }
+    }
+
+    /// How long it stays that is not written into the configuration.
+    fn until(self, volume: Option<&VolumeConfig>) -> &'static str {
+        match (self, volume) {
+            // The size of a file or device without a `size` is its own.
+            (Self::Resized, Some(volume)) if volume.path.is_some() && volume.size.is_none() => {
+                "its file or device keeps this size, also after a restart"
+            }
+            _ => "until the target restarts or reloads; --persist keeps it",
+        }
+    }
+}
+
 /// Has the target do it, and then writes it down.
-fn order(place: &ChangeArgs, file: Written, question: Ask, done: &str) -> anyhow::Result<Exit> {
+fn order(
+    place: &ChangeArgs,
+    file: Written,
+    question: Ask,
+    kind: Kind,
+    output: Output,
+) -> anyhow::Result<Exit> {
     let running = &place.running;
-    let report = match asked(&socket_of(running)?, question)? {
-        Ok(Response::Volume(report)) => report,
-        Ok(_) => return Err(not_understood()),
-        Err(exit) => return Ok(exit),
+    let done = kind.word();
+    let Response::Volume(report) = asked(&socket_of(running)?, question)? else {
+        return Err(not_understood());
     };
     let written = match file {
         Written::No => Ok(None),
@@ -207,24 +254,20 @@ fn order(place: &ChangeArgs, file: Written, question: Ask, done: &str) -> anyhow
     let written = written.with_context(|| {
         format!("the running target has {done} {}, but a restart undoes that", report.name)
     })?;
-    if running.output == Output::Json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(Exit::Ok);
-    }
-    let VolumeReport { name, volume, size_bytes, given_up, store_fault } = &*report;
-    match volume {
-        Some(volume) => println!("{name}: {done}, {}", described(volume, *size_bytes)),
-        None => println!("{name}: {done}"),
-    }
+    let VolumeReport { name, volume, size_bytes, given_up, store_fault, contradiction } = &*report;
+    output.answer(&report, || {
+        let what = volume.as_ref().map(|volume| format!(", {}", described(volume, *size_bytes)));
+        let stays = written.unwrap_or_else(|| kind.until(volume.as_ref()).to_owned());
+        format!("{name}: {done}{}\n{name}: {stays}", what.unwrap_or_default())
+    })?;
     if let Some(lost) = given_up {
-        eprintln!("{name}: WARNING: its store did not take everything: {lost}");
+        output.aside(format_args!("{name}: WARNING: its store did not take everything: {lost}"));
     }
     if let Some(fault) = store_fault {
-        eprintln!("{name}: WARNING: {fault}");
+        output.aside(format_args!("{name}: WARNING: {fault}"));
     }
-    match written {
-        Some(written) => println!("{name}: {written}"),
-        None => println!("{name}: until the target restarts or reloads; --persist keeps it"),
+    if let Some(found) = contradiction {
+        output.aside(format_args!("{name}: WARNING: {found}"));
     }
     Ok(Exit::Ok)
 }
@@ -253,12 +296,9 @@ fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<String>
 fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<String> {
     let file = VolumeFile::lock(&running.config, &report.name)?;
     // Whoever adds a volume under this name now waits for the lock before that, or has the file.
-    let is_served_anew = match asked(&socket_of(running)?, Ask::Status)? {
-        Ok(Response::Status(status)) => status.volumes.iter().any(|v| v.name == report.name),
-        Ok(_) => return Err(not_understood()),
-        // A target that has stopped meanwhile serves nothing.
-        Err(_) => false,
-    };
+    // A target that has stopped meanwhile serves nothing.
+    let is_served_anew = status_of(&socket_of(running)?)
+        .is_ok_and(|status| status.volumes.iter().any(|v| v.name == report.name));
     if is_served_anew {
         anyhow::bail!(
             "another command added a volume of that name meanwhile, so {} stays; `rblk-target volume list` shows it",
@@ -281,16 +321,22 @@ fn described(volume: &VolumeConfig, bytes: u64) -> String {
     format!("{}, {mode}{cache}{min}{max}{limits}", ByteSize(bytes))
 }
 
-fn list(running: &RunningArgs) -> anyhow::Result<Exit> {
-    match asked(&socket_of(running)?, Ask::Status)? {
-        Ok(Response::Status(status)) if running.output == Output::Json => {
-            println!("{}", serde_json::to_string_pretty(&status.volumes)?);
-        }
-        Ok(Response::Status(status)) => print!("{}", table(&status.volumes)),
-        Ok(_) => return Err(not_understood()),
-        Err(exit) => return Ok(exit),
-    }
+fn list(running: &RunningArgs, output: Output) -> anyhow::Result<Exit> {
+    let status = status_of(&socket_of(running)?)?;
+    output.answer(&status.volumes, || shown(&status))?;
     Ok(Exit::Ok)
+}
+
+/// The volumes of a target, and what keeps it from serving more or from remembering them.
+fn shown(status: &TargetStatus) -> String {
+    let mut text = table(&status.volumes);
+    for fault in status.volumes.iter().filter_map(rblk_target::warnings::store_fault) {
+        text += &format!("WARN  {fault}\n");
+    }
+    for fault in rblk_target::warnings::faults_of_target(status) {
+        text += &format!("WARN  {fault}\n");
+    }
+    text
 }
 
 fn table(volumes: &[VolumeStatus]) -> String {
@@ -320,9 +366,6 @@ fn table(volumes: &[VolumeStatus]) -> String {
             limit(v.limits.iops.map(|iops| iops.to_string())),
             limit(v.limits.bandwidth.map(|ByteRate(bytes)| ByteSize(bytes).to_string())),
         );
-    }
-    for fault in volumes.iter().filter_map(rblk_target::warnings::store_fault) {
-        text += &format!("WARN  {fault}\n");
     }
     text
 }

@@ -11,6 +11,9 @@ use crate::control::status::{
 };
 use crate::store::room::{ThinFile, shortages};
 
+/// How long after its last error a store is told of.
+const STORE_ERRORS_TIME: Duration = Duration::from_secs(600);
+
 /// What is wrong now, a sentence each.
 #[must_use]
 pub fn warnings(status: &TargetStatus) -> Vec<String> {
@@ -26,14 +29,7 @@ pub fn warnings(status: &TargetStatus) -> Vec<String> {
         warnings.push(format!("nobody can connect by {address}, for {since}: {why}"));
     }
     warnings.extend(status.devices.iter().filter_map(without_link));
-    if let Some(fault) = &status.state_dir_fault {
-        warnings.push(fault.clone());
-    }
-    for AwayStatus { name, why } in &status.volumes_away {
-        warnings.push(format!(
-            "volume `{name}` is not served: {why}. Then `rblk-target reload` adds it"
-        ));
-    }
+    warnings.extend(faults_of_target(status));
     warnings.extend(shortages(status.volumes.iter().filter_map(thin_file)));
     status.volumes.iter().for_each(|volume| of_volume(volume, &mut warnings));
     warnings.extend(status.drain.iter().flat_map(|drain| &drain.unsaved).map(refused));
@@ -52,18 +48,34 @@ fn of_volume(volume: &VolumeStatus, warnings: &mut Vec<String>) {
             "{name}: {blocks} dirty blocks could not be written, and every FLUSH fails until they are"
         ));
     }
-    if counts.store_errors > 0 {
-        let age = volume.last_error_age_s.map_or_else(String::new, |age| {
-            format!(" {} ago", figures::duration(Duration::from_secs(age)))
-        });
-        let last = volume
-            .last_errno
-            .map_or_else(String::new, |errno| format!(", last {:?}{age}", Errno::from_raw(errno)));
-        warnings.push(format!("{name}: {} store errors{last}", counts.store_errors));
-    }
+    warnings.extend(store_errors(volume));
     if let Some(holder) = volume.holder.as_ref().filter(|holder| !holder.present) {
         warnings.push(format!("{name}: its holder {} is away", holder.host));
     }
+}
+
+/// What concerns a target and none of the volumes that it serves: a state directory that is not
+/// what it was, volumes that are not served.
+#[must_use]
+pub fn faults_of_target(status: &TargetStatus) -> Vec<String> {
+    let away = |AwayStatus { name, why }: &AwayStatus| {
+        format!("volume `{name}` is not served: {why}. Then `rblk-target reload` adds it")
+    };
+    status.state_dir_fault.iter().cloned().chain(status.volumes_away.iter().map(away)).collect()
+}
+
+/// The errors of a store, for a while after the last one. `-v` and the metrics count all.
+fn store_errors(volume: &VolumeStatus) -> Option<String> {
+    let (name, errors) = (&volume.name, volume.counts.store_errors);
+    let last = volume.last_errno.map(|errno| format!("{:?}", Errno::from_raw(errno)));
+    // A target of an older version tells no time.
+    let age = match volume.last_error_age_s.map(Duration::from_secs) {
+        Some(age) if age > STORE_ERRORS_TIME => return None,
+        Some(age) => format!(" {} ago", figures::duration(age)),
+        None => String::new(),
+    };
+    let last = last.map(|last| format!(", last {last}{age}")).unwrap_or_default();
+    (errors > 0).then(|| format!("{name}: {errors} store errors{last}"))
 }
 
 /// What is wrong with the file or device of a volume.

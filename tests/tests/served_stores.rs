@@ -248,6 +248,9 @@ fn a_state_dir_that_is_away_is_named_until_it_is_back() {
     let socket = there.join("target.sock");
     let fault = wait_for("a fault", || state_fault(&socket));
     assert_says(&fault, &["(state_dir) cannot be written", "No such file"]);
+    let mut list = Command::new(program("rblk-target"));
+    let list = run(list.args(["volume", "list", "--control-socket"]).arg(&socket));
+    assert_says(&list.stdout, &["WARN  ", "(state_dir) cannot be written"]);
     let one = "1".to_owned();
     wait_for_equal("the metric", &one, || bed.metric("rblk_target_state_dir_fault"));
     // Another directory is not the one that it remembers in.

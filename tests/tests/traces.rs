@@ -62,7 +62,7 @@ fn a_trace_shows_the_commands_of_its_volume_alone_and_ends_after_its_count() {
     // Its end is the end of the connection: then another one may begin.
     wait_for("the end of the trace", || target.log().contains("a trace ends").then_some(()));
     let again = run(&mut command(&target, &["nosuch"]));
-    assert_eq!(again.code, Some(1), "{again:?}");
+    assert_eq!(again.code, Some(11), "{again:?}");
     assert!(again.stderr.contains("there is no volume nosuch"), "{again:?}");
 }
 

@@ -71,12 +71,27 @@ fn as_root_a_user_who_may_not_look_does_not_hear_that_nothing_is_there() {
     assert_is_root(&["setpriv"]);
     make_private(Path::new("/run/rblk/mounts")).unwrap();
     let nobody = Nobody::new();
-    for command in [&["list"][..], &["umount", "v"], &["upgrade", "v"], &["recover", "v"]] {
+    for command in [
+        &["list"][..],
+        &["metrics"],
+        &["top", "--once"],
+        &["umount", "v"],
+        &["upgrade", "v"],
+        &["recover", "v"],
+    ] {
         let ended = run(nobody.program("rblk-initiator", &[]).args(command));
         assert_refused(&ended, 8, &["this needs root", "sudo"]);
         assert_eq!(ended.stdout, "", "{ended:?}");
     }
     let dir = tempfile::tempdir_in(nobody.dir()).unwrap();
+    let config = nobody.dir().join("target.toml");
+    std::fs::write(&config, "").unwrap();
+    std::fs::set_permissions(&config, Permissions::from_mode(0o600)).unwrap();
+    for command in [["host", "list"], ["volume", "list"]] {
+        let mut asks = nobody.program("rblk-target", &[]);
+        let ended = run(asks.args(command).arg("--config").arg(&config));
+        assert_refused(&ended, 8, &["target.toml: cannot read", "run as root"]);
+    }
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     for command in ["status", "drain", "reload"] {

@@ -1,22 +1,23 @@
 //! The data side of the initiator: the process behind one mount, and `discover`. The only program
 //! here that links libibverbs.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Parser;
 use rblk_config::journal::JournalFormat;
-use rblk_config::{ByteSize, Exit, Log, LogWriter, said_once};
+use rblk_config::{ByteSize, Exit, Log, LogWriter, Output, said_once, wants_colour};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
-    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, Output, RecoverArgs, Report,
-    VhostArgs, exit_of,
+    CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
+    exit_of,
 };
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::journal::{MountFields, MountJournal};
 use rblk_initiator::log_file::LogFile;
+use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
 use rblk_protocol::VolumeFlags;
@@ -27,9 +28,14 @@ use tracing_subscriber::EnvFilter;
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    let cli = match Cli::of_process() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
+    let output = cli.output;
     let (log, writer) = Log::new();
-    let mut lines = Lines { log, journal: None, fields: MountFields::default() };
-    let result = match Cli::parse().command {
+    let mut lines = Lines { log, journal: None, fields: MountFields::default(), output };
+    let result = match cli.command {
         Command::Mount(args) => {
             lines.begin(writer, args.verbose);
             mount(&args, &mut lines)
@@ -42,7 +48,7 @@ fn main() -> ExitCode {
             lines.begin(writer, args.verbose);
             recover(&args, &mut lines)
         }
-        Command::Discover { address, timeout, output, identity } => {
+        Command::Discover { address, timeout, identity } => {
             start_log(writer, 0, "error");
             die_of_closed_pipes();
             discover(&address, &identity, timeout.get(), output)
@@ -52,35 +58,35 @@ fn main() -> ExitCode {
             die_of_closed_pipes();
             probe(&args)
         }
+        Command::LookAt { disk, size_bytes, block_size } => {
+            let looked = rblk_initiator::mount::image::here(&disk, size_bytes, block_size);
+            return if looked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
         Command::WriteBack { disk, unless_used } => {
             return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
         }
         Command::Umount { .. }
-        | Command::List { .. }
+        | Command::List
         | Command::Metrics { .. }
         | Command::Status { .. }
         | Command::Top { .. }
         | Command::Upgrade { .. }
         | Command::Doctor(_)
         | Command::Key(_) => {
-            eprintln!(
-                "rblk-initiatord: only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else"
-            );
-            return Exit::Usage.into();
+            let text = "only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else";
+            return output.end("rblk-initiatord", Exit::Usage, Some(text));
         }
     };
     lines.end();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rblk-initiator: {}", said_once(error.as_ref()));
-            exit_of(&error).into()
+            output.end("rblk-initiator", exit_of(&error), Some(&said_once(error.as_ref())))
         }
     }
 }
 
-/// A reader that goes away (`| head`) ends this program like any other, instead of a panic in
-/// `println!`.
+/// A reader that goes away (`| head`) ends this program like any other, without a message.
 fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.
@@ -94,6 +100,8 @@ struct Lines {
     // Until the thread of the log has it.
     journal: Option<MountJournal>,
     fields: MountFields,
+    // The form of what the command answers.
+    output: Output,
 }
 
 impl Lines {
@@ -146,7 +154,7 @@ fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
         // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
         // may close.
         .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
+        .with_ansi(wants_colour(&stderr()))
         .init();
 }
 
@@ -184,8 +192,7 @@ fn recover(args: &RecoverArgs, lines: &mut Lines) -> anyhow::Result<()> {
     if args.check {
         rblk_initiator::mount::check(name)?;
         // The command that asks knows the program by this.
-        println!("{CHECKED}{}", env!("CARGO_PKG_VERSION"));
-        return Ok(());
+        return Ok(Output::Table.text(format_args!("{CHECKED}{}", env!("CARGO_PKG_VERSION")))?);
     }
     serve(args.foreground, lines, async |lines, on_ready| {
         lines.fields.named(name);
@@ -201,12 +208,13 @@ fn serve(
     mount: impl AsyncFnOnce(&mut Lines, OnReady<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut reported = false;
-    let fields = lines.fields.clone();
+    let (fields, output) = (lines.fields.clone(), lines.output);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(mount(lines, &mut |status| {
         reported = true;
         fields.ready(status);
-        report(foreground, &Report::Mounted(Box::new(status.clone())));
+        tell_of_image(status.clone());
+        report(foreground, &Report::Mounted(Box::new(status.clone())), output);
     }));
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Err(error) = &result
@@ -215,6 +223,7 @@ fn serve(
         report(
             foreground,
             &Report::Failed { error: said_once(error.as_ref()), exit: exit_of(error).code() },
+            output,
         );
     }
     match result {
@@ -224,11 +233,23 @@ fn serve(
     }
 }
 
+/// Logs what the image of a mount says against its block size. Nothing waits for that.
+fn tell_of_image(status: MountStatus) {
+    let look = move || {
+        if let Some(found) = rblk_initiator::mount::image::elsewhere(&status) {
+            tracing::warn!(device = status.device, "{found}");
+        }
+    };
+    // Without a thread it is not told.
+    let _ = std::thread::Builder::new().name("image".to_owned()).spawn(look);
+}
+
 /// Prints one line for the command that waits, and closes the pipe, so that the command can end.
-fn report(foreground: bool, report: &Report) {
+fn report(foreground: bool, report: &Report, output: Output) {
     if foreground {
         if let Report::Mounted(status) = report {
-            println!("{}", status.device);
+            // The mount goes on without a reader.
+            let _ = output.item(status, || status.device.clone());
         }
         return;
     }
@@ -314,8 +335,7 @@ fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
     let encrypt = args.encrypt.unwrap_or_default();
     let found =
         rblk_initiator::doctor::probe(&address.parse()?, credentials, encrypt, args.timeout.get())?;
-    println!("{}", serde_json::to_string(&found)?);
-    Ok(())
+    Ok(Output::Json.item(&found, String::new)?)
 }
 
 #[derive(Serialize)]
@@ -375,18 +395,22 @@ fn discover(
         })
     })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    if output == Output::Json {
-        println!("{}", serde_json::to_string_pretty(&found)?);
-        return Ok(());
-    }
-    println!(
-        "target {} at {} ({} over {})",
+    Ok(output.answer(&found, || discovered(&found))?)
+}
+
+/// What a target serves, for people.
+fn discovered(found: &Discovered) -> String {
+    let mut text = format!(
+        "target {} at {} ({} over {})\n",
         found.target, found.address, found.transport, found.device
     );
-    println!("{:<24} {:>10} {:>6} {:<5} {:<7} NOTE", "VOLUME", "SIZE", "BLOCK", "MODE", "IN USE");
+    text += &format!(
+        "{:<24} {:>10} {:>6} {:<5} {:<7} NOTE\n",
+        "VOLUME", "SIZE", "BLOCK", "MODE", "IN USE"
+    );
     for v in &found.volumes {
-        println!(
-            "{:<24} {:>10} {:>6} {:<5} {:<7} {}",
+        text += &format!(
+            "{:<24} {:>10} {:>6} {:<5} {:<7} {}\n",
             v.name,
             ByteSize(v.size_bytes).to_string(),
             v.block_size,
@@ -395,5 +419,5 @@ fn discover(
             if v.ephemeral { "lost when the target ends" } else { "" }
         );
     }
-    Ok(())
+    text
 }

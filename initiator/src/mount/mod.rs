@@ -34,6 +34,7 @@ mod guest;
 mod guest_note;
 mod history;
 mod holder;
+pub mod image;
 pub mod leftovers;
 mod link;
 pub mod lock;

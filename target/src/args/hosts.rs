@@ -7,7 +7,6 @@ use rblk_config::VolumeRight;
 use rblk_config::key_file::TARGET_KEY_FILE;
 use rblk_protocol::auth::PublicKey;
 
-use super::Output;
 use super::limits::LimitArgs;
 use super::running::{CONFIG, RunningArgs};
 
@@ -26,9 +25,6 @@ pub struct KeyArgs {
     /// Key file; key_file in the configuration names another one.
     #[arg(long, value_name = "PATH", default_value = TARGET_KEY_FILE)]
     pub file: PathBuf,
-    /// Form of the answer.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub output: Output,
 }
 
 /// What `rblk-target host` can do.
@@ -49,9 +45,6 @@ pub enum HostCommand {
         /// Configuration file of the target.
         #[arg(long, value_name = "FILE", default_value = CONFIG)]
         config: PathBuf,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: Output,
     },
 }
 

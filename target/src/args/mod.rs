@@ -7,13 +7,16 @@ mod volumes;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use rblk_config::{
-    Auth, ByteSize, ConfigError, DropInError, Duration, HostConfig, KeyFileError, NoTargetKey,
-    Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
+    Auth, ByteSize, ConfigError, DropInError, Duration, Exit, HostConfig, KeyFileError,
+    NoTargetKey, Output, Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
 };
 use rblk_protocol::auth::PublicKey;
+
+use crate::control::socket::Refusal;
 
 pub use hosts::{
     HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, KeyArgs, KeyCommand,
@@ -36,7 +39,19 @@ pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
     arg_required_else_help = true,
     // The width of the terminal, if that is less: clap wraps all of it.
     max_term_width = 100,
-    after_help = "\
+    after_help = format!("{EXAMPLES}\n\n{}", Exit::help())
+)]
+pub struct Cli {
+    /// Form of the answer, and of an error: "table" for people, "json" for programs.
+    #[arg(short, long, global = true, value_name = "table|json", default_value_t)]
+    pub output: Output,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What stands below `--help`, before the exit codes.
+const EXAMPLES: &str = "\
 Examples:
   One file, over RDMA and TCP:
     rblk-target serve --file vol0=/srv/vol0.img
@@ -55,20 +70,23 @@ Examples:
   What keeps this host from serving, and the command that fixes it:
     rblk-target doctor
   The state, for programs:
-    rblk-target status --output json
+    rblk-target status -o json
   Go over to the version that was installed, without an interruption:
     rblk-target upgrade
   Stop it in good order, and wait until it has stopped:
-    rblk-target drain
+    rblk-target drain";
 
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 no target answers, 6 an address cannot be used, \
-7 this host lacks something (RDMA device, lockable memory), 8 not permitted, 9 a backing store is missing, \
-locked or of a wrong size."
-)]
-pub struct Cli {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
+impl Cli {
+    /// The command line of this process.
+    ///
+    /// # Errors
+    /// It is wrong, or asked for help, which is told: the program ends with that code.
+    pub fn of_process() -> Result<Self, ExitCode> {
+        Self::try_parse().map_err(|error| {
+            let asked = !error.use_stderr();
+            Output::end_of_parser("rblk-target", asked, &error.to_string(), || error.print())
+        })
+    }
 }
 
 /// What `rblk-target` can do.
@@ -107,9 +125,6 @@ pub enum Command {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Form of the answer.
-        #[arg(long, value_enum, default_value = "table")]
-        output: Output,
     },
     /// Print the configuration that the target runs with, with every change since its start, as a
     /// file that gives the same again.
@@ -141,9 +156,6 @@ pub enum Command {
         /// Show every counter, too.
         #[arg(short, long)]
         verbose: bool,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: Output,
     },
     /// Show recent events: hosts that connected, were lost or fenced, lost writes, errors of
     /// stores.
@@ -154,9 +166,6 @@ pub enum Command {
         /// Then print new events as they come, also after a restart of the target.
         #[arg(long, short = 'f')]
         follow: bool,
-        /// Form of the answer.
-        #[arg(long, short = 'o', value_enum, default_value = "table")]
-        output: EventsOutput,
     },
     /// Show rates, latencies and depth of each volume, refreshed until q or ctrl-C.
     Top {
@@ -169,9 +178,6 @@ pub enum Command {
         /// Print once, and end.
         #[arg(long)]
         once: bool,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: TopOutput,
     },
     /// Replace the running target by another program, such as a newer version, while its volumes
     /// are in use: requests wait for a moment.
@@ -193,9 +199,6 @@ pub enum Command {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: Output,
     },
     /// Show each command of a volume that takes long, as it is answered: what it was, whose, and
     /// what it waited for. Ends by ctrl-C.
@@ -213,9 +216,6 @@ pub enum Command {
         /// Which target.
         #[command(flatten)]
         socket: SocketArgs,
-        /// Form of the answer.
-        #[arg(long, short = 'o', value_enum, default_value = "table")]
-        output: EventsOutput,
     },
     /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
     Drain {
@@ -225,9 +225,6 @@ pub enum Command {
         /// Begin the drain, and do not wait for its end.
         #[arg(long)]
         no_wait: bool,
-        /// Form of the answer.
-        #[arg(short, long, value_enum, default_value = "table")]
-        output: Output,
     },
 }
 
@@ -237,9 +234,6 @@ pub struct DoctorArgs {
     /// Configuration file; /etc/rblk/target.toml by default, if there is one.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Form of the answer.
-    #[arg(long, short, value_enum, default_value = "table")]
-    pub output: Output,
 }
 
 /// Names a running target.
@@ -248,33 +242,6 @@ pub struct SocketArgs {
     /// Control socket of the target.
     #[arg(long = "control-socket", value_name = "PATH", default_value = CONTROL_SOCKET)]
     pub path: PathBuf,
-}
-
-/// Form of an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Output {
-    /// For people.
-    Table,
-    /// For programs: one JSON document.
-    Json,
-}
-
-/// Form of events.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum EventsOutput {
-    /// For people.
-    Table,
-    /// For programs: one JSON document in each line.
-    JsonLines,
-}
-
-/// Form of an answer that comes again and again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum TopOutput {
-    /// For people.
-    Table,
-    /// For programs: a JSON document on each line.
-    JsonLines,
 }
 
 /// What to serve and how. Everything here can also stand in the configuration file; flags win.
@@ -501,14 +468,16 @@ pub(crate) struct NoVolumes;
 
 /// The exit code for an error of this program.
 #[must_use]
-pub fn exit_of(error: &anyhow::Error) -> rblk_config::Exit {
-    use rblk_config::Exit;
+pub fn exit_of(error: &anyhow::Error) -> Exit {
     use rblk_fabric::FabricError;
 
     use crate::store::StoreErrorKind;
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
             return error.exit();
+        }
+        if let Some(refusal) = cause.downcast_ref::<Refusal>() {
+            return refusal.exit();
         }
         if let Some(error) = cause.downcast_ref::<DropInError>() {
             return error.exit();

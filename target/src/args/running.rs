@@ -4,12 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Output;
-
 /// The configuration of a target, unless told otherwise.
 pub const CONFIG: &str = "/etc/rblk/target.toml";
 
-/// Names a running target, and the form of its answer.
+/// Names a running target.
 #[derive(Debug, Args)]
 pub struct RunningArgs {
     /// Configuration file of the target, which names its control socket.
@@ -18,7 +16,4 @@ pub struct RunningArgs {
     /// Control socket of the running target; that of the configuration by default.
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// Form of the answer.
-    #[arg(long, value_enum, default_value = "table")]
-    pub output: Output,
 }

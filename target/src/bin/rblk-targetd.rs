@@ -1,13 +1,15 @@
 //! The data side of the target: `rblk-target serve` becomes this program, the only one that links
 //! libibverbs.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::io::stderr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
 use rblk_config::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
-use rblk_config::{Exit, Log, LogWriter, TargetConfig, ignored_drop_ins, said_once};
+use rblk_config::{
+    Exit, Log, LogWriter, Output, TargetConfig, ignored_drop_ins, said_once, wants_colour,
+};
 use rblk_target::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::events::EVENT_LINES;
 use rblk_target::hand_over::{Inherited, Successor};
@@ -21,17 +23,21 @@ const LOG_PATIENCE: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     // Before anything is opened.
     let inherited = Inherited::take();
-    let Command::Serve(args) = Cli::parse().command else {
-        eprintln!("rblk-targetd: only `serve`; use rblk-target for everything else");
-        return Exit::Usage.into();
+    let (output, args) = match Cli::of_process() {
+        Ok(Cli { output, command: Command::Serve(args) }) => (output, args),
+        Ok(Cli { output, .. }) => {
+            let text = "only `serve`; use rblk-target for everything else";
+            return output.end("rblk-targetd", Exit::Usage, Some(text));
+        }
+        Err(code) => return code,
     };
     if args.check_take_over {
         return check_take_over(&args);
     }
     // Before there is a second thread.
     if let Err(error) = signals::hold() {
-        eprintln!("rblk-targetd: cannot hold signals: {error}");
-        return Exit::Failure.into();
+        let text = format!("cannot hold signals: {error}");
+        return output.end("rblk-targetd", Exit::Failure, Some(&text));
     }
     let level = match args.verbose {
         0 => "info",
@@ -50,7 +56,7 @@ fn main() -> ExitCode {
         }
     };
     if let Err(error) = started {
-        eprintln!("rblk-targetd: no thread for the log: {error}");
+        output.aside(format_args!("rblk-targetd: no thread for the log: {error}"));
     }
     if let Some(warning) = args.config.as_deref().and_then(ignored_drop_ins) {
         tracing::warn!("{warning}");
@@ -67,12 +73,11 @@ fn main() -> ExitCode {
     match end {
         End::Exit(code) => code,
         End::Fails(error) => {
-            eprintln!("rblk-target: {}", said_once(error.as_ref()));
-            exit_of(&error).into()
+            output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref())))
         }
         End::Becomes(program) => {
-            eprintln!("rblk-target: cannot hand over: {}", program());
-            Exit::Failure.into()
+            let text = format!("cannot hand over: {}", program());
+            output.end("rblk-target", Exit::Failure, Some(&text))
         }
     }
 }
@@ -116,15 +121,10 @@ fn check_take_over(args: &ServeArgs) -> ExitCode {
     let said = args.configuration().and_then(|config| {
         Ok(serde_json::to_string(&rblk_target::serve::check_take_over(&config)?)?)
     });
-    match said {
-        Ok(said) => {
-            println!("{said}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("rblk-target: {}", said_once(error.as_ref()));
-            exit_of(&error).into()
-        }
+    let output = Output::Table;
+    match said.and_then(|said| Ok(output.text(said)?)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref()))),
     }
 }
 
@@ -159,6 +159,6 @@ fn log_to_stderr(level: &str, writer: LogWriter) {
         // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
         // may close.
         .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&stderr()))
+        .with_ansi(wants_colour(&stderr()))
         .init();
 }

@@ -267,9 +267,9 @@ impl<S: Store> Core<S> {
         if let Some(state) = self.volumes.get_mut(volume) {
             state.ops.ended();
             if let Some(errno) = error
-                && state.report.note_error(volume, kind, errno, &self.clock)
+                && let Some(failure) = state.report.note_error(volume, kind, errno, &self.clock)
             {
-                self.failures.push(StoreFailure { volume, errno });
+                self.failures.push(failure);
             }
         }
         self.counters.store_errors += u64::from(error.is_some());

@@ -141,27 +141,24 @@ impl VolumeReport {
         self.misses += misses;
     }
 
-    /// Counts an operation that the store failed, and logs the first of a burst. Returns whether
-    /// it is the first.
+    /// Counts an operation that the store failed. Returns the first of a burst, to be told.
     pub(super) fn note_error(
         &mut self,
         volume: VolumeIndex,
         kind: Kind,
         errno: Errno,
         clock: &Clock,
-    ) -> bool {
+    ) -> Option<StoreFailure> {
         self.store_errors += 1;
-        self.last_error = LastError::new(clock.seconds(), errno);
         let now = clock.now();
+        self.last_error = LastError::new(clock.seconds(), errno);
         if self.logged.is_some_and(|at| now.since(at) < BURST_US) {
             self.unlogged += 1;
-            return false;
+            return None;
         }
-        let more = std::mem::take(&mut self.unlogged);
+        let since_last = std::mem::take(&mut self.unlogged);
         self.logged = Some(now);
-        let (volume, job) = (volume.0, kind.word());
-        tracing::error!(volume, job, %errno, since_last = more, "the store failed");
-        true
+        Some(StoreFailure { volume, errno, job: kind.word(), since_last })
     }
 }
 
@@ -172,6 +169,10 @@ pub struct StoreFailure {
     pub volume: VolumeIndex,
     /// What the store said.
     pub errno: Errno,
+    /// What was asked of it.
+    pub job: &'static str,
+    /// Failures since the last one that was told.
+    pub since_last: u64,
 }
 
 /// The volumes of a shard, by index.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rblk_config::{ByteRate, ByteSize, CacheMode, Difference, HostConfig, Limits, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
+use super::refusal::Refusal;
 use super::status::{TargetStatus, UnsavedStatus};
 use crate::events::EventsReport;
 use crate::store::StoreFault;
@@ -239,7 +240,14 @@ pub enum Response {
     /// It was taken.
     Done,
     /// It was not.
-    Error(String),
+    Error(Refusal),
+}
+
+impl Response {
+    /// It was not, for that reason.
+    pub(super) fn refused(why: impl Into<Refusal>) -> Self {
+        Self::Error(why.into())
+    }
 }
 
 /// How a target stopped.
@@ -268,6 +276,9 @@ pub struct VolumeReport {
     /// What is wrong with its file or device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_fault: Option<StoreFault>,
+    /// What its image says against its block size, where it was added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contradiction: Option<String>,
 }
 
 /// What a reload did, or would do.
@@ -304,5 +315,5 @@ pub const STOPPING: &str = "the target is stopping";
 
 /// The answer of a target that does nothing any more.
 pub(super) fn stopping() -> Response {
-    Response::Error(STOPPING.into())
+    Response::refused(STOPPING)
 }

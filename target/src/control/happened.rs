@@ -36,6 +36,9 @@ impl Control {
         let text = format!("the store fails: {}", failure.errno);
         let what = Occurrence::new(EventKind::StoreError, text);
         let volume = self.name_of(failure.volume).map(|name| name.to_string());
+        let StoreFailure { errno, job, since_last, .. } = failure;
+        let named = volume.as_deref().unwrap_or("(removed)");
+        tracing::error!(volume = named, job, %errno, since_last, "the store failed");
         self.happened(Occurrence { volume, ..what });
         // It may be the file: cut, or read-only.
         self.look_at_stores();

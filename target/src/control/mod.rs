@@ -8,6 +8,7 @@ pub mod core;
 mod destroy;
 pub(crate) mod devices;
 pub(crate) mod ends;
+mod file_room;
 mod groups;
 mod happened;
 mod losses;
@@ -17,6 +18,7 @@ mod persist;
 mod ports;
 mod predecessor;
 mod rates;
+mod refusal;
 pub(crate) mod registering;
 pub(crate) mod reload;
 mod remembered;
@@ -40,6 +42,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit};
 use rblk_config::{Encrypt, HostConfig, TargetConfig};
 use rblk_fabric::{AckTimeout, ConnectOptions, Device, Incoming, Region};
 use rblk_protocol::width::wide64;
@@ -47,6 +50,7 @@ use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, Sess
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cache::Unsaved;
+use crate::demand::FILES_BESIDES;
 use crate::events::{Events, EventsReport};
 use crate::exports::AwayVolume;
 use crate::hand_over::HandOver;
@@ -67,12 +71,14 @@ use ask::LimitsWish;
 use destroy::{Destroyed, Destroyer};
 use devices::Devices;
 use ends::{EndReply, Ends, RunEnd};
+use file_room::FileRoom;
 use groups::Groups;
 use losses::LossNotes;
 use making::{Made, Making};
 use persist::Persister;
 use predecessor::{Agreed, Predecessor};
 use rates::VolumeRates;
+use refusal::Refusal;
 use registering::Registering;
 use reread::Reading;
 use sampling::Sampling;
@@ -129,7 +135,7 @@ pub(crate) enum Request {
     Hosts(Vec<HostConfig>, Reading, oneshot::Sender<Result<Vec<String>, String>>),
     /// Other limits for a host that is let in. The answer: its entry now; or why it stays as it
     /// was.
-    LimitHost(String, LimitsWish, oneshot::Sender<Result<HostConfig, String>>),
+    LimitHost(String, LimitsWish, oneshot::Sender<Result<HostConfig, Refusal>>),
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
@@ -157,7 +163,7 @@ pub(crate) enum Request {
     /// End the sessions of this host, peer or number. The answer: which.
     Kick(String, oneshot::Sender<Vec<String>>),
     /// Trace the commands of this volume that take at least so long.
-    BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, String>>),
+    BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, Refusal>>),
     /// End the trace of this number.
     EndTrace(u64),
     /// The host of a session.
@@ -197,6 +203,7 @@ pub(crate) struct Control {
     persister: Persister,
     losses: LossNotes,
     ends: Ends,
+    files: FileRoom,
     events: Events,
     volumes: Volumes,
     settling: SettlesUnderWay,
@@ -296,6 +303,7 @@ impl Control {
             persister,
             losses: LossNotes::default(),
             ends: Ends::default(),
+            files: FileRoom::new(getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(limit, _)| limit)),
             events: Events::default(),
             settling: SettlesUnderWay::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
@@ -519,7 +527,7 @@ impl Control {
     }
 
     /// Changes the limits of a host among those that are in force now. Returns its entry.
-    fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, String> {
+    fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, Refusal> {
         let (hosts, host) = reload::limited(self.volumes.running(), name, limits)?;
         self.let_in_only(&hosts, self.hosts_of)?;
         Ok(host)
@@ -580,6 +588,15 @@ impl Control {
         }
     }
 
+    /// Warns where sessions leave little room for further files.
+    fn look_at_file_room(&mut self) {
+        let connections = self.core.sessions().iter().map(|session| session.connections());
+        let files = connections.map(wide64).sum::<u64>().saturating_add(FILES_BESIDES);
+        if let Some(warning) = self.files.look(files) {
+            tracing::warn!("{warning}");
+        }
+    }
+
     /// Decides whether a connection is made. If so, it counts from now on.
     fn grant(
         &mut self,
@@ -606,6 +623,9 @@ impl Control {
             is_encrypted: accept.features.has(Features::ENCRYPT),
         };
         let admitted = self.core.connect(&knock, Instant::now())?;
+        if admitted.queue.is_none() {
+            self.look_at_file_room();
+        }
         if admitted.queue.is_some() {
             self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
         }

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Request;
 use super::ask::{Ask, Response, VolumeReport, stopping};
+use super::refusal::Refusal;
 use super::reread::{Reread, with_files};
 use super::volumes::{Change, Changed, Outcome, anew, set};
 use crate::exports::{OpenedVolume, open_one};
@@ -34,13 +35,7 @@ pub(super) async fn carry_out(
     }
     let _turn = reread.turn().await;
     let done = match order {
-        Ask::AddVolume { volume } => match open(reread.target(), (*volume).clone()).await {
-            Ok(opened) => {
-                let name = volume.name.clone();
-                change(requests, name, Change::Add(*volume, opened)).await
-            }
-            Err(error) => Err(error),
-        },
+        Ask::AddVolume { volume } => add(requests, reread, *volume).await,
         Ask::RemoveVolume { name, force, .. } => {
             sound(requests, name.clone(), Change::Remove { name, which: None, force }).await
         }
@@ -67,9 +62,26 @@ pub(super) async fn carry_out(
         | Ask::Upgrade { .. }
         | Ask::SnapshotVolume { .. }
         | Ask::Trace { .. }
-        | Ask::Kick { .. } => Err("it is no order".to_owned()),
+        | Ask::Kick { .. } => Err("it is no order".into()),
     };
-    done.map_or_else(Response::Error, |report| Response::Volume(Box::new(report)))
+    done.map_or_else(Response::refused, |report| Response::Volume(Box::new(report)))
+}
+
+/// Serves another volume.
+async fn add(
+    requests: &mpsc::Sender<Request>,
+    reread: &Reread,
+    volume: VolumeConfig,
+) -> Result<VolumeReport, Refusal> {
+    let name = volume.name.clone();
+    // Before its store is opened: this target may hold it.
+    if running(requests, &name).await.is_ok() {
+        return Err(Refusal::served_already(&name));
+    }
+    let opened = open(reread.target(), volume.clone()).await?;
+    let contradiction = opened.contradiction.map(|found| found.to_string());
+    let report = change(requests, name, Change::Add(volume, opened)).await?;
+    Ok(VolumeReport { contradiction, ..report })
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
@@ -82,7 +94,7 @@ pub(super) async fn remove_when_unused(
     gone: impl Future<Output = io::Result<u8>>,
 ) -> Response {
     tokio::pin!(gone);
-    let given_up = || Response::Error("nobody waits for it any more".to_owned());
+    let given_up = || Response::refused("nobody waits for it any more");
     let close = |which, close| {
         let name = name.clone();
         asked(requests, move |reply| Request::CloseToOthers { name, which, close, reply })
@@ -91,8 +103,8 @@ pub(super) async fn remove_when_unused(
     let response = loop {
         let users = match close(which, true).await {
             None => return stopping(),
-            Some(None) if which.is_some() => return Response::Error(anew(&name)),
-            Some(None) => return Response::Error(unknown(&name)),
+            Some(None) if which.is_some() => return Response::refused(anew(&name)),
+            Some(None) => return Response::refused(Refusal::no_volume(&name)),
             Some(Some((index, users))) => {
                 which = Some(index);
                 users
@@ -162,7 +174,15 @@ pub(super) async fn change(
     change: Change,
 ) -> Result<VolumeReport, String> {
     let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
-    Ok(VolumeReport { name, volume: config, size_bytes: bytes, given_up, store_fault: None })
+    let (store_fault, contradiction) = (None, None);
+    Ok(VolumeReport {
+        name,
+        volume: config,
+        size_bytes: bytes,
+        given_up,
+        store_fault,
+        contradiction,
+    })
 }
 
 /// What is wrong with the stores of volumes now, by name.
@@ -178,13 +198,13 @@ async fn sound(
     requests: &mpsc::Sender<Request>,
     name: String,
     wanted: Change,
-) -> Result<VolumeReport, String> {
-    let Some(fault) = store_faults(requests).await?.remove(&name) else {
-        return change(requests, name, wanted).await;
-    };
+) -> Result<VolumeReport, Refusal> {
     let before = running(requests, &name).await?;
+    let Some(fault) = store_faults(requests).await?.remove(&name) else {
+        return Ok(change(requests, name, wanted).await?);
+    };
     if let Some(why) = unfit(&fault, &wanted, &before) {
-        return Err(why);
+        return Err(why.into());
     }
     let report = change(requests, name, wanted).await?;
     Ok(VolumeReport { store_fault: Some(fault), ..report })
@@ -213,28 +233,24 @@ pub(super) fn unfit(fault: &StoreFault, wanted: &Change, before: &VolumeConfig) 
     }
 }
 
-async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, String> {
+async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, Refusal> {
     let running = asked(requests, Request::Running).await.ok_or("the target is stopping")?;
     let config = running.volumes.into_iter().find(|volume| volume.name == name);
-    config.ok_or_else(|| unknown(name))
-}
-
-fn unknown(name: &str) -> String {
-    format!("there is no volume {name}; `rblk-target volume list` shows all")
+    config.ok_or_else(|| Refusal::no_volume(name))
 }
 
 async fn dump(requests: &mpsc::Sender<Request>) -> Response {
     let Some(running) = asked(requests, Request::Running).await else { return stopping() };
-    running.dump().map_or_else(|error| Response::Error(error.to_string()), Response::Dump)
+    running.dump().map_or_else(|error| Response::refused(error.to_string()), Response::Dump)
 }
 
 async fn kick(requests: &mpsc::Sender<Request>, session: String) -> Response {
     let named = session.clone();
     match asked(requests, |reply| Request::Kick(session, reply)).await {
         None => stopping(),
-        Some(ended) if ended.is_empty() => Response::Error(format!(
+        Some(ended) if ended.is_empty() => Response::Error(Refusal::no_such_thing(format!(
             "no session is of {named}; `rblk-target session list` shows all"
-        )),
+        ))),
         Some(ended) => Response::Kicked(ended),
     }
 }

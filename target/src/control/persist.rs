@@ -43,7 +43,7 @@ impl Persister {
         let served: Vec<Served> = parts.volumes.iter().map(|v| Served::from(&**v)).collect();
         for volume in &served {
             let before = records.load(volume)?;
-            tracing::info!(volume = %volume.name, ?before, "record");
+            tracing::info!(volume = %volume.name, %before, "what the run before left of the volume");
             let is_unknown = records.record(&volume.volume).is_some_and(|r| r.holder().is_none());
             if keeping.was_used && is_unknown && records.is_new(&volume.volume) {
                 tracing::warn!(

@@ -20,6 +20,7 @@ use super::Request;
 use super::ask::{LimitsWish, ReloadReport, Response};
 use super::core::Hosts;
 use super::orders::{asked, carry, open, store_faults, unfit};
+use super::refusal::Refusal;
 use super::reread::{Reading, Reread};
 use super::volumes::Change;
 use crate::store::StoreFault;
@@ -32,11 +33,11 @@ const STOPPING: &str = "the target is stopping";
 pub(super) async fn hosts(requests: &mpsc::Sender<Request>, reread: &Arc<Reread>) -> Response {
     let (config, reading) = match reread.read().await {
         Ok(read) => read,
-        Err(error) => return Response::Error(format!("the hosts stay as they were: {error}")),
+        Err(error) => return Response::refused(format!("the hosts stay as they were: {error}")),
     };
     match let_in_only(requests, (config.hosts.clone(), reading)).await {
         Ok(ended) => Response::Hosts(reread.report(&config.hosts, ended)),
-        Err(error) => Response::Error(format!("the hosts stay as they were: {error}")),
+        Err(error) => Response::refused(format!("the hosts stay as they were: {error}")),
     }
 }
 
@@ -49,10 +50,10 @@ pub(super) async fn limit_host(
     reread: &Reread,
     name: String,
     limits: LimitsWish,
-) -> Result<HostConfig, String> {
+) -> Result<HostConfig, Refusal> {
     let _turn = reread.turn().await;
     let answer = asked(requests, |reply| Request::LimitHost(name, limits, reply)).await;
-    answer.unwrap_or_else(|| Err(STOPPING.to_owned()))
+    answer.unwrap_or_else(|| Err(STOPPING.into()))
 }
 
 /// The hosts that a running target lets in, one of them with other limits, and the entry of that
@@ -64,17 +65,19 @@ pub(super) fn limited(
     running: &TargetConfig,
     name: &str,
     limits: LimitsWish,
-) -> Result<(Vec<HostConfig>, HostConfig), String> {
+) -> Result<(Vec<HostConfig>, HostConfig), Refusal> {
     if running.authentication() == Auth::None {
         return Err(format!(
             "authentication is off, so no host is known, and the limits of {name} have no effect: write \
              auth = \"required\" into the configuration, and restart the target"
-        ));
+        )
+        .into());
     }
     let mut changed = running.clone();
     let host = changed.hosts.iter_mut().find(|host| host.name == name);
     let host = host.ok_or_else(|| {
-        format!("the running target has no host {name}; `rblk-target dump` shows all")
+        let text = format!("the running target has no host {name}; `rblk-target dump` shows all");
+        Refusal::no_such_thing(text)
     })?;
     *host = host.clone().with_limits(limits.on(host.limits()));
     let host = host.clone();

@@ -7,12 +7,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rblk_config::{StoreKind, TargetConfig, VolumeConfig};
+use rblk_config::{Exit, StoreKind, TargetConfig, VolumeConfig};
 use tokio::sync::mpsc;
 
 use super::Request;
 use super::ask::VolumeReport;
 use super::orders::{asked, carry, change, open, store_faults};
+use super::refusal::Refusal;
 use super::reread::{Reread, with_files};
 use super::volumes::Change;
 use crate::store::reflink::{CloneError, CloneFile};
@@ -27,13 +28,13 @@ pub(super) async fn take(
     name: &str,
     new_name: String,
     path: Option<PathBuf>,
-) -> Result<VolumeReport, String> {
+) -> Result<VolumeReport, Refusal> {
     // One change at a time.
     let _turn = reread.turn().await;
     let running = asked(requests, Request::Running).await.ok_or("the target is stopping")?;
     let config = config_of(&running, name, new_name, path)?;
     let (Some(from), Some(to)) = (source_of(&running, name), config.path.clone()) else {
-        return Err(format!("{name} has no file"));
+        return Err(format!("{name} has no file").into());
     };
     let fault = store_faults(requests).await?.remove(name);
     let mut file = Unserved::begin(to).await?;
@@ -46,7 +47,7 @@ pub(super) async fn take(
             Ok(VolumeReport { store_fault: fault, ..report })
         }
         // It is of no use to anybody, and its name is free for the next one.
-        Err(error) => file.discard().await.and(Err(error)),
+        Err(error) => Err(file.discard().await.err().unwrap_or(error).into()),
     }
 }
 
@@ -129,15 +130,15 @@ fn config_of(
     name: &str,
     new_name: String,
     path: Option<PathBuf>,
-) -> Result<VolumeConfig, String> {
+) -> Result<VolumeConfig, Refusal> {
     let source = running.volumes.iter().find(|volume| volume.name == name);
-    let source = source
-        .ok_or_else(|| format!("there is no volume {name}; `rblk-target volume list` shows all"))?;
+    let source = source.ok_or_else(|| Refusal::no_volume(name))?;
     let (StoreKind::File, Some(from)) = (source.store, &source.path) else {
-        return Err(format!("{name} is not in a file, and only a file can be cloned"));
+        return Err(format!("{name} is not in a file, and only a file can be cloned").into());
     };
     if running.volumes.iter().any(|volume| volume.name == new_name) {
-        return Err(format!("there is a volume {new_name} already: name another one (--as)"));
+        let text = format!("there is a volume {new_name} already: name another one (--as)");
+        return Err(Refusal::new(Exit::AlreadyThere, text));
     }
     let path = path.unwrap_or_else(|| beside(from, &new_name));
     let snapshot = VolumeConfig {
@@ -249,11 +250,11 @@ mod tests {
         let refused = |name: &str, new: &str, path: Option<&str>| {
             config_of(&running(), name, new.to_owned(), path.map(Into::into)).unwrap_err()
         };
-        assert!(refused("nosuch", "s", None).contains("no volume nosuch"));
-        assert!(refused("ram", "s", None).contains("only a file can be cloned"));
-        assert!(refused("db", "ram", None).contains("a volume ram already"));
-        assert!(refused("db", ".s", None).contains("name"), "it is no name");
-        assert!(refused("db", "../s", None).contains("name"), "it leads elsewhere");
-        assert!(refused("db", "s", Some("s.img")).contains("path"), "it is relative");
+        assert!(refused("nosuch", "s", None).text().contains("no volume nosuch"));
+        assert!(refused("ram", "s", None).text().contains("only a file can be cloned"));
+        assert!(refused("db", "ram", None).text().contains("a volume ram already"));
+        assert!(refused("db", ".s", None).text().contains("name"), "it is no name");
+        assert!(refused("db", "../s", None).text().contains("name"), "it leads elsewhere");
+        assert!(refused("db", "s", Some("s.img")).text().contains("path"), "it is relative");
     }
 }

@@ -22,6 +22,7 @@ pub use super::ask::{
 };
 use super::orders;
 pub(crate) use super::orders::asked;
+pub use super::refusal::Refusal;
 use super::reload;
 use super::reread::Reread;
 use super::snapshot;
@@ -168,10 +169,10 @@ async fn serve_one(
         Ok(Ask::ReloadHosts) => reload::hosts(&requests, &reread).await,
         Ok(Ask::SetHost { name, limits }) => reload::limit_host(&requests, &reread, name, limits)
             .await
-            .map_or_else(Response::Error, |host| Response::Host(Box::new(host))),
+            .map_or_else(Response::refused, |host| Response::Host(Box::new(host))),
         Ok(Ask::Reload { dry_run }) => reload::everything(&requests, &reread, dry_run)
             .await
-            .map_or_else(Response::Error, |report| Response::Reload(Box::new(report))),
+            .map_or_else(Response::refused, |report| Response::Reload(Box::new(report))),
         Ok(Ask::Upgrade { program, force }) => {
             upgrade::upgrade(&requests, &reread, program, force).await
         }
@@ -182,14 +183,14 @@ async fn serve_one(
         Ok(Ask::SnapshotVolume { name, new_name, path }) => {
             snapshot::take(&requests, &reread, &name, new_name, path)
                 .await
-                .map_or_else(Response::Error, |report| Response::Volume(Box::new(report)))
+                .map_or_else(Response::refused, |report| Response::Volume(Box::new(report)))
         }
         Ok(Ask::Trace { volume, slower_us }) => {
             let what = (volume, Duration::from_micros(slower_us));
             return trace::stream(&requests, what, &mut write, reader.read_u8()).await;
         }
         Ok(order) => orders::carry_out(&requests, &reread, order).await,
-        Err(error) => Response::Error(format!("not a request: {error}")),
+        Err(error) => Response::refused(format!("not a request: {error}")),
     };
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
     text.push(b'\n');

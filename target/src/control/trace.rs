@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 
 use super::ask::{Response, stopping};
 use super::orders::asked;
+use super::refusal::Refusal;
 use super::{Control, Request};
 use crate::identity::SessionIndex;
 use crate::poll_group::ToGroup;
@@ -98,14 +99,12 @@ pub(super) struct Traces {
 
 impl Control {
     /// Begins a trace of a volume.
-    pub(super) fn begin_trace(&mut self, name: &str, slower: Duration) -> Result<Begun, String> {
+    pub(super) fn begin_trace(&mut self, name: &str, slower: Duration) -> Result<Begun, Refusal> {
         if self.traces.running.is_some() {
-            return Err("another trace is running: end that one first".to_owned());
+            return Err("another trace is running: end that one first".into());
         }
         let volume = self.core.volumes().iter().find(|volume| volume.name.as_str() == name);
-        let volume = volume.ok_or_else(|| {
-            format!("there is no volume {name}; `rblk-target volume list` shows all")
-        })?;
+        let volume = volume.ok_or_else(|| Refusal::no_volume(name))?;
         let (index, block_bytes) = (volume.index, u64::from(volume.block_size.bytes()));
         let ring = |_| Arc::new(TraceRing::new(index, slower));
         let rings: Vec<Arc<TraceRing>> = (0..self.groups.len()).map(ring).collect();

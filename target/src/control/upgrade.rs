@@ -345,13 +345,13 @@ pub(super) async fn upgrade(
     };
     let before = match before {
         Ok(before) => before,
-        Err(error) => return Response::Error(error),
+        Err(error) => return Response::refused(error),
     };
     let volumes = before.volumes_on_stores();
     let unseen = || "nobody can tell whether a program could take over".to_owned();
     let agreed = match with_files(unseen, move || before.may_be_followed_by(&program)).await {
         Ok(agreed) => agreed,
-        Err(error) => return Response::Error(error),
+        Err(error) => return Response::refused(error),
     };
     // While everything is served, so that the pause has little left to write.
     for volume in volumes {
@@ -362,7 +362,7 @@ pub(super) async fn upgrade(
             if requests.is_closed() || error == STOPPING {
                 return stopping();
             }
-            return Response::Error(format!(
+            return Response::refused(format!(
                 "volume `{volume}` cannot be written back: {error}. Mounts may lose what is not in its store: mend \
                  it, or use --force"
             ));

@@ -263,7 +263,7 @@ impl Control {
                 return Err(rights);
             }
             let whole = with_volume(&self.volumes.running, &plan.name, plan.config.as_ref());
-            whole.validate().map_err(|error| error.to_string())?;
+            whole.validate().map_err(|error| of_volume(&whole, &plan.name, &error.to_string()))?;
         }
         let bytes = match &plan.order {
             VolumeOrder::Add(volume)
@@ -765,6 +765,26 @@ fn forgets(running: &TargetConfig, volume: &VolumeConfig) -> String {
 }
 
 /// Why a volume is not the one that was meant.
+/// A fault of a volume in words of the command that changes it: by its name, and not by its place
+/// in a file.
+fn of_volume(whole: &TargetConfig, name: &str, fault: &str) -> String {
+    let at = whole.volumes.iter().position(|volume| volume.name == name);
+    let read_only_back = whole
+        .volumes
+        .iter()
+        .any(|v| v.name == name && v.read_only && v.cache == Some(CacheMode::WriteBack));
+    if read_only_back {
+        return format!(
+            "{name} is read-only then, and its cache is write-back, which is for writes: change both, \
+             `rblk-target volume set {name} --read-only --cache write-through`"
+        );
+    }
+    match at {
+        Some(at) => fault.replace(&format!("volume[{at}]."), &format!("{name}: ")),
+        None => fault.to_owned(),
+    }
+}
+
 pub(super) fn anew(name: &str) -> String {
     format!(
         "{name} was removed by another command meanwhile; if a volume of that name is served now, it is another one, \

@@ -82,7 +82,7 @@ mod tests {
         assert!(follows(8 * GIB).is_ok(), "the same again fits however little is free");
         assert!(follows(12 * GIB).is_ok());
         let error = follows(13 * GIB).unwrap_err().to_string();
-        assert!(error.contains("an arena of 13.0 GiB: 12.0 GiB"), "{error}");
+        assert!(error.contains("an arena of 13GiB: 12GiB"), "{error}");
         assert!(error.contains("lower `arena` to \"10752MiB\""), "{error}");
     }
 

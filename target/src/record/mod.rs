@@ -118,6 +118,17 @@ pub enum Before {
     Unknown,
 }
 
+impl fmt::Display for Before {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Saved => "every acknowledged write is in the store",
+            Self::InKernel => "the process died, and the kernel had every acknowledged write",
+            Self::Lost => "acknowledged writes may be lost",
+            Self::Unknown => "unknown, as of a new volume",
+        })
+    }
+}
+
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeRecord {

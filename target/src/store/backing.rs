@@ -505,7 +505,8 @@ impl Backing {
             return Err(StoreError::Empty { path: path() });
         }
         if !size.is_multiple_of(block_size.into()) {
-            return Err(StoreError::NotWholeBlocks { path: path(), size, block_size });
+            let is_file = self.is_file();
+            return Err(StoreError::NotWholeBlocks { path: path(), size, block_size, is_file });
         }
         Ok(size)
     }

@@ -2,7 +2,7 @@
 //! thing, the value and the fix.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Kinds of [`StoreError`], stable, to map to exit codes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -20,6 +20,24 @@ pub enum StoreErrorKind {
     Misaligned,
     /// Any other error of the system.
     Io,
+}
+
+/// How a store gets a whole number of blocks.
+fn whole_blocks(path: &Path, size: u64, block_size: u32, is_file: bool) -> String {
+    let smaller = block_size > 512 && size.is_multiple_of(512);
+    match (is_file, smaller) {
+        (true, _) => format!(
+            "fix it with `truncate -s {} {}`{}",
+            size.next_multiple_of(block_size.into()),
+            path.display(),
+            if smaller { " or set block_size = 512" } else { "" }
+        ),
+        (false, true) => {
+            "set block_size = 512, or serve a partition or logical volume of whole blocks"
+                .to_owned()
+        }
+        (false, false) => "serve a partition or logical volume of whole blocks".to_owned(),
+    }
 }
 
 /// Why a backing cannot be opened or a store cannot be made. Sizes are bytes.
@@ -64,8 +82,8 @@ pub enum StoreError {
     },
     /// Not a whole number of blocks.
     #[error(
-        "{path}: size {size} is not a multiple of the block size {block_size}; fix it with `truncate -s {fixed} {path}` \
-         or set block_size = 512", path = path.display(), fixed = size.next_multiple_of(u64::from(*block_size))
+        "{path}: size {size} is not a multiple of the block size {block_size}; {fix}",
+        path = path.display(), fix = whole_blocks(path, *size, *block_size, *is_file)
     )]
     NotWholeBlocks {
         /// What was to be opened.
@@ -74,6 +92,8 @@ pub enum StoreError {
         size: u64,
         /// Block size of the volume in bytes.
         block_size: u32,
+        /// A file, which can get another size.
+        is_file: bool,
     },
     /// It became smaller.
     #[error("{path}: shrank from {was} to {size} bytes under a volume in use; restore it with `truncate -s {was} {path}`", path = path.display())]

@@ -37,6 +37,7 @@ pub(crate) mod at_path;
 pub(crate) mod backing;
 mod error;
 mod identity;
+pub(crate) mod image;
 mod methods;
 mod protection;
 pub(crate) mod reflink;

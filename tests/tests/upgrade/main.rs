@@ -202,7 +202,7 @@ fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
     );
     refused(
         &["--program", &large],
-        &["even with the memory", "an arena of 1024.0 TiB", "lower `arena`"],
+        &["even with the memory", "an arena of 1024TiB", "lower `arena`"],
     );
 
     // A configuration that the next program could not start with, or that lacks the volume.

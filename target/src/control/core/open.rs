@@ -452,7 +452,9 @@ impl Core {
 
     pub(super) fn open_not_persisted(&mut self, ticket: Ticket, error: &str) {
         for open in self.take_opens(|open| open.waits_for(ticket)) {
-            let text = format!("the target cannot remember who holds the volume: {error}");
+            let text = format!(
+                "the target cannot remember who holds the volume (state_dir), and lets nobody write: {error}"
+            );
             self.fail_open(&open, Status::StoreError, text);
         }
     }

@@ -1,0 +1,55 @@
+//! [`FileRoom`]: whether the connections of sessions come near the files that this process may have
+//! open. Over tcp:// each connection is one. Pure.
+
+/// Shares of the limit in percent: above the first it is told, below the second it may be told
+/// again.
+const NEAR: u64 = 80;
+const FAR: u64 = 60;
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FileRoom {
+    // `None`: it is not known.
+    limit: Option<u64>,
+    is_told: bool,
+}
+
+impl FileRoom {
+    /// For so many files.
+    pub(super) fn new(limit: Option<u64>) -> Self {
+        Self { limit, is_told: false }
+    }
+
+    /// What is to be said of so many open files.
+    pub(super) fn look(&mut self, files: u64) -> Option<String> {
+        let limit = self.limit?;
+        let share = files.saturating_mul(100) / limit.max(1);
+        if share < FAR {
+            self.is_told = false;
+        }
+        if share < NEAR || std::mem::replace(&mut self.is_told, true) {
+            return None;
+        }
+        Some(format!(
+            "sessions take {files} of {limit} files that may be open: over tcp:// further connections will be refused; \
+             raise LimitNOFILE in the unit (`ulimit -n`), and restart the target"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_told_once_when_connections_come_near() {
+        let mut room = FileRoom::new(Some(1000));
+        assert_eq!((room.look(0), room.look(799)), (None, None));
+        let text = room.look(800).unwrap();
+        assert!(text.contains("800 of 1000 files") && text.contains("LimitNOFILE"), "{text}");
+        assert_eq!((room.look(900), room.look(700), room.look(850)), (None, None, None));
+        assert_eq!(room.look(599), None);
+        assert!(room.look(1000).is_some(), "again");
+        assert_eq!(FileRoom::new(None).look(u64::MAX), None);
+    }
+}
