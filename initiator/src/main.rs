@@ -117,6 +117,11 @@ fn start(args: &MountArgs, config: &MountConfig) -> anyhow::Result<Exit> {
     }
     let name = args.mount_name(config)?;
     let started = start_daemon(&name, std::env::args_os().skip(1))?;
+    if let Started::Mounted(status) = &started
+        && let Some(line) = status.fallback_line()
+    {
+        eprintln!("rblk-initiator: WARN {name}: {line}");
+    }
     if let (Started::Mounted(status), Output::Json) = (&started, args.output) {
         println!("{}", serde_json::to_string_pretty(status)?);
         return Ok(Exit::Ok);
@@ -507,6 +512,9 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     }
     print!("{}", table::mounts(&mounts, device_user));
     mounts.iter().filter_map(outage).for_each(|line| eprintln!("{line}"));
+    for (m, line) in mounts.iter().filter_map(|m| Some((m, m.fallback_line()?))) {
+        eprintln!("{}: {line}", m.name);
+    }
     mounts.iter().filter_map(other_size).for_each(|line| eprintln!("{line}"));
     for m in &mounts {
         if let Some(lost) = m.lost() {

@@ -87,6 +87,7 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
             format!("{} at {}, {} by {}", m.target_name, m.address, transport(m), m.rdma_device),
         ),
         ("addresses", m.target.join(", ")),
+        ("fallback", m.fallback_line().unwrap_or_default()),
         (
             "auth",
             format!(

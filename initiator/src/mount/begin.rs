@@ -147,14 +147,14 @@ async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(M
     let First { config, name, take_over, .. } = first;
     let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
     let volume_name = Name::new(&config.volume)?;
-    let (address, mut session) = connect_any(&addresses, config, known_by).await?;
+    let (mut session, faults) = connect_any(&addresses, config, known_by).await?;
     let opened = match may_open(config, name, &known_by.host, take_over, &session) {
         Ok(()) => open_first(first, known_by, addresses, volume_name, &mut session).await,
         Err(error) => Err(error),
     };
     match opened {
         Ok((setup, facts, paths)) => {
-            let mount = Mount::connected(config, name, setup, facts, (session, address));
+            let mount = Mount::connected(config, name, setup, facts, (session, faults));
             Ok((mount, paths))
         }
         Err(error) => {
@@ -277,19 +277,21 @@ pub(super) fn queue_memory(wish: &QueueWish, spare: u16) -> anyhow::Result<Arc<R
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }
 
-/// A session by the first address that answers, and the index of that address. Tries each once.
+/// A session by the first address that answers, and why each address before it does not. Tries each
+/// once.
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,
     known_by: &KnownBy,
-) -> Result<(usize, Session), SessionError> {
-    let mut last = None;
-    for (at, address) in addresses.iter().enumerate() {
+) -> Result<(Session, Vec<String>), SessionError> {
+    let (mut last, mut faults) = (None, Vec::new());
+    for address in addresses {
         let (host, credentials) = (&known_by.host, known_by.credentials());
         match Session::begin(address, &options(config), host, credentials).await {
-            Ok(session) => return Ok((at, session)),
+            Ok(session) => return Ok((session, faults)),
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");
+                faults.push(said_once(&error));
                 last = Some(error);
             }
         }

@@ -67,13 +67,14 @@ fn has(facts: &Facts, flag: VolumeFlags) -> bool {
 }
 
 impl Mount {
-    /// A new mount, with its first session by the address of that index.
+    /// A new mount, with its first session, and why each address before that of the session does
+    /// not work.
     pub(super) fn connected(
         config: &MountConfig,
         name: &str,
         setup: Setup,
         facts: Facts,
-        session: (Session, usize),
+        session: (Session, Vec<String>),
     ) -> Self {
         let config = Arc::new(config.clone());
         let durability = Durability::new(config.on_loss);

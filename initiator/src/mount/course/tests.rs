@@ -515,9 +515,6 @@ fn a_target_that_is_upgraded_is_asked_at_once_and_often() {
         assert_eq!(way.attempt().address, 0);
     }
     way.fail();
-    way.sleep();
-    assert_eq!(way.attempt().address, 0);
-    way.fail();
     assert_eq!(way.attempt().address, 1, "but not for long");
     way.fail();
     assert_eq!(way.sleep(), ms(100), "shorter than any pause of the configuration");
