@@ -23,6 +23,7 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, sock
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, device_user};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use rblk_protocol::auth::PublicKey;
 use tokio::runtime::Runtime;
 
 mod key;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Umount { what, force } => umount(&what, force),
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
+        Command::Reload { which, target_key } => reload(which.name.as_deref(), &target_key),
         Command::List { output } => list(output),
         Command::Metrics { write } => metrics::metrics(write.as_deref()),
         Command::Status { name, output } => show(&name, output),
@@ -324,6 +326,47 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<()> {
     )
 }
 
+/// Has one mount, or all, read the keys again.
+fn reload(name: Option<&str>, target_keys: &[PublicKey]) -> anyhow::Result<Exit> {
+    must_be_readable()?;
+    if let Some(name) = name {
+        must_be_known(name)?;
+    }
+    let keys: Vec<String> = target_keys.iter().map(ToString::to_string).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let one = |name: &str| runtime.block_on(reload_one(name, &keys));
+    if let Some(name) = name {
+        one(name)?;
+        return Ok(Exit::Ok);
+    }
+    let mut exit = Exit::Ok;
+    for name in names().iter().filter(|name| MountLock::is_held(name)) {
+        if let Err(error) = one(name) {
+            eprintln!("rblk-initiator: {name}: {}", said_once(error.as_ref()));
+            exit = Exit::Failure;
+        }
+    }
+    Ok(exit)
+}
+
+async fn reload_one(name: &str, target_keys: &[String]) -> anyhow::Result<()> {
+    let reload = Ask::Reload { target_keys: target_keys.to_vec() };
+    match ask(&socket_path(name), reload, STATUS_TIME).await {
+        Ok(Response::Reloaded(text)) => {
+            eprintln!("{name}: {text}");
+            Ok(())
+        }
+        // A program of a version before knows no such request.
+        Ok(Response::Error(text)) if text.starts_with("not a request") => {
+            anyhow::bail!("it runs an older version; `rblk-initiator upgrade {name}` reads the keys, too")
+        }
+        Ok(Response::Error(text) | Response::Busy(text)) => anyhow::bail!(text),
+        Ok(_) => anyhow::bail!("the mount answered something else"),
+        Err(_) if !MountLock::is_held(name) => Err(NotMounted { what: name.to_owned() }.into()),
+        Err(error) => Err(error).context("asking the mount"),
+    }
+}
+
 /// The result of an upgrade, in words.
 fn upgraded(name: &str, before: &str, now: &str) -> String {
     if before == now {
@@ -373,7 +416,9 @@ fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
             Ok(Exit::Failure)
         }
         Ok(Response::Error(text)) => anyhow::bail!(text),
-        Ok(Response::Status(_)) => anyhow::bail!("the mount answered something else"),
+        Ok(Response::Status(_) | Response::Reloaded(_)) => {
+            anyhow::bail!("the mount answered something else")
+        }
         Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
     }
 }

@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         | Command::Status { .. }
         | Command::Top { .. }
         | Command::Upgrade { .. }
+        | Command::Reload { .. }
         | Command::Doctor(_)
         | Command::Key(_) => {
             eprintln!(
@@ -152,27 +153,29 @@ fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
 
 fn mount(args: &MountArgs, lines: &mut Lines) -> anyhow::Result<()> {
     serve(args.foreground, lines, async |lines, on_ready| {
-        let config = args.configuration()?;
-        let name = args.mount_name(&config)?;
+        let configured = args.configured()?;
+        let config = &configured.config;
+        let name = args.mount_name(config)?;
         lines.fields.named(&name);
         lines.fields.of_volume(&config.volume);
         prepare_process(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
-        rblk_initiator::mount::run(&config, &name, host, args.take_over, on_ready).await
+        rblk_initiator::mount::run(&configured, &name, host, args.take_over, on_ready).await
     })
 }
 
 fn vhost(args: &VhostArgs, lines: &mut Lines) -> anyhow::Result<()> {
     serve(args.mount.foreground, lines, async |lines, on_ready| {
-        let config = args.configuration()?;
-        let name = args.mount.mount_name(&config)?;
+        let configured = args.configured()?;
+        let config = &configured.config;
+        let name = args.mount.mount_name(config)?;
         lines.fields.named(&name);
         lines.fields.of_volume(&config.volume);
         let socket = GuestSocket::bind(&args.socket)?;
         prepare_for_guest(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
         let take_over = args.mount.take_over;
-        rblk_initiator::mount::run_guest(&config, &name, socket, host, take_over, on_ready).await
+        rblk_initiator::mount::run_guest(&configured, &name, socket, host, take_over, on_ready).await
     })
 }
 

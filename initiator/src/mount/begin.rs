@@ -2,6 +2,7 @@
 //! nothing behind.
 
 use std::cell::RefCell;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ const QUEUES_DEFAULT_MAX: usize = 4;
 pub(super) struct First<'f> {
     /// How the volume is to be mounted.
     pub(super) config: &'f MountConfig,
+    /// The file that says which keys the target may prove.
+    pub(super) keys_file: Option<&'f FilePath>,
     /// The name of the mount; empty where there is no disk that has a name.
     pub(super) name: &'f str,
     /// Another host that holds the volume is fenced.
@@ -63,7 +66,7 @@ impl<'f> First<'f> {
     /// Of a disk of the driver.
     pub(super) fn of_driver(config: &'f MountConfig, name: &'f str, take_over: bool) -> Self {
         let (user, generation) = (User::Driver, Generation::FRESH);
-        Self { config, name, take_over, spare_buffers: 0, user, generation }
+        Self { config, keys_file: None, name, take_over, spare_buffers: 0, user, generation }
     }
 
     /// Whether control tests the paths of the queues.
@@ -187,7 +190,7 @@ async fn open_first(
     volume_name: Name,
     session: &mut Session,
 ) -> anyhow::Result<(Setup, Facts, Vec<Path>)> {
-    let First { config, take_over, spare_buffers, generation, .. } = first;
+    let First { config, keys_file, take_over, spare_buffers, generation, .. } = first;
     let claim = Claim { take_over, generation, ..access_mode(config).into() };
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
@@ -239,6 +242,7 @@ async fn open_first(
         addresses,
         host,
         credentials,
+        keys_file: keys_file.map(FilePath::to_owned),
         wish,
         queues,
         buffers,

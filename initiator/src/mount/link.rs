@@ -29,7 +29,7 @@ use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::pulse::Pulse;
-use crate::session::{Claim, Session};
+use crate::session::{Claim, Credentials, Session};
 
 /// A mount's connection to its target.
 #[derive(Debug)]
@@ -226,6 +226,16 @@ impl Link {
     /// What is known of the volume and the target.
     pub(super) fn facts(&self) -> &Facts {
         self.course.facts()
+    }
+
+    /// Every session from the next one on is made with these keys. The present one goes on.
+    pub(super) fn change_keys(
+        &mut self,
+        config: &Arc<MountConfig>,
+        credentials: Option<Arc<Credentials>>,
+    ) {
+        self.config = Arc::clone(config);
+        self.setup.credentials = credentials;
     }
 
     /// The driver made so many queues.
