@@ -176,6 +176,12 @@ pub struct DoctorArgs {
     /// Only try the one address, and say how that went.
     #[arg(long, hide = true)]
     pub probe: bool,
+    /// The volume to read then; by default the first one.
+    #[arg(long, hide = true, requires = "probe", default_value = "")]
+    pub read: String,
+    /// How much of it.
+    #[arg(long, hide = true, requires = "probe", default_value = "262144")]
+    pub read_bytes: u32,
 }
 
 /// What `rblk-initiator key` can do.

@@ -560,6 +560,9 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     for (m, line) in mounts.iter().filter_map(|m| Some((m, m.fallback_line()?))) {
         eprintln!("{}: {line}", m.name);
     }
+    for (m, hint) in mounts.iter().filter_map(|m| Some((m, m.hint.as_ref()?))) {
+        eprintln!("{}: {hint}", m.name);
+    }
     mounts.iter().filter_map(other_size).for_each(|line| eprintln!("{line}"));
     for m in &mounts {
         if let Some(lost) = m.lost() {

@@ -104,6 +104,7 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
         ),
         ("epoch", m.epoch.to_string()),
         ("last loss", m.last_loss.clone().unwrap_or_else(|| "none".to_owned())),
+        ("hint", m.hint.clone().unwrap_or_default()),
         ("longest stall", figures::duration(Duration::from_millis(m.stall_ms_max))),
         (
             "unflushed",

@@ -14,6 +14,7 @@ use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, Output, RecoverArgs, Report,
     VhostArgs, exit_of,
 };
+use rblk_initiator::doctor::Wanted;
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::journal::{MountFields, MountJournal};
 use rblk_initiator::log_file::LogFile;
@@ -315,8 +316,14 @@ fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
     let [address] = args.address.as_slice() else { anyhow::bail!("--probe needs one address") };
     let credentials = args.identity.credentials()?;
     let encrypt = args.encrypt.unwrap_or_default();
-    let found =
-        rblk_initiator::doctor::probe(&address.parse()?, credentials, encrypt, args.timeout.get())?;
+    let wanted = Wanted { volume: args.read.clone(), bytes: args.read_bytes };
+    let found = rblk_initiator::doctor::probe(
+        &address.parse()?,
+        credentials,
+        encrypt,
+        &wanted,
+        args.timeout.get(),
+    )?;
     println!("{}", serde_json::to_string(&found)?);
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, said_once};
-use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region};
+use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region, WcStatus};
 use rblk_protocol::{
     AccessMode, AsyncEvent, Features, OpenReply, Status, VolumeEntry, VolumeFlags, VolumeHandle,
 };
@@ -20,6 +20,7 @@ use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
 use super::shared_memory::SharedMemory;
+use super::stuck_data::StuckData;
 use super::status::{Fallback, MountStatus, auth};
 use super::task;
 use super::{EIO, ENODEV};
@@ -43,6 +44,7 @@ pub(super) struct Link {
     // The address of the last try.
     trying: usize,
     history: History,
+    stuck: StuckData,
     // Of each address, why it did not work last; none where it did, or was not tried.
     faults: Vec<Option<String>>,
     durability: Arc<Durability>,
@@ -153,6 +155,7 @@ impl Link {
             tries: Tries::new(),
             trying: 0,
             history,
+            stuck: StuckData::default(),
             faults,
             durability: Arc::clone(durability),
         }
@@ -173,6 +176,7 @@ impl Link {
         for (fault, why) in link.faults.iter_mut().zip(faults) {
             *fault = Some(why);
         }
+        link.stuck.connected(now);
         let link = Self { course, session: Some(session), ..link };
         link.say_fallback();
         link
@@ -489,6 +493,7 @@ impl Link {
 
     fn on_failure(&mut self, text: &str, session_is_gone: bool, now: Instant) {
         self.note_fault(self.trying, text);
+        self.stuck.failed();
         let address = self.tries.address();
         if session_is_gone {
             // The target was restarted. The reason for the loss is known already.
@@ -519,6 +524,10 @@ impl Link {
         let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
         self.history.connected(stalled, verifier_changed);
         self.note_works(arrival.address);
+        self.stuck.connected(Instant::now());
+        if let Some(hint) = self.stuck.hint(Instant::now()) {
+            tracing::warn!("{hint}");
+        }
         self.setup.endpoint = Endpoint::of(&session, paths.iter().map(|(_, path)| path));
         self.session = Some(session);
         self.durability.arrived();
@@ -543,7 +552,14 @@ impl Link {
                 self.ask_for_less();
                 self.lose("the self-test failed", Loss::Renegotiate, queues);
             }
-            end => self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues),
+            end => {
+                let is_silence =
+                    matches!(end, PathEnd::Silent | PathEnd::Lost(WcStatus::RetryExceeded));
+                let waits = queues.counts().iter().any(|counts| counts.in_flight > 0);
+                let detect = self.course.rules().detect;
+                self.stuck.lost(is_silence && waits, detect, Instant::now());
+                self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues);
+            }
         }
     }
 
@@ -635,6 +651,7 @@ impl Link {
     /// `loss` is the reason, if that is a loss.
     fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
         let Some(session) = self.session.take() else { return };
+        self.stuck.lost(false, self.course.rules().detect, Instant::now());
         if let Some(why) = loss {
             self.history.lost(why);
         }
@@ -707,6 +724,7 @@ impl Link {
         let Endpoint { address, rdma_device, transport, is_encrypted } = &self.setup.endpoint;
         status.address.clone_from(address);
         status.fallback = self.fallback();
+        status.hint = self.stuck.hint(Instant::now()).map(str::to_owned);
         status.rdma_device.clone_from(rdma_device);
         status.transport.clone_from(transport);
         status.encrypted = *is_encrypted;

@@ -55,6 +55,7 @@ mod signals;
 pub mod socket;
 mod start;
 pub mod status;
+mod stuck_data;
 mod target_keys;
 mod task;
 mod unmount;

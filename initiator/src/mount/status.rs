@@ -54,6 +54,9 @@ pub struct MountStatus {
     /// The longest time without the target so far, in milliseconds, with the present one.
     #[serde(default)]
     pub stall_ms_max: u64,
+    /// What may be wrong on the way to the target, as far as the losses of the target say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
     /// Process.
     pub pid: u32,
     /// Version of the program.
