@@ -358,7 +358,9 @@ async fn reload_one(name: &str, target_keys: &[String]) -> anyhow::Result<()> {
         }
         // A program of a version before knows no such request.
         Ok(Response::Error(text)) if text.starts_with("not a request") => {
-            anyhow::bail!("it runs an older version; `rblk-initiator upgrade {name}` reads the keys, too")
+            anyhow::bail!(
+                "it runs an older version; `rblk-initiator upgrade {name}` reads the keys, too"
+            )
         }
         Ok(Response::Error(text) | Response::Busy(text)) => anyhow::bail!(text),
         Ok(_) => anyhow::bail!("the mount answered something else"),
@@ -471,7 +473,7 @@ fn outage(mount: &MountStatus) -> Option<String> {
         "volume removed" => {
             "its target removed the volume, and requests fail until it is served again"
         }
-        "fenced" => "another host has its volume, and every request fails; unmount it",
+        "fenced" => "it is fenced from its volume, and every request fails; unmount it",
         "volume lost" => "its volume is another one now, and every request fails; unmount it",
         _ => return None,
     };

@@ -38,8 +38,8 @@ pub struct MountStatus {
     pub encrypted: bool,
     /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
     /// (requests wait), `failing` (they fail until the target is back), `volume removed` (they fail
-    /// until the target serves the volume again), `fenced` (they fail permanently: another host has
-    /// the volume) or `volume lost` (they fail permanently: the
+    /// until the target serves the volume again), `fenced` (they fail permanently: `last_loss`
+    /// says why) or `volume lost` (they fail permanently: the
     /// volume became another one).
     pub state: String,
     /// Why the last connection was lost, or why the last try to reconnect failed.
