@@ -176,7 +176,8 @@ fn vhost(args: &VhostArgs, lines: &mut Lines) -> anyhow::Result<()> {
         prepare_for_guest(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
         let take_over = args.mount.take_over;
-        rblk_initiator::mount::run_guest(&configured, &name, socket, host, take_over, on_ready).await
+        rblk_initiator::mount::run_guest(&configured, &name, socket, host, take_over, on_ready)
+            .await
     })
 }
 
@@ -248,8 +249,9 @@ fn report(foreground: bool, report: &Report) {
 }
 
 /// Prepares this process to serve a block device. It needs a mount namespace of its own: otherwise
-/// its exit can wait for a file system on its own device. And its allocations must not wait for
-/// writeback. Then it gives up the rights that it does not need any more. It has one thread.
+/// its exit can wait for a file system on its own device. Its allocations must not wait for
+/// writeback, and its pages must not be swapped to the device. Then it gives up the rights that it
+/// does not need any more. It has one thread.
 fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     if !nix::unistd::geteuid().is_root() {
@@ -269,6 +271,7 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     .context("making the mount namespace a slave")?;
     rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
+    rblk_initiator::ublk::stay_in_memory();
     settle_process(lines)
 }
 
