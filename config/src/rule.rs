@@ -446,9 +446,7 @@ fn check_address(text: &str) -> Result<(), String> {
     }
     let ip = host.strip_prefix('[').and_then(|inner| inner.split(']').next()).unwrap_or(host);
     if ip.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local()) {
-        return Err(format!(
-            "a link-local address needs its interface, such as \"[{ip}%eth0]\""
-        ));
+        return Err(format!("a link-local address needs its interface, such as \"[{ip}%eth0]\""));
     }
     let port = match host.strip_prefix('[') {
         Some(inner) => match inner.split_once(']') {

@@ -148,8 +148,9 @@ pub enum Command {
     /// Say what keeps this host from mounting, and the command that mends it.
     ///
     /// Looks at kernel, ublk, io_uring, locked memory, RDMA devices, keys, units and leftovers of
-    /// dead mounts; and for each address at name, route, port and a connection with its self-test.
-    /// Changes nothing. Some of it only root may see. The exit code is 7 if something fails.
+    /// dead mounts; and for each address at name, route, port, a connection with its self-test, and
+    /// one read of a volume. Changes nothing. Some of it only root may see. The exit code is 7 if
+    /// something fails.
     Doctor(Box<DoctorArgs>),
 }
 

@@ -187,11 +187,7 @@ mod reject_reason {
 
 /// The error for an answer other than ESTABLISHED. The status is a REJ reason on InfiniBand and
 /// RoCE, a negative errno on iWARP.
-fn refusal(
-    reply: Reply,
-    address: &Address,
-    expired: impl FnOnce() -> FabricError,
-) -> FabricError {
+fn refusal(reply: Reply, address: &Address, expired: impl FnOnce() -> FabricError) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
         // Of the kernel itself, padded: the port has a listener, but not at that address; or the

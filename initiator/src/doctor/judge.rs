@@ -204,7 +204,8 @@ fn large_read(read: &LargeRead, peer: &Peer, facts: &Facts) -> Finding {
         Some(ReadFault::Silent | ReadFault::Ended(_)) => {
             let way = peer.route.as_ref().and_then(|route| route.interface(&facts.interfaces));
             // Less the headers of IP and ICMP.
-            let payload = way.and_then(|interface| interface.mtu).unwrap_or(1500).saturating_sub(28);
+            let payload =
+                way.and_then(|interface| interface.mtu).unwrap_or(1500).saturating_sub(28);
             Finding::fail(
                 "data",
                 format!(
@@ -311,14 +312,16 @@ fn passage(peer: &Peer, facts: &Facts) -> String {
             return format!("UDP port 4791 for RoCE, TCP port {port} for iWARP");
         }
     };
-    FirewallPort::of(transport, port).map_or_else(|| format!("port {port}"), |port| port.to_string())
+    FirewallPort::of(transport, port)
+        .map_or_else(|| format!("port {port}"), |port| port.to_string())
 }
 
 /// The RDMA device by which a peer is reached.
 fn device_of<'f>(peer: &Peer, facts: &'f Facts) -> Option<&'f RdmaDevice> {
     let route = peer.route.as_ref().filter(|_| peer.address.scheme == Scheme::Rdma)?;
     let interface = &route.interface(&facts.interfaces)?.name;
-    let has_it = |device: &&RdmaDevice| device.ports.iter().any(|p| p.interfaces.contains(interface));
+    let has_it =
+        |device: &&RdmaDevice| device.ports.iter().any(|p| p.interfaces.contains(interface));
     facts.devices.iter().find(has_it)
 }
 

@@ -452,8 +452,7 @@ impl Course {
         };
         let verifier_changed = opened.verifier != self.facts.volume.verifier;
         self.facts.volume = shape::reopened(&self.facts.volume, opened);
-        let is_new_run =
-            under_way.instance.is_some_and(|instance| instance != self.facts.instance);
+        let is_new_run = under_way.instance.is_some_and(|instance| instance != self.facts.instance);
         if let Some(instance) = under_way.instance {
             self.facts.instance = instance;
         }

@@ -20,8 +20,8 @@ use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
 use super::shared_memory::SharedMemory;
-use super::stuck_data::StuckData;
 use super::status::{Fallback, MountStatus, auth};
+use super::stuck_data::StuckData;
 use super::task;
 use super::{EIO, ENODEV};
 use crate::admin::News;
@@ -482,8 +482,8 @@ impl Link {
         tracing::error!(
             rblk_event = "fence",
             by,
-            "fenced: another host has the volume now; every request fails, permanently. Unmount, and mount \
-             again when the volume is free"
+            "fenced: the target does not let this mount go on with its volume, and every request fails, permanently. \
+             Unmount, and mount again when the volume is free"
         );
         self.course.fenced(by);
         self.write_note(around.note);
@@ -525,7 +525,7 @@ impl Link {
         self.history.connected(stalled, verifier_changed);
         self.note_works(arrival.address);
         self.stuck.connected(Instant::now());
-        if let Some(hint) = self.stuck.hint(Instant::now()) {
+        if let Some(hint) = self.stuck.hint(Instant::now()).filter(|_| self.stuck.is_news()) {
             tracing::warn!("{hint}");
         }
         self.setup.endpoint = Endpoint::of(&session, paths.iter().map(|(_, path)| path));

@@ -290,7 +290,9 @@ impl Mount {
             (_, false) => target_keys::with_keys(&self.config, keys, self.config.key_file.clone())?,
             (Some(file), true) => target_keys::read(&self.config, file)?,
             (None, true) if self.config.target_keys.is_empty() => (*self.config).clone(),
-            (None, true) => return Err(NotReread::ByFlags { name: self.status.name.clone() }.into()),
+            (None, true) => {
+                return Err(NotReread::ByFlags { name: self.status.name.clone() }.into());
+            }
         };
         let credentials = credentials_of(&config)?;
         let config = Arc::new(config);

@@ -1,6 +1,6 @@
 //! [`StuckData`]: whether a target is lost again and again as soon as data is on its way, although
-//! every connection is made. Something on the way drops large packets then: a switch or an interface
-//! with a smaller MTU. Pure.
+//! every connection is made. Something on the way drops large packets then: a switch or an
+//! interface with a smaller MTU. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,11 @@ impl StuckData {
         self.in_a_row = 0;
     }
 
+    /// Whether that has just become so.
+    pub(super) fn is_news(&self) -> bool {
+        self.in_a_row == TIMES
+    }
+
     /// What there is to say of it.
     pub(super) fn hint(&self, now: Instant) -> Option<&'static str> {
         let lasts = self.connected_at.is_some_and(|at| now.saturating_duration_since(at) >= SHORT);
@@ -67,7 +72,9 @@ mod tests {
         assert!(!session(&mut data, 5, true), "the target was away meanwhile");
         assert!(!session(&mut data, 5, false), "nothing waited");
         assert!(![5, 5, 31].map(|seconds| session(&mut data, seconds, true)).contains(&true));
-        assert!(session(&mut data, 5, true) | session(&mut data, 5, true) | session(&mut data, 5, true));
+        assert!(
+            session(&mut data, 5, true) | session(&mut data, 5, true) | session(&mut data, 5, true)
+        );
         data.connected(now);
         assert!(data.hint(now + Duration::from_secs(29)).is_some());
         assert!(data.hint(now + Duration::from_secs(30)).is_none(), "this one moves data");

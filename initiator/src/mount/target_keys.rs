@@ -28,7 +28,9 @@ pub struct Configured {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotReread {
     /// Nobody says what to read.
-    #[error("its keys came by --target-key: name them again, `rblk-initiator reload {name} --target-key KEY`")]
+    #[error(
+        "its keys came by --target-key: name them again, `rblk-initiator reload {name} --target-key KEY`"
+    )]
     ByFlags {
         /// The mount.
         name: String,
@@ -47,7 +49,9 @@ pub(super) enum NotReread {
         volume: String,
     },
     /// It has keys, and is to have none.
-    #[error("there are no target_keys any more, and the mount asks for them: unmount, and mount again")]
+    #[error(
+        "there are no target_keys any more, and the mount asks for them: unmount, and mount again"
+    )]
     NoKeys,
     /// It has no keys, and is to have some.
     #[error("the mount was made without target_keys: unmount, and mount again")]
@@ -140,7 +144,8 @@ mod tests {
         let keys: Vec<String> = keys.iter().map(|key| format!("'{key}'")).collect();
         let keys = format!("target_keys = [{}]\n", keys.join(", "));
         let keys = if keys.contains("rblk1") { keys } else { String::new() };
-        let text = format!("target = ['tcp://192.0.2.1']\nvolume = '{volume}'\n{keys}detect = '1s'\n");
+        let text =
+            format!("target = ['tcp://192.0.2.1']\nvolume = '{volume}'\n{keys}detect = '1s'\n");
         std::fs::write(&path, text).unwrap();
         path
     }

@@ -21,7 +21,7 @@ fn as_root_logins_that_pass_and_data_that_does_not_are_named() {
         assert!(hint.starts_with("logins pass, data does not: MTU?"), "{hint}");
         let listed = initiator(&["list"]);
         assert!(listed.stderr.contains(&format!("{}: {hint}", served.name())), "{listed:?}");
-        assert!(served.log().contains("logins pass, data does not"), "{}", served.log());
+        wait_for("its log", || served.log().contains("logins pass, data does not").then_some(()));
         // The doctor sees the same, before anything is mounted.
         let doctor = initiator(&["doctor", &address, "--timeout", "2s", "-o", "json"]);
         let report: serde_json::Value = serde_json::from_str(&doctor.stdout).unwrap();

@@ -29,7 +29,8 @@ fn as_root_every_command_says_that_a_path_is_not_the_best() {
     bed.relay.refuse();
     let (relay, own) = (bed.relay.address.to_string(), bed.target.address.to_string());
     let served = bed.serve(&["--failback", "300ms"]);
-    let (name, line) = (served.name(), format!("its path is {own}, and not the preferred {relay} ("));
+    let (name, line) =
+        (served.name(), format!("its path is {own}, and not the preferred {relay} ("));
     let listed = initiator(&["list"]);
     assert!(listed.stderr.contains(&format!("{name}: {line}")), "{listed:?}");
     let shown = initiator(&["status", name]);
@@ -101,9 +102,7 @@ fn as_root_after_an_upgrade_of_the_target_a_mount_is_back_on_its_best_path() {
         let upgrade = scope.spawn(|| bed.upgrade());
         wait_for("the mount to leave", || (served.status()["state"] != "connected").then_some(()));
         bed.relay.cut();
-        wait_for("the second address", || {
-            (served.status()["state"] == "connected").then_some(())
-        });
+        wait_for("the second address", || (served.status()["state"] == "connected").then_some(()));
         assert!(!is_on_best(&served, &bed));
         upgrade.join().unwrap();
     });

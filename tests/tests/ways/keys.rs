@@ -32,9 +32,8 @@ impl Keys {
             format!("[[volume]]\nname = 'v{n}'\nstore = 'file'\npath = '{}'\n", file.display())
         };
         let volumes: String = (0..MOUNTS).map(volume).collect();
-        let text = format!(
-            "[[host]]\nname = 'db1'\nkeys = ['{host}']\nvolumes = ['*:rw']\n{volumes}"
-        );
+        let text =
+            format!("[[host]]\nname = 'db1'\nkeys = ['{host}']\nvolumes = ['*:rw']\n{volumes}");
         std::fs::write(dir.path().join("rest"), text).unwrap();
         configure(dir.path(), "target.key", None);
         let config = dir.path().join("target.toml").display().to_string();
@@ -46,8 +45,7 @@ impl Keys {
     fn write_mount(&self, number: usize, keys: &[PublicKey]) -> PathBuf {
         let path = self.dir.path().join(format!("m{number}.toml"));
         let keys: Vec<String> = keys.iter().map(|key| format!("'{key}'")).collect();
-        let mut text =
-            format!("target = ['{}']\nvolume = 'v{number}'\n", self.target.address);
+        let mut text = format!("target = ['{}']\nvolume = 'v{number}'\n", self.target.address);
         if !keys.is_empty() {
             let (keys, file) = (keys.join(", "), self.host_key.display());
             text += &format!("target_keys = [{keys}]\nkey_file = '{file}'\n");

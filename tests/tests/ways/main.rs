@@ -8,6 +8,7 @@
 mod data;
 mod fallback;
 mod keys;
+mod names;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -57,8 +58,7 @@ fn configuration(dir: &Path) -> PathBuf {
     let volume = dir.join("v.img");
     File::create(&volume).unwrap().set_len(4 << 20).unwrap();
     let path = dir.join("target.toml");
-    let text =
-        format!("[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\n", volume.display());
+    let text = format!("[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\n", volume.display());
     std::fs::write(&path, text).unwrap();
     path
 }

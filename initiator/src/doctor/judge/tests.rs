@@ -182,11 +182,11 @@ fn data_that_does_not_come_names_the_mtu() {
     let read = |fault| LargeRead {
         volume: "a".to_owned(),
         bytes: 256 << 10,
-        took: std::time::Duration::from_micros(1250),
+        took: std::time::Duration::from_micros(1300),
         fault,
     };
     let of = |fault| large_read(&read(fault), &peer("tcp://store1"), &facts());
-    assert_eq!(of(None).found, "256KiB of a read in 1.2ms");
+    assert_eq!(of(None).found, "256KiB of a read in 1.3ms");
     let silent = of(Some(ReadFault::Silent));
     assert_eq!(silent.verdict, Verdict::Fail);
     assert!(silent.found.starts_with("logins pass, and 256KiB of a do not come: MTU?"));
