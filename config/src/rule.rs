@@ -1,6 +1,6 @@
 //! What a key may be set to. Files, command lines and manual pages use the same tables of keys.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use toml::Value;
 
@@ -428,14 +428,25 @@ fn check_address(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Err("empty".to_owned());
     }
+    let lower = scheme.to_ascii_lowercase();
+    if lower != scheme && matches!(lower.as_str(), "rdma" | "tcp") {
+        return Err(format!("the scheme {scheme:?} is in upper case, schemes are in lower case"));
+    }
     if !matches!(scheme, "rdma" | "tcp") {
         return Err(format!("unknown scheme {scheme:?}, the schemes are rdma and tcp"));
+    }
+    if host.ends_with('/') {
+        return Err("a `/` follows, remove it".to_owned());
     }
     if host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
         return Err("the host is not a name or an IP address".to_owned());
     }
     if host.is_empty() || host == "[]" || (host.starts_with(':') && !host.starts_with("::")) {
         return Err("no host".to_owned());
+    }
+    let ip = host.strip_prefix('[').and_then(|inner| inner.split(']').next()).unwrap_or(host);
+    if ip.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local()) {
+        return Err(format!("a link-local address needs its interface, such as \"[{ip}%eth0]\""));
     }
     let port = match host.strip_prefix('[') {
         Some(inner) => match inner.split_once(']') {
@@ -550,6 +561,15 @@ mod tests {
                 .chain(["x:0", "tcp://x:65536", "x:", "x:y", "[::1", "[::1]9", "tcp://[::1]:y"])
         {
             assert!(check_address(bad).is_err(), "{bad}");
+        }
+        for (slip, named) in [
+            ("TCP://store1", "the scheme \"TCP\" is in upper case"),
+            ("tcp://store1:7721/", "a `/` follows, remove it"),
+            ("tcp://[fe80::1]:7721", "needs its interface, such as \"[fe80::1%eth0]\""),
+            ("fe80::1", "needs its interface"),
+        ] {
+            let said = check_address(slip).unwrap_err();
+            assert!(said.contains(named), "{slip}: {said}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! [`Address`]: where a target is, `rdma://HOST:PORT` or `tcp://HOST:PORT`.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 /// Which provider an address asks for.
@@ -52,6 +53,9 @@ pub struct AddressError {
     reason: &'static str,
 }
 
+const LINK_LOCAL: &str =
+    "a link-local address needs its interface, such as `%eth0` in tcp://[fe80::1%eth0]";
+
 impl FromStr for Address {
     type Err = AddressError;
 
@@ -62,8 +66,14 @@ impl FromStr for Address {
             None => (Scheme::Rdma, text),
             Some(("rdma", rest)) => (Scheme::Rdma, rest),
             Some(("tcp", rest)) => (Scheme::Tcp, rest),
+            Some((other, _)) if ["rdma", "tcp"].contains(&other.to_ascii_lowercase().as_str()) => {
+                return Err(fail("the scheme is in upper case; schemes are in lower case"));
+            }
             Some(_) => return Err(fail("unknown scheme")),
         };
+        if rest.ends_with('/') {
+            return Err(fail("a `/` follows; remove it"));
+        }
         let (host, port) = if let Some(inner) = rest.strip_prefix('[') {
             let (host, after) = inner.split_once(']').ok_or_else(|| fail("`[` without `]`"))?;
             match after {
@@ -85,6 +95,9 @@ impl FromStr for Address {
             || host.contains(|c: char| c.is_whitespace() || c == '/' || c.is_control())
         {
             return Err(fail("the host is not a name or an IP address"));
+        }
+        if host.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local()) {
+            return Err(fail(LINK_LOCAL));
         }
         let port = match port {
             None => scheme.default_port(),
@@ -109,9 +122,31 @@ impl fmt::Display for Address {
     }
 }
 
+/// An IP address and a port of an end, as people know it, whatever carries the connection: a
+/// listener of `[::]` sees a peer of IPv4 as one of IPv6 (`::ffff:192.0.2.1`).
+pub(crate) fn end_name(end: SocketAddr) -> String {
+    match end.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::from((ip, end.port())).to_string(),
+        // With its interface, where it is of one.
+        IpAddr::V6(_) => end.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_end_of_ipv4_is_shown_as_one() {
+        for (end, shown) in [
+            ("192.0.2.1:5", "192.0.2.1:5"),
+            ("[::ffff:192.0.2.1]:5", "192.0.2.1:5"),
+            ("[2001:db8::1]:5", "[2001:db8::1]:5"),
+            ("[fe80::1%2]:5", "[fe80::1%2]:5"),
+        ] {
+            assert_eq!(end_name(end.parse().unwrap()), shown);
+        }
+    }
 
     #[test]
     fn parses_what_users_write() {
@@ -140,5 +175,14 @@ mod tests {
         {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_slip_is_named() {
+        let said = |text: &str| text.parse::<Address>().unwrap_err().to_string();
+        assert!(said("TCP://store1").contains("the scheme is in upper case"));
+        assert!(said("tcp://store1:7721/").contains("a `/` follows; remove it"));
+        assert!(said("tcp://[fe80::1]:7721").contains("needs its interface, such as `%eth0`"));
+        assert!(said("fe80::1").contains("needs its interface"));
     }
 }

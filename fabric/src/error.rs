@@ -1,10 +1,45 @@
 //! [`FabricError`]: why a control call failed. [`PostError`]: why WRs could not be posted.
 
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use crate::caps::Transport;
+
 /// Result of a control call.
 pub type Result<T> = std::result::Result<T, FabricError>;
+
+/// What a firewall must pass for a connection. It is the port of the address only where the packets
+/// have it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FirewallPort {
+    /// A TCP port: of `tcp://`, and of iWARP.
+    Tcp(u16),
+    /// The UDP port of RoCE v2. Both the connection manager and the data use it, and the port of
+    /// the address is inside of the packets.
+    RoceUdp,
+}
+
+impl FirewallPort {
+    /// Of what carries the messages. InfiniBand has no ports.
+    #[must_use]
+    pub fn of(transport: Transport, port: u16) -> Option<Self> {
+        match transport {
+            Transport::Roce => Some(Self::RoceUdp),
+            Transport::Iwarp | Transport::SoftTcp => Some(Self::Tcp(port)),
+            Transport::InfiniBand | Transport::SoftMemory | Transport::Unknown => None,
+        }
+    }
+}
+
+impl fmt::Display for FirewallPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(port) => write!(f, "TCP port {port}"),
+            Self::RoceUdp => f.write_str("UDP port 4791 (RoCE)"),
+        }
+    }
+}
 
 /// A failed control call. The text names the thing, its value and, if there is one, the fix.
 #[derive(Debug, thiserror::Error)]
@@ -24,14 +59,14 @@ pub enum FabricError {
         reason: String,
     },
     /// The peer did not answer in time.
-    #[error(
-        "{what} did not answer within {after:?}: is rblk-target running there, and the port open?"
-    )]
+    #[error("{what} did not answer within {after:?}{}", silence(*port))]
     TimedOut {
         /// Who or what.
         what: String,
         /// How long was waited.
         after: Duration,
+        /// What firewalls must pass; none where that is not the question.
+        port: Option<FirewallPort>,
     },
     /// The peer refused the connection. Its reply says why.
     #[error("{address} refused the connection")]
@@ -127,6 +162,15 @@ pub enum FabricError {
         /// Its errno.
         source: io::Error,
     },
+}
+
+fn silence(port: Option<FirewallPort>) -> String {
+    match port {
+        Some(port) => {
+            format!(": is rblk-target running there, and does every firewall pass {port}?")
+        }
+        None => ": is the host up, and rblk-target running there?".to_owned(),
+    }
 }
 
 fn listen_problem(error: &io::Error) -> String {

@@ -74,7 +74,7 @@ pub use connection::{Connection, Established};
 pub use counter::Counter;
 pub use credit::SendCredits;
 pub use device::{CompletionVector, Device, MemoryRegion, PollerHandle, ProtectionDomain};
-pub use error::{FabricError, PostError, Result};
+pub use error::{FabricError, FirewallPort, PostError, Result};
 pub use facts::{DeviceFacts, QpFacts};
 pub use latency::{BinnedUs, Latency, LatencyCounts};
 pub use listener::{Incoming, Listener};

@@ -33,6 +33,7 @@ impl Address {
         timeout(limit, self.look_up()).await.map_err(|_| FabricError::TimedOut {
             what: format!("name resolution of {}", self.host),
             after: limit,
+            port: None,
         })?
     }
 }

@@ -18,7 +18,7 @@ use rblk_protocol::limits;
 use crate::error::SessionError;
 use crate::identity::BadHostId;
 use crate::mount::leftovers::Refused;
-use crate::mount::{AlreadyMounted, BadSocket, HeldHere, NotMounted, UnsuitedKey};
+use crate::mount::{AlreadyMounted, BadSocket, Configured, HeldHere, NotMounted, UnsuitedKey};
 use crate::session::{Credentials, TargetKeysError};
 use crate::ublk::UblkError;
 
@@ -92,6 +92,19 @@ pub enum Command {
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
     },
+    /// Read the keys of a target again, and the key of this host, while mounts go on. No request
+    /// waits.
+    ///
+    /// target_keys and key_file come from the file of the mount (--config). Nothing else of that
+    /// file is read again.
+    Reload {
+        /// Which mounts.
+        #[command(flatten)]
+        which: Which,
+        /// Key that the target may prove, for a mount that has no file; repeat for the next key.
+        #[arg(long, value_name = "KEY", conflicts_with = "all")]
+        target_key: Vec<PublicKey>,
+    },
     /// Write the page cache of a disk back.
     #[command(hide = true)]
     WriteBack {
@@ -149,8 +162,9 @@ pub enum Command {
     /// Find what keeps this host from mounting, and print the command that fixes it.
     ///
     /// Looks at kernel, ublk, io_uring, locked memory, RDMA devices, keys, units and leftovers of
-    /// dead mounts; and for each address at name, route, port and a connection with its self-test.
-    /// Changes nothing. Some of it only root may see. The exit code is 7 if something fails.
+    /// dead mounts; and for each address at name, route, port, a connection with its self-test, and
+    /// one read of a volume. Changes nothing. Some of it only root may see. The exit code is 7 if
+    /// something fails.
     Doctor(Box<DoctorArgs>),
 }
 
@@ -174,6 +188,12 @@ pub struct DoctorArgs {
     /// Only try the one address, and say how that went.
     #[arg(long, hide = true)]
     pub probe: bool,
+    /// The volume to read then; by default the first one.
+    #[arg(long, hide = true, requires = "probe", default_value = "")]
+    pub read: String,
+    /// How much of it.
+    #[arg(long, hide = true, requires = "probe", default_value = "262144")]
+    pub read_bytes: u32,
 }
 
 /// What `rblk-initiator key` can do.
@@ -428,6 +448,17 @@ impl VhostArgs {
     }
 }
 
+impl VhostArgs {
+    /// As [`MountArgs::configured`].
+    ///
+    /// # Errors
+    /// As there; or the configuration asks for what the disk of a guest cannot have.
+    pub fn configured(&self) -> anyhow::Result<Configured> {
+        crate::mount::must_suit_guests(&self.mount.configuration()?)?;
+        self.mount.configured()
+    }
+}
+
 impl MountArgs {
     /// The configuration of file and flags together, validated.
     ///
@@ -476,6 +507,16 @@ impl MountArgs {
         config.ack_timeout = self.ack_timeout.or(config.ack_timeout);
         config.validate()?;
         Ok(config)
+    }
+
+    /// What the mount is made of, and the file that says later which keys the target may prove.
+    ///
+    /// # Errors
+    /// [`ConfigError`], or there is no current directory.
+    pub fn configured(&self) -> anyhow::Result<Configured> {
+        let keys_file = self.config.as_deref().filter(|_| self.identity.target_key.is_empty());
+        let keys_file = keys_file.map(std::path::absolute).transpose()?;
+        Ok(Configured { config: self.configuration()?, keys_file })
     }
 
     /// Name of the mount.

@@ -36,8 +36,9 @@ pub enum SessionError {
         /// The target's text, maybe empty.
         text: String,
     },
-    /// The target gave the volume to another host since this host held it.
-    #[error("another host has volume `{volume}` now ({by})")]
+    /// This host may not go on with the volume: another host held it since, or nobody can know that
+    /// no host did. The target's text says which.
+    #[error("fenced from volume `{volume}`: {by}")]
     Fenced {
         /// The volume.
         volume: String,

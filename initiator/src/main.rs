@@ -25,6 +25,7 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, sock
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, device_user};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use rblk_protocol::auth::PublicKey;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Command::Umount { what, force } => umount(&what, force, output),
         Command::Recover(args) => recover(&args, output),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program, output),
+        Command::Reload { which, target_key } => reload(which.name.as_deref(), &target_key, output),
         Command::List => list(output),
         Command::Metrics { write } => metrics::metrics(write.as_deref(), output),
         Command::Status { name } => show(&name, output),
@@ -124,10 +126,13 @@ fn start(args: &MountArgs, config: &MountConfig, output: Output) -> anyhow::Resu
     let name = args.mount_name(config)?;
     let status = start_daemon(&name, std::env::args_os().skip(1))?;
     output.answer(&status, || status.device.clone())?;
-    if output == Output::Table
-        && let Some(found) = image::elsewhere(&status)
-    {
-        output.aside(format_args!("{}: WARNING: {found}", status.name));
+    if output == Output::Table {
+        if let Some(line) = status.fallback_line() {
+            output.aside(format_args!("rblk-initiator: WARN {name}: {line}"));
+        }
+        if let Some(found) = image::elsewhere(&status) {
+            output.aside(format_args!("{}: WARNING: {found}", status.name));
+        }
     }
     Ok(Exit::Ok)
 }
@@ -346,6 +351,68 @@ async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
     )
 }
 
+/// Has one mount, or all, read the keys again.
+fn reload(name: Option<&str>, target_keys: &[PublicKey], output: Output) -> anyhow::Result<Exit> {
+    must_be_readable()?;
+    if let Some(name) = name {
+        must_be_known(name)?;
+    }
+    let keys: Vec<String> = target_keys.iter().map(ToString::to_string).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let one = |name: &str| runtime.block_on(reload_one(name, &keys));
+    if let Some(name) = name {
+        let said = one(name)?;
+        output.aside(format_args!("{name}: {said}"));
+        let outcome = Reloaded { name: name.to_owned(), outcome: Some(said), error: None };
+        output.answer(&outcome, String::new)?;
+        return Ok(Exit::Ok);
+    }
+    let (mut exit, mut reloaded) = (Exit::Ok, Vec::new());
+    for name in names().into_iter().filter(|name| MountLock::is_held(name)) {
+        match one(&name) {
+            Ok(said) => {
+                output.aside(format_args!("{name}: {said}"));
+                reloaded.push(Reloaded { name, outcome: Some(said), error: None });
+            }
+            Err(error) => {
+                let text = said_once(error.as_ref());
+                output.aside(format_args!("rblk-initiator: {name}: {text}"));
+                exit = Exit::Failure;
+                reloaded.push(Reloaded { name, outcome: None, error: Some(text) });
+            }
+        }
+    }
+    output.answer(&reloaded, String::new)?;
+    Ok(exit)
+}
+
+/// What became of a reload of one mount.
+#[derive(Serialize)]
+struct Reloaded {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+async fn reload_one(name: &str, target_keys: &[String]) -> anyhow::Result<String> {
+    let reload = Ask::Reload { target_keys: target_keys.to_vec() };
+    match ask(&socket_path(name), reload, STATUS_TIME).await {
+        Ok(Response::Reloaded(text)) => Ok(text),
+        // A program of a version before knows no such request.
+        Ok(Response::Error(text)) if text.starts_with("not a request") => {
+            anyhow::bail!(
+                "it runs an older version; `rblk-initiator upgrade {name}` reads the keys, too"
+            )
+        }
+        Ok(Response::Error(text) | Response::Busy(text)) => anyhow::bail!(text),
+        Ok(_) => anyhow::bail!("the mount answered something else"),
+        Err(_) if !MountLock::is_held(name) => Err(NotMounted { what: name.to_owned() }.into()),
+        Err(error) => Err(error).context("asking the mount"),
+    }
+}
+
 /// The result of an upgrade, in words.
 fn upgraded(name: &str, versions: &Versions) -> String {
     let Versions { from_version: before, to_version: now } = versions;
@@ -404,7 +471,9 @@ fn umount(what: &str, force: bool, output: Output) -> anyhow::Result<Exit> {
             Ok(Exit::Ok)
         }
         Ok(Response::Busy(text) | Response::Error(text)) => anyhow::bail!(text),
-        Ok(Response::Status(_)) => anyhow::bail!("the mount answered something else"),
+        Ok(Response::Status(_) | Response::Reloaded(_)) => {
+            anyhow::bail!("the mount answered something else")
+        }
         Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
     }
 }
@@ -456,7 +525,7 @@ fn outage(mount: &MountStatus) -> Option<String> {
         "volume removed" => {
             "its target removed the volume, and requests fail until it is served again"
         }
-        "fenced" => "another host has its volume, and every request fails; unmount it",
+        "fenced" => "it is fenced from its volume, and every request fails; unmount it",
         "volume lost" => "its volume is another one now, and every request fails; unmount it",
         _ => return None,
     };
@@ -539,7 +608,12 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     }
     output.answer(&mounts, || table::mounts(&mounts, device_user))?;
     let lost = |m: &MountStatus| m.lost().map(|lost| format!("{}: lost: {lost}", m.name));
-    let notes = mounts.iter().filter_map(outage).chain(mounts.iter().filter_map(other_size));
+    let fallback = |m: &MountStatus| m.fallback_line().map(|line| format!("{}: {line}", m.name));
+    let hint = |m: &MountStatus| m.hint.as_ref().map(|hint| format!("{}: {hint}", m.name));
+    let notes = mounts.iter().filter_map(outage);
+    let notes = notes.chain(mounts.iter().filter_map(fallback));
+    let notes = notes.chain(mounts.iter().filter_map(hint));
+    let notes = notes.chain(mounts.iter().filter_map(other_size));
     notes.chain(mounts.iter().filter_map(lost)).chain(lines).for_each(|line| output.aside(line));
     Ok(Exit::Ok)
 }

@@ -87,6 +87,7 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
             format!("{} at {}, {} by {}", m.target_name, m.address, transport(m), m.rdma_device),
         ),
         ("addresses", m.target.join(", ")),
+        ("fallback", m.fallback_line().unwrap_or_default()),
         (
             "auth",
             format!(
@@ -103,6 +104,7 @@ pub(crate) fn mount(m: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -
         ),
         ("epoch", m.epoch.to_string()),
         ("last loss", m.last_loss.clone().unwrap_or_else(|| "none".to_owned())),
+        ("hint", m.hint.clone().unwrap_or_default()),
         ("longest stall", figures::duration(Duration::from_millis(m.stall_ms_max))),
         (
             "unflushed",

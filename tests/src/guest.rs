@@ -106,11 +106,26 @@ impl Served {
     /// It does not say.
     #[must_use]
     pub fn unflushed_writes(&self) -> u64 {
+        let status = self.status();
+        status["unflushed_writes"].as_u64().unwrap_or_else(|| panic!("{status}"))
+    }
+
+    /// What `status` says of its mount, in JSON. As root: its mount is listed.
+    ///
+    /// # Panics
+    /// It does not say.
+    #[must_use]
+    pub fn status(&self) -> serde_json::Value {
         let mut status = Command::new(program("rblk-initiator"));
         let ended = run(status.args(["status", &self.name, "--output", "json"]));
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        let status: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
-        status["unflushed_writes"].as_u64().unwrap_or_else(|| panic!("{status}"))
+        serde_json::from_str(&ended.stdout).expect("JSON")
+    }
+
+    /// The name of its mount.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Its process.

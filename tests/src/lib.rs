@@ -14,6 +14,7 @@ pub mod nobody;
 pub mod oracle;
 pub mod program;
 pub mod raw;
+pub mod relay;
 pub mod runs;
 pub mod sim;
 pub mod storm;

@@ -10,6 +10,7 @@
 mod directory;
 mod host;
 mod interface;
+mod listener;
 mod rdma;
 mod report;
 mod rights;
@@ -20,6 +21,7 @@ mod units;
 pub use directory::Directory;
 pub use host::{HostFacts, KernelVersion, judge_tls};
 pub use interface::{Interface, Subnet, interfaces};
+pub use listener::tcp_listener;
 pub use rdma::{Gid, Needs, PortState, RdmaDevice, RdmaPort, far_cpus, judge_rdma, rdma_devices};
 pub use report::{Finding, Report, Verdict};
 pub use rights::{can_lock_memory, hard_memlock};

@@ -12,7 +12,6 @@
 //! | 17..20 | 14..16 | reserved, zero |
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -229,9 +228,4 @@ pub(super) fn set_tos(socket: &impl AsFd, tos: Option<u8>) {
     if let (Err(_), Err(error)) = (v6, v4) {
         tracing::warn!(tos, %error, "the type of service cannot be set");
     }
-}
-
-/// The name of a peer in messages.
-pub(super) fn peer_name(peer: SocketAddr) -> String {
-    format!("tcp://{peer}")
 }

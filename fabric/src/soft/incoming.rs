@@ -12,6 +12,7 @@ use super::domain::{PollerHandle, ProtectionDomain};
 use super::handshake::{self, Failure, Request, Verdict};
 use super::link::TcpLink;
 use super::queue_pair::Connection;
+use crate::address::end_name;
 use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
@@ -61,7 +62,7 @@ impl Incoming {
     /// The address of the peer.
     #[must_use]
     pub(crate) fn peer(&self) -> String {
-        handshake::peer_name(self.peer)
+        end_name(self.peer)
     }
 
     /// (READs that the peer serves, READs that it wants to have outstanding).

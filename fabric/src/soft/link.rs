@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
-use super::handshake::peer_name;
 use super::late::Landing;
 use super::tls::{self, BadRecord, NoTls};
+use crate::address::end_name;
 use crate::stream_keys::CipherKey;
 
 /// What a call moved.
@@ -171,6 +171,6 @@ impl Link for TcpLink {
 
     fn peer(&self) -> String {
         // A socket whose peer is gone has no name for it.
-        self.stream.peer_addr().map_or_else(|_| "a tcp:// peer".to_owned(), peer_name)
+        self.stream.peer_addr().map_or_else(|_| "a tcp:// peer".to_owned(), end_name)
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::handshake::set_tos;
 use super::incoming::{self, Incoming, Outcome};
-use crate::address::Address;
+use crate::address::{Address, end_name};
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
 
@@ -100,7 +100,7 @@ impl Listener {
             tokio::select! {
                 Some(done) = self.handshakes.join_next() => match done {
                     Ok(Ok(incoming)) => return Ok(incoming),
-                    Ok(Err((peer, reason))) => self.log(&peer.to_string(), &reason),
+                    Ok(Err((peer, reason))) => self.log(&end_name(peer), &reason),
                     Err(_aborted) => {}
                 },
                 accepted = self.socket.accept() => match accepted {

@@ -14,7 +14,7 @@ use super::queue_pair::Connection;
 use crate::address::Address;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::connection::Established;
-use crate::error::{FabricError, Result};
+use crate::error::{FabricError, FirewallPort, Result};
 
 /// A resolved route to a TCP peer.
 #[derive(Debug)]
@@ -147,7 +147,11 @@ impl Route {
     }
 
     fn timed_out(&self) -> FabricError {
-        FabricError::TimedOut { what: self.address.to_string(), after: self.options.timeout }
+        FabricError::TimedOut {
+            what: self.address.to_string(),
+            after: self.options.timeout,
+            port: Some(FirewallPort::Tcp(self.address.port)),
+        }
     }
 
     fn failed(&self, failure: Failure) -> FabricError {

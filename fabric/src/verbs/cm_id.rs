@@ -19,10 +19,17 @@ use super::event_channel::{EventChannel, Reply, Role};
 use super::ffi;
 use super::slow_verbs::{self, Accept, SlowVerbs};
 use crate::ack_timeout::{AckTimeout, RETRIES};
+use crate::address::end_name;
 use crate::error::{FabricError, Result};
 
 /// That a device or kernel has no ACK timeout to set is said once.
 static NO_ACK_TIMEOUT: Once = Once::new();
+
+/// The address and the port, of IPv4 or IPv6.
+fn socket_address(address: SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|a| SocketAddr::V4((*a).into()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::V6((*a).into())))
+}
 
 /// An id, and its QP.
 #[derive(Debug)]
@@ -83,9 +90,7 @@ impl CmId {
         let address = unsafe {
             SockaddrStorage::from_raw((&raw const (*self.as_ptr()).src_addr).cast(), None)
         }?;
-        let v4 = address.as_sockaddr_in().map(|a| SocketAddr::V4((*a).into()));
-        let mut address =
-            v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::V6((*a).into())))?;
+        let mut address = socket_address(address)?;
         address.set_port(0);
         Some(address)
     }
@@ -136,7 +141,8 @@ impl CmId {
         let address = unsafe {
             SockaddrStorage::from_raw((&raw const (*self.as_ptr()).dst_addr).cast(), None)
         };
-        address.map_or_else(|| "an unknown address".to_owned(), |a| a.to_string())
+        let address = address.and_then(socket_address);
+        address.map_or_else(|| "an unknown address".to_owned(), end_name)
     }
 
     /// Sets the ACK timeout that the QP will have. Call it before the route is resolved, so that on

@@ -25,7 +25,7 @@ use super::threads::{Call, Threads};
 use crate::address::Address;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::connection::Established;
-use crate::error::{FabricError, Result};
+use crate::error::{FabricError, FirewallPort, Result};
 
 /// Longest call of `rdma_resolve_addr`.
 const ADDRESS_WINDOW: Duration = Duration::from_millis(500);
@@ -49,8 +49,7 @@ impl Route {
     /// [`FabricError::NoDevice`], [`FabricError::Unreachable`] or [`FabricError::TimedOut`].
     pub(crate) async fn resolve(address: &Address, options: &ConnectOptions) -> Result<Self> {
         let deadline = Instant::now() + options.timeout;
-        let expired =
-            || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
+        let expired = || silent(address, options.timeout, None);
         let addresses = timeout_at(deadline, address.look_up()).await.map_err(|_| expired())??;
         let mut last = None;
         for to in addresses {
@@ -75,8 +74,7 @@ impl Route {
         options: &ConnectOptions,
         deadline: Instant,
     ) -> Result<Self> {
-        let expired =
-            || FabricError::TimedOut { what: address.to_string(), after: options.timeout };
+        let expired = || silent(address, options.timeout, None);
         let unreachable =
             |reason| FabricError::Unreachable { address: address.to_string(), reason };
         let mut id = timeout_at(deadline, resolve_address(address, to, options, deadline))
@@ -141,7 +139,8 @@ impl Route {
             Connection::create(id, pd, poller, limits).map_err(|(_id, error)| error)?;
 
         let deadline = Instant::now() + timeout;
-        let expired = || FabricError::TimedOut { what: address.to_string(), after: timeout };
+        let port = FirewallPort::of(caps.transport, address.port);
+        let expired = || silent(&address, timeout, port);
         let reply = connection.id().expect();
         let words = hello.0.clone();
         let started = on_thread(move || {
@@ -150,7 +149,7 @@ impl Route {
         });
         let (connection, rc) = timeout_at(deadline, started).await.map_err(|_| expired())??;
         if let Err(error) = rc {
-            return Err(connect_error(error, &address, timeout));
+            return Err(connect_error(error, &address, expired));
         }
         let connection = Unestablished(Some(connection));
         let reply = timeout_at(deadline, reply).await.map_err(|_| expired())?;
@@ -159,7 +158,7 @@ impl Route {
             reason: CHANNEL_BROKE.to_owned(),
         })?;
         if reply.event != event::ESTABLISHED {
-            return Err(refusal(reply, &address, timeout));
+            return Err(refusal(reply, &address, expired));
         }
         Ok(Established {
             connection: crate::Connection::Verbs(connection.established()?),
@@ -170,6 +169,11 @@ impl Route {
             hello: ConnectionHello(reply.private_data),
         })
     }
+}
+
+/// No answer in time. `port` is what firewalls must pass, once the device of the route is known.
+fn silent(address: &Address, after: Duration, port: Option<FirewallPort>) -> FabricError {
+    FabricError::TimedOut { what: address.to_string(), after, port }
 }
 
 const CHANNEL_BROKE: &str = "the RDMA connection manager of the kernel stopped";
@@ -183,7 +187,7 @@ mod reject_reason {
 
 /// The error for an answer other than ESTABLISHED. The status is a REJ reason on InfiniBand and
 /// RoCE, a negative errno on iWARP.
-fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
+fn refusal(reply: Reply, address: &Address, expired: impl FnOnce() -> FabricError) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
         // Of the kernel itself, padded: the port has a listener, but not at that address; or the
@@ -216,7 +220,7 @@ fn refusal(reply: Reply, address: &Address, after: Duration) -> FabricError {
             format!("refused by the peer's CM, reason {status}")
         }
         (event::UNREACHABLE, status) if status == -libc::ETIMEDOUT || status == 0 => {
-            return FabricError::TimedOut { what: address, after };
+            return expired();
         }
         (event::DEVICE_REMOVAL, _) => "the local RDMA device was removed".to_owned(),
         _ => format!("the connection failed: {}", reply.error()),
@@ -229,11 +233,15 @@ const NOT_AT_THAT_ADDRESS_OR_BUSY: &str = "nothing listens at that address on th
 const NOTHING_LISTENS: &str = "nothing listens on that port: is rblk-target running there?";
 
 /// The error of a failed `rdma_connect`. Soft iWARP connects its socket in that call.
-fn connect_error(error: FabricError, address: &Address, after: Duration) -> FabricError {
+fn connect_error(
+    error: FabricError,
+    address: &Address,
+    expired: impl FnOnce() -> FabricError,
+) -> FabricError {
     let FabricError::Call { ref source, .. } = error else { return error };
     let reason = match source.raw_os_error() {
         Some(libc::ECONNREFUSED) => NOTHING_LISTENS.to_owned(),
-        Some(libc::ETIMEDOUT) => return FabricError::TimedOut { what: address.to_string(), after },
+        Some(libc::ETIMEDOUT) => return expired(),
         Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ECONNRESET) => source.to_string(),
         _ => return error,
     };
@@ -356,6 +364,7 @@ fn milliseconds(time: Duration) -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::caps::Transport;
 
     #[test]
     fn an_address_is_resolved_in_windows() {
@@ -384,7 +393,8 @@ mod tests {
                 responder_resources: 0,
                 initiator_depth: 0,
             };
-            refusal(reply, &address, Duration::from_secs(1))
+            let port = FirewallPort::of(Transport::Roce, address.port);
+            refusal(reply, &address, || silent(&address, Duration::from_secs(1), port))
         };
         let is_rejected =
             |e: FabricError| matches!(e, FabricError::Rejected { hello, .. } if hello == b"why");
@@ -402,10 +412,8 @@ mod tests {
         ] {
             assert!(nobody.to_string().contains("nothing listens"), "{nobody}");
         }
-        assert!(matches!(
-            meaning(event::UNREACHABLE, -libc::ETIMEDOUT, b""),
-            FabricError::TimedOut { .. }
-        ));
+        let silent = meaning(event::UNREACHABLE, -libc::ETIMEDOUT, b"").to_string();
+        assert!(silent.contains("every firewall pass UDP port 4791 (RoCE)"), "{silent}");
         assert!(matches!(
             meaning(event::CONNECT_ERROR, i32::MIN, b""),
             FabricError::Unreachable { .. }

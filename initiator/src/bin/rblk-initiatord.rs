@@ -14,6 +14,7 @@ use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
     exit_of,
 };
+use rblk_initiator::doctor::Wanted;
 use rblk_initiator::identity::host_identity;
 use rblk_initiator::journal::{MountFields, MountJournal};
 use rblk_initiator::log_file::LogFile;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         | Command::Status { .. }
         | Command::Top { .. }
         | Command::Upgrade { .. }
+        | Command::Reload { .. }
         | Command::Doctor(_)
         | Command::Key(_) => {
             let text = "only `mount`, `vhost`, `recover NAME` and `discover`; use rblk-initiator for everything else";
@@ -160,27 +162,30 @@ fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
 
 fn mount(args: &MountArgs, lines: &mut Lines) -> anyhow::Result<()> {
     serve(args.foreground, lines, async |lines, on_ready| {
-        let config = args.configuration()?;
-        let name = args.mount_name(&config)?;
+        let configured = args.configured()?;
+        let config = &configured.config;
+        let name = args.mount_name(config)?;
         lines.fields.named(&name);
         lines.fields.of_volume(&config.volume);
         prepare_process(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
-        rblk_initiator::mount::run(&config, &name, host, args.take_over, on_ready).await
+        rblk_initiator::mount::run(&configured, &name, host, args.take_over, on_ready).await
     })
 }
 
 fn vhost(args: &VhostArgs, lines: &mut Lines) -> anyhow::Result<()> {
     serve(args.mount.foreground, lines, async |lines, on_ready| {
-        let config = args.configuration()?;
-        let name = args.mount.mount_name(&config)?;
+        let configured = args.configured()?;
+        let config = &configured.config;
+        let name = args.mount.mount_name(config)?;
         lines.fields.named(&name);
         lines.fields.of_volume(&config.volume);
         let socket = GuestSocket::bind(&args.socket)?;
         prepare_for_guest(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
         let take_over = args.mount.take_over;
-        rblk_initiator::mount::run_guest(&config, &name, socket, host, take_over, on_ready).await
+        rblk_initiator::mount::run_guest(&configured, &name, socket, host, take_over, on_ready)
+            .await
     })
 }
 
@@ -265,8 +270,9 @@ fn report(foreground: bool, report: &Report, output: Output) {
 }
 
 /// Prepares this process to serve a block device. It needs a mount namespace of its own: otherwise
-/// its exit can wait for a file system on its own device. And its allocations must not wait for
-/// writeback. Then it gives up the rights that it does not need any more. It has one thread.
+/// its exit can wait for a file system on its own device. Its allocations must not wait for
+/// writeback, and its pages must not be swapped to the device. Then it gives up the rights that it
+/// does not need any more. It has one thread.
 fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     if !nix::unistd::geteuid().is_root() {
@@ -286,6 +292,7 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     .context("making the mount namespace a slave")?;
     rblk_initiator::mount::namespace::detach_ublk();
     rblk_initiator::ublk::become_io_flusher();
+    rblk_initiator::ublk::stay_in_memory();
     settle_process(lines)
 }
 
@@ -333,8 +340,14 @@ fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
     let [address] = args.address.as_slice() else { anyhow::bail!("--probe needs one address") };
     let credentials = args.identity.credentials()?;
     let encrypt = args.encrypt.unwrap_or_default();
-    let found =
-        rblk_initiator::doctor::probe(&address.parse()?, credentials, encrypt, args.timeout.get())?;
+    let wanted = Wanted { volume: args.read.clone(), bytes: args.read_bytes };
+    let found = rblk_initiator::doctor::probe(
+        &address.parse()?,
+        credentials,
+        encrypt,
+        &wanted,
+        args.timeout.get(),
+    )?;
     Ok(Output::Json.item(&found, String::new)?)
 }
 

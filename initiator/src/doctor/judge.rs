@@ -1,12 +1,12 @@
 //! What the facts mean: findings, in the order of the report. No I/O.
 
 use rblk_config::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
-use rblk_config::{Encrypt, MountConfig};
-use rblk_fabric::{Address, Scheme};
+use rblk_config::{ByteSize, Encrypt, MountConfig};
+use rblk_fabric::{Address, FirewallPort, Scheme, Transport};
 
 use super::facts::{DeadMount, Facts, UNIT};
 use super::peer::Peer;
-use super::probe::{Probe, ProbeError};
+use super::probe::{LargeRead, Probe, ProbeError, ReadFault};
 use crate::mount::leftovers::Condition;
 use crate::ublk::{Features, UblkError};
 
@@ -161,7 +161,7 @@ pub(super) fn connection(
     elsewhere: Option<&Address>,
 ) -> Vec<Finding> {
     match probe {
-        Probe::Works { target, transport, device, volumes } => {
+        Probe::Works { target, transport, device, volumes, data } => {
             let some = match volumes.len() {
                 1 => "1 volume".to_owned(),
                 n => format!("{n} volumes"),
@@ -177,12 +177,43 @@ pub(super) fn connection(
                     false => Finding::ok("keys", "both ends proved their keys"),
                 },
             ];
+            found.extend(data.as_ref().map(|data| large_read(data, peer, facts)));
             if !config.volume.is_empty() {
                 found.push(volume(&config.volume, volumes, &peer.address.host));
             }
             found
         }
         Probe::Failed { error, text } => vec![failed(*error, text, peer, facts, elsewhere)],
+    }
+}
+
+/// One READ as large as a mount's.
+fn large_read(read: &LargeRead, peer: &Peer, facts: &Facts) -> Finding {
+    let LargeRead { volume, bytes, took, fault } = read;
+    let size = ByteSize(*bytes);
+    match fault {
+        None => {
+            let ms = took.as_secs_f64() * 1000.0;
+            Finding::ok("data", format!("{size} of {volume} read in {ms:.1}ms"))
+        }
+        Some(ReadFault::Errno(errno)) => {
+            let error = std::io::Error::from_raw_os_error(*errno);
+            Finding::fail("data", format!("{size} of {volume} cannot be read: {error}"))
+                .fix_at(&peer.address.host, "rblk-target status")
+        }
+        Some(ReadFault::Silent | ReadFault::Ended(_)) => {
+            let way = peer.route.as_ref().and_then(|route| route.interface(&facts.interfaces));
+            // Less the headers of IP and ICMP.
+            let payload =
+                way.and_then(|interface| interface.mtu).unwrap_or(1500).saturating_sub(28);
+            Finding::fail(
+                "data",
+                format!(
+                    "logins pass, and {size} of {volume} do not come: MTU? Something on the way drops large packets"
+                ),
+            )
+            .fix(format!("ping -M do -c 3 -s {payload} {}", peer.address.host))
+        }
     }
 }
 
@@ -206,6 +237,7 @@ fn failed(
     elsewhere: Option<&Address>,
 ) -> Finding {
     let Address { host, port, .. } = &peer.address;
+    let passage = passage(peer, facts);
     match error {
         ProbeError::Refused => match elsewhere {
             Some(usual) => Finding::fail(
@@ -221,8 +253,8 @@ fn failed(
         },
         ProbeError::TimedOut => {
             let found = format!(
-                "{port} of {host} does not answer: a firewall drops packets, or the host is down \
-                 ({text})"
+                "{host} does not answer: a firewall drops packets ({passage} must pass), or the host \
+                 is down ({text})"
             );
             // Made anew, such a device ends every connection of this host that uses it. So who uses
             // it is to be seen first.
@@ -264,6 +296,33 @@ fn failed(
         ProbeError::SelfTest => Finding::fail("self-test", text),
         ProbeError::NoVerbs | ProbeError::Other => Finding::fail("connect", text),
     }
+}
+
+/// What firewalls must pass on the way to a peer.
+fn passage(peer: &Peer, facts: &Facts) -> String {
+    let port = peer.address.port;
+    let transport = match (peer.address.scheme, device_of(peer, facts)) {
+        (Scheme::Tcp, _) => Transport::SoftTcp,
+        (Scheme::Rdma, Some(device)) if device.is_iwarp => Transport::Iwarp,
+        (Scheme::Rdma, Some(device)) if device.ports.iter().any(|port| port.is_infiniband) => {
+            return "InfiniBand".to_owned();
+        }
+        (Scheme::Rdma, Some(_)) => Transport::Roce,
+        (Scheme::Rdma, None) => {
+            return format!("UDP port 4791 for RoCE, TCP port {port} for iWARP");
+        }
+    };
+    FirewallPort::of(transport, port)
+        .map_or_else(|| format!("port {port}"), |port| port.to_string())
+}
+
+/// The RDMA device by which a peer is reached.
+fn device_of<'f>(peer: &Peer, facts: &'f Facts) -> Option<&'f RdmaDevice> {
+    let route = peer.route.as_ref().filter(|_| peer.address.scheme == Scheme::Rdma)?;
+    let interface = &route.interface(&facts.interfaces)?.name;
+    let has_it =
+        |device: &&RdmaDevice| device.ports.iter().any(|p| p.interfaces.contains(interface));
+    facts.devices.iter().find(has_it)
 }
 
 /// The Soft-RoCE device by which a peer is reached over RDMA, and its interface.

@@ -21,7 +21,7 @@ use rblk_fabric::{Address, Scheme};
 use crate::args::DoctorArgs;
 use facts::Facts;
 use peer::Peer;
-pub use probe::{Probe, ProbeError, probe};
+pub use probe::{LargeRead, Probe, ProbeError, ReadFault, Wanted, probe};
 
 /// Looks at this host and at the way to its targets. `daemon` is the `rblk-initiatord` that tries
 /// the connections.
@@ -106,6 +106,10 @@ impl Wish<'_> {
         let mut command = Command::new(self.daemon);
         command.args(["doctor", "--probe", &address.to_string()]);
         command.args(["--timeout", &self.args.timeout.to_string()]);
+        if !self.config.volume.is_empty() {
+            command.args(["--read", &self.config.volume]);
+        }
+        command.args(["--read-bytes", &self.config.max_io.0.to_string()]);
         if !self.config.target_keys.is_empty() {
             for key in &self.config.target_keys {
                 command.args(["--target-key", &key.to_string()]);

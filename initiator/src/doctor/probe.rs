@@ -1,5 +1,6 @@
-//! [`Probe`]: one try to use a target, by `rblk-initiatord`: connect, LOGIN, LIST, and an I/O
-//! connection with its self-test. No volume is opened, so nobody is disturbed.
+//! [`Probe`]: one try to use a target, by `rblk-initiatord`: connect, LOGIN, LIST, an I/O
+//! connection with its self-test, and one READ of a volume as large as a mount's. The volume is
+//! opened read-only, which excludes nobody, and nobody else excludes that.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,13 +8,16 @@ use std::time::{Duration, Instant};
 use rblk_config::{DigestWish, Encrypt};
 use rblk_fabric::{Address, ConnectOptions, FabricError, PageKind, Region};
 use rblk_protocol::width::wide;
-use rblk_protocol::{Features, QueueDepth, RejectReason, VolumeHandle, limits};
+use rblk_protocol::{
+    AccessMode, Features, Name, OpenReply, QueueDepth, RejectReason, Tag, VolumeHandle, limits,
+};
 use serde::{Deserialize, Serialize};
 
 use super::whole;
 use crate::engine::{Engine, PathEnd, QueueStats};
 use crate::error::SessionError;
 use crate::identity::host_identity;
+use crate::io::{Io, IoOp};
 use crate::session::{Credentials, HostIdentity, MESSAGES, QueueWish, Session};
 
 /// How often to look whether the self-test has ended.
@@ -71,6 +75,8 @@ pub enum Probe {
         device: String,
         /// Volumes that this host may see.
         volumes: Vec<String>,
+        /// The READ; none where there is no volume to read.
+        data: Option<LargeRead>,
     },
     /// It does not.
     Failed {
@@ -79,6 +85,40 @@ pub enum Probe {
         /// Why, for people.
         text: String,
     },
+}
+
+/// One READ, as large as a mount's.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LargeRead {
+    /// Of that volume.
+    pub volume: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// How long it took.
+    pub took: Duration,
+    /// Why it failed; none where it did not.
+    pub fault: Option<ReadFault>,
+}
+
+/// Why a READ failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReadFault {
+    /// Its data did not come.
+    Silent,
+    /// The target answered with that errno.
+    Errno(i32),
+    /// The connection ended, for that reason.
+    Ended(String),
+}
+
+/// What is to be read.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// The volume; if it is empty, the first one that the target shows.
+    pub volume: String,
+    /// Bytes.
+    pub bytes: u32,
 }
 
 impl Probe {
@@ -96,6 +136,7 @@ pub fn probe(
     address: &Address,
     credentials: Option<Credentials>,
     encrypt: Encrypt,
+    wanted: &Wanted,
     timeout: Duration,
 ) -> anyhow::Result<Probe> {
     let credentials = credentials.map(|credentials| credentials.encrypting(encrypt));
@@ -105,7 +146,7 @@ pub fn probe(
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(async {
-        let tried = try_all(address, &host, credentials.as_ref(), timeout);
+        let tried = try_all(address, &host, credentials.as_ref(), wanted, timeout);
         tokio::time::timeout(whole(timeout), tried).await
     });
     runtime.shutdown_timeout(LOGOUT);
@@ -123,18 +164,26 @@ async fn try_all(
     address: &Address,
     host: &HostIdentity,
     credentials: Option<&Credentials>,
+    wanted: &Wanted,
     timeout: Duration,
 ) -> Result<Probe, SessionError> {
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
     let mut session = Session::connect(address, &options, host, credentials, None).await?;
-    let volumes = session.list().await?.iter().map(|v| v.name.to_string()).collect();
+    let volumes: Vec<_> = session.list().await?.iter().map(|v| v.name).collect();
     let (caps, target) = (session.device().caps().clone(), session.login().target_name.to_string());
-    let tested = self_test(&mut session).await;
+    let chosen = volumes.iter().find(|v| v.as_str() == wanted.volume || wanted.volume.is_empty());
+    let opened = match chosen {
+        // Who may not open it hears so from the mount.
+        Some(name) => session.open(name, AccessMode::ReadOnly).await.ok().map(|v| (*name, v)),
+        None => None,
+    };
+    let tested = test(&mut session, opened, wanted.bytes, timeout).await;
     session.logout(LOGOUT).await;
     Ok(match tested? {
-        Ok(()) => {
+        Ok(data) => {
             let (device, transport) = (caps.name, caps.transport.to_string());
-            Probe::Works { target, transport, device, volumes }
+            let volumes = volumes.iter().map(ToString::to_string).collect();
+            Probe::Works { target, transport, device, volumes, data }
         }
         Err(end) => Probe::Failed {
             error: ProbeError::SelfTest,
@@ -143,31 +192,39 @@ async fn try_all(
     })
 }
 
-/// Connects one I/O queue, whose self-test begins at once, and waits for the end of that.
-async fn self_test(session: &mut Session) -> Result<Result<(), PathEnd>, SessionError> {
+/// Connects one I/O queue, whose self-test begins at once, waits for the end of that, and reads the
+/// volume.
+async fn test(
+    session: &mut Session,
+    opened: Option<(Name, OpenReply)>,
+    bytes: u32,
+    timeout: Duration,
+) -> Result<Result<Option<LargeRead>, PathEnd>, SessionError> {
     let depth = QueueDepth::new(DEPTH).ok_or(SessionError::Protocol("the depth of a queue"))?;
+    let io_max_bytes = bytes.max(limits::IO_MIN_BYTES);
     let wish = QueueWish {
         depth,
-        io_max_bytes: limits::IO_MIN_BYTES,
+        io_max_bytes,
         in_capsule_bytes: limits::IO_MIN_BYTES,
         features: Features::WRITE_WITH_IMM.or(MESSAGES),
         digest: DigestWish::Auto,
         lanes: Some(1),
         queues: 1,
     };
-    let bytes = usize::from(DEPTH) * wish.buffer_stride();
-    let buffers = Region::allocate(bytes, PageKind::Normal)
-        .map_err(|error| SessionError::Memory(error.to_string()))?;
     let stride = wish.buffer_stride();
-    let path = session.connect_queue(0, wish, VolumeHandle(0), &buffers.into()).await?;
+    let buffers = Region::allocate(usize::from(DEPTH) * stride, PageKind::Normal)
+        .map_err(|error| SessionError::Memory(error.to_string()))?;
+    let handle = opened.as_ref().map_or(VolumeHandle(0), |(_, volume)| volume.handle);
+    let path = session.connect_queue(0, wish, handle, &buffers.into()).await?;
+    let io_max = path.accept.io_max_bytes.min(io_max_bytes);
     let mut engine = Engine::new(depth, stride, Arc::new(QueueStats::default()))
         .with_data_max(wide(wish.io_max_bytes));
     engine.connect(path, Instant::now());
     // The engine has a deadline of its own for the self-test.
-    let result = loop {
+    let mut result = loop {
         engine.turn(Instant::now(), |_, _| {});
         if engine.is_connected() {
-            break Ok(());
+            break Ok(None);
         }
         if let Some((end, dead)) = engine.take_ended() {
             drop(dead);
@@ -175,9 +232,42 @@ async fn self_test(session: &mut Session) -> Result<Result<(), PathEnd>, Session
         }
         tokio::time::sleep(STEP).await;
     };
+    if let (Ok(data), Some((name, volume))) = (&mut result, opened) {
+        *data = read(&mut engine, &name, &volume, io_max, timeout).await;
+    }
     engine.disconnect();
     while engine.take_ended().is_some() {}
     Ok(result)
+}
+
+/// Reads the begin of a volume, as far as one command does.
+async fn read(
+    engine: &mut Engine,
+    name: &Name,
+    volume: &OpenReply,
+    io_max: u32,
+    timeout: Duration,
+) -> Option<LargeRead> {
+    let bytes = volume.blocks.bytes(volume.block_size)?.min(io_max.into());
+    let io = Io::new(IoOp::Read, 0, bytes, volume.block_size)?;
+    engine.submit(Tag(0), io).ok()?;
+    let begun = Instant::now();
+    let mut answer = None;
+    let fault = loop {
+        engine.turn(Instant::now(), |_, result| answer = Some(result));
+        match answer {
+            Some(errno @ ..0) => break Some(ReadFault::Errno(-errno)),
+            Some(_) => break None,
+            None if begun.elapsed() >= timeout => break Some(ReadFault::Silent),
+            None => {}
+        }
+        if let Some((end, dead)) = engine.take_ended() {
+            drop(dead);
+            break Some(ReadFault::Ended(format!("{end:?}")));
+        }
+        tokio::time::sleep(STEP).await;
+    };
+    Some(LargeRead { volume: name.to_string(), bytes, took: begun.elapsed(), fault })
 }
 
 /// What a fix depends on.

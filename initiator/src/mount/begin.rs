@@ -2,6 +2,7 @@
 //! nothing behind.
 
 use std::cell::RefCell;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ const QUEUES_DEFAULT_MAX: usize = 4;
 pub(super) struct First<'f> {
     /// How the volume is to be mounted.
     pub(super) config: &'f MountConfig,
+    /// The file that says which keys the target may prove.
+    pub(super) keys_file: Option<&'f FilePath>,
     /// The name of the mount; empty where there is no disk that has a name.
     pub(super) name: &'f str,
     /// Another host that holds the volume is fenced.
@@ -63,7 +66,7 @@ impl<'f> First<'f> {
     /// Of a disk of the driver.
     pub(super) fn of_driver(config: &'f MountConfig, name: &'f str, take_over: bool) -> Self {
         let (user, generation) = (User::Driver, Generation::FRESH);
-        Self { config, name, take_over, spare_buffers: 0, user, generation }
+        Self { config, keys_file: None, name, take_over, spare_buffers: 0, user, generation }
     }
 
     /// Whether control tests the paths of the queues.
@@ -147,14 +150,14 @@ async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(M
     let First { config, name, take_over, .. } = first;
     let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
     let volume_name = Name::new(&config.volume)?;
-    let (address, mut session) = connect_any(&addresses, config, known_by).await?;
+    let (mut session, faults) = connect_any(&addresses, config, known_by).await?;
     let opened = match may_open(config, name, &known_by.host, take_over, &session) {
         Ok(()) => open_first(first, known_by, addresses, volume_name, &mut session).await,
         Err(error) => Err(error),
     };
     match opened {
         Ok((setup, facts, paths)) => {
-            let mount = Mount::connected(config, name, setup, facts, (session, address));
+            let mount = Mount::connected(config, name, setup, facts, (session, faults));
             Ok((mount, paths))
         }
         Err(error) => {
@@ -187,7 +190,7 @@ async fn open_first(
     volume_name: Name,
     session: &mut Session,
 ) -> anyhow::Result<(Setup, Facts, Vec<Path>)> {
-    let First { config, take_over, spare_buffers, generation, .. } = first;
+    let First { config, keys_file, take_over, spare_buffers, generation, .. } = first;
     let claim = Claim { take_over, generation, ..access_mode(config).into() };
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
@@ -239,6 +242,7 @@ async fn open_first(
         addresses,
         host,
         credentials,
+        keys_file: keys_file.map(FilePath::to_owned),
         wish,
         queues,
         buffers,
@@ -277,19 +281,21 @@ pub(super) fn queue_memory(wish: &QueueWish, spare: u16) -> anyhow::Result<Arc<R
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }
 
-/// A session by the first address that answers, and the index of that address. Tries each once.
+/// A session by the first address that answers, and why each address before it does not. Tries each
+/// once.
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,
     known_by: &KnownBy,
-) -> Result<(usize, Session), SessionError> {
-    let mut last = None;
-    for (at, address) in addresses.iter().enumerate() {
+) -> Result<(Session, Vec<String>), SessionError> {
+    let (mut last, mut faults) = (None, Vec::new());
+    for address in addresses {
         let (host, credentials) = (&known_by.host, known_by.credentials());
         match Session::begin(address, &options(config), host, credentials).await {
-            Ok(session) => return Ok((at, session)),
+            Ok(session) => return Ok((session, faults)),
             Err(error) => {
                 tracing::debug!(%address, %error, "no session");
+                faults.push(said_once(&error));
                 last = Some(error);
             }
         }

@@ -53,6 +53,11 @@ const UPGRADE_HOLD_MAX: Duration = Duration::from_secs(1);
 /// rounds meanwhile.
 const UPGRADE_SOON: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(100));
 
+/// How long a target that is being upgraded is asked only at the address that was in use. The
+/// program before hands its TCP sockets to the next one, and its RDMA listener ends with it. So TCP
+/// would always be there first.
+const UPGRADE_STAY: Duration = Duration::from_secs(3);
+
 /// A try that is under way, and what it has reached.
 #[derive(Clone, Debug)]
 struct UnderWay {
@@ -85,6 +90,8 @@ pub struct Course {
     retry_at: Option<Instant>,
     // Until then the target is expected back at any moment: it is being upgraded.
     soon_until: Option<Instant>,
+    // Until then only the address in use is tried: the target is being upgraded.
+    stay_until: Option<Instant>,
     under_way: Option<UnderWay>,
     switch: Option<Switch>,
     failback: Failback,
@@ -122,6 +129,7 @@ impl Course {
             rounds: Rounds::new(addresses),
             retry_at: (!is_fenced).then_some(now),
             soon_until: None,
+            stay_until: None,
             under_way: None,
             switch: None,
             failback: Failback::new(addresses, now),
@@ -137,6 +145,12 @@ impl Course {
             self.rounds.prefer(address);
             self.rounds.begin();
         }
+    }
+
+    /// The address in use, or last in use.
+    #[must_use]
+    pub(crate) fn address(&self) -> usize {
+        self.address
     }
 
     /// Its rules.
@@ -228,7 +242,7 @@ impl Course {
         if self.under_way.is_some() || self.retry_at.is_none_or(|at| now < at) {
             return None;
         }
-        let address = self.rounds.next();
+        let address = if self.stays(now) { self.address } else { self.rounds.next() };
         self.retry_at = None;
         // A try that fails half way has used its epoch up.
         self.facts.resume =
@@ -272,6 +286,7 @@ impl Course {
             (Some(Leaving::Upgrade), _) => {
                 self.rounds.prefer(self.address);
                 self.soon_until = Some(now + UPGRADE_SOON.0);
+                self.stay_until = (self.rules.addresses > 1).then(|| now + UPGRADE_STAY);
                 at_once = true;
             }
             (None, Loss::Renegotiate) => {
@@ -298,8 +313,17 @@ impl Course {
         }
     }
 
+    /// Whether no other address than the one in use is tried yet.
+    fn stays(&self, now: Instant) -> bool {
+        self.stay_until.is_some_and(|until| now < until)
+    }
+
     /// On to the next address, or to the next round after a pause.
     fn next_of_round(&mut self, now: Instant, random: u64) {
+        if self.stays(now) {
+            self.retry_at = Some(now + UPGRADE_SOON.1);
+            return;
+        }
         let pause = match self.rounds.try_failed() {
             true => self.pause(now, random),
             false => Duration::ZERO,
@@ -428,6 +452,7 @@ impl Course {
         };
         let verifier_changed = opened.verifier != self.facts.volume.verifier;
         self.facts.volume = shape::reopened(&self.facts.volume, opened);
+        let is_new_run = under_way.instance.is_some_and(|instance| instance != self.facts.instance);
         if let Some(instance) = under_way.instance {
             self.facts.instance = instance;
         }
@@ -443,8 +468,11 @@ impl Course {
         self.connected_at = now;
         self.rounds.set_suspect(arrival.address, false);
         self.retry_at = None;
-        self.soon_until = None;
+        (self.soon_until, self.stay_until) = (None, None);
         self.failback.connected(arrival.address);
+        if is_new_run {
+            self.failback.hurry(now);
+        }
         self.failback.schedule(self.rules.failback, now);
         Some(arrival)
     }
@@ -460,6 +488,10 @@ impl Course {
         }
         if why == Failure::SessionGone {
             self.facts.resume = None;
+            if attempt.resume.is_some() && self.stays(now) {
+                self.retry_at = Some(now);
+                return;
+            }
             if attempt.resume.is_some() {
                 // The target restarted, or gave the session up: begin a new one there, at once.
                 self.rounds.again(attempt.address);

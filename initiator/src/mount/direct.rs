@@ -70,7 +70,9 @@ impl Direct {
         let Asked { config, host, take_over, spare_buffers } = asked;
         let user = User::Program;
         let generation = Generation::FRESH;
-        let first = First { config: &config, name: "", take_over, spare_buffers, user, generation };
+        let (config, keys_file) = (&config, None);
+        let first =
+            First { config, keys_file, name: "", take_over, spare_buffers, user, generation };
         let (mut mount, paths) = connect_patiently(first, host, |_| {}).await?;
         let (outbox, from_queues) = mpsc::unbounded_channel();
         let parts = match mount.give_queues(&outbox) {

@@ -26,6 +26,7 @@ use super::queues::spin_mode;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
+use super::target_keys::Configured;
 use super::{OnReady, neighbour, recover, task, waiting};
 use crate::error::SessionError;
 use crate::identity::id_of_guest;
@@ -138,13 +139,14 @@ pub(crate) struct UnsuitedKey {
 /// # Errors
 /// Anything that keeps the volume from being opened, or a queue that broke.
 pub async fn run_guest(
-    config: &MountConfig,
+    configured: &Configured,
     name: &str,
     socket: GuestSocket,
     host: HostIdentity,
     take_over: bool,
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
+    let Configured { config, keys_file } = configured;
     let mut signals = Signals::listen()?;
     let listed = match nix::unistd::geteuid().is_root() {
         true => Some(Listed::new(name).await?),
@@ -160,7 +162,9 @@ pub async fn run_guest(
     let same = before.as_ref().filter(|note| note.is_of(&config.volume));
     let generation = same.map_or(Generation::FRESH, GuestNote::generation);
     let user = User::Guest;
-    let mut first = First { config, name, take_over, spare_buffers: 0, user, generation };
+    let keys_file = keys_file.as_deref();
+    let mut first =
+        First { config, keys_file, name, take_over, spare_buffers: 0, user, generation };
     let connected = match connect(first, host, listed.as_ref(), &mut signals).await {
         Err(error) if !generation.is_fresh() && is_fenced(&error) => {
             first.generation = Generation::FRESH;
@@ -424,6 +428,7 @@ fn on_ask(request: Asked, mount: &mut Mount, served: &Served, pending: &mut Opti
             mount.ask_rates();
             Response::Status(Box::new(mount.status()))
         }
+        Ask::Reload { target_keys } => mount.reload_keys(target_keys),
         Ask::Upgrade { .. } => Response::Error(format!(
             "{}: the disk of a guest cannot be handed over: end the virtual machine, and start the new program",
             mount.disk()

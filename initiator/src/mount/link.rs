@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rblk_config::{MountConfig, said_once};
-use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region};
+use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region, WcStatus};
 use rblk_protocol::{
     AccessMode, AsyncEvent, Features, OpenReply, Status, VolumeEntry, VolumeFlags, VolumeHandle,
 };
@@ -20,7 +20,8 @@ use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
 use super::shared_memory::SharedMemory;
-use super::status::{MountStatus, auth};
+use super::status::{Fallback, MountStatus, auth};
+use super::stuck_data::StuckData;
 use super::task;
 use super::{EIO, ENODEV};
 use crate::admin::News;
@@ -29,7 +30,7 @@ use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::Path;
 use crate::pulse::Pulse;
-use crate::session::{Claim, Session};
+use crate::session::{Claim, Credentials, Session};
 
 /// A mount's connection to its target.
 #[derive(Debug)]
@@ -40,7 +41,12 @@ pub(super) struct Link {
     // While the target is there.
     session: Option<Session>,
     tries: Tries,
+    // The address of the last try.
+    trying: usize,
     history: History,
+    stuck: StuckData,
+    // Of each address, why it did not work last; none where it did, or was not tried.
+    faults: Vec<Option<String>>,
     durability: Arc<Durability>,
 }
 
@@ -140,29 +146,75 @@ impl Link {
         let last = setup.addresses.iter().position(last_address).unwrap_or(0);
         let mut course = Course::lost(rules(config, &setup), facts, now);
         course.prefer(last);
+        let faults = vec![None; setup.addresses.len()];
         Self {
             config: Arc::clone(config),
             setup,
             course,
             session: None,
             tries: Tries::new(),
+            trying: 0,
             history,
+            stuck: StuckData::default(),
+            faults,
             durability: Arc::clone(durability),
         }
     }
 
-    /// The link of a new mount, with its first session by the address of that index.
+    /// The link of a new mount, with its first session by the address of that index. `faults` says
+    /// why the addresses before it do not work.
     pub(super) fn connected(
         config: &Arc<MountConfig>,
         setup: Setup,
         facts: Facts,
         durability: &Arc<Durability>,
-        (session, address): (Session, usize),
+        (session, faults): (Session, Vec<String>),
     ) -> Self {
-        let now = Instant::now();
+        let (now, address) = (Instant::now(), faults.len());
         let course = Course::connected(rules(config, &setup), facts.clone(), address, now);
-        let link = Self::lost(config, setup, facts, durability, now);
-        Self { course, session: Some(session), ..link }
+        let mut link = Self::lost(config, setup, facts, durability, now);
+        for (fault, why) in link.faults.iter_mut().zip(faults) {
+            *fault = Some(why);
+        }
+        link.stuck.connected(now);
+        let link = Self { course, session: Some(session), ..link };
+        link.say_fallback();
+        link
+    }
+
+    /// The address that should be in use, where another one is.
+    fn fallback(&self) -> Option<Fallback> {
+        let is_worse = self.course.state() == State::Connected && self.course.address() > 0;
+        let preferred = self.setup.addresses.first().filter(|_| is_worse)?.to_string();
+        let reason = self.faults.first().cloned().flatten();
+        Some(Fallback { preferred, reason })
+    }
+
+    /// Says that the mount is connected by an address that is not its best, if so.
+    fn say_fallback(&self) {
+        let Some(Fallback { preferred, reason }) = self.fallback() else { return };
+        tracing::warn!(
+            rblk_event = "fallback",
+            address = self.setup.endpoint.address,
+            preferred,
+            reason = reason.as_deref().unwrap_or("it was not tried"),
+            failback = %self.config.failback,
+            "the path is not the preferred one, and may be slower; the mount goes back as `failback` says"
+        );
+    }
+
+    /// The address with that index works.
+    fn note_works(&mut self, address: usize) {
+        if let Some(fault) = self.faults.get_mut(address) {
+            *fault = None;
+        }
+    }
+
+    /// The address with that index does not work, for that reason.
+    fn note_fault(&mut self, address: usize, why: &str) {
+        if let Some(fault) = self.faults.get_mut(address) {
+            *fault = Some(why.to_owned());
+        }
     }
 
     /// What is durable is known from this account from now on.
@@ -178,6 +230,16 @@ impl Link {
     /// What is known of the volume and the target.
     pub(super) fn facts(&self) -> &Facts {
         self.course.facts()
+    }
+
+    /// Every session from the next one on is made with these keys. The present one goes on.
+    pub(super) fn change_keys(
+        &mut self,
+        config: &Arc<MountConfig>,
+        credentials: Option<Arc<Credentials>>,
+    ) {
+        self.config = Arc::clone(config);
+        self.setup.credentials = credentials;
     }
 
     /// The driver made so many queues.
@@ -251,7 +313,11 @@ impl Link {
             }
             Happened::News(TryNews::Step(step)) => self.on_step(step, around.note),
             Happened::News(TryNews::Tried(result)) => self.on_try(result, around),
-            Happened::News(TryNews::Probed(address, answers)) => {
+            Happened::News(TryNews::Probed(address, fault)) => {
+                let answers = fault.is_none();
+                if let Some(why) = fault {
+                    self.note_fault(address, &why);
+                }
                 self.course.probed(address, answers, Instant::now());
             }
             Happened::Deadline => {}
@@ -318,6 +384,7 @@ impl Link {
             }
         }
         let Attempt { address, resume, generation, limit } = attempt;
+        self.trying = address;
         self.tries.begin(Try {
             address: self.setup.addresses[address].clone(),
             options: ConnectOptions { timeout: limit, ..options(&self.config) },
@@ -415,8 +482,8 @@ impl Link {
         tracing::error!(
             rblk_event = "fence",
             by,
-            "fenced: another host has the volume now; every request fails, permanently. Unmount, and mount \
-             again when the volume is free"
+            "fenced: the target does not let this mount go on with its volume, and every request fails, permanently. \
+             Unmount, and mount again when the volume is free"
         );
         self.course.fenced(by);
         self.write_note(around.note);
@@ -425,6 +492,8 @@ impl Link {
     }
 
     fn on_failure(&mut self, text: &str, session_is_gone: bool, now: Instant) {
+        self.note_fault(self.trying, text);
+        self.stuck.failed();
         let address = self.tries.address();
         if session_is_gone {
             // The target was restarted. The reason for the loss is known already.
@@ -454,6 +523,11 @@ impl Link {
     ) {
         let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
         self.history.connected(stalled, verifier_changed);
+        self.note_works(arrival.address);
+        self.stuck.connected(Instant::now());
+        if let Some(hint) = self.stuck.hint(Instant::now()).filter(|_| self.stuck.is_news()) {
+            tracing::warn!("{hint}");
+        }
         self.setup.endpoint = Endpoint::of(&session, paths.iter().map(|(_, path)| path));
         self.session = Some(session);
         self.durability.arrived();
@@ -464,6 +538,7 @@ impl Link {
         }
         let (epoch, address) = (self.epoch(), &self.setup.endpoint.address);
         tracing::info!(rblk_event = "resume", ?stalled, epoch, address, "connected again");
+        self.say_fallback();
     }
 
     /// The path of a queue ended.
@@ -477,7 +552,14 @@ impl Link {
                 self.ask_for_less();
                 self.lose("the self-test failed", Loss::Renegotiate, queues);
             }
-            end => self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues),
+            end => {
+                let is_silence =
+                    matches!(end, PathEnd::Silent | PathEnd::Lost(WcStatus::RetryExceeded));
+                let waits = queues.counts().iter().any(|counts| counts.in_flight > 0);
+                let detect = self.course.rules().detect;
+                self.stuck.lost(is_silence && waits, detect, Instant::now());
+                self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues);
+            }
         }
     }
 
@@ -559,6 +641,7 @@ impl Link {
     fn lose(&mut self, why: &str, loss: Loss, queues: &mut Queues) {
         let Some(session) = &self.session else { return };
         let address = session.address.to_string();
+        self.note_fault(self.course.address(), why);
         self.course.lose(loss, Instant::now(), random());
         tracing::warn!(rblk_event = "loss", why, address, "lost the target; requests wait");
         self.disconnect(Some(why), queues);
@@ -568,6 +651,7 @@ impl Link {
     /// `loss` is the reason, if that is a loss.
     fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
         let Some(session) = self.session.take() else { return };
+        self.stuck.lost(false, self.course.rules().detect, Instant::now());
         if let Some(why) = loss {
             self.history.lost(why);
         }
@@ -639,6 +723,8 @@ impl Link {
         self.history.report(status, lost_ms_ago);
         let Endpoint { address, rdma_device, transport, is_encrypted } = &self.setup.endpoint;
         status.address.clone_from(address);
+        status.fallback = self.fallback();
+        status.hint = self.stuck.hint(Instant::now()).map(str::to_owned);
         status.rdma_device.clone_from(rdma_device);
         status.transport.clone_from(transport);
         status.encrypted = *is_encrypted;

@@ -115,6 +115,12 @@ const MOUNTS: &[OfMount] = &[
         |m| m.unflushed_writes,
     ),
     (
+        "rblk_mount_fallback",
+        Kind::Gauge,
+        "1 while an address is in use that stands after a better one, else 0.",
+        |m| m.fallback.is_some().into(),
+    ),
+    (
         "rblk_mount_losses_total",
         Kind::Counter,
         "Times acknowledged writes may have been lost.",

@@ -56,6 +56,8 @@ mod signals;
 pub mod socket;
 mod start;
 pub mod status;
+mod stuck_data;
+mod target_keys;
 mod task;
 mod unmount;
 mod upgrade;
@@ -63,7 +65,6 @@ mod waiting;
 pub mod write_back;
 
 use anyhow::Context;
-use rblk_config::MountConfig;
 use tokio::sync::mpsc;
 
 use crate::queue::FromQueue;
@@ -83,6 +84,7 @@ use serving::{HandOver, Serving};
 use signals::Signals;
 use socket::MountSocket;
 use status::MountStatus;
+pub use target_keys::Configured;
 pub use waiting::ToldToEnd;
 
 const EIO: i32 = 5;
@@ -124,12 +126,13 @@ pub struct NotMounted {
 /// # Errors
 /// Anything that keeps the volume from being mounted, or a queue that broke.
 pub async fn run(
-    config: &MountConfig,
+    configured: &Configured,
     name: &str,
     host: HostIdentity,
     take_over: bool,
     on_ready: OnReady<'_>,
 ) -> anyhow::Result<()> {
+    let config = &configured.config;
     let mut signals = Signals::listen()?;
     let lock = recover::lock(name, false).await?;
     // Before the target is asked for anything.
@@ -137,13 +140,13 @@ pub async fn run(
     let claimed = leftovers::claim(&lock, |note| Purpose::Mount { same: same(note) })?;
     let serving = match claimed {
         Claimed::Waiting(note) => {
-            recover::take_over(lock, *note, Some(config), &mut signals).await?
+            recover::take_over(lock, *note, Some(configured), &mut signals).await?
         }
         Claimed::Free | Claimed::Cleared => {
             if !take_over {
                 neighbour::must_not_hold(name, config, host.id, None)?;
             }
-            begin(config, lock, host, take_over, &mut signals).await?
+            begin(configured, lock, host, take_over, &mut signals).await?
         }
     };
     serve(serving, &mut signals, on_ready).await
@@ -165,12 +168,13 @@ pub async fn recover(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyh
 
 /// Begins a new mount.
 async fn begin(
-    config: &MountConfig,
+    configured: &Configured,
     lock: MountLock,
     host: HostIdentity,
     take_over: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<Serving> {
+    let config = &configured.config;
     let control = device::aside(|| {
         let mut control = Control::open()?;
         device::must_be_free(&mut control, config.device_id)?;
@@ -178,7 +182,8 @@ async fn begin(
     })?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
-    let first = First::of_driver(config, lock.name(), take_over);
+    let keys_file = configured.keys_file.as_deref();
+    let first = First { keys_file, ..First::of_driver(config, lock.name(), take_over) };
     let (mut mount, paths) = waiting::connect(&socket, first, host, signals).await?;
     let built = async {
         let mut device = mount.add_device(control)?;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use rblk_config::MountConfig;
+use rblk_config::{MountConfig, said_once};
 use rblk_fabric::rates::{RateWindow, Rates, Work};
 use rblk_fabric::{LatencyCounts, Region};
+use rblk_protocol::auth::PublicKey;
 use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Status, VolumeFlags};
 use tokio::sync::mpsc;
@@ -20,9 +21,10 @@ use super::link::{Around, Link, pulse};
 use super::note::NO_DEVICE;
 use super::note_keeper::NoteKeeper;
 use super::queues::{QueuePlan, Queues};
-use super::setup::Setup;
+use super::setup::{Setup, credentials_of};
 use super::socket::Response;
 use super::status::MountStatus;
+use super::target_keys::{self, NotReread};
 use super::{EIO, device};
 use crate::durability::Durability;
 use crate::engine::{DigestFailure, MountTimes, QueueCounts};
@@ -67,13 +69,14 @@ fn has(facts: &Facts, flag: VolumeFlags) -> bool {
 }
 
 impl Mount {
-    /// A new mount, with its first session by the address of that index.
+    /// A new mount, with its first session, and why each address before that of the session does
+    /// not work.
     pub(super) fn connected(
         config: &MountConfig,
         name: &str,
         setup: Setup,
         facts: Facts,
-        session: (Session, usize),
+        session: (Session, Vec<String>),
     ) -> Self {
         let config = Arc::new(config.clone());
         let durability = Durability::new(config.on_loss);
@@ -270,6 +273,41 @@ impl Mount {
             count,
             "EIO: data did not come through, twice: its digest does not fit. Memory, a driver, a switch or a card on the way changes data"
         );
+    }
+
+    /// Reads the keys of both ends again: those of the target from the file of the mount, unless
+    /// `keys` names them. Where that fails, they stay as they are.
+    pub(super) fn reload_keys(&mut self, keys: &[String]) -> Response {
+        match self.reread_keys(keys) {
+            Ok(text) => Response::Reloaded(text),
+            Err(error) => Response::Error(said_once(error.as_ref())),
+        }
+    }
+
+    fn reread_keys(&mut self, keys: &[String]) -> anyhow::Result<String> {
+        let keys = keys.iter().map(|key| key.parse()).collect::<Result<Vec<PublicKey>, _>>()?;
+        let config = match (&self.link.setup().keys_file, keys.is_empty()) {
+            (_, false) => target_keys::with_keys(&self.config, keys, self.config.key_file.clone())?,
+            (Some(file), true) => target_keys::read(&self.config, file)?,
+            (None, true) if self.config.target_keys.is_empty() => (*self.config).clone(),
+            (None, true) => {
+                return Err(NotReread::ByFlags { name: self.status.name.clone() }.into());
+            }
+        };
+        let credentials = credentials_of(&config)?;
+        let config = Arc::new(config);
+        self.link.change_keys(&config, credentials);
+        self.note.reconfigured(&config);
+        self.config = config;
+        // Another process may have to go on with them.
+        self.write_note();
+        let count = self.config.target_keys.len();
+        tracing::info!(target_keys = count, "read the keys again");
+        Ok(match count {
+            0 => "it has no target_keys, so neither end proves a key".to_owned(),
+            1 => "the target may prove 1 key".to_owned(),
+            n => format!("the target may prove one of {n} keys"),
+        })
     }
 
     /// Every request fails from now on.

@@ -93,6 +93,9 @@ pub struct Note {
     address: String,
     rdma_device: String,
     transport: String,
+    // The file that says which keys the target may prove.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    keys_file: Option<PathBuf>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -177,6 +180,7 @@ impl Note {
             address: cut(&setup.endpoint.address),
             rdma_device: cut(&setup.endpoint.rdma_device),
             transport: cut(&setup.endpoint.transport),
+            keys_file: setup.keys_file.clone(),
         }
     }
 
@@ -339,6 +343,7 @@ impl Note {
             host: HostIdentity { id: HostId(self.host), name: host_name },
             // No secret is in a note.
             credentials: None,
+            keys_file: self.keys_file.clone(),
             wish: QueueWish {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,
@@ -361,6 +366,11 @@ impl Note {
             },
         };
         Ok((setup, facts))
+    }
+
+    /// The file that says which keys the target may prove.
+    pub(super) fn keys_file(&self) -> Option<&Path> {
+        self.keys_file.as_deref()
     }
 
     /// The host that the target knows as the holder.

@@ -72,6 +72,11 @@ impl NoteKeeper {
         }
     }
 
+    /// The mount has other keys from now on.
+    pub(super) fn reconfigured(&mut self, config: &Arc<MountConfig>) {
+        self.config = Arc::clone(config);
+    }
+
     /// The device of the mount from now on.
     pub(super) fn set_device(&mut self, id: u32, token: DeviceToken) {
         self.subject = Subject::Device(id, token);

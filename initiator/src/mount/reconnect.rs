@@ -193,7 +193,7 @@ pub(super) struct Tries {
     // Where the try goes.
     address: String,
     steps: (mpsc::Sender<Step>, mpsc::Receiver<Step>),
-    probing: Running<bool>,
+    probing: Running<Option<String>>,
     // Index of the address that is probed.
     probed: usize,
 }
@@ -205,8 +205,9 @@ pub(super) enum News {
     Step(Step),
     /// The try has ended.
     Tried(anyhow::Result<Box<Reconnected>>),
-    /// The probe of an address has ended: whether the same run of the target answers there.
-    Probed(usize, bool),
+    /// The probe of an address has ended: why the same run of the target does not answer there;
+    /// none where it does.
+    Probed(usize, Option<String>),
 }
 
 impl Tries {
@@ -240,14 +241,12 @@ impl Tries {
         self.probing = Some(tokio::spawn(async move {
             let shown = address.to_string();
             let answers = probe(address, options, known_by, instance).await;
-            match &answers {
-                Ok(()) => tracing::debug!(address = shown, "a better address answers"),
-                Err(error) => {
-                    let error = said_once(error.as_ref());
-                    tracing::debug!(address = shown, error, "a probe failed");
-                }
+            let fault = answers.err().map(|error| said_once(error.as_ref()));
+            match &fault {
+                None => tracing::debug!(address = shown, "a better address answers"),
+                Some(error) => tracing::debug!(address = shown, error, "a probe failed"),
             }
-            Ok(answers.is_ok())
+            Ok(fault)
         }));
     }
 
@@ -257,7 +256,8 @@ impl Tries {
             Some(step) = self.steps.1.recv() => News::Step(step),
             result = task::next(&mut self.connecting) => News::Tried(result.map(Box::new)),
             result = task::next(&mut self.probing) => {
-                News::Probed(self.probed, result.unwrap_or(false))
+                let fault = result.unwrap_or_else(|error| Some(error.to_string()));
+                News::Probed(self.probed, fault)
             }
         }
     }

@@ -11,6 +11,7 @@
 //! lost, and FLUSHes fail as `on_loss` says: copies that the dead process retained died with it. A
 //! loss that the dead process had to tell is in the note, and this process has to tell it.
 
+use std::path::Path as FilePath;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -29,6 +30,7 @@ use super::setup::credentials_of;
 use super::signals::Signals;
 use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
+use super::target_keys::{self, Configured};
 use super::{AlreadyMounted, NotMounted, begin};
 use crate::durability::Durability;
 use crate::identity::host_name;
@@ -80,9 +82,10 @@ pub(super) async fn resume(lock: MountLock, signals: &mut Signals) -> anyhow::Re
 /// Whether this program could recover a mount: its note makes sense. Changes nothing.
 ///
 /// # Errors
-/// [`NotMounted`], or the note is of no use.
+/// [`NotMounted`], or the note or the keys of the mount's file are of no use.
 pub fn check(name: &str) -> anyhow::Result<()> {
     let note = Note::read(name)?.ok_or_else(|| NotMounted { what: name.to_owned() })?;
+    target_keys::check(&note.config, note.keys_file())?;
     note.restore(&note.config, host_name(note.config.host_name.as_deref())).map(drop)
 }
 
@@ -95,17 +98,16 @@ pub(super) fn is_same(note: &Note, config: &MountConfig) -> bool {
         && config.target.iter().any(|target| note.config.target.contains(target))
 }
 
-/// Takes over the device of a note. `config` decides what the device leaves open; without one, the
-/// note's configuration does.
+/// Takes over the device of a note. `configured` decides what the device leaves open; without one,
+/// the note's configuration does, with the keys that its file has now.
 pub(super) async fn take_over(
     lock: MountLock,
     note: Note,
-    config: Option<&MountConfig>,
+    configured: Option<&Configured>,
     signals: &mut Signals,
 ) -> anyhow::Result<Serving> {
-    let config = config.unwrap_or(&note.config);
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
-    let mut mount = mount_of(lock.name(), &note, config)?;
+    let mut mount = mount_of(lock.name(), &note, configured)?;
     let id = note.device_id;
     let recovered =
         tokio::task::spawn_blocking(move || Device::recover(Control::open()?, id, ENDING_DEADLINE));
@@ -134,9 +136,18 @@ fn recovered_times(note: &Note) -> u32 {
 
 /// The mount of a note, whose target is lost. All memory is allocated here, before any request
 /// waits for this process.
-fn mount_of(name: &str, note: &Note, config: &MountConfig) -> anyhow::Result<Mount> {
-    let (mut setup, facts) = note.restore(config, host_name(config.host_name.as_deref()))?;
-    setup.credentials = credentials_of(config)?;
+fn mount_of(name: &str, note: &Note, configured: Option<&Configured>) -> anyhow::Result<Mount> {
+    let (config, credentials, keys_file) = match configured {
+        Some(Configured { config, keys_file }) => {
+            (config.clone(), credentials_of(config)?, keys_file.as_deref())
+        }
+        None => {
+            let (config, credentials) = target_keys::taken_over(&note.config, note.keys_file())?;
+            (config, credentials, note.keys_file())
+        }
+    };
+    let (mut setup, facts) = note.restore(&config, host_name(config.host_name.as_deref()))?;
+    (setup.credentials, setup.keys_file) = (credentials, keys_file.map(FilePath::to_owned));
     for _ in 0..setup.queues {
         let memory = begin::queue_memory(&setup.wish, 0)?;
         touch(&memory);
@@ -144,7 +155,7 @@ fn mount_of(name: &str, note: &Note, config: &MountConfig) -> anyhow::Result<Mou
     }
     let volatile = facts.volume.flags.has(VolumeFlags::VOLATILE_CACHE);
     let config = {
-        let mut config = config.clone();
+        let mut config = config;
         config.on_loss = on_loss(note, &config);
         config
     };

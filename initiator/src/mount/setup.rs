@@ -2,6 +2,7 @@
 //! and the [`Facts`](super::course::Facts) can serve the device and reconnect, whether it opened
 //! the volume itself or read the note of the process before it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rblk_config::{DigestWish, MountConfig};
@@ -21,9 +22,11 @@ pub(super) struct Setup {
     pub(super) addresses: Vec<Address>,
     /// This host, as the target knows it.
     pub(super) host: HostIdentity,
-    /// By what both ends prove who they are, if the mount asks for it. Read once, when this process
-    /// takes the mount up; no note holds it.
+    /// By what both ends prove who they are, if the mount asks for it. Read when this process takes
+    /// the mount up, and again when it is told to; no note holds it.
     pub(super) credentials: Option<Arc<Credentials>>,
+    /// The file that says which keys the target may prove.
+    pub(super) keys_file: Option<PathBuf>,
     /// What every queue asks for: what the target granted the first time.
     pub(super) wish: QueueWish,
     /// Hardware queues.

@@ -50,6 +50,11 @@ pub enum Ask {
         /// Its path.
         program: PathBuf,
     },
+    /// Read the keys by which both ends prove who they are again.
+    Reload {
+        /// The keys that the target may prove; those of the mount's file if there are none.
+        target_keys: Vec<String>,
+    },
 }
 
 /// What it answers.
@@ -60,6 +65,8 @@ pub enum Response {
     Status(Box<MountStatus>),
     /// Done.
     Done,
+    /// The keys were read again; what holds now.
+    Reloaded(String),
     /// Not done: the device is in use.
     Busy(String),
     /// Not done.

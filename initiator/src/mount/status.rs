@@ -19,6 +19,9 @@ pub struct MountStatus {
     pub target: Vec<String>,
     /// The address in use.
     pub address: String,
+    /// An address that stands after another one is in use; absent where it is the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Fallback>,
     /// The target's name.
     pub target_name: String,
     /// RDMA device or `soft`.
@@ -35,8 +38,8 @@ pub struct MountStatus {
     pub encrypted: bool,
     /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
     /// (requests wait), `failing` (they fail until the target is back), `volume removed` (they fail
-    /// until the target serves the volume again), `fenced` (they fail permanently: another host has
-    /// the volume) or `volume lost` (they fail permanently: the
+    /// until the target serves the volume again), `fenced` (they fail permanently: `last_loss`
+    /// says why) or `volume lost` (they fail permanently: the
     /// volume became another one).
     pub state: String,
     /// Why the last connection was lost, or why the last try to reconnect failed.
@@ -51,6 +54,9 @@ pub struct MountStatus {
     /// The longest time without the target so far, in milliseconds, with the present one.
     #[serde(default)]
     pub stall_ms_max: u64,
+    /// What may be wrong on the way to the target, as far as the losses of the target say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
     /// Process.
     pub pid: u32,
     /// Version of the program.
@@ -139,6 +145,16 @@ pub struct MountStatus {
     pub rates: Option<Rates>,
 }
 
+/// A mount by an address that is not its best.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fallback {
+    /// The address that should be in use: the first of the mount's.
+    pub preferred: String,
+    /// Why it is not, as far as this process has tried it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
 /// The word for who has to prove something.
 pub(super) fn auth(with_keys: bool) -> &'static str {
     if with_keys { "key" } else { "none" }
@@ -155,6 +171,14 @@ impl MountStatus {
     pub fn lost(&self) -> Option<String> {
         self.loss_untold
             .then(|| format!("acknowledged writes may be lost; {}", self.on_loss.consequence()))
+    }
+
+    /// A line about a path that is not the best; `None` where it is.
+    #[must_use]
+    pub fn fallback_line(&self) -> Option<String> {
+        let Fallback { preferred, reason } = self.fallback.as_ref()?;
+        let why = reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        Some(format!("its path is {}, and not the preferred {preferred}{why}", self.address))
     }
 
     /// With `lost` filled in.

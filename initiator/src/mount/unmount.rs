@@ -66,9 +66,10 @@ impl Ending {
     }
 
     /// A request of the mount's socket.
-    pub(super) fn on_ask(&mut self, request: Asked, mount: &Mount) -> Option<End> {
+    pub(super) fn on_ask(&mut self, request: Asked, mount: &mut Mount) -> Option<End> {
         let response = match &request.ask {
             Ask::Status => Response::Status(Box::new(mount.status())),
+            Ask::Reload { target_keys } => mount.reload_keys(target_keys),
             Ask::Unmount { force: false } | Ask::Upgrade { .. } if self.has_begun() => {
                 Response::Busy(format!("{} is being unmounted", mount.disk()))
             }

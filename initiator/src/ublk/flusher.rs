@@ -1,4 +1,8 @@
-//! PR_SET_IO_FLUSHER: our own allocations must not wait for writeback to our own device (prctl(2)).
+//! A process that serves a disk must not wait for that disk itself: its allocations for writeback
+//! (PR_SET_IO_FLUSHER, prctl(2)), its pages for swap (mlockall(2)).
+
+use nix::sys::mman::{MlockAllFlags, mlockall};
+use rblk_config::doctor::{can_lock_memory, hard_memlock};
 
 /// `include/uapi/linux/prctl.h`
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
@@ -11,5 +15,21 @@ pub fn become_io_flusher() {
     if result != 0 {
         let error = std::io::Error::last_os_error();
         tracing::debug!(%error, "PR_SET_IO_FLUSHER");
+    }
+}
+
+/// Keeps the pages of this process in memory, from the first use of each. The swap of the host may
+/// be on the disk that it serves, and a page there would be read by the process that waits for it.
+/// Nothing is locked where the memlock limit counts: a later mapping would fail by it.
+pub fn stay_in_memory() {
+    if !can_lock_memory(std::path::Path::new("/")) && hard_memlock() != Some(libc::RLIM_INFINITY) {
+        tracing::debug!("memory is not locked: there is a memlock limit and no CAP_IPC_LOCK");
+        return;
+    }
+    // Without ONFAULT the kernel would fill every mapping: all stacks, all buffers.
+    let on_fault = MlockAllFlags::from_bits_retain(libc::MCL_ONFAULT);
+    if let Err(error) = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE | on_fault)
+    {
+        tracing::debug!(%error, "mlockall");
     }
 }

@@ -108,7 +108,7 @@ pub use buffers::Buffers;
 pub use control::{Control, DeviceInfo, DeviceState, disk_path};
 pub use device::{Device, QueueConfig};
 pub use error::UblkError;
-pub use flusher::become_io_flusher;
+pub use flusher::{become_io_flusher, stay_in_memory};
 pub use params::{DeviceSpec, DiskParams, Recovery};
 pub use queue::{Event, Queue, QueueStats, Wait, WatchToken};
 pub use token::DeviceToken;

@@ -8,6 +8,7 @@ use io_uring::IoUring;
 use nix::unistd::{User, geteuid};
 use rblk_config::doctor::{
     Directory, HostFacts, Interface, RdmaDevice, SystemdFacts, interfaces, rdma_devices,
+    tcp_listener,
 };
 use rblk_config::key_file::{self, KeyFileError, Side};
 use rblk_config::{Auth, Backing, Encrypt, TargetConfig};
@@ -32,6 +33,8 @@ pub(super) struct Listen {
     pub ip: Option<IpAddr>,
     /// Why a TCP socket cannot listen there. `None` where that was not tried.
     pub refused: Option<io::Error>,
+    /// The process that has the port, where one has it.
+    pub taken_by: Option<String>,
 }
 
 /// A volume on a file or device that was opened, or why it cannot be.
@@ -84,7 +87,7 @@ impl Facts {
             memory: Host::read(),
             interfaces: interfaces(root),
             devices: rdma_devices(root),
-            listens: config.map(|config| listens(config, is_free)).unwrap_or_default(),
+            listens: config.map(|config| listens(root, config, is_free)).unwrap_or_default(),
             keys: config.map(keys).unwrap_or_default(),
             tls: config.filter(|config| wants_tls(config)).map(|_| kernel_has_tls()),
             state_dir: config.map(|config| at(&config.state_dir)),
@@ -118,14 +121,16 @@ fn status(socket: &Path) -> anyhow::Result<io::Result<Box<TargetStatus>>> {
 }
 
 /// The addresses, and whether a TCP socket can listen there now.
-fn listens(config: &TargetConfig, is_free: bool) -> Vec<Listen> {
+fn listens(root: &Path, config: &TargetConfig, is_free: bool) -> Vec<Listen> {
     let parsed = config.listen.iter().filter_map(|text| text.parse::<Address>().ok());
     let listen = |address: Address| {
         let ip = address.host.split('%').next().and_then(|host| host.parse().ok());
         let tried = ip.filter(|_| is_free && address.scheme == Scheme::Tcp);
         let refused =
             tried.and_then(|ip: IpAddr| TcpListener::bind(SocketAddr::new(ip, address.port)).err());
-        Listen { address, ip, refused }
+        let in_use = refused.as_ref().is_some_and(|e| e.kind() == io::ErrorKind::AddrInUse);
+        let taken_by = in_use.then(|| tcp_listener(root, address.port)).flatten();
+        Listen { address, ip, refused, taken_by }
     };
     parsed.map(listen).collect()
 }

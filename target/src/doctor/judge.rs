@@ -108,7 +108,8 @@ fn judge_address(listen: &Listen, ip: Option<IpAddr>, facts: &Facts) -> Finding 
     if let Some(refused) = &listen.refused
         && refused.kind() != io::ErrorKind::AddrNotAvailable
     {
-        let finding = Finding::fail("listen", format!("{address}: {refused}"));
+        let by = listen.taken_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default();
+        let finding = Finding::fail("listen", format!("{address}: {refused}{by}"));
         return match refused.kind() {
             io::ErrorKind::AddrInUse => {
                 finding.fix(format!("ss -ltnp 'sport = :{}'", address.port))

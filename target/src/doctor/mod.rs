@@ -26,7 +26,11 @@ pub fn doctor(path: Option<&Path>) -> anyhow::Result<Report> {
     let path = path.or_else(|| usual.exists().then_some(usual));
     let loaded = path.map(TargetConfig::load);
     report.add([judge::config(path, loaded.as_ref())]);
-    let config = loaded.and_then(Result::ok);
+    // Where it names no address, those are judged that `serve` would listen on.
+    let config = loaded.and_then(Result::ok).map(|mut config| {
+        crate::listen::fill_in(&mut config);
+        config
+    });
     let facts = Facts::read(Path::new("/"), config.as_ref())?;
     report.add(judge::host(&facts, config.as_ref()));
     if let Some(config) = &config {

@@ -28,6 +28,8 @@ use crate::holders::VolumeUuid;
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// Step of that wait.
 const LOCK_STEP: Duration = Duration::from_millis(20);
+/// How the names of locks end.
+const LOCK: &str = ".lineage.lock";
 /// How the names of records end.
 const VOLUME: &str = "volume";
 /// How the names of records end that vouch for nothing.
@@ -90,8 +92,17 @@ impl StateDirectory {
             former: None,
             left: BTreeMap::new(),
         };
-        let lock_path = path.join(format!("{name}.lineage.lock"));
+        let lock_path = path.join(format!("{name}{LOCK}"));
         directory.was_used = lock_path.exists();
+        if let (false, Some(other)) = (directory.was_used, other_name(path, name.as_str())) {
+            tracing::warn!(
+                directory = %path.display(),
+                name = %name,
+                other,
+                "state_dir has the records of a target of another name. If this is the same target (`name` is the host \
+                 name unless it is set), its mounts refuse it under the new name: start it with `--name {other}`"
+            );
+        }
         let locked = durable::directory(path, name.as_str()).and_then(|()| lock(&lock_path));
         directory.former = Former::read(path, name.as_str())?;
         let is_there = directory.was_used || directory.former.is_some();
@@ -223,6 +234,24 @@ impl Keepers for StateDirectory {
             ),
         }
     }
+}
+
+/// The name of another target that used the directory, and does not run now.
+fn other_name(directory: &Path, name: &str) -> Option<String> {
+    let mut others: Vec<String> = fs::read_dir(directory)
+        .ok()?
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(LOCK)?.to_owned()))
+        .filter(|other| other != name && !is_held(&directory.join(format!("{other}{LOCK}"))))
+        .collect();
+    others.sort();
+    others.into_iter().next()
+}
+
+/// Whether a target that runs has the lock.
+fn is_held(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return true };
+    Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
 }
 
 fn lock(path: &Path) -> io::Result<Flock<File>> {

@@ -21,12 +21,22 @@ fn write_back(lab: &Lab) -> TargetFlags {
     TargetFlags::default().config(lab, &config)
 }
 
+/// Memory that a process keeps from being swapped.
+fn locked_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("a number");
+    line.trim_end_matches("kB").trim().parse().expect("a number")
+}
+
 fn upgrades(lab: &Lab, target_flags: &TargetFlags, address: String) {
     let target = Target::start(lab, target_flags);
     // An upgrade is announced, so nothing has to be detected; and what is on its way must be
     // answered within the time that the mount waits for that, which is 1 s at most.
-    let mount_flags = MountFlags::new(address, "v0").flag("--detect", "20s");
+    // The socket of the second address is there all the time. The listener of RDMA is not.
+    let mount_flags = MountFlags::new(address, "v0").path(&lab.tcp()).flag("--detect", "20s");
     let mounted = Mounted::new(lab, &mount_flags);
+    let path = mounted.status().address;
+    assert!(locked_kib(mounted.pid()) > 0, "its pages could be swapped to its own disk");
     let (node, pid) = (mounted.node(), target.pid());
     let witness = Witness::start();
     let meter = StallMeter::start(mounted.device());
@@ -53,6 +63,7 @@ fn upgrades(lab: &Lab, target_flags: &TargetFlags, address: String) {
             let now = target.status();
             assert_eq!((now.pid, now.fencings), (pid, 0));
             let status = mounted.status();
+            assert_eq!((&status.address, status.fallback.as_ref()), (&path, None), "at once");
             let again = status.total.replayed - replayed;
             match (again, said["sent_again"].as_u64(), said["stayed"].as_u64()) {
                 (0, Some(0), Some(0)) => Ok(()),

@@ -165,6 +165,33 @@ fn a_mute_software_device_is_named_and_left_alone() {
     let finding = failed(ProbeError::TimedOut, "late", &peer, &facts, None);
     assert_eq!(finding.fix.as_deref(), Some("rdma resource show qp link rxe0"));
     assert!(finding.found.contains("rxe0, which is Soft-RoCE"), "{finding:?}");
+    assert!(finding.found.contains("(UDP port 4791 (RoCE) must pass)"), "{finding:?}");
+    assert!(!finding.found.contains("7720"), "no packet has that port: {finding:?}");
+}
+
+#[test]
+fn a_firewall_is_told_what_packets_have() {
+    let of = |address: &str| failed(ProbeError::TimedOut, "late", &peer(address), &facts(), None);
+    assert!(of("tcp://store1").found.contains("(TCP port 7721 must pass)"));
+    let rdma = of("rdma://store1").found;
+    assert!(rdma.contains("(UDP port 4791 for RoCE, TCP port 7720 for iWARP must pass)"), "{rdma}");
+}
+
+#[test]
+fn data_that_does_not_come_names_the_mtu() {
+    let read = |fault| LargeRead {
+        volume: "a".to_owned(),
+        bytes: 256 << 10,
+        took: std::time::Duration::from_micros(1300),
+        fault,
+    };
+    let of = |fault| large_read(&read(fault), &peer("tcp://store1"), &facts());
+    assert_eq!(of(None).found, "256KiB of a read in 1.3ms");
+    let silent = of(Some(ReadFault::Silent));
+    assert_eq!(silent.verdict, Verdict::Fail);
+    assert!(silent.found.starts_with("logins pass, and 256KiB of a do not come: MTU?"));
+    assert_eq!(silent.fix.as_deref(), Some("ping -M do -c 3 -s 1472 store1"));
+    assert!(of(Some(ReadFault::Errno(5))).found.contains("Input/output error"));
 }
 
 #[test]
@@ -190,6 +217,7 @@ fn a_volume_that_is_not_shown_is_a_fault() {
         transport: "soft/TCP".to_owned(),
         device: "soft".to_owned(),
         volumes: vec!["a".to_owned(), "b".to_owned()],
+        data: None,
     };
     let of = |volume: &str| {
         let mut config = MountConfig::default();

@@ -13,6 +13,10 @@ const STEADY: Duration = Duration::from_secs(600);
 /// How often the time between two probes is doubled at most.
 const FALLS_MAX: u32 = 6;
 
+/// How long after the start of a target its better addresses are expected at any moment, and the
+/// time between two probes meanwhile.
+const HURRY: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(1));
+
 /// The probes of better addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Failback {
@@ -26,6 +30,8 @@ pub(super) struct Failback {
     back: Option<usize>,
     // How often an address that the mount went back to did not hold.
     falls: u32,
+    // Until then the target has just started, and may not listen everywhere yet.
+    hurry_until: Option<Instant>,
 }
 
 /// What a probe means.
@@ -44,7 +50,15 @@ pub(super) enum Probed {
 impl Failback {
     /// Of a mount with so many addresses.
     pub(super) fn new(addresses: usize, now: Instant) -> Self {
-        Self { next: 0, at: now, under_way: None, good: vec![0; addresses], back: None, falls: 0 }
+        Self {
+            next: 0,
+            at: now,
+            under_way: None,
+            good: vec![0; addresses],
+            back: None,
+            falls: 0,
+            hurry_until: None,
+        }
     }
 
     /// When the next probe is due, if none is under way.
@@ -63,8 +77,16 @@ impl Failback {
         self.under_way = None;
     }
 
-    /// The mount begins with the best address again, after `period` or longer.
+    /// The target has just started: it is looked at more often for a while.
+    pub(super) fn hurry(&mut self, now: Instant) {
+        self.hurry_until = Some(now + HURRY.0);
+    }
+
+    /// The mount begins with the best address again, after `period` or longer; sooner where the
+    /// target has just started.
     pub(super) fn schedule(&mut self, period: Duration, now: Instant) {
+        let hurries = self.hurry_until.is_some_and(|until| now < until);
+        let period = if hurries { period.min(HURRY.1) } else { period };
         self.next = 0;
         self.under_way = None;
         self.at = now + period.saturating_mul(1 << self.falls);

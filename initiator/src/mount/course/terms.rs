@@ -139,7 +139,10 @@ pub enum Verdict {
 
 /// An address led to another target than the mount's: a mistake of the configuration.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("another target answers there: `{found}`, and the volume is of `{expected}`")]
+#[error(
+    "another target answers there: `{found}`, and the volume is of `{expected}`; if it is the same target under a new \
+     name, start it with `--name {expected}`"
+)]
 pub struct OtherTarget {
     /// The name there.
     pub found: String,

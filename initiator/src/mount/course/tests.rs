@@ -508,8 +508,14 @@ fn a_target_that_is_upgraded_is_asked_at_once_and_often() {
     // The same address first, without a pause, and in the same session: the upgrade may fail.
     let attempt = way.attempt();
     assert_eq!((attempt.address, attempt.resume), (0, Some((SESSION, Epoch(2)))));
+    // The listener of that address may come back later than the socket of another one.
+    for _ in 0..30 {
+        way.fail();
+        assert_eq!(way.sleep(), ms(100), "shorter than any pause of the configuration");
+        assert_eq!(way.attempt().address, 0);
+    }
     way.fail();
-    assert_eq!(way.attempt().address, 1);
+    assert_eq!(way.attempt().address, 1, "but not for long");
     way.fail();
     assert_eq!(way.sleep(), ms(100), "shorter than any pause of the configuration");
     // A hold that does not get quiet ends.
@@ -538,6 +544,45 @@ fn a_target_that_is_upgraded_is_asked_at_once_and_often() {
     way.lose();
     assert_eq!(way.due(), None);
     assert!(way.sleep() >= ms(500));
+}
+
+#[test]
+fn a_better_address_is_looked_for_at_once_after_a_start_of_the_target() {
+    let arrived_at_the_worse = |instance| {
+        let mut way = Way::connected(rules(2));
+        way.after(ms(10_000)).lose();
+        let attempt = way.attempt();
+        assert_eq!(attempt.address, 1, "the path of the other one died");
+        let (session, epoch) = (SessionId([2; 16]), Epoch(1));
+        let login = LoginReply { instance: InstanceId(instance), ..login(session, epoch) };
+        way.course.logged_in(&login).unwrap();
+        assert_eq!(way.course.opened(&volume()), Verdict::Go);
+        way.course.arrived(way.now).expect("an arrival");
+        assert_eq!((way.course.address(), way.due()), (1, None));
+        way
+    };
+    let mut way = arrived_at_the_worse([2; 16]);
+    for answers in [false, true, true] {
+        assert_eq!(way.sleep(), ms(1000));
+        assert_eq!(way.due(), Some(Act::Probe(0)));
+        way.course.probed(0, answers, way.now);
+    }
+    assert_eq!(way.due(), Some(Act::Hold), "back to it");
+    // Where it stays away, it is looked for as rarely as ever.
+    let mut way = arrived_at_the_worse([2; 16]);
+    let pauses: Vec<Duration> = (0..20)
+        .map(|_| {
+            let pause = way.sleep();
+            assert_eq!(way.due(), Some(Act::Probe(0)));
+            way.course.probed(0, false, way.now);
+            pause
+        })
+        .collect();
+    assert_eq!(pauses.iter().filter(|pause| **pause == ms(1000)).count(), 15, "{pauses:?}");
+    assert_eq!(pauses.last(), Some(&ms(30_000)));
+    // The target did not start: something on the way is broken, and may break again.
+    let mut way = arrived_at_the_worse([1; 16]);
+    assert_eq!(way.sleep(), ms(30_000));
 }
 
 #[derive(Clone, Debug)]

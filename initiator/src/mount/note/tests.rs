@@ -13,6 +13,7 @@ fn setup() -> Setup {
         addresses: vec!["rdma://10.0.0.1".parse().unwrap(), "tcp://store".parse().unwrap()],
         host: host(),
         credentials: None,
+        keys_file: Some("/etc/rblk/mounts.d/vol0.toml".into()),
         wish: QueueWish {
             depth: QueueDepth::new(128).unwrap(),
             io_max_bytes: 262_144,

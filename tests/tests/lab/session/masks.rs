@@ -63,7 +63,7 @@ const COUNTED: [&str; 6] = [
 ];
 /// What follows these words in a line of these commands: times, processes, versions, and what the
 /// machine has.
-const REST: [(&str, &str); 13] = [
+const REST: [(&str, &str); 14] = [
     ("rblk-target check", "running target (process "),
     ("rblk-target status", "serving, up "),
     ("rblk-target drain", "stopped after "),
@@ -73,6 +73,7 @@ const REST: [(&str, &str); 13] = [
     ("rblk-target doctor", "ok clock "),
     ("rblk-initiator doctor", "ok kernel "),
     ("rblk-initiator doctor", "ok clock "),
+    ("rblk-initiator doctor", "read in "),
     ("rblk-initiator status", "process "),
     ("rblk-initiator status", "last loss "),
     ("dd ", "copied, "),
