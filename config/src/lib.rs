@@ -57,6 +57,7 @@ pub mod screen;
 mod spin;
 pub mod table;
 mod target;
+pub mod unit_file;
 mod units;
 mod volume;
 mod word;

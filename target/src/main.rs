@@ -12,6 +12,7 @@ use rblk_config::{Auth, Exit, TargetConfig, ignored_drop_ins, said_once};
 use rblk_target::args::{Cli, Command, DoctorArgs, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
+use rblk_target::doctor::Seen;
 use rblk_target::review::{Reviewed, review};
 use rblk_target::serve::{NO_HOST, NO_VOLUME};
 
@@ -100,6 +101,11 @@ fn become_daemon() -> anyhow::Result<Exit> {
 }
 
 fn doctor(args: &DoctorArgs) -> anyhow::Result<Exit> {
+    if let (Some(user), Some(config)) = (args.as_user, &args.config) {
+        let seen = Seen::as_user(user, config, args.with_stores)?;
+        println!("{}", serde_json::to_string(&seen)?);
+        return Ok(Exit::Ok);
+    }
     let report = rblk_target::doctor::doctor(args.config.as_deref())?;
     match args.output {
         Output::Table => print!("{report}"),

@@ -241,6 +241,12 @@ pub struct DoctorArgs {
     /// Form of the answer.
     #[arg(long, short, value_enum, default_value = "table")]
     pub output: Output,
+    /// Become this user, and print what it finds of the configuration. Not for people.
+    #[arg(long, hide = true, value_name = "UID", requires = "config")]
+    pub as_user: Option<u32>,
+    /// Try the stores, too.
+    #[arg(long, hide = true, requires = "as_user")]
+    pub with_stores: bool,
 }
 
 /// Names a running target.

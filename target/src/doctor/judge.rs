@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rblk_config::doctor::{
     Finding, KernelVersion, Needs, Verdict, far_cpus, judge_listen, judge_rdma, judge_tls,
@@ -13,6 +13,7 @@ use rblk_fabric::Scheme;
 use rblk_fabric::soft::tls::NoTls;
 
 use super::facts::{Facts, Listen};
+use super::seen::{Seen, Trouble};
 use crate::control::status::{TargetStatus, VolumeStatus};
 use crate::demand::{Demand, NotEnoughMemory};
 use crate::serve::{NO_HOST, default_poll_groups};
@@ -24,12 +25,25 @@ const KERNEL_MIN: KernelVersion = KernelVersion(5, 19);
 pub(super) fn config(
     path: Option<&Path>,
     loaded: Option<&Result<TargetConfig, ConfigError>>,
+    seen: &Seen,
 ) -> Finding {
     match (path, loaded) {
-        (Some(path), Some(Ok(_))) => Finding::ok("config", path.display().to_string()),
+        (Some(path), Some(Ok(_))) => match &seen.config {
+            Some(trouble) => failed("config", trouble.why.clone(), trouble),
+            None => Finding::ok("config", path.display().to_string()),
+        },
         // Each fault says itself what to write.
         (Some(_), Some(Err(error))) => Finding::fail("config", error.to_string()),
         _ => Finding::skip("config", "no /etc/rblk/target.toml; name a file with --config"),
+    }
+}
+
+/// A failure, with the command that mends it.
+fn failed(subject: &str, found: String, trouble: &Trouble) -> Finding {
+    let finding = Finding::fail(subject, found);
+    match &trouble.fix {
+        Some(fix) => finding.fix(fix),
+        None => finding,
     }
 }
 
@@ -139,18 +153,14 @@ pub(super) fn keys(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
             None => Finding::skip("keys", "only this host reaches the target"),
         }];
     }
-    let judge = |(path, error): &(std::path::PathBuf, Option<_>)| {
+    let judge = |(path, trouble): &(PathBuf, Option<Trouble>)| {
         let path = path.display();
-        let Some(error): &Option<rblk_config::KeyFileError> = error else {
-            return Finding::ok("keys", format!("{path}, only its owner reads it"));
-        };
-        let finding = Finding::fail("keys", format!("{path}: {}", error.brief()));
-        match error.fix() {
-            Some(fix) => finding.fix(fix),
-            None => finding,
+        match trouble {
+            Some(trouble) => failed("keys", format!("{path}: {}", trouble.why), trouble),
+            None => Finding::ok("keys", format!("{path}, only its owner reads it")),
         }
     };
-    let mut found: Vec<Finding> = facts.keys.iter().map(judge).collect();
+    let mut found: Vec<Finding> = facts.seen.keys.iter().map(judge).collect();
     found.push(match config.hosts.len() {
         0 => Finding::warn("hosts", NO_HOST.split(';').next().unwrap_or(NO_HOST))
             .fix("rblk-target host add NAME --key KEY --volume VOLUME:rw"),
@@ -184,19 +194,11 @@ pub(super) fn volumes(facts: &Facts) -> Vec<Finding> {
     if let Ok(running) = &facts.running {
         return served(running);
     }
-    let judge = |store: &super::facts::Store| match &store.error {
-        None => Finding::ok("volumes", format!("{} can be served", store.volume)),
-        Some(error) => {
-            let fail = |why: &str| Finding::fail("volumes", format!("{}: {why}", store.volume));
-            match (error.split_once(';'), quoted(error)) {
-                // The rest is the fix.
-                (Some((why, _)), Some(fix)) => fail(why).fix(fix),
-                (_, Some(fix)) => fail(error).fix(fix),
-                (_, None) => fail(error),
-            }
-        }
+    let judge = |(volume, trouble): &(String, Option<Trouble>)| match trouble {
+        None => Finding::ok("volumes", format!("{volume} can be served")),
+        Some(trouble) => failed("volumes", format!("{volume}: {}", trouble.why), trouble),
     };
-    facts.stores.iter().map(judge).collect()
+    facts.seen.stores.iter().map(judge).collect()
 }
 
 /// The volumes of a target that runs, as it sees their stores.
