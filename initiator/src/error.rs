@@ -36,8 +36,9 @@ pub enum SessionError {
         /// The target's text, maybe empty.
         text: String,
     },
-    /// The target gave the volume to another host since this host held it.
-    #[error("another host has volume `{volume}` now ({by})")]
+    /// The target gave the volume to another host, or to another mount of this host, since this
+    /// mount held it.
+    #[error("{} has volume `{volume}` now ({by})", taker(by))]
     Fenced {
         /// The volume.
         volume: String,
@@ -197,6 +198,15 @@ fn hint(status: Status) -> &'static str {
         }
         Status::NotAllowed => "; change the rights of this host in its [[host]] of the target",
         _ => "",
+    }
+}
+
+/// Who has the volume of a mount that was fenced, by the target's text.
+#[must_use]
+pub fn taker(text: &str) -> &'static str {
+    match text.contains("another mount of this host") {
+        true => "another mount of this host",
+        false => "another host",
     }
 }
 

@@ -14,21 +14,21 @@ use rblk_config::{Exit, MountConfig, said_once};
 use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, MountArgs, Output, RecoverArgs, Report, VhostArgs, exit_of,
 };
+use rblk_initiator::error::taker;
 use rblk_initiator::log_file;
-use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
+use rblk_initiator::mount::leftovers::{self, Condition};
 use rblk_initiator::mount::lock::MountLock;
-use rblk_initiator::mount::note::Note;
 use rblk_initiator::mount::run_dir::{must_be_readable, names};
-use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
+use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
 use rblk_initiator::mount::status::MountStatus;
-use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, device_user};
-use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, Use};
 use tokio::runtime::Runtime;
 
 mod key;
 mod metrics;
 mod table;
 mod top;
+mod umount;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
 /// How long a mount measures before it can tell rates.
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Mount(args) => mount(&args),
         Command::Vhost(args) => vhost(&args),
-        Command::Umount { what, force } => umount(&what, force),
+        Command::Umount { what, file_systems, force } => umount::umount(&what, file_systems, force),
         Command::Recover(args) => recover(&args),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program),
         Command::List { output } => list(output),
@@ -77,7 +77,7 @@ fn daemon() -> anyhow::Result<PathBuf> {
 
 /// Replaces this process by `rblk-initiatord` with the same arguments. Returns only the failure.
 fn become_daemon() -> anyhow::Error {
-    match daemon() {
+    match daemon().and_then(|path| returned_lent().map(|()| path)) {
         Ok(path) => {
             let (variable, value) = rblk_fabric::ENVIRONMENT;
             let error =
@@ -87,6 +87,11 @@ fn become_daemon() -> anyhow::Error {
         }
         Err(error) => error,
     }
+}
+
+/// A daemon keeps no descriptor of the script or the terminal that starts it.
+fn returned_lent() -> anyhow::Result<()> {
+    rblk_fabric::return_lent().context("closing what this process inherited (close_range)")
 }
 
 fn doctor(args: &DoctorArgs) -> anyhow::Result<Exit> {
@@ -175,6 +180,7 @@ fn start_daemon(
     log_file::remove_old(|other| other == name || known.iter().any(|known| known == other));
     let log_file =
         log_file::open(&log).with_context(|| format!("opening the log {}", log.display()))?;
+    returned_lent()?;
     // In a session of its own, so that a hang-up of this terminal does not reach it. It is started
     // by exec, not only by fork: RDMA objects do not survive a fork.
     let (variable, value) = rblk_fabric::ENVIRONMENT;
@@ -346,66 +352,9 @@ async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn umount(what: &str, force: bool) -> anyhow::Result<Exit> {
-    must_be_readable()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Some(name) = find_mount(what, &runtime) else {
-        return umount_orphan(what, force);
-    };
-    let lock = runtime.block_on(lock_unless_served(&name));
-    if let Some(lock) = lock.context("the lock of the mount")? {
-        // No process serves it, so this command clears what is left of it.
-        leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
-        eprintln!("{name}: its process had died; removed what it left");
-        return Ok(Exit::Ok);
-    }
-    let path = socket_path(&name);
-    let time = if force { Duration::from_secs(5) } else { Duration::from_secs(60) };
-    match runtime.block_on(ask(&path, Ask::Unmount { force }, time)) {
-        Ok(Response::Done) => Ok(Exit::Ok),
-        Ok(Response::Busy(text)) => {
-            eprintln!("rblk-initiator: {text}");
-            Ok(Exit::Failure)
-        }
-        Ok(Response::Error(text)) => anyhow::bail!(text),
-        Ok(Response::Status(_)) => anyhow::bail!("the mount answered something else"),
-        Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
-    }
-}
-
-/// The name of the mount that is called that, or has that device.
-fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
-    names().into_iter().find(|name| {
-        let device = || match runtime.block_on(status(name)) {
-            Some(status) => Some(status.device),
-            None => Note::read(name).ok().flatten().map(|note| note.disk()),
-        };
-        name == what || what.starts_with("/dev/") && device().is_some_and(|device| device == what)
-    })
-}
-
-/// Removes a device whose process died and whose note is gone.
-fn umount_orphan(what: &str, force: bool) -> anyhow::Result<Exit> {
-    let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
-    let orphan = match what.starts_with("/dev/") {
-        true => match leftovers::orphans(&names()) {
-            // Where there is no driver, there is no device either.
-            Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
-            found => found?.into_iter().find(is_it),
-        },
-        false => None,
-    };
-    let Some(orphan) = orphan else { return Err(NotMounted { what: what.to_owned() }.into()) };
-    if !force {
-        eprintln!(
-            "rblk-initiator: the process of {what} died, its note is gone, and requests to it wait; \
-             --force fails them"
-        );
-        return Ok(Exit::Failure);
-    }
-    leftovers::remove_orphan(&orphan)?;
-    eprintln!("{what}: its process had died; removed it");
-    Ok(Exit::Ok)
+/// What uses a disk, for a table.
+fn used_by(device: &str) -> Option<String> {
+    Use::find(device).map(|used| used.to_string())
 }
 
 /// A line about a mount whose target is lost: since when, why, and what happens to its requests.
@@ -421,7 +370,10 @@ fn outage(mount: &MountStatus) -> Option<String> {
         "volume removed" => {
             "its target removed the volume, and requests fail until it is served again"
         }
-        "fenced" => "another host has its volume, and every request fails; unmount it",
+        "fenced" => {
+            let taker = taker(mount.last_loss.as_deref().unwrap_or_default());
+            &format!("{taker} has its volume, and every request fails; unmount it")
+        }
         "volume lost" => "its volume is another one now, and every request fails; unmount it",
         _ => return None,
     };
@@ -470,7 +422,7 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
     let Some(status) = status else { return Ok(Exit::NotConnected) };
     match output {
         Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
-        Output::Table => print!("{}", table::mount(&status, device_user)),
+        Output::Table => print!("{}", table::mount(&status, used_by)),
     }
     Ok(Exit::Ok)
 }
@@ -494,18 +446,12 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let names = names();
     let (mounts, mut lines) = all_mounts(&names, output == Output::Table)?;
-    for orphan in leftovers::orphans(&names).unwrap_or_default() {
-        let device = disk_path(orphan.id).display().to_string();
-        lines.push(format!(
-            "{device}: its process died and its note is gone; `rblk-initiator umount --force {device}` \
-             fails the requests that wait for it"
-        ));
-    }
+    lines.extend(leftovers::unnoted().unwrap_or_default().iter().map(umount::unnoted_line));
     if output == Output::Json {
         println!("{}", serde_json::to_string_pretty(&mounts)?);
         return Ok(Exit::Ok);
     }
-    print!("{}", table::mounts(&mounts, device_user));
+    print!("{}", table::mounts(&mounts, used_by));
     mounts.iter().filter_map(outage).for_each(|line| eprintln!("{line}"));
     mounts.iter().filter_map(other_size).for_each(|line| eprintln!("{line}"));
     for m in &mounts {

@@ -26,7 +26,7 @@ use super::{EIO, ENODEV};
 use crate::admin::News;
 use crate::durability::Durability;
 use crate::engine::PathEnd;
-use crate::error::SessionError;
+use crate::error::{SessionError, taker};
 use crate::path::Path;
 use crate::pulse::Pulse;
 use crate::session::{Claim, Session};
@@ -415,8 +415,9 @@ impl Link {
         tracing::error!(
             rblk_event = "fence",
             by,
-            "fenced: another host has the volume now; every request fails, permanently. Unmount, and mount \
-             again when the volume is free"
+            "fenced: {} has the volume now; every request fails, permanently. Unmount, and mount again when the \
+             volume is free",
+            taker(by)
         );
         self.course.fenced(by);
         self.write_note(around.note);
