@@ -13,6 +13,7 @@ use rblk_target::args::{Cli, Command, DoctorArgs, Output, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::control::status::TargetStatus;
 use rblk_target::doctor::Seen;
+use rblk_target::lost_socket::server_without_socket;
 use rblk_target::review::{Reviewed, review};
 use rblk_target::serve::{NO_HOST, NO_VOLUME};
 
@@ -92,6 +93,8 @@ fn die_of_closed_pipes() {
 /// Replaces this process by `rblk-targetd`, in the same directory, with the same arguments.
 fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
+    // The daemon keeps no descriptor of the script or the terminal that starts it.
+    rblk_fabric::return_lent().context("closing what this process inherited (close_range)")?;
     let (variable, value) = rblk_fabric::ENVIRONMENT;
     let error = std::process::Command::new(&daemon)
         .args(std::env::args_os().skip(1))
@@ -192,7 +195,15 @@ fn not_understood() -> anyhow::Error {
 }
 
 fn no_answer(path: &Path, error: &std::io::Error) -> Exit {
+    let deaf = server_without_socket(path);
     let path = path.display();
+    if let Some(pid) = deaf {
+        eprintln!(
+            "rblk-target: process {pid} serves, and its control socket {path} was removed, so no command can reach it. \
+             `systemctl restart rblk-target`, or `kill {pid}` (which drains and ends it) and start it again"
+        );
+        return Exit::NotConnected;
+    }
     if error.kind() == std::io::ErrorKind::PermissionDenied {
         eprintln!(
             "rblk-target: the control socket {path} is for root and the user of the target: this needs root, run it with sudo"

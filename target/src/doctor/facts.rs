@@ -20,6 +20,7 @@ use crate::control::socket::{Ask, Response, ask};
 use crate::control::status::TargetStatus;
 use crate::demand::Host;
 use crate::doctor::seen::Seen;
+use crate::lost_socket::server_without_socket;
 
 /// An address that the target listens on.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ pub(super) struct Facts {
     pub systemd: SystemdFacts,
     pub socket: PathBuf,
     pub running: io::Result<Box<TargetStatus>>,
+    /// The process that serves there although its control socket was removed.
+    pub deaf: Option<u32>,
 }
 
 impl Facts {
@@ -68,8 +71,9 @@ impl Facts {
         let socket = config
             .map_or_else(|| PathBuf::from(CONTROL_SOCKET), |config| config.control_socket.clone());
         let running = status(&socket)?;
-        let is_free = running.is_err();
-        let user = user_of(running.as_ref().ok().map(|running| running.pid), &systemd, me);
+        let deaf = running.is_err().then(|| server_without_socket(&socket)).flatten();
+        let is_free = running.is_err() && deaf.is_none();
+        let user = user_of(running.as_ref().ok().map(|running| running.pid).or(deaf), &systemd, me);
         let at = |path: &Path| Directory::look(path, user.0, me);
         Ok(Self {
             host: HostFacts::read(root, &io_uring, rblk_fabric::clock::synchronised()),
@@ -85,6 +89,7 @@ impl Facts {
             systemd,
             socket,
             running,
+            deaf,
         })
     }
 }

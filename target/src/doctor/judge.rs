@@ -69,7 +69,7 @@ fn demand(config: &TargetConfig) -> Demand {
 /// Memory of the arena and its pages.
 pub(super) fn memory(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
     let demand = demand(config);
-    if facts.running.is_ok() {
+    if facts.running.is_ok() || facts.deaf.is_some() {
         return vec![Finding::skip("memory", "the running target has it")];
     }
     let pages = match demand.pages(facts.memory.huge) {
@@ -194,6 +194,9 @@ pub(super) fn volumes(facts: &Facts) -> Vec<Finding> {
     if let Ok(running) = &facts.running {
         return served(running);
     }
+    if facts.deaf.is_some() {
+        return vec![Finding::skip("volumes", "a target serves them, and cannot be asked")];
+    }
     let judge = |(volume, trouble): &(String, Option<Trouble>)| match trouble {
         None => Finding::ok("volumes", format!("{volume} can be served")),
         Some(trouble) => failed("volumes", format!("{volume}: {}", trouble.why), trouble),
@@ -229,6 +232,14 @@ fn quoted(error: &str) -> Option<&str> {
 /// The target that runs, or how to start it.
 pub(super) fn running(facts: &Facts, config: Option<&Path>) -> Finding {
     let socket = facts.socket.display();
+    let has_unit = facts.systemd.runs && facts.systemd.file.is_some();
+    if let Some(pid) = facts.deaf {
+        let found = format!("process {pid} serves, and its control socket {socket} was removed");
+        return Finding::fail("target", found).fix(match has_unit {
+            true => "systemctl restart rblk-target".to_owned(),
+            false => format!("kill {pid}"),
+        });
+    }
     match &facts.running {
         Ok(status) => Finding::ok(
             "target",
@@ -238,7 +249,7 @@ pub(super) fn running(facts: &Facts, config: Option<&Path>) -> Finding {
             Finding::skip("target", format!("only root may ask at {socket}"))
         }
         Err(_) => {
-            let fix = match (facts.systemd.runs && facts.systemd.file.is_some(), config) {
+            let fix = match (has_unit, config) {
                 (true, _) => "systemctl start rblk-target".to_owned(),
                 (false, Some(path)) => {
                     format!("rblk-target serve --config {}", Quoted(&path.to_string_lossy()))

@@ -159,10 +159,8 @@ fn of_key(file: &Path, error: &KeyFileError) -> Trouble {
 /// Opens each volume that has a store, and closes it again.
 fn stores(config: &TargetConfig) -> Vec<(String, Option<Trouble>)> {
     let Ok(name) = target_name(config) else { return Vec::new() };
-    let on_files = config
-        .volumes
-        .iter()
-        .filter(|volume| matches!(volume.backing(), Ok(Backing::File { .. })));
+    let on_files =
+        config.volumes.iter().filter(|volume| matches!(volume.backing(), Ok(Backing::File { .. })));
     let open = |volume: &VolumeConfig| {
         let alone = TargetConfig { volumes: vec![volume.clone()], ..config.clone() };
         let error = open_volumes(&alone, &name).err();
