@@ -5,10 +5,10 @@
 //! and only when the configuration with the new file is valid. So a target that starts next finds
 //! the old entry or the new entry, and never a configuration that is refused.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::marker::PhantomData;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +28,10 @@ use crate::{Exit, TargetConfig};
 const LOCK_TIME: Duration = Duration::from_secs(60);
 /// Time between two looks.
 const LOCK_LOOK: Duration = Duration::from_millis(20);
+/// A directory with this bit gives its group to what is made in it.
+const SETGID: u32 = 0o2000;
+/// Everybody may read.
+const OTHERS_READ: u32 = 0o004;
 
 static HOST_FILE: Schema = Schema { keys: &[Key::optional("host", Rule::Tables(&HOST_KEYS))] };
 static VOLUME_FILE: Schema =
@@ -285,8 +289,9 @@ impl<T: Entry> DropIn<T> {
         Ok(config)
     }
 
-    /// The new file gets the owner and the group of the main file, so that a target that may read
-    /// the one may read the other.
+    /// The new file gets the owner and the mode of the main file, so that a target that may read
+    /// the one may read the other. Its group is that of the main file, too, unless the directory
+    /// gives its own group to what is made in it (setgid).
     fn replace(&self, text: &str) -> io::Result<()> {
         let new = self.path.with_file_name(format!(".{}-{}.toml.new", T::LIST, self.name));
         match fs::remove_file(&new) {
@@ -295,10 +300,13 @@ impl<T: Entry> DropIn<T> {
         }
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o640).open(&new)?;
+        let main = fs::metadata(&self.config)?;
         if nix::unistd::geteuid().is_root() {
-            let main = fs::metadata(&self.config)?;
-            fchown(&file, Some(main.uid()), Some(main.gid()))?;
+            let gives_group = self.directory.metadata()?.mode() & SETGID != 0;
+            fchown(&file, Some(main.uid()), (!gives_group).then_some(main.gid()))?;
         }
+        // Whatever the umask is.
+        file.set_permissions(Permissions::from_mode(0o640 | main.mode() & OTHERS_READ))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;

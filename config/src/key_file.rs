@@ -2,6 +2,8 @@
 //!
 //! A key file is a regular file, at most 4 KiB, that only its owner may read. The owner is the user
 //! of the program, or root. A file that others may read is refused: the key may be known to them.
+//! Root may also read a key of a target that belongs to the user of the target's unit, as commands
+//! that root runs do.
 //! Neither function follows a symbolic link as the last part of a path.
 //!
 //! `credential:NAME` is the credential NAME of systemd (`LoadCredential=` in systemd.exec(5)), a
@@ -20,6 +22,7 @@ use zeroize::Zeroizing;
 
 use crate::Exit;
 use crate::quoted::Quoted;
+use crate::unit_file::user_of_target;
 
 /// The key file of a target, unless the configuration names another one.
 pub const TARGET_KEY_FILE: &str = "/etc/rblk/target.key";
@@ -76,9 +79,9 @@ enum Problem {
     )]
     Readable { mode: u32, path: PathBuf },
     #[error(
-        "its owner is user {owner}, and this program runs as user {user}; run `chown {user} {}`", path.display()
+        "its owner is user {owner}, and this program runs as user {user}; run `chown {to} {}`", path.display()
     )]
-    Owner { owner: u32, user: u32, path: PathBuf },
+    Owner { owner: u32, user: u32, to: String, path: PathBuf },
     #[error("larger than 4KiB, so it is not a key file; name a file that `key new` made")]
     Large,
     #[error("cannot be read: {0}")]
@@ -142,9 +145,15 @@ impl KeyFileError {
         match &self.problem {
             Problem::Missing(command) => Some(command.clone()),
             Problem::Readable { path, .. } => Some(format!("chmod 600 {}", word(path))),
-            Problem::Owner { user, path, .. } => Some(format!("chown {user} {}", word(path))),
+            Problem::Owner { to, path, .. } => Some(format!("chown {to} {}", word(path))),
             _ => None,
         }
+    }
+
+    /// The system refused it to this user.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        matches!(self.problem, Problem::Denied)
     }
 
     /// Whether the file is not there.
@@ -196,7 +205,8 @@ pub fn create(path: &Path) -> Result<PublicKey, KeyFileError> {
 }
 
 /// NAME of `credential:NAME`.
-fn credential(path: &Path) -> Option<&str> {
+#[must_use]
+pub fn credential(path: &Path) -> Option<&str> {
     path.to_str()?.strip_prefix(CREDENTIAL)
 }
 
@@ -238,8 +248,13 @@ fn read_at(path: &Path, forbidden: u32, side: Side) -> Result<SecretKey, Problem
         return Err(Problem::Readable { mode, path: path.to_owned() });
     }
     let user = nix::unistd::geteuid().as_raw();
-    if metadata.uid() != user && metadata.uid() != 0 {
-        return Err(Problem::Owner { owner: metadata.uid(), user, path: path.to_owned() });
+    let owner = metadata.uid();
+    if owner != user && owner != 0 {
+        let service = (user == 0 && side == Side::Target).then(user_of_target).flatten();
+        if service.as_ref().is_none_or(|service| service.uid.as_raw() != owner) {
+            let to = service.map_or_else(|| user.to_string(), |service| service.name);
+            return Err(Problem::Owner { owner, user, to, path: path.to_owned() });
+        }
     }
     // One piece of memory, which is cleared. A buffer that grows would leave copies behind.
     let mut bytes = Zeroizing::new([0; FILE_MAX_BYTES + 1]);

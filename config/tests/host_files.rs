@@ -1,7 +1,7 @@
 //! Files of hosts: written whole, only when the configuration with them is valid.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::PathBuf;
 
 use rblk_config::{HostConfig, HostFile, TargetConfig};
@@ -44,6 +44,46 @@ fn host(name: &str, key: u8, right: &str) -> HostConfig {
     HostConfig::new(name, vec![PublicKey::from_bytes([key; 32])], vec![right.parse().unwrap()])
 }
 
+/// Whoever may read the main file may read what commands write beside it.
+#[test]
+fn a_file_is_for_those_who_read_the_main_file() {
+    for (main, own) in [(0o644, 0o644), (0o640, 0o640), (0o600, 0o640), (0o664, 0o644)] {
+        let bed = Bed::new(BASE);
+        fs::set_permissions(bed.config(), fs::Permissions::from_mode(main)).unwrap();
+        let file = bed.file("db1");
+        file.write(&host("db1", 4, "vol0:rw")).unwrap();
+        let (own_file, main_file) =
+            (fs::metadata(file.path()).unwrap(), fs::metadata(bed.config()).unwrap());
+        assert_eq!(own_file.mode() & 0o7777, own, "{main:o}");
+        assert_eq!((own_file.uid(), own_file.gid()), (main_file.uid(), main_file.gid()));
+    }
+}
+
+/// The directory of the package has the group of the service. The main file may be root's alone.
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_a_setgid_directory_gives_its_group() {
+    const SERVICE: u32 = 65_534;
+    assert!(nix::unistd::geteuid().is_root(), "this test needs to be run by root");
+    for (owner, group) in [(0, 0), (0, SERVICE), (SERVICE, SERVICE)] {
+        let bed = Bed::new(BASE);
+        let drop_ins = bed.directory.path().join("target.d");
+        fs::create_dir(&drop_ins).unwrap();
+        chown(&drop_ins, Some(0), Some(SERVICE)).unwrap();
+        fs::set_permissions(&drop_ins, fs::Permissions::from_mode(0o2755)).unwrap();
+        chown(bed.config(), Some(owner), Some(group)).unwrap();
+        fs::set_permissions(bed.config(), fs::Permissions::from_mode(0o640)).unwrap();
+        let file = bed.file("db1");
+        // A second time, too: the file is replaced.
+        for right in ["vol0:rw", "vol0:ro"] {
+            file.write(&host("db1", 4, right)).unwrap();
+            let written = fs::metadata(file.path()).unwrap();
+            assert_eq!((written.uid(), written.gid()), (owner, SERVICE), "{owner}:{group}");
+            assert_eq!(written.mode() & 0o7777, 0o640);
+        }
+    }
+}
+
 #[test]
 fn a_host_is_written_changed_and_removed() {
     let bed = Bed::new(BASE);
@@ -52,9 +92,6 @@ fn a_host_is_written_changed_and_removed() {
     let first = host("db1", 4, "vol0:rw");
     assert_eq!(file.write(&first).unwrap().hosts, std::slice::from_ref(&first));
     assert_eq!(bed.drop_ins(), ["host-db1.toml"]);
-    let metadata = fs::metadata(file.path()).unwrap();
-    assert_eq!(metadata.mode() & 0o7777, 0o640);
-    assert_eq!(metadata.uid(), fs::metadata(bed.config()).unwrap().uid());
     assert_eq!(file.read().unwrap(), Some(first.clone()));
     assert_eq!(TargetConfig::load(&bed.config()).unwrap().hosts, [first]);
 

@@ -183,3 +183,25 @@ fn a_unit_without_its_configuration_fails() {
         assert_eq!(values(&unit(name), "ConditionPathExists"), [""; 0]);
     }
 }
+
+/// A target and a mount on one host: systemd stops what starts after the target before the target.
+/// The file systems of the disk go first. `Restart=` passes on a restart to what requires the unit,
+/// so nothing may require it: to unmount a file system waits for the process that is dead.
+#[test]
+fn a_mount_stops_after_its_file_systems_and_before_its_target() {
+    let text = unit(MOUNT);
+    assert!(values(&text, "After").iter().any(|after| after == TARGET), "after the target");
+    let stop = values(&text, "ExecStop").concat();
+    let (prefix, command) = stop.split_at(2);
+    assert!(
+        prefix.contains('-') && prefix.contains('+'),
+        "may fail, in the namespace of all: {stop}"
+    );
+    assert!(command.contains("test -z \"$MAINPID\" || "), "not after a crash: {stop}");
+    assert!(command.contains("rblk-initiator umount --file-systems %i"), "{stop}");
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/install.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let line = guide.lines().find(|line| line.starts_with("LABEL=data")).expect("the fstab line");
+    assert!(line.contains("x-systemd.after=rblk-mount@data.service"), "{line}");
+    assert!(!line.contains("x-systemd.requires"), "{line}");
+}

@@ -41,6 +41,7 @@ mod error;
 pub mod exposition;
 mod facts;
 mod latency;
+mod lent;
 mod listener;
 pub mod log_linear;
 mod look_up;
@@ -77,6 +78,7 @@ pub use device::{CompletionVector, Device, MemoryRegion, PollerHandle, Protectio
 pub use error::{FabricError, FirewallPort, PostError, Result};
 pub use facts::{DeviceFacts, QpFacts};
 pub use latency::{BinnedUs, Latency, LatencyCounts};
+pub use lent::return_lent;
 pub use listener::{Incoming, Listener};
 pub use moment::{Micros, Moment, MomentClock};
 pub use poller::Poller;

@@ -73,6 +73,9 @@ pub enum Command {
         /// Name of the mount, or its device.
         #[arg(value_name = "NAME|DEVICE")]
         what: String,
+        /// Unmount the file systems on it first, as umount(8) does.
+        #[arg(long, conflicts_with = "force")]
+        file_systems: bool,
         /// Also if it is in use or its target is lost: requests that wait fail. Returns within 5 s.
         #[arg(long)]
         force: bool,
@@ -113,6 +116,9 @@ pub enum Command {
         /// Do nothing if it is in use.
         #[arg(long)]
         unless_used: bool,
+        /// Only say whether it is in use.
+        #[arg(long, requires = "unless_used")]
+        only_look: bool,
     },
     /// Print what the first bytes of a disk say against its block size.
     #[command(hide = true)]

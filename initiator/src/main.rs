@@ -17,14 +17,12 @@ use rblk_initiator::args::{
 };
 use rblk_initiator::log_file;
 use rblk_initiator::mount::image;
-use rblk_initiator::mount::leftovers::{self, Condition, Purpose};
+use rblk_initiator::mount::leftovers::{self, Condition};
 use rblk_initiator::mount::lock::MountLock;
-use rblk_initiator::mount::note::Note;
 use rblk_initiator::mount::run_dir::{must_be_readable, names};
-use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
+use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
 use rblk_initiator::mount::status::MountStatus;
-use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, device_user};
-use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, Use};
 use rblk_protocol::auth::PublicKey;
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -33,6 +31,7 @@ mod key;
 mod metrics;
 mod table;
 mod top;
+mod umount;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
 /// How long a mount measures before it can tell rates.
@@ -52,7 +51,9 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Mount(args) => mount(&args, output),
         Command::Vhost(args) => vhost(&args, output),
-        Command::Umount { what, force } => umount(&what, force, output),
+        Command::Umount { what, file_systems, force } => {
+            umount::umount(&what, file_systems, force, output)
+        }
         Command::Recover(args) => recover(&args, output),
         Command::Upgrade { which, program } => upgrade(which.name.as_deref(), program, output),
         Command::Reload { which, target_key } => reload(which.name.as_deref(), &target_key, output),
@@ -88,7 +89,7 @@ fn daemon() -> anyhow::Result<PathBuf> {
 
 /// Replaces this process by `rblk-initiatord` with the same arguments. Returns only the failure.
 fn become_daemon() -> anyhow::Error {
-    match daemon() {
+    match daemon().and_then(|path| returned_lent().map(|()| path)) {
         Ok(path) => {
             let (variable, value) = rblk_fabric::ENVIRONMENT;
             let error =
@@ -98,6 +99,11 @@ fn become_daemon() -> anyhow::Error {
         }
         Err(error) => error,
     }
+}
+
+/// A daemon keeps no descriptor of the script or the terminal that starts it.
+fn returned_lent() -> anyhow::Result<()> {
+    rblk_fabric::return_lent().context("closing what this process inherited (close_range)")
 }
 
 fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
@@ -166,6 +172,7 @@ fn start_daemon(
     log_file::remove_old(|other| other == name || known.iter().any(|known| known == other));
     let log_file =
         log_file::open(&log).with_context(|| format!("opening the log {}", log.display()))?;
+    returned_lent()?;
     // In a session of its own, so that a hang-up of this terminal does not reach it. It is started
     // by exec, not only by fork: RDMA objects do not survive a fork.
     let (variable, value) = rblk_fabric::ENVIRONMENT;
@@ -441,75 +448,9 @@ async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was taken away, in JSON.
-#[derive(Serialize)]
-struct Unmounted<'n> {
-    name: &'n str,
-    /// No process served it any more, so that only what it left was removed.
-    was_dead: bool,
-}
-
-fn umount(what: &str, force: bool, output: Output) -> anyhow::Result<Exit> {
-    must_be_readable()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Some(name) = find_mount(what, &runtime) else {
-        return umount_orphan(what, force, output);
-    };
-    let lock = runtime.block_on(lock_unless_served(&name));
-    if let Some(lock) = lock.context("the lock of the mount")? {
-        // No process serves it, so this command clears what is left of it.
-        leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
-        output.aside(format_args!("{name}: its process had died; removed what it left"));
-        output.answer(&Unmounted { name: &name, was_dead: true }, String::new)?;
-        return Ok(Exit::Ok);
-    }
-    let path = socket_path(&name);
-    let time = if force { Duration::from_secs(5) } else { Duration::from_secs(60) };
-    match runtime.block_on(ask(&path, Ask::Unmount { force }, time)) {
-        Ok(Response::Done) => {
-            output.answer(&Unmounted { name: &name, was_dead: false }, String::new)?;
-            Ok(Exit::Ok)
-        }
-        Ok(Response::Busy(text) | Response::Error(text)) => anyhow::bail!(text),
-        Ok(Response::Status(_) | Response::Reloaded(_)) => {
-            anyhow::bail!("the mount answered something else")
-        }
-        Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
-    }
-}
-
-/// The name of the mount that is called that, or has that device.
-fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
-    names().into_iter().find(|name| {
-        let device = || match runtime.block_on(status(name)) {
-            Some(status) => Some(status.device),
-            None => Note::read(name).ok().flatten().map(|note| note.disk()),
-        };
-        name == what || what.starts_with("/dev/") && device().is_some_and(|device| device == what)
-    })
-}
-
-/// Removes a device whose process died and whose note is gone.
-fn umount_orphan(what: &str, force: bool, output: Output) -> anyhow::Result<Exit> {
-    let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
-    let orphan = match what.starts_with("/dev/") {
-        true => match leftovers::orphans(&names()) {
-            // Where there is no driver, there is no device either.
-            Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
-            found => found?.into_iter().find(is_it),
-        },
-        false => None,
-    };
-    let Some(orphan) = orphan else { return Err(NotMounted { what: what.to_owned() }.into()) };
-    if !force {
-        anyhow::bail!(
-            "the process of {what} died, its note is gone, and requests to it wait; --force fails them"
-        );
-    }
-    leftovers::remove_orphan(&orphan)?;
-    output.aside(format_args!("{what}: its process had died; removed it"));
-    output.answer(&Unmounted { name: what, was_dead: true }, String::new)?;
-    Ok(Exit::Ok)
+/// What uses a disk, for a table.
+fn used_by(device: &str) -> Option<String> {
+    Use::find(device).map(|used| used.to_string())
 }
 
 /// A line about a mount whose target is lost: since when, why, and what happens to its requests.
@@ -576,7 +517,7 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
             status
         }
     };
-    output.answer(&status, || table::mount(&status, device_user))?;
+    output.answer(&status, || table::mount(&status, used_by))?;
     Ok(Exit::Ok)
 }
 
@@ -599,14 +540,8 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let names = names();
     let (mounts, mut lines) = all_mounts(&names, output == Output::Table)?;
-    for orphan in leftovers::orphans(&names).unwrap_or_default() {
-        let device = disk_path(orphan.id).display().to_string();
-        lines.push(format!(
-            "{device}: its process died and its note is gone; `rblk-initiator umount --force {device}` \
-             fails the requests that wait for it"
-        ));
-    }
-    output.answer(&mounts, || table::mounts(&mounts, device_user))?;
+    lines.extend(leftovers::unnoted().unwrap_or_default().iter().map(umount::unnoted_line));
+    output.answer(&mounts, || table::mounts(&mounts, used_by))?;
     let lost = |m: &MountStatus| m.lost().map(|lost| format!("{}: lost: {lost}", m.name));
     let fallback = |m: &MountStatus| m.fallback_line().map(|line| format!("{}: {line}", m.name));
     let hint = |m: &MountStatus| m.hint.as_ref().map(|hint| format!("{}: {hint}", m.name));

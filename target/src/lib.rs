@@ -33,6 +33,7 @@ pub mod http;
 pub mod identity;
 pub mod limits;
 pub mod listen;
+pub mod lost_socket;
 mod outages;
 mod part;
 pub mod past;

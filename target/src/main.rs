@@ -12,6 +12,7 @@ use anyhow::Context;
 use rblk_config::{Exit, Output, said_once};
 use rblk_target::args::{Cli, Command, DoctorArgs, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
+use rblk_target::doctor::Seen;
 
 use crate::running::status_in;
 
@@ -88,6 +89,8 @@ fn die_of_closed_pipes() {
 /// Replaces this process by `rblk-targetd`, in the same directory, with the same arguments.
 fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
+    // The daemon keeps no descriptor of the script or the terminal that starts it.
+    rblk_fabric::return_lent().context("closing what this process inherited (close_range)")?;
     let (variable, value) = rblk_fabric::ENVIRONMENT;
     let error = std::process::Command::new(&daemon)
         .args(std::env::args_os().skip(1))
@@ -97,6 +100,11 @@ fn become_daemon() -> anyhow::Result<Exit> {
 }
 
 fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
+    if let (Some(user), Some(config)) = (args.as_user, &args.config) {
+        let seen = Seen::as_user(user, config, args.with_stores)?;
+        Output::Json.item(&seen, String::new)?;
+        return Ok(Exit::Ok);
+    }
     let report = rblk_target::doctor::doctor(args.config.as_deref())?;
     output.answer(&report, || report.to_string())?;
     Ok(report.exit())

@@ -7,6 +7,7 @@ use rblk_config::{Exit, TargetConfig};
 use rblk_target::args::{CONTROL_SOCKET, RunningArgs};
 use rblk_target::control::socket::{Ask, Refusal, Response, ask};
 use rblk_target::control::status::TargetStatus;
+use rblk_target::lost_socket::server_without_socket;
 
 /// The control socket of a target: named, or that of its configuration.
 pub(crate) fn socket_of(running: &RunningArgs) -> anyhow::Result<PathBuf> {
@@ -66,7 +67,15 @@ pub(crate) fn not_understood() -> anyhow::Error {
 
 /// Why there is no answer at a control socket.
 pub(crate) fn no_answer(path: &Path, error: &io::Error) -> Refusal {
+    let deaf = server_without_socket(path);
     let path = path.display();
+    if let Some(pid) = deaf {
+        let text = format!(
+            "process {pid} serves, and its control socket {path} was removed, so no command can reach it. \
+             `systemctl restart rblk-target`, or `kill {pid}` (which drains and ends it) and start it again"
+        );
+        return Refusal::new(Exit::NotConnected, text);
+    }
     if error.kind() == io::ErrorKind::PermissionDenied {
         let text = format!(
             "the control socket {path} is for root and the user of the target: this needs root, run it with sudo"

@@ -324,3 +324,34 @@ fn a_table_has_at_most_100_columns() {
     assert!(ended.stdout.contains("FAIL  keys"), "{}", ended.stdout);
     assert!(ended.stdout.trim_end().ends_with("(exit 7)"), "{}", ended.stdout);
 }
+
+/// The file of its control socket is removed. The target serves on, and no command reaches it.
+#[test]
+fn a_target_without_its_control_socket_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target::start(dir.path(), &["--memory", "m=1MiB", "--auth", "none"]);
+    let (pid, socket) = (target.status().pid, target.socket.clone());
+    let config = dir.path().join("target.toml");
+    let text = format!(
+        "auth = 'none'\nlisten = ['{}']\ncontrol_socket = '{}'\nstate_dir = '{}'\n",
+        target.address,
+        socket.display(),
+        dir.path().display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let doctor = || {
+        let mut command = Command::new(program("rblk-target"));
+        command.args(["doctor", "--config"]).arg(&config);
+        faults(&mut command)
+    };
+    let before = doctor();
+    std::fs::remove_file(&socket).unwrap();
+    let fault = new_fault(&before, &doctor());
+    let found =
+        format!("process {pid} serves, and its control socket {} was removed", socket.display());
+    assert_eq!((&*fault.verdict, &*fault.subject, &fault.found), ("fail", "target", &found));
+    assert_eq!(fault.fix, Some(format!("kill {pid}")));
+    let mut command = Command::new(program("rblk-target"));
+    let ended = run(command.args(["status", "--control-socket"]).arg(&socket));
+    assert!(ended.stderr.contains(&found), "{ended:?}");
+}

@@ -100,3 +100,61 @@ fn as_root_a_user_who_may_not_look_does_not_hear_that_nothing_is_there() {
         assert_refused(&ended, 8, &["this needs root", "sudo"]);
     }
 }
+
+/// Root may read everything. The user that runs the target may not.
+#[test]
+#[ignore = "needs root: `cargo xtask test` runs it"]
+fn as_root_doctor_looks_as_the_user_of_the_target() {
+    assert_is_root(&["setpriv"]);
+    let nobody = Nobody::new();
+    let at = |name: &str| nobody.dir().join(name);
+    let mode = |name: &str, mode| {
+        std::fs::set_permissions(at(name), Permissions::from_mode(mode)).unwrap();
+    };
+    let owner = |name: &str, user| std::os::unix::fs::chown(at(name), Some(user), None).unwrap();
+    File::create(at("v.img")).unwrap().set_len(1 << 20).unwrap();
+    mode("v.img", 0o600);
+    let text = format!(
+        "auth = 'required'\nkey_file = '{}'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\n",
+        at("target.key").display(),
+        at("v.img").display()
+    );
+    std::fs::write(at("target.toml"), text).unwrap();
+    mode("target.toml", 0o644);
+    let target = || std::process::Command::new(nobody.dir().join("rblk-target"));
+    let key = run(nobody.program("rblk-target", &[]).args(["key", "new", "--file"]).arg(at("k")));
+    assert_eq!(key.code, Some(0), "{key:?}");
+    std::fs::rename(at("k"), at("target.key")).unwrap();
+    owner("target.key", 0);
+    let seen = || -> serde_json::Value {
+        let mut command = target();
+        command.args(["doctor", "--as-user", "65534", "--with-stores", "--config"]);
+        let ended = run(command.arg(at("target.toml")));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        serde_json::from_str(&ended.stdout).unwrap()
+    };
+    let found = seen();
+    let (key, store) = (&found["keys"][0][1], &found["stores"][0][1]);
+    assert_eq!(found["config"], serde_json::Value::Null, "{found}");
+    assert_eq!(key["fix"], format!("chown nobody {}", at("target.key").display()), "{found}");
+    assert_eq!(store["fix"], format!("chown nobody {}", at("v.img").display()), "{found}");
+    assert!(store["why"].as_str().unwrap().contains("may not read and write"), "{found}");
+
+    owner("target.key", 65_534);
+    owner("v.img", 65_534);
+    let found = seen();
+    assert_eq!((&found["keys"][0][1], &found["stores"][0][1]), (&().into(), &().into()), "{found}");
+
+    std::fs::create_dir(at("target.d")).unwrap();
+    mode("target.d", 0o755);
+    std::fs::write(at("target.d/host-h.toml"), "").unwrap();
+    mode("target.d/host-h.toml", 0o640);
+    let found = seen();
+    let config = found["config"]["why"].as_str().unwrap();
+    assert!(config.contains("host-h.toml") && config.contains("nobody"), "{config}");
+    assert_eq!(
+        found["config"]["fix"],
+        format!("chgrp nogroup {}", at("target.d/host-h.toml").display()),
+        "{found}"
+    );
+}

@@ -3,13 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::report::Finding;
-
-/// Where units are, the first place wins.
-const PLACES: [&str; 4] =
-    ["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
-
-/// Most bytes of a unit that are read.
-const UNIT_MAX_BYTES: u64 = 1 << 20;
+use crate::unit_file::{PLACES, UnitFile};
 
 /// A unit that should start at boot.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,7 +21,7 @@ pub struct SystemdFacts {
     pub runs: bool,
     /// The file of the unit, or of its template.
     pub file: Option<PathBuf>,
-    /// `User=` of that file.
+    /// `User=` of that file and its drop-ins.
     pub user: Option<String>,
     /// The units that there should be.
     pub units: Vec<Unit>,
@@ -39,9 +33,7 @@ impl SystemdFacts {
     #[must_use]
     pub fn read(root: &Path, file: &str, instances: &[String]) -> Self {
         let places = PLACES.map(|place| root.join(place));
-        let found = places.iter().map(|place| place.join(file)).find(|path| path.is_file());
-        let text = found.as_deref().map(read_bounded).unwrap_or_default();
-        let user = text.lines().rev().find_map(|line| line.strip_prefix("User="));
+        let found = UnitFile::find(root, file);
         let is_enabled = |name: &String| {
             places.iter().any(|place| {
                 let wants = super::sysfs::names_in(place).into_iter();
@@ -53,8 +45,8 @@ impl SystemdFacts {
         let unit = |name: &String| Unit { name: name.clone(), enabled: is_enabled(name) };
         Self {
             runs: root.join("run/systemd/system").is_dir(),
-            user: user.map(|user| user.trim().to_owned()),
-            file: found,
+            user: found.as_ref().and_then(|unit| unit.last("User")).map(str::to_owned),
+            file: found.map(|unit| unit.path().to_owned()),
             units: instances.iter().map(unit).collect(),
         }
     }
@@ -78,14 +70,6 @@ impl SystemdFacts {
         };
         self.units.iter().map(judge).collect()
     }
-}
-
-fn read_bounded(path: &Path) -> String {
-    use std::io::Read;
-    let mut text = String::new();
-    let Ok(file) = std::fs::File::open(path) else { return text };
-    let _ = file.take(UNIT_MAX_BYTES).read_to_string(&mut text);
-    text
 }
 
 #[cfg(test)]

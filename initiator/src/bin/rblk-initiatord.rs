@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::journal::JournalFormat;
-use rblk_config::{ByteSize, Exit, Log, LogWriter, Output, said_once, wants_colour};
+use rblk_config::{ByteSize, Exit, Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
@@ -19,12 +19,16 @@ use rblk_initiator::identity::host_identity;
 use rblk_initiator::journal::{MountFields, MountJournal};
 use rblk_initiator::log_file::LogFile;
 use rblk_initiator::mount::status::MountStatus;
+use rblk_initiator::mount::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
+/// Requests to a disk wait while its server is dead, so the server is the last process to be
+/// killed. The unit has the same.
+const OOM_SCORE: i16 = -1000;
 /// How long the last lines of the log may take.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -63,8 +67,13 @@ fn main() -> ExitCode {
             let looked = rblk_initiator::mount::image::here(&disk, size_bytes, block_size);
             return if looked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
-        Command::WriteBack { disk, unless_used } => {
-            return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, unless_used));
+        Command::WriteBack { disk, unless_used, only_look } => {
+            let if_used = match (unless_used, only_look) {
+                (false, _) => IfUsed::Sync,
+                (true, false) => IfUsed::Refuse,
+                (true, true) => IfUsed::OnlyLook,
+            };
+            return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, if_used));
         }
         Command::Umount { .. }
         | Command::List
@@ -279,6 +288,7 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
         return Err(rblk_initiator::mount::NotRoot.into());
     }
     raise_limits();
+    precautions::take(OOM_SCORE);
     unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace of our own")?;
     // Mounts of other namespaces still appear here. Mounts made here (there are none) do not appear
     // there.
@@ -300,6 +310,7 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
 /// Whoever is not root has the limits that it has.
 fn prepare_for_guest(lines: &mut Lines) -> anyhow::Result<()> {
     raise_limits();
+    precautions::take(OOM_SCORE);
     settle_process(lines)
 }
 

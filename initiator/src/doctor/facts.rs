@@ -14,7 +14,7 @@ use super::mounts_of;
 use crate::mount::leftovers::{self, Condition};
 use crate::mount::lock::MountLock;
 use crate::mount::run_dir::{RUN_DIR, names};
-use crate::ublk::{Control, Features, UblkError, disk_path};
+use crate::ublk::{Control, DeviceInfo, Features, UblkError, disk_path};
 
 /// The unit of mounts.
 pub(super) const UNIT: &str = "rblk-mount@.service";
@@ -44,8 +44,8 @@ pub(super) struct Facts {
     /// Mounts that a process serves.
     pub served: usize,
     pub dead: Vec<DeadMount>,
-    /// Disks whose process and note are gone.
-    pub orphans: Vec<String>,
+    /// Disks whose notes are gone, each with the process that serves it.
+    pub unnoted: Vec<(String, Option<i32>)>,
 }
 
 impl Facts {
@@ -72,13 +72,13 @@ impl Facts {
             systemd: SystemdFacts::read(root, UNIT, &units),
             served: served.len(),
             dead: others.into_iter().filter_map(|name| dead(name)).collect(),
-            orphans: leftovers::orphans(&names)
-                .unwrap_or_default()
-                .iter()
-                .map(|info| disk_path(info.id).display().to_string())
-                .collect(),
+            unnoted: leftovers::unnoted().unwrap_or_default().iter().map(unnoted).collect(),
         }
     }
+}
+
+fn unnoted(info: &DeviceInfo) -> (String, Option<i32>) {
+    (disk_path(info.id).display().to_string(), leftovers::server_of(info))
 }
 
 fn dead(name: &str) -> Option<DeadMount> {

@@ -342,11 +342,16 @@ pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
         return vec![Finding::skip("mounts", "only root may look at them")];
     }
     let dead = facts.dead.iter().filter_map(dead_mount);
-    let orphans = facts.orphans.iter().map(|disk| {
-        Finding::fail("mounts", format!("{disk}: its process died and its note is gone"))
-            .fix(format!("rblk-initiator umount --force {disk}"))
+    let unnoted = facts.unnoted.iter().map(|(disk, server)| match server {
+        Some(pid) => Finding::warn(
+            "mounts",
+            format!("{disk}: process {pid} serves it, and its note is gone: no command can ask it"),
+        )
+        .fix(format!("rblk-initiator umount {disk}")),
+        None => Finding::fail("mounts", format!("{disk}: its process died and its note is gone"))
+            .fix(format!("rblk-initiator umount --force {disk}")),
     });
-    let mut found: Vec<Finding> = dead.chain(orphans).collect();
+    let mut found: Vec<Finding> = dead.chain(unnoted).collect();
     if found.is_empty() {
         found.push(Finding::ok(
             "mounts",

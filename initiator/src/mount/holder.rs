@@ -1,58 +1,217 @@
-//! [`find_holder`]: what uses a disk or a partition of it, so that it cannot be taken away.
+//! [`Use`]: what uses a disk or a partition of it, so that it cannot be taken away. Commands look,
+//! because they may see every process; [`find_holder`] also tries to open the disk.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rblk_config::quoted::Quoted;
 
 use super::namespace::unescape;
+use super::openers::{is_writer, named, openers, processes};
 
-/// How many processes are named.
-const PROCESSES_MAX: usize = 3;
 /// File systems on block devices whose mounts have a number of their own. Only of these the kernel
 /// itself has opened the device that they name; another, such as one of FUSE, may name any text.
 const OWN_NUMBER: [&str; 2] = ["btrfs", "bcachefs"];
+/// Block devices that stand on each other, at most.
+const STACKED_MAX: u32 = 8;
+
+/// What uses a disk or a partition of it. Found without opening the disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Use {
+    /// The partition that is used, such as `ublkb0p1`; `None` for the disk itself.
+    partition: Option<String>,
+    what: What,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum What {
+    /// A file system, and the process whose mount namespace has it, if that is not that of all.
+    Mounted {
+        mount: Mounted,
+        only_of: Option<String>,
+    },
+    Swap,
+    /// Devices of the device mapper, of md and the like.
+    Holders(Vec<String>),
+    /// Loop devices.
+    Loops(Vec<String>),
+    /// Processes that may write, or go past the page cache.
+    Open(Vec<String>),
+}
+
+impl Use {
+    /// Looks for it. A process with few rights sees less of other processes and their namespaces.
+    #[must_use]
+    pub fn find(device: &str) -> Option<Self> {
+        Self::find_in(Path::new("/"), device)
+    }
+
+    /// Of the files of the kernel below `root`.
+    fn find_in(root: &Path, device: &str) -> Option<Self> {
+        let disk = device.rsplit('/').next().unwrap_or(device);
+        let parts = Part::all(root, disk);
+        let mounts = mountinfo(root);
+        let swaps = fs::read_to_string(root.join("proc/swaps")).unwrap_or_default();
+        let by = |find: &dyn Fn(&Part) -> Option<What>| {
+            parts.iter().find_map(|part| {
+                let partition = (part.name != disk).then(|| part.name.clone());
+                find(part).map(|what| Self { partition, what })
+            })
+        };
+        let mounted_in = |text: &str, only_of: Option<&String>| {
+            by(&|part| {
+                let mount = mounted(text, &part.node(), &part.number)?;
+                Some(What::Mounted { mount, only_of: only_of.cloned() })
+            })
+        };
+        let is_swap = |part: &Part| {
+            let mut words = swaps.lines().map(|line| line.split_whitespace().next());
+            words.any(|word| word == Some(&part.node())).then_some(What::Swap)
+        };
+        let held = |part: &Part| {
+            let holders = entries(&part.sys.join("holders"));
+            let named = holders.iter().map(|holder| with_name(root, holder)).collect();
+            (!holders.is_empty()).then_some(What::Holders(named))
+        };
+        let under_loops = |part: &Part| {
+            let loops = loops_on(root, &part.node());
+            (!loops.is_empty()).then_some(What::Loops(loops))
+        };
+        let open = |part: &Part| {
+            let processes = openers(root, part, is_writer);
+            (!processes.is_empty()).then_some(What::Open(processes))
+        };
+        let elsewhere = || {
+            let others = other_namespaces(root).into_iter();
+            others.into_iter().find_map(|(process, text)| mounted_in(&text, Some(&process)))
+        };
+        mounted_in(&mounts, None)
+            .or_else(|| by(&is_swap))
+            .or_else(|| by(&held))
+            .or_else(|| by(&under_loops))
+            .or_else(elsewhere)
+            .or_else(|| by(&open))
+    }
+
+    /// Why the disk cannot be taken away, and what to do.
+    #[must_use]
+    pub fn refusal(&self, device: &str) -> String {
+        let node = self.partition.as_ref().map_or(device.to_owned(), |name| format!("/dev/{name}"));
+        let what = match &self.partition {
+            Some(_) => format!("its partition {node} is "),
+            None => String::new(),
+        };
+        match &self.what {
+            What::Mounted { mount: Mounted { at, .. }, only_of: None } => {
+                format!("{what}mounted at {at}; `umount {}` first, or use --force", Quoted(at))
+            }
+            What::Mounted { mount: Mounted { at, .. }, only_of: Some(process) } => format!(
+                "{what}mounted at {at} in the mount namespace of {process}; end that first, or use --force"
+            ),
+            What::Swap => format!("{what}used for swap; `swapoff {node}` first, or use --force"),
+            What::Holders(names) => {
+                format!("{what}held by {}; see `lsblk {device}`, or use --force", names.join(", "))
+            }
+            What::Loops(names) => format!(
+                "{what}below {}; `losetup -d {}` first, or use --force",
+                names.join(", "),
+                names.join(" ")
+            ),
+            What::Open(names) => format!(
+                "{what}open for writing in {}; end that first, or use --force",
+                names.join(", ")
+            ),
+        }
+    }
+}
+
+impl Use {
+    /// What is said of a disk that went although this used it.
+    fn left(&self) -> String {
+        match &self.what {
+            What::Mounted { mount, .. } => {
+                format!("{} at {} was still mounted", mount.kind, mount.at)
+            }
+            What::Swap => "swap was still on it".to_owned(),
+            What::Holders(names) | What::Loops(names) => {
+                format!("{} still stood on it", names.join(", "))
+            }
+            What::Open(names) => format!("{} still had it open", names.join(", ")),
+        }
+    }
+}
+
+/// In few words, for a table.
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = &self.partition {
+            let number = name.rsplit('p').next().unwrap_or(name);
+            write!(f, "p{number}: ")?;
+        }
+        match &self.what {
+            What::Mounted { mount, only_of: None } => write!(f, "{} ({})", mount.at, mount.kind),
+            What::Mounted { mount, only_of: Some(process) } => {
+                write!(f, "{} ({}) of {process}", mount.at, mount.kind)
+            }
+            What::Swap => f.write_str("swap"),
+            What::Holders(names) | What::Loops(names) | What::Open(names) => {
+                f.write_str(&names.join(", "))
+            }
+        }
+    }
+}
+
+/// A disk, or a partition of one.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) name: String,
+    sys: PathBuf,
+    /// `MAJOR:MINOR`.
+    pub(super) number: String,
+}
+
+impl Part {
+    /// A disk and its partitions.
+    pub(super) fn all(root: &Path, disk: &str) -> Vec<Self> {
+        let sys = root.join("sys/block").join(disk);
+        let of = |name: &str, sys: PathBuf| {
+            let number = fs::read_to_string(sys.join("dev")).unwrap_or_default();
+            Self { name: name.to_owned(), sys, number: number.trim().to_owned() }
+        };
+        let names = entries(&sys).into_iter();
+        let parts = names.filter(|name| sys.join(name).join("partition").exists());
+        std::iter::once(of(disk, sys.clone()))
+            .chain(parts.map(|name| of(&name, sys.join(&name))))
+            .collect()
+    }
+
+    pub(super) fn node(&self) -> String {
+        format!("/dev/{}", self.name)
+    }
+}
+
+/// Where file systems of a disk and its partitions are mounted in this mount namespace, the last
+/// first: it may be on top of another.
+#[must_use]
+pub fn mounts_on(device: &str) -> Vec<String> {
+    let disk = device.rsplit('/').next().unwrap_or(device);
+    let parts = Part::all(Path::new("/"), disk);
+    let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let at = |line| {
+        let mount = parts.iter().find_map(|part| mounted(line, &part.node(), &part.number))?;
+        Some(mount.at)
+    };
+    text.lines().rev().filter_map(at).collect()
+}
 
 /// What uses a block device, in words; `None` when nothing does. Opening a disk may read it, and
 /// closing it may write it back, so do not call this in the process that serves the disk.
 pub(super) fn find_holder(device: &str) -> Option<String> {
-    holder_in(Path::new("/"), device).or_else(|| exclusive_opener(device))
-}
-
-/// The file systems, the swap and the devices on a disk and its partitions, of the files of the
-/// kernel below `root`.
-fn holder_in(root: &Path, device: &str) -> Option<String> {
-    let disk = device.rsplit('/').next().unwrap_or(device);
-    let sys = root.join("sys/block").join(disk);
-    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-    let mounts = mountinfo(root);
-    let swaps = read("proc/swaps");
-    let parts = entries(&sys).into_iter().filter(|name| sys.join(name).join("partition").exists());
-    let parts = parts.map(|name| (format!("its partition /dev/{name} is "), sys.join(&name), name));
-    std::iter::once((String::new(), sys.clone(), disk.to_owned())).chain(parts).find_map(
-        |(what, sys, name)| {
-            let number = fs::read_to_string(sys.join("dev")).unwrap_or_default();
-            let node = format!("/dev/{name}");
-            if let Some(Mounted { at, .. }) = mounted(&mounts, &node, number.trim()) {
-                let path = Quoted(&at);
-                return Some(format!(
-                    "{what}mounted at {at}; `umount {path}` first, or use --force"
-                ));
-            }
-            if swaps.lines().any(|line| line.split_whitespace().next() == Some(&node)) {
-                return Some(format!(
-                    "{what}used for swap; `swapoff {node}` first, or use --force"
-                ));
-            }
-            let holders = entries(&sys.join("holders"));
-            let named = holders.iter().map(|holder| with_name(root, holder));
-            let named: Vec<String> = named.collect();
-            (!named.is_empty()).then(|| {
-                format!("{what}held by {}; see `lsblk {device}`, or use --force", named.join(", "))
-            })
-        },
-    )
+    let found = Use::find(device).map(|used| used.refusal(device));
+    found.or_else(|| exclusive_opener(device))
 }
 
 /// The mounts of this host as its first process sees them, else as this process does.
@@ -65,7 +224,24 @@ fn mountinfo(root: &Path) -> String {
     String::from_utf8_lossy(&mounts).into_owned()
 }
 
+/// The mount namespaces that neither the first process nor this one is in: a process in each, and
+/// what is mounted there.
+fn other_namespaces(root: &Path) -> Vec<(String, String)> {
+    let proc = root.join("proc");
+    let space = |pid: &str| fs::read_link(proc.join(pid).join("ns/mnt")).ok();
+    let mut known: Vec<PathBuf> = ["1", "self"].into_iter().filter_map(space).collect();
+    let mut found = Vec::new();
+    for pid in processes(&proc) {
+        let Some(space) = space(&pid).filter(|space| !known.contains(space)) else { continue };
+        known.push(space);
+        let text = fs::read(proc.join(&pid).join("mountinfo")).unwrap_or_default();
+        found.push((named(&proc, &pid), String::from_utf8_lossy(&text).into_owned()));
+    }
+    found
+}
+
 /// A mount of a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Mounted {
     at: String,
     /// The file system.
@@ -95,12 +271,63 @@ fn with_name(root: &Path, device: &str) -> String {
     }
 }
 
-fn entries(dir: &Path) -> Vec<String> {
+/// Loop devices on a block device.
+fn loops_on(root: &Path, node: &str) -> Vec<String> {
+    let block = root.join("sys/block");
+    let names = entries(&block).into_iter().filter(|name| name.starts_with("loop"));
+    let is_on = |name: &String| {
+        let file = fs::read_to_string(block.join(name).join("loop/backing_file"));
+        file.is_ok_and(|file| file.trim_end() == node)
+    };
+    names.filter(is_on).map(|name| format!("/dev/{name}")).collect()
+}
+
+pub(super) fn entries(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
+}
+
+/// What still uses a disk that goes, in words.
+pub(super) fn what_is_left(device: &str) -> Option<String> {
+    let found = Use::find(device).map(|used| used.left());
+    let disk = device.rsplit('/').next().unwrap_or(device);
+    let mounted = || {
+        let parts = Part::all(Path::new("/"), disk);
+        let kind = parts.iter().find_map(|part| file_system_on(Path::new("/"), part))?;
+        Some(format!("{kind} was still mounted"))
+    };
+    found.or_else(mounted)
+}
+
+/// The kind of a file system that is mounted on a device, in whichever mount namespace. Some kinds
+/// have a directory for each device.
+fn file_system_on(root: &Path, part: &Part) -> Option<&'static str> {
+    let kinds = ["ext4", "xfs", "f2fs"].into_iter();
+    kinds.filter(|kind| root.join("sys/fs").join(kind).join(&part.name).exists()).last()
+}
+
+/// The nodes of a disk, its partitions and what stands on them, the upper ones first.
+pub(super) fn stack(device: &str) -> Vec<String> {
+    let disk = device.rsplit('/').next().unwrap_or(device);
+    stack_in(Path::new("/"), disk, STACKED_MAX)
+}
+
+fn stack_in(root: &Path, disk: &str, depth: u32) -> Vec<String> {
+    let mut nodes = Vec::new();
+    for part in Part::all(root, disk).iter().rev() {
+        let loops = loops_on(root, &part.node()).into_iter();
+        let loops = loops.filter_map(|node| node.rsplit('/').next().map(str::to_owned));
+        for above in entries(&part.sys.join("holders")).into_iter().chain(loops) {
+            if depth > 0 {
+                nodes.extend(stack_in(root, &above, depth - 1));
+            }
+        }
+        nodes.push(part.node());
+    }
+    nodes
 }
 
 /// A program that has it for itself, or a mount that this namespace does not show.
@@ -109,52 +336,20 @@ fn exclusive_opener(device: &str) -> Option<String> {
     if opened.err()?.raw_os_error() != Some(libc::EBUSY) {
         return None;
     }
-    let who = match openers(Path::new("/"), device) {
-        names if names.is_empty() => {
-            "a mount in another namespace, or a program, has it for itself".to_owned()
-        }
-        names => format!("{} has it open for itself", names.join(", ")),
+    let disk = device.rsplit('/').next().unwrap_or(device);
+    let root = Path::new("/");
+    let parts = Part::all(root, disk);
+    let names: Vec<String> = parts.iter().flat_map(|part| openers(root, part, |_| true)).collect();
+    let who = match names.is_empty() {
+        true => match parts.iter().find_map(|part| file_system_on(root, part)) {
+            Some(kind) => {
+                format!("an {kind} file system on it is mounted in another mount namespace")
+            }
+            None => "a mount in another namespace, or a program, has it for itself".to_owned(),
+        },
+        false => format!("{} has it open for itself", names.join(", ")),
     };
     Some(format!("{who}; end that first, or use --force"))
-}
-
-/// Processes that have a device or one of its partitions open, other than this one.
-fn openers(root: &Path, device: &str) -> Vec<String> {
-    let own = std::process::id().to_string();
-    let is_it = |path: &Path| {
-        let rest = path.to_str().and_then(|path| path.strip_prefix(device));
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
-    };
-    let proc = root.join("proc");
-    let processes = entries(&proc).into_iter().filter(|name| name.parse::<u32>().is_ok());
-    let has = |pid: &String| {
-        let fds = proc.join(pid).join("fd");
-        let links = entries(&fds).into_iter().filter_map(|fd| fs::read_link(fds.join(fd)).ok());
-        *pid != own && links.into_iter().any(|link| is_it(&link))
-    };
-    let named = |pid: String| {
-        let comm = fs::read_to_string(proc.join(&pid).join("comm")).unwrap_or_default();
-        format!("process {pid} ({})", comm.trim())
-    };
-    processes.filter(has).take(PROCESSES_MAX).map(named).collect()
-}
-
-/// Where a disk is mounted, and the file system on it; else what holds it. `None`: nobody that
-/// shows itself. The disk is not opened.
-#[must_use]
-pub fn device_user(device: &str) -> Option<String> {
-    user_in(Path::new("/"), device)
-}
-
-fn user_in(root: &Path, device: &str) -> Option<String> {
-    let name = device.rsplit('/').next().unwrap_or(device);
-    let sys = root.join("sys/block").join(name);
-    let number = fs::read_to_string(sys.join("dev")).unwrap_or_default();
-    let mount = mounted(&mountinfo(root), device, number.trim());
-    mount.map(|mount| format!("{} ({})", mount.at, mount.kind)).or_else(|| {
-        let holders = entries(&sys.join("holders"));
-        (!holders.is_empty()).then(|| holders.join(", "))
-    })
 }
 
 #[cfg(test)]
@@ -187,8 +382,31 @@ mod tests {
             fs::write(path, text).unwrap();
         }
 
+        fn link(&self, path: &str, to: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let _ = fs::remove_file(&path);
+            std::os::unix::fs::symlink(to, path).unwrap();
+        }
+
+        /// A process with an open descriptor, and the flags that the kernel shows of it.
+        fn process(&self, pid: u32, open: &str, flags: &str) {
+            self.write(&format!("proc/{pid}/comm"), "qemu\n");
+            self.link(&format!("proc/{pid}/fd/7"), open);
+            let info = format!("pos:\t0\nflags:\t{flags}\nmnt_id:\t26\n");
+            self.write(&format!("proc/{pid}/fdinfo/7"), &info);
+        }
+
+        fn used(&self) -> Option<Use> {
+            Use::find_in(self.0.path(), "/dev/ublkb0")
+        }
+
         fn holder(&self) -> Option<String> {
-            holder_in(self.0.path(), "/dev/ublkb0")
+            self.used().map(|used| used.refusal("/dev/ublkb0"))
+        }
+
+        fn brief(&self) -> Option<String> {
+            self.used().map(|used| used.to_string())
         }
     }
 
@@ -226,16 +444,15 @@ mod tests {
             let line = format!("30 22 0:44 / /mnt/x rw - {kind} {node} rw\n");
             kernel.write("proc/1/mountinfo", &line);
             assert_eq!(kernel.holder(), None, "{kind}");
-            assert_eq!(user_in(kernel.0.path(), node), None, "{kind}");
         }
         let fuse = "30 22 0:44 / /mnt/x rw - fuse /dev/ublkb0 rw\n";
         let real = "31 22 259:0 / /mnt/$(id) rw - xfs /dev/disk/by-label/x rw\n";
         kernel.write("proc/1/mountinfo", &format!("{fuse}{real}"));
         let text = "mounted at /mnt/$(id); `umount '/mnt/$(id)'` first, or use --force";
         assert_eq!(kernel.holder().as_deref(), Some(text));
-        assert_eq!(user_in(kernel.0.path(), node).as_deref(), Some("/mnt/$(id) (xfs)"));
+        assert_eq!(kernel.brief().as_deref(), Some("/mnt/$(id) (xfs)"));
         kernel.write("proc/1/mountinfo", "30 22 0:44 / /mnt rw - btrfs /dev/ublkb0 rw\n");
-        assert_eq!(user_in(kernel.0.path(), node).as_deref(), Some("/mnt (btrfs)"));
+        assert_eq!(kernel.brief().as_deref(), Some("/mnt (btrfs)"));
     }
 
     #[test]
@@ -266,16 +483,68 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_have_it_open_are_named() {
+    fn what_stands_on_a_disk_comes_before_it() {
         let kernel = Kernel::new();
-        for (pid, link) in [(4242, "/dev/ublkb0"), (4243, "/dev/ublkb01"), (4244, "/dev/ublkb0p1")]
+        kernel.write("sys/block/ublkb0/ublkb0p1/holders/dm-0", "");
+        kernel.write("sys/block/dm-0/holders/dm-1", "");
+        kernel.write("sys/block/loop4/loop/backing_file", "/dev/ublkb0p2\n");
+        let nodes = stack_in(kernel.0.path(), "ublkb0", STACKED_MAX);
+        let wanted = [
+            "/dev/loop4",
+            "/dev/ublkb0p2",
+            "/dev/dm-1",
+            "/dev/dm-0",
+            "/dev/ublkb0p1",
+            "/dev/ublkb0",
+        ];
+        assert_eq!(nodes, wanted);
+        assert_eq!(stack_in(kernel.0.path(), "ublkb0", 0).len(), 3);
+    }
+
+    #[test]
+    fn loop_devices_are_named() {
+        let kernel = Kernel::new();
+        kernel.write("sys/block/loop3/loop/backing_file", "/srv/other.img\n");
+        assert_eq!(kernel.holder(), None);
+        kernel.write("sys/block/loop4/loop/backing_file", "/dev/ublkb0p2\n");
+        let text = "its partition /dev/ublkb0p2 is below /dev/loop4; `losetup -d /dev/loop4` first, or use --force";
+        assert_eq!(kernel.holder().as_deref(), Some(text));
+        assert_eq!(kernel.brief().as_deref(), Some("p2: /dev/loop4"));
+    }
+
+    /// Whoever only reads loses nothing, and udev reads each new disk.
+    #[test]
+    fn processes_that_may_write_or_go_past_the_cache_are_named() {
+        let kernel = Kernel::new();
+        kernel.process(4241, "/dev/ublkb0", "0100000");
+        kernel.process(4243, "/dev/ublkb01", "0100002");
+        assert_eq!(kernel.holder(), None);
+        let (write, both) = (libc::O_WRONLY, libc::O_RDWR);
+        let past_the_cache = libc::O_RDONLY | libc::O_DIRECT;
+        for (flags, found) in
+            [(write, true), (both, true), (past_the_cache, true), (both | libc::O_PATH, false)]
         {
-            kernel.write(&format!("proc/{pid}/comm"), "qemu\n");
-            let fds = kernel.0.path().join(format!("proc/{pid}/fd"));
-            fs::create_dir_all(&fds).unwrap();
-            std::os::unix::fs::symlink(link, fds.join("7")).unwrap();
+            kernel.process(4242, "/dev/ublkb0", &format!("0{flags:o}"));
+            let text = "open for writing in process 4242 (qemu); end that first, or use --force";
+            assert_eq!(kernel.holder().as_deref(), found.then_some(text), "{flags:o}");
         }
-        let found = openers(kernel.0.path(), "/dev/ublkb0");
-        assert_eq!(found, ["process 4242 (qemu)", "process 4244 (qemu)"]);
+        kernel.process(4244, "/dev/ublkb0p1", "0100002");
+        assert_eq!(kernel.brief().as_deref(), Some("p1: process 4244 (qemu)"));
+    }
+
+    #[test]
+    fn mounts_of_other_namespaces_are_named_with_a_process() {
+        let kernel = Kernel::new();
+        kernel.link("proc/1/ns/mnt", "mnt:[1]");
+        kernel.link("proc/self/ns/mnt", "mnt:[1]");
+        kernel.link("proc/50/ns/mnt", "mnt:[2]");
+        kernel.write("proc/50/comm", "postgres\n");
+        let mounts = "30 22 259:0 / /data rw - ext4 /dev/disk/by-label/x rw\n";
+        kernel.write("proc/50/mountinfo", mounts);
+        let text = "mounted at /data in the mount namespace of process 50 (postgres); end that first, or use --force";
+        assert_eq!(kernel.holder().as_deref(), Some(text));
+        assert_eq!(kernel.brief().as_deref(), Some("/data (ext4) of process 50 (postgres)"));
+        kernel.link("proc/50/ns/mnt", "mnt:[1]");
+        assert_eq!(kernel.holder(), None);
     }
 }

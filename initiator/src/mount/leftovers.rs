@@ -13,6 +13,7 @@ use super::NotMounted;
 use super::device::aside;
 use super::lock::MountLock;
 use super::note::{BadNote, Note};
+use super::run_dir;
 use crate::ublk::{Control, DeviceInfo, DeviceState, DeviceToken, UblkError};
 
 /// Time for the driver to see that a server died: it sees that at once, or by a timer of 30 s on
@@ -262,26 +263,55 @@ pub fn claim(
     }
 }
 
-/// Devices of rblk whose server died and whose note is gone: no process can recover them.
+/// Devices of rblk whose notes are gone. The kernel knows them, so they are found all the same.
+/// Where a server lives, nothing can be asked of it, and only a signal reaches it. Where it died, no
+/// process can recover the device.
 ///
 /// # Errors
 /// The driver cannot be asked.
-pub fn orphans(names: &[String]) -> Result<Vec<DeviceInfo>, UblkError> {
-    let noted: Vec<DeviceToken> = names.iter().filter_map(|name| Note::token_of(name)).collect();
-    let mut devices = Control::open()?.list()?;
-    devices.retain(|info| {
-        // A device that is being added has no disk either, and its note is there.
-        let serverless = matches!(info.state, DeviceState::Quiesced | DeviceState::FailIo);
-        serverless && info.token.is_some_and(|token| !noted.contains(&token))
-    });
-    Ok(devices)
+pub fn unnoted() -> Result<Vec<DeviceInfo>, UblkError> {
+    let mut control = Control::open()?;
+    let before = without_note(control.list()?);
+    if before.is_empty() {
+        return Ok(before);
+    }
+    // A mount that began or ended between the two questions has only looked so.
+    let mut now = without_note(control.list()?);
+    now.retain(|info| before.iter().any(|before| before.token == info.token));
+    Ok(now)
 }
 
-/// Removes an orphan.
+fn without_note(mut devices: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
+    let names = run_dir::names();
+    let noted: Vec<DeviceToken> = names.iter().filter_map(|name| Note::token_of(name)).collect();
+    devices.retain(|info| {
+        // A device that is being added has no disk either, and its note is there.
+        let has_disk = !matches!(info.state, DeviceState::Dead | DeviceState::Unknown(_));
+        has_disk && info.token.is_some_and(|token| !noted.contains(&token))
+    });
+    devices
+}
+
+/// The process that serves a device.
+#[must_use]
+pub fn server_of(info: &DeviceInfo) -> Option<i32> {
+    info.server_pid.filter(|_| info.state == DeviceState::Live)
+}
+
+/// Whether a device is still there.
+///
+/// # Errors
+/// The driver cannot be asked.
+pub fn is_there(info: &DeviceInfo) -> Result<bool, UblkError> {
+    let devices = Control::open()?.list()?;
+    Ok(devices.iter().any(|other| other.id == info.id && other.token == info.token))
+}
+
+/// Removes a device whose server died and whose note is gone.
 ///
 /// # Errors
 /// The driver's.
-pub fn remove_orphan(info: &DeviceInfo) -> Result<(), UblkError> {
+pub fn remove_unnoted(info: &DeviceInfo) -> Result<(), UblkError> {
     Control::open()?.remove(info.id, REMOVE_DEADLINE)
 }
 

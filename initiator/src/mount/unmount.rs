@@ -15,12 +15,14 @@ use super::mounted::Mount;
 use super::socket::{Ask, Asked, Response};
 use super::task::{self, Running};
 use super::upgrade;
-use super::write_back::{WrittenBack, elsewhere};
+use super::write_back::{IfUsed, WrittenBack, elsewhere};
 
 /// How long an unmount waits for a lost target to be back.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
 /// Time for the write-back when a command waits for the answer; a little less than it waits.
 const SYNC_ASKED: Duration = Duration::from_secs(55);
+/// Time for the write-back by force: the command has its answer within 5 s.
+const SYNC_FORCED: Duration = Duration::from_secs(3);
 /// Time for the write-back when this process is told to end.
 const SYNC_TERMINATED: Duration = Duration::from_secs(80);
 
@@ -38,6 +40,8 @@ pub(super) struct Ending {
     pending: Option<Asked>,
     // The write-back before the unmount.
     syncing: Running<WrittenBack>,
+    // Whatever comes of the write-back, the disk goes.
+    forced: bool,
     // An unmount that waits for a lost target, and until when.
     waiting: Option<Waiting>,
 }
@@ -82,8 +86,14 @@ impl Ending {
                 Some(response) => response,
             },
             Ask::Unmount { force: true } => {
+                let has_begun = self.has_begun();
                 self.pending = Some(request);
-                return Some(End::Unmount { force: true });
+                if has_begun || mount.link().is_over() || mount.waits_for_target() {
+                    return Some(End::Unmount { force: true });
+                }
+                self.forced = true;
+                self.write_back(mount, IfUsed::Sync, SYNC_FORCED);
+                return None;
             }
             Ask::Unmount { force: false } => {
                 self.wait(Some(request));
@@ -132,15 +142,20 @@ impl Ending {
     /// Begins the write-back. A request is refused if the disk is in use; without one, this process
     /// ends all the same.
     fn begin_unmount(&mut self, mount: &Mount) -> Option<End> {
-        // If the mount is over, every write has failed for some time, and fails.
-        if mount.link().is_over() {
-            return Some(End::Unmount { force: true });
+        match (mount.link().is_over(), self.pending.is_some()) {
+            (false, true) => self.write_back(mount, IfUsed::Refuse, SYNC_ASKED),
+            (false, false) => self.write_back(mount, IfUsed::Sync, SYNC_TERMINATED),
+            // Every write has failed for some time, and fails. Its users must let go all the same.
+            (true, true) => self.write_back(mount, IfUsed::OnlyLook, SYNC_ASKED),
+            (true, false) => return Some(End::Unmount { force: true }),
         }
-        let (disk, asked) = (mount.disk().to_owned(), self.pending.is_some());
-        let within = if asked { SYNC_ASKED } else { SYNC_TERMINATED };
-        let written = tokio::task::spawn_blocking(move || elsewhere(&disk, asked, within));
-        self.syncing = Some(tokio::spawn(async move { written.await? }));
         None
+    }
+
+    fn write_back(&mut self, mount: &Mount, if_used: IfUsed, within: Duration) {
+        let disk = mount.disk().to_owned();
+        let written = tokio::task::spawn_blocking(move || elsewhere(&disk, if_used, within));
+        self.syncing = Some(tokio::spawn(async move { written.await? }));
     }
 
     /// The page cache is written back, or is not. In the second case the request is told, and the
@@ -151,8 +166,19 @@ impl Ending {
         mount: &Mount,
     ) -> Option<End> {
         let device = mount.disk();
+        if self.forced {
+            return Some(End::Unmount { force: true });
+        }
         let response = match result {
-            Ok(WrittenBack::Done) => return Some(End::Unmount { force: false }),
+            Ok(WrittenBack::Done(left)) => {
+                if let Some(left) = left {
+                    tracing::warn!(
+                        device,
+                        "ended while in use: {left}; what was written until now is kept"
+                    );
+                }
+                return Some(End::Unmount { force: mount.link().is_over() });
+            }
             Ok(WrittenBack::Unflushed(errno)) if mount.durability().fails_every_flush() => {
                 tracing::warn!(
                     device,

@@ -5,15 +5,18 @@
 //! thread keeps the disk's node open, so the driver does not see the process die, and does not give
 //! the requests to the next one.
 //!
-//! The pages are written first, and a FLUSH follows. It matters which of the two failed: after a
+//! The file systems on the disk are synced first, if it is in use and has to go all the same: what
+//! they have not written is in no page of the disk. The pages of the disk are written next, and a
+//! FLUSH follows. It matters which of the two failed: after a
 //! loss every FLUSH fails (`on_loss`), and users recover from that by an unmount.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::holder::find_holder;
-use crate::ublk::write_pages;
+use super::holder::{find_holder, stack, what_is_left};
+use crate::ublk::{sync_file_system, write_pages};
 
 /// Exit code of the process when the disk is in use; it prints by what. The numbers of the system's
 /// errors are below.
@@ -24,32 +27,44 @@ const UNFLUSHED: u8 = 201;
 /// How often to check whether the process has ended.
 const STEP: Duration = Duration::from_millis(5);
 
+/// What is to be done to a disk that is in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IfUsed {
+    /// Nothing.
+    Refuse,
+    /// Nothing, and nothing to a disk that is not in use: it is only looked at.
+    OnlyLook,
+    /// It is written back like another one, and so is what is on it.
+    Sync,
+}
+
 /// How it went.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum WrittenBack {
-    /// The target has everything.
-    Done,
+    /// The target has everything. What still used the disk, in words.
+    Done(Option<String>),
     /// Nothing was done: the disk is used, in words.
     InUse(String),
     /// The target has every page. The FLUSH after them failed with this errno.
     Unflushed(i32),
 }
 
-/// Writes the disk back in another process, and waits for it. With `unless_used`, does nothing to a
-/// disk that is in use. Blocks.
+/// Writes the disk back in another process, and waits for it. Blocks.
 ///
 /// # Errors
 /// The write-back failed, or takes longer than `within`.
 pub(super) fn elsewhere(
     disk: &str,
-    unless_used: bool,
+    if_used: IfUsed,
     within: Duration,
 ) -> anyhow::Result<WrittenBack> {
     let mut process = Command::new("/proc/self/exe");
     process.args(["write-back", disk]).stdin(Stdio::null()).stdout(Stdio::piped());
-    if unless_used {
-        process.arg("--unless-used");
-    }
+    match if_used {
+        IfUsed::Refuse => process.arg("--unless-used"),
+        IfUsed::OnlyLook => process.args(["--unless-used", "--only-look"]),
+        IfUsed::Sync => &mut process,
+    };
     let begun = Instant::now();
     let mut process = process.spawn()?;
     let status = loop {
@@ -63,11 +78,15 @@ pub(super) fn elsewhere(
         }
         std::thread::sleep(STEP);
     };
-    match status.code().and_then(|code| u8::try_from(code).ok()) {
-        Some(0) => Ok(WrittenBack::Done),
-        Some(IN_USE) => Ok(WrittenBack::InUse(printed(&mut process)?)),
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    let printed = printed(&mut process)?;
+    let lines: Vec<&str> = printed.lines().collect();
+    match code {
+        Some(0) => Ok(WrittenBack::Done(lines.first().map(ToString::to_string))),
+        Some(IN_USE) => Ok(WrittenBack::InUse(printed)),
         Some(UNFLUSHED) => {
-            Ok(WrittenBack::Unflushed(printed(&mut process)?.parse().unwrap_or(libc::EIO)))
+            let errno = lines.last().and_then(|line| line.parse().ok());
+            Ok(WrittenBack::Unflushed(errno.unwrap_or(libc::EIO)))
         }
         Some(errno) => Err(io::Error::from_raw_os_error(errno.into()).into()),
         None => Err(anyhow::anyhow!("its process was killed")),
@@ -85,14 +104,25 @@ fn printed(process: &mut Child) -> io::Result<String> {
 
 /// Writes the disk back in this process, which serves nothing. Returns its exit code.
 #[must_use]
-pub fn here(disk: &str, unless_used: bool) -> u8 {
-    if unless_used && let Some(user) = find_holder(disk) {
+pub fn here(disk: &str, if_used: IfUsed) -> u8 {
+    if if_used == IfUsed::Sync {
+        if let Some(left) = what_is_left(disk) {
+            println!("{left}");
+        }
+        for node in stack(disk) {
+            // One that this process may not open (DevicePolicy=) stands on one that it may.
+            let _ = File::open(node).and_then(|device| sync_file_system(&device));
+        }
+    } else if let Some(user) = find_holder(disk) {
         println!("{user}");
         return IN_USE;
     }
+    if if_used == IfUsed::OnlyLook {
+        return 0;
+    }
     // A disk that is read-only cannot be opened for writing, and this does not need it.
     let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-    let written = std::fs::File::open(disk).and_then(|disk| write_pages(&disk).map(|()| disk));
+    let written = File::open(disk).and_then(|disk| write_pages(&disk).map(|()| disk));
     match written.map(|disk| disk.sync_all()) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => {
@@ -111,12 +141,12 @@ mod tests {
     fn the_exit_code_is_the_systems_number() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-        assert_eq!(i32::from(here(&at("none"), false)), libc::ENOENT);
+        assert_eq!(i32::from(here(&at("none"), IfUsed::Sync)), libc::ENOENT);
         std::fs::write(at("disk"), "data").unwrap();
-        assert_eq!(here(&at("disk"), false), 0);
+        assert_eq!(here(&at("disk"), IfUsed::Sync), 0);
         // A file is not a disk, so it is not in use.
-        assert_eq!(here(&at("disk"), true), 0);
+        assert_eq!(here(&at("disk"), IfUsed::Refuse), 0);
         // What has no pages says so.
-        assert_eq!(i32::from(here("/dev/null", false)), libc::ESPIPE);
+        assert_eq!(i32::from(here("/dev/null", IfUsed::Sync)), libc::ESPIPE);
     }
 }

@@ -114,6 +114,6 @@ pub use queue::{Event, Queue, QueueStats, Wait, WatchToken};
 pub use token::DeviceToken;
 
 pub(crate) use feature::Features;
-pub(crate) use pages::write_pages;
+pub(crate) use pages::{sync_file_system, write_pages};
 pub(crate) use params::DiscardParams;
 pub(crate) use request::{BlockOp, BlockRequest, DataAt};

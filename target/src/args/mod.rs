@@ -234,6 +234,12 @@ pub struct DoctorArgs {
     /// Configuration file; /etc/rblk/target.toml by default, if there is one.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Become this user, and print what it finds of the configuration. Not for people.
+    #[arg(long, hide = true, value_name = "UID", requires = "config")]
+    pub as_user: Option<u32>,
+    /// Try the stores, too.
+    #[arg(long, hide = true, requires = "as_user")]
+    pub with_stores: bool,
 }
 
 /// Names a running target.

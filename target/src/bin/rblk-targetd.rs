@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rblk_config::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
 use rblk_config::{
-    Exit, Log, LogWriter, Output, TargetConfig, ignored_drop_ins, said_once, wants_colour,
+    Exit, Log, LogWriter, Output, TargetConfig, ignored_drop_ins, precautions, said_once,
+    wants_colour,
 };
 use rblk_target::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::events::EVENT_LINES;
@@ -17,6 +18,8 @@ use rblk_target::serve::serve;
 use rblk_target::signals;
 use tracing_subscriber::EnvFilter;
 
+/// All hosts wait while the target is dead. The unit has the same.
+const OOM_SCORE: i16 = -900;
 /// How long the last lines of the log may take.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
     if args.check_take_over {
         return check_take_over(&args);
     }
+    precautions::take(OOM_SCORE);
     // Before there is a second thread.
     if let Err(error) = signals::hold() {
         let text = format!("cannot hold signals: {error}");

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use io_uring::IoUring;
@@ -10,8 +11,8 @@ use rblk_config::doctor::{
     Directory, HostFacts, Interface, RdmaDevice, SystemdFacts, interfaces, rdma_devices,
     tcp_listener,
 };
-use rblk_config::key_file::{self, KeyFileError, Side};
-use rblk_config::{Auth, Backing, Encrypt, TargetConfig};
+use rblk_config::unit_file::{TARGET_UNIT, user_of_target};
+use rblk_config::{Auth, Encrypt, TargetConfig};
 use rblk_fabric::soft::tls::{NoTls, kernel_has_tls};
 use rblk_fabric::{Address, Scheme};
 
@@ -19,11 +20,8 @@ use crate::args::CONTROL_SOCKET;
 use crate::control::socket::{Ask, Response, ask};
 use crate::control::status::TargetStatus;
 use crate::demand::Host;
-use crate::exports::open_volumes;
-use crate::serve::target_name;
-
-/// The unit of the target.
-pub(super) const UNIT: &str = "rblk-target.service";
+use crate::doctor::seen::Seen;
+use crate::lost_socket::server_without_socket;
 
 /// An address that the target listens on.
 #[derive(Debug)]
@@ -37,13 +35,6 @@ pub(super) struct Listen {
     pub taken_by: Option<String>,
 }
 
-/// A volume on a file or device that was opened, or why it cannot be.
-#[derive(Debug)]
-pub(super) struct Store {
-    pub volume: String,
-    pub error: Option<String>,
-}
-
 /// What there is to know of this host.
 #[derive(Debug)]
 pub(super) struct Facts {
@@ -52,8 +43,8 @@ pub(super) struct Facts {
     pub interfaces: Vec<Interface>,
     pub devices: Vec<RdmaDevice>,
     pub listens: Vec<Listen>,
-    /// The key files that the configuration needs.
-    pub keys: Vec<(PathBuf, Option<KeyFileError>)>,
+    /// The configuration, the keys and the stores, as the user of the target finds them.
+    pub seen: Seen,
     /// Whether the kernel encrypts, where that is wanted.
     pub tls: Option<Result<(), NoTls>>,
     /// The user that the target runs as.
@@ -63,8 +54,8 @@ pub(super) struct Facts {
     pub systemd: SystemdFacts,
     pub socket: PathBuf,
     pub running: io::Result<Box<TargetStatus>>,
-    /// Not looked at while a target runs: it has them.
-    pub stores: Vec<Store>,
+    /// The process that serves there although its control socket was removed.
+    pub deaf: Option<u32>,
 }
 
 impl Facts {
@@ -72,15 +63,20 @@ impl Facts {
     ///
     /// # Errors
     /// No runtime can be had.
-    pub(super) fn read(root: &Path, config: Option<&TargetConfig>) -> anyhow::Result<Self> {
+    pub(super) fn read(
+        root: &Path,
+        path: Option<&Path>,
+        config: Option<&TargetConfig>,
+    ) -> anyhow::Result<Self> {
         let io_uring = IoUring::new(8).map(drop);
-        let systemd = SystemdFacts::read(root, UNIT, &[UNIT.to_owned()]);
+        let systemd = SystemdFacts::read(root, TARGET_UNIT, &[TARGET_UNIT.to_owned()]);
         let me = geteuid().as_raw();
-        let user = user_of(&systemd, me);
         let socket = config
             .map_or_else(|| PathBuf::from(CONTROL_SOCKET), |config| config.control_socket.clone());
         let running = status(&socket)?;
-        let is_free = running.is_err();
+        let deaf = running.is_err().then(|| server_without_socket(&socket)).flatten();
+        let is_free = running.is_err() && deaf.is_none();
+        let user = user_of(running.as_ref().ok().map(|running| running.pid).or(deaf), &systemd, me);
         let at = |path: &Path| Directory::look(path, user.0, me);
         Ok(Self {
             host: HostFacts::read(root, &io_uring, rblk_fabric::clock::synchronised()),
@@ -88,27 +84,35 @@ impl Facts {
             interfaces: interfaces(root),
             devices: rdma_devices(root),
             listens: config.map(|config| listens(root, config, is_free)).unwrap_or_default(),
-            keys: config.map(keys).unwrap_or_default(),
+            seen: path.map(|path| Seen::by(user.0, path, is_free)).transpose()?.unwrap_or_default(),
             tls: config.filter(|config| wants_tls(config)).map(|_| kernel_has_tls()),
             state_dir: config.map(|config| at(&config.state_dir)),
             socket_dir: at(socket.parent().unwrap_or(Path::new("/"))),
-            stores: config.filter(|_| is_free).map(stores).unwrap_or_default(),
             user,
             systemd,
             socket,
             running,
+            deaf,
         })
     }
 }
 
-/// Who runs the target: the user of the unit, if root asks, else who asks.
-fn user_of(systemd: &SystemdFacts, me: u32) -> (u32, String) {
-    let of_unit = systemd.user.as_deref().filter(|_| me == 0);
-    if let Some(Ok(Some(user))) = of_unit.map(User::from_name) {
-        return (user.uid.as_raw(), user.name);
+/// Who runs the target. If root asks, that is the user of the process that runs, else the user of
+/// the unit; else it is who asks.
+fn user_of(running: Option<u32>, systemd: &SystemdFacts, me: u32) -> (u32, String) {
+    let named = |user: u32| {
+        let name = User::from_uid(user.into()).ok().flatten().map(|user| user.name);
+        (user, name.unwrap_or_else(|| user.to_string()))
+    };
+    if me != 0 {
+        return named(me);
     }
-    let name = User::from_uid(me.into()).ok().flatten().map(|user| user.name);
-    (me, name.unwrap_or_else(|| me.to_string()))
+    let of_process = running.and_then(|pid| std::fs::metadata(format!("/proc/{pid}")).ok());
+    let of_unit = || user_of_target().filter(|_| systemd.file.is_some());
+    match of_process {
+        Some(process) => named(process.uid()),
+        None => of_unit().map_or_else(|| named(me), |user| (user.uid.as_raw(), user.name)),
+    }
 }
 
 fn status(socket: &Path) -> anyhow::Result<io::Result<Box<TargetStatus>>> {
@@ -135,33 +139,9 @@ fn listens(root: &Path, config: &TargetConfig, is_free: bool) -> Vec<Listen> {
     parsed.map(listen).collect()
 }
 
-fn keys(config: &TargetConfig) -> Vec<(PathBuf, Option<KeyFileError>)> {
-    if config.authentication() == Auth::None {
-        return Vec::new();
-    }
-    let files = std::iter::once(&config.key_file).chain(&config.key_file_next);
-    files.map(|file| (file.clone(), key_file::read(file, Side::Target).err())).collect()
-}
-
 fn wants_tls(config: &TargetConfig) -> bool {
     let is_tcp = |text: &String| text.parse().is_ok_and(|a: Address| a.scheme == Scheme::Tcp);
     config.listen.iter().any(is_tcp)
         && config.encrypt != Encrypt::Off
         && (config.authentication() == Auth::Required || config.encrypt == Encrypt::Required)
-}
-
-/// Opens each volume that has a store, and closes it again.
-fn stores(config: &TargetConfig) -> Vec<Store> {
-    let Ok(name) = target_name(config) else { return Vec::new() };
-    let on_files =
-        config.volumes.iter().filter(|volume| matches!(volume.backing(), Ok(Backing::File { .. })));
-    let open = |volume: &rblk_config::VolumeConfig| {
-        let alone = TargetConfig { volumes: vec![volume.clone()], ..config.clone() };
-        let error = open_volumes(&alone, &name).err();
-        Store {
-            volume: volume.name.clone(),
-            error: error.map(|error| error.root_cause().to_string()),
-        }
-    };
-    on_files.map(open).collect()
 }

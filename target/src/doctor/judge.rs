@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rblk_config::doctor::{
     Finding, KernelVersion, Needs, Verdict, far_cpus, judge_listen, judge_rdma, judge_tls,
@@ -13,6 +13,7 @@ use rblk_fabric::Scheme;
 use rblk_fabric::soft::tls::NoTls;
 
 use super::facts::{Facts, Listen};
+use super::seen::{Seen, Trouble};
 use crate::control::status::{TargetStatus, VolumeStatus};
 use crate::demand::{Demand, NotEnoughMemory};
 use crate::serve::{NO_HOST, default_poll_groups};
@@ -24,12 +25,25 @@ const KERNEL_MIN: KernelVersion = KernelVersion(5, 19);
 pub(super) fn config(
     path: Option<&Path>,
     loaded: Option<&Result<TargetConfig, ConfigError>>,
+    seen: &Seen,
 ) -> Finding {
     match (path, loaded) {
-        (Some(path), Some(Ok(_))) => Finding::ok("config", path.display().to_string()),
+        (Some(path), Some(Ok(_))) => match &seen.config {
+            Some(trouble) => failed("config", trouble.why.clone(), trouble),
+            None => Finding::ok("config", path.display().to_string()),
+        },
         // Each fault says itself what to write.
         (Some(_), Some(Err(error))) => Finding::fail("config", error.to_string()),
         _ => Finding::skip("config", "no /etc/rblk/target.toml; name a file with --config"),
+    }
+}
+
+/// A failure, with the command that mends it.
+fn failed(subject: &str, found: String, trouble: &Trouble) -> Finding {
+    let finding = Finding::fail(subject, found);
+    match &trouble.fix {
+        Some(fix) => finding.fix(fix),
+        None => finding,
     }
 }
 
@@ -55,7 +69,7 @@ fn demand(config: &TargetConfig) -> Demand {
 /// Memory of the arena and its pages.
 pub(super) fn memory(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
     let demand = demand(config);
-    if facts.running.is_ok() {
+    if facts.running.is_ok() || facts.deaf.is_some() {
         return vec![Finding::skip("memory", "the running target has it")];
     }
     let pages = match demand.pages(facts.memory.huge) {
@@ -140,18 +154,14 @@ pub(super) fn keys(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
             None => Finding::skip("keys", "only this host reaches the target"),
         }];
     }
-    let judge = |(path, error): &(std::path::PathBuf, Option<_>)| {
+    let judge = |(path, trouble): &(PathBuf, Option<Trouble>)| {
         let path = path.display();
-        let Some(error): &Option<rblk_config::KeyFileError> = error else {
-            return Finding::ok("keys", format!("{path}, only its owner reads it"));
-        };
-        let finding = Finding::fail("keys", format!("{path}: {}", error.brief()));
-        match error.fix() {
-            Some(fix) => finding.fix(fix),
-            None => finding,
+        match trouble {
+            Some(trouble) => failed("keys", format!("{path}: {}", trouble.why), trouble),
+            None => Finding::ok("keys", format!("{path}, only its owner reads it")),
         }
     };
-    let mut found: Vec<Finding> = facts.keys.iter().map(judge).collect();
+    let mut found: Vec<Finding> = facts.seen.keys.iter().map(judge).collect();
     found.push(match config.hosts.len() {
         0 => Finding::warn("hosts", NO_HOST.split(';').next().unwrap_or(NO_HOST))
             .fix("rblk-target host add NAME --key KEY --volume VOLUME:rw"),
@@ -185,19 +195,14 @@ pub(super) fn volumes(facts: &Facts) -> Vec<Finding> {
     if let Ok(running) = &facts.running {
         return served(running);
     }
-    let judge = |store: &super::facts::Store| match &store.error {
-        None => Finding::ok("volumes", format!("{} can be served", store.volume)),
-        Some(error) => {
-            let fail = |why: &str| Finding::fail("volumes", format!("{}: {why}", store.volume));
-            match (error.split_once(';'), quoted(error)) {
-                // The rest is the fix.
-                (Some((why, _)), Some(fix)) => fail(why).fix(fix),
-                (_, Some(fix)) => fail(error).fix(fix),
-                (_, None) => fail(error),
-            }
-        }
+    if facts.deaf.is_some() {
+        return vec![Finding::skip("volumes", "a target serves them, and cannot be asked")];
+    }
+    let judge = |(volume, trouble): &(String, Option<Trouble>)| match trouble {
+        None => Finding::ok("volumes", format!("{volume} can be served")),
+        Some(trouble) => failed("volumes", format!("{volume}: {}", trouble.why), trouble),
     };
-    facts.stores.iter().map(judge).collect()
+    facts.seen.stores.iter().map(judge).collect()
 }
 
 /// The volumes of a target that runs, as it sees their stores.
@@ -228,6 +233,14 @@ fn quoted(error: &str) -> Option<&str> {
 /// The target that runs, or how to start it.
 pub(super) fn running(facts: &Facts, config: Option<&Path>) -> Finding {
     let socket = facts.socket.display();
+    let has_unit = facts.systemd.runs && facts.systemd.file.is_some();
+    if let Some(pid) = facts.deaf {
+        let found = format!("process {pid} serves, and its control socket {socket} was removed");
+        return Finding::fail("target", found).fix(match has_unit {
+            true => "systemctl restart rblk-target".to_owned(),
+            false => format!("kill {pid}"),
+        });
+    }
     match &facts.running {
         Ok(status) => Finding::ok(
             "target",
@@ -237,7 +250,7 @@ pub(super) fn running(facts: &Facts, config: Option<&Path>) -> Finding {
             Finding::skip("target", format!("only root may ask at {socket}"))
         }
         Err(_) => {
-            let fix = match (facts.systemd.runs && facts.systemd.file.is_some(), config) {
+            let fix = match (has_unit, config) {
                 (true, _) => "systemctl start rblk-target".to_owned(),
                 (false, Some(path)) => {
                     format!("rblk-target serve --config {}", Quoted(&path.to_string_lossy()))

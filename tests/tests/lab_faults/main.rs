@@ -17,6 +17,7 @@ mod engine;
 mod fence;
 mod flips;
 mod give_up;
+mod in_use;
 mod interruptions;
 mod leaks;
 mod portals;

@@ -116,10 +116,10 @@ impl Core {
         let text = format!("{} took the volume over", claimant.host_name);
         let what = Occurrence::new(EventKind::Fence, text).of_volume(volume.name);
         let what = what.of_host(state.host_name, &state.peer);
-        let before = state.epoch.next();
+        let (before, host) = (state.epoch.next(), state.host);
         self.happened(what);
         for open in self.take_opens(|open| open.session == victim) {
-            let by = self.sessions.get(by).map(held_by).unwrap_or_default();
+            let by = self.sessions.get(by).map(|by| held_by(by, host)).unwrap_or_default();
             self.reply_saying(open.from, open.tag, Status::Fenced, by);
         }
         let (held, ended) = self.sessions.fence(victim);

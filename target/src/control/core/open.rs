@@ -29,7 +29,8 @@
 use std::time::Instant;
 
 use rblk_protocol::{
-    AccessMode, CommandCapsule, Epoch, Generation, Mutation, OpenReply, OpenRequest, Status, Tag,
+    AccessMode, CommandCapsule, Epoch, Generation, HostId, Mutation, OpenReply, OpenRequest,
+    Status, Tag,
 };
 
 use super::changes::Undurable;
@@ -101,8 +102,12 @@ impl WaitingOpen {
     }
 }
 
-pub(super) fn held_by(session: &Session) -> String {
-    format!("held by {} ({})", session.host_name, session.peer)
+/// Who holds a volume, for a host that asks.
+pub(super) fn held_by(session: &Session, asks: HostId) -> String {
+    match session.host == asks {
+        true => format!("held by another mount of this host ({})", session.peer),
+        false => format!("held by {} ({})", session.host_name, session.peer),
+    }
 }
 
 impl Core {
@@ -253,11 +258,14 @@ impl Core {
     ) -> Answer {
         self.decisions.refused_returns += 1;
         let text = match (self.sessions.writer(volume.index), self.holders.record(&volume.uuid)) {
-            (Some(holder), _) => held_by(holder),
+            (Some(holder), _) => held_by(holder, claimant.host),
             (None, _) if self.holders.is_replaced(&volume.uuid) => {
                 "is served from another file or device since, or was removed before all was written: unmount it and \
                  mount it again"
                     .to_owned()
+            }
+            (None, Some(record)) if record.host == claimant.host => {
+                "was held by another mount of this host since".to_owned()
             }
             (None, Some(record)) => format!("was held by {} since", record.host_name),
             (None, None) => "its holders are not known any more".to_owned(),
@@ -293,7 +301,7 @@ impl Core {
         for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
             // An old process of the same host without connections does not exclude a new one.
             if other.host != claimant.host || other.all_connections() > 0 {
-                return refused(held_by(other));
+                return refused(held_by(other, claimant.host));
             }
         }
         let absent = self.holders.record(&volume.uuid).filter(|record| {

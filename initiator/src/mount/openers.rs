@@ -1,0 +1,71 @@
+//! Processes that have a block device open, as `/proc` shows them.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use super::holder::{Part, entries};
+
+/// How many processes are named.
+const PROCESSES_MAX: usize = 3;
+
+/// The flags of an open descriptor (`fdinfo`) allow writing, or go past the page cache. A disk that
+/// something only reads may go: it loses nothing.
+pub(super) fn is_writer(flags: i32) -> bool {
+    // An O_PATH descriptor does no I/O, whatever else it says.
+    flags & libc::O_PATH == 0
+        && (flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_DIRECT != 0)
+}
+
+/// Processes that have a disk or a partition open in a way that counts, other than this one.
+pub(super) fn openers(root: &Path, part: &Part, counts: impl Fn(i32) -> bool) -> Vec<String> {
+    let own = std::process::id().to_string();
+    let proc = root.join("proc");
+    let has = |pid: &String| {
+        let process = proc.join(pid);
+        let open = entries(&process.join("fd"));
+        *pid != own
+            && open.iter().any(|fd| {
+                is_of(&process.join("fd").join(fd), part)
+                    && counts(flags_of(&process.join("fdinfo").join(fd)))
+            })
+    };
+    let found = processes(&proc).into_iter().filter(has);
+    found.take(PROCESSES_MAX).map(|pid| named(&proc, &pid)).collect()
+}
+
+/// The numbers of all processes.
+pub(super) fn processes(proc: &Path) -> Vec<String> {
+    entries(proc).into_iter().filter(|name| name.parse::<u32>().is_ok()).collect()
+}
+
+/// A process, for people.
+pub(super) fn named(proc: &Path, pid: &str) -> String {
+    let comm = fs::read_to_string(proc.join(pid).join("comm")).unwrap_or_default();
+    format!("process {pid} ({})", comm.trim())
+}
+
+/// Whether a descriptor is of a device. The link names the node. A container may have the device
+/// under another name in a `/dev` of its own, which shows as a path of one or two words; of these
+/// the device number is asked. Other files are not: one on a file system that hangs would hang
+/// this.
+fn is_of(fd: &Path, part: &Part) -> bool {
+    let Ok(link) = fs::read_link(fd) else { return false };
+    if link == Path::new(&part.node()) {
+        return true;
+    }
+    let is_near = link.starts_with("/dev") || link.parent() == Some(Path::new("/"));
+    let number = || {
+        let metadata = fs::metadata(fd).ok().filter(|meta| meta.file_type().is_block_device())?;
+        let device = metadata.rdev();
+        Some(format!("{}:{}", libc::major(device), libc::minor(device)))
+    };
+    is_near && number().is_some_and(|number| number == part.number)
+}
+
+/// The flags of an open descriptor; 0 where the kernel does not tell.
+fn flags_of(fdinfo: &Path) -> i32 {
+    let text = fs::read_to_string(fdinfo).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok()).unwrap_or_default()
+}

@@ -1,0 +1,226 @@
+//! `rblk-initiator umount`: takes a disk away, if nothing uses it. This command may see every
+//! process of the host, and the process that serves the disk may not, so it is the command that
+//! looks who uses the disk. A mount whose note is gone is reached through the driver and by a
+//! signal.
+
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rblk_config::{Exit, Output, said_once};
+use rblk_initiator::mount::leftovers::{self, Purpose};
+use rblk_initiator::mount::note::Note;
+use rblk_initiator::mount::run_dir::{must_be_readable, names};
+use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
+use rblk_initiator::mount::{NotMounted, Use, mounts_on};
+use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+use crate::status;
+
+/// Time for the answer of a mount.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// The same with `--force`.
+const FORCED_TIME: Duration = Duration::from_secs(5);
+/// Time for umount(8) of one file system.
+const FILE_SYSTEM_TIME: Duration = Duration::from_secs(60);
+/// Time for a process to end that a signal tells to: a little more than its write-back may take.
+const SIGNAL_TIME: Duration = Duration::from_secs(90);
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+/// The program that serves a mount, as the kernel calls it.
+const SERVER: &str = "rblk-initiatord";
+
+/// What was taken away, in JSON.
+#[derive(Serialize)]
+struct Unmounted<'n> {
+    name: &'n str,
+    /// No process served it any more, so that only what it left was removed.
+    was_dead: bool,
+}
+
+/// Unmounts what a name or a device names.
+pub(crate) fn umount(
+    what: &str,
+    file_systems: bool,
+    force: bool,
+    output: Output,
+) -> anyhow::Result<Exit> {
+    must_be_readable()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let Some(name) = find_mount(what, &runtime) else {
+        return umount_unnoted(what, file_systems, force, output);
+    };
+    let lock = runtime.block_on(lock_unless_served(&name));
+    if let Some(lock) = lock.context("the lock of the mount")? {
+        // No process serves it, so this command clears what is left of it.
+        leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
+        output.aside(format_args!("{name}: its process had died; removed what it left"));
+        output.answer(&Unmounted { name: &name, was_dead: true }, String::new)?;
+        return Ok(Exit::Ok);
+    }
+    if !force && let Some(mount) = runtime.block_on(status(&name)) {
+        if file_systems && mount.state != "connected" && !mounts_on(&mount.device).is_empty() {
+            anyhow::bail!(
+                "{}: its target is not connected, so no file system on it can be unmounted",
+                mount.device
+            );
+        }
+        if let Some(why) = keeps(&mount.device, file_systems) {
+            anyhow::bail!(why);
+        }
+    }
+    let path = socket_path(&name);
+    let time = if force { FORCED_TIME } else { ANSWER_TIME };
+    match runtime.block_on(ask(&path, Ask::Unmount { force }, time)) {
+        Ok(Response::Done) => {
+            output.answer(&Unmounted { name: &name, was_dead: false }, String::new)?;
+            Ok(Exit::Ok)
+        }
+        Ok(Response::Busy(text) | Response::Error(text)) => anyhow::bail!(text),
+        Ok(Response::Status(_) | Response::Reloaded(_)) => {
+            anyhow::bail!("the mount answered something else")
+        }
+        Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
+    }
+}
+
+/// The name of the mount that is called that, or has that device.
+fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
+    names().into_iter().find(|name| {
+        let device = || match runtime.block_on(status(name)) {
+            Some(status) => Some(status.device),
+            None => Note::read(name).ok().flatten().map(|note| note.disk()),
+        };
+        name == what || what.starts_with("/dev/") && device().is_some_and(|device| device == what)
+    })
+}
+
+/// Why a disk cannot be taken away. With `file_systems`, those on it are unmounted first.
+fn keeps(device: &str, file_systems: bool) -> Option<String> {
+    if file_systems {
+        for at in mounts_on(device) {
+            if let Err(error) = unmount_file_system(&at) {
+                return Some(format!("{at}: {}", said_once(error.as_ref())));
+            }
+        }
+    }
+    Use::find(device).map(|used| format!("{device} is in use: {}", used.refusal(device)))
+}
+
+/// Lets umount(8) do it, which knows the helpers of file systems. It says itself what is wrong.
+fn unmount_file_system(at: &str) -> anyhow::Result<()> {
+    let mut process = Command::new("umount").arg("--").arg(at).spawn().context("umount(8)")?;
+    let until = Instant::now() + FILE_SYSTEM_TIME;
+    let status: ExitStatus = loop {
+        if let Some(status) = process.try_wait()? {
+            break status;
+        }
+        if Instant::now() >= until {
+            // It may wait for the disk, and end later.
+            let _ = process.kill();
+            anyhow::bail!("umount takes longer than {FILE_SYSTEM_TIME:?}");
+        }
+        std::thread::sleep(LOOK);
+    };
+    anyhow::ensure!(status.success(), "umount ended with {status}");
+    Ok(())
+}
+
+/// A line for `list` about a device whose note is gone.
+pub(crate) fn unnoted_line(info: &DeviceInfo) -> String {
+    let device = disk_path(info.id).display().to_string();
+    match leftovers::server_of(info) {
+        Some(pid) => format!(
+            "{device}: process {pid} serves it, and its note is gone, so no command can ask it; \
+             `rblk-initiator umount {device}` ends it if nothing uses the disk"
+        ),
+        None => format!(
+            "{device}: its process died and its note is gone; `rblk-initiator umount --force {device}` \
+             fails the requests that wait for it"
+        ),
+    }
+}
+
+/// Takes a device away whose note is gone.
+fn umount_unnoted(
+    what: &str,
+    file_systems: bool,
+    force: bool,
+    output: Output,
+) -> anyhow::Result<Exit> {
+    let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
+    let found = match what.starts_with("/dev/") {
+        true => match leftovers::unnoted() {
+            // Where there is no driver, there is no device either.
+            Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
+            found => found?.into_iter().find(is_it),
+        },
+        false => None,
+    };
+    let Some(info) = found else { return Err(NotMounted { what: what.to_owned() }.into()) };
+    if let Some(pid) = leftovers::server_of(&info) {
+        end_server(what, &info, pid, file_systems, force)?;
+        output.aside(format_args!(
+            "{what}: its note was gone; process {pid}, which served it, has ended"
+        ));
+        output.answer(&Unmounted { name: what, was_dead: false }, String::new)?;
+        return Ok(Exit::Ok);
+    }
+    if !force {
+        anyhow::bail!(
+            "the process of {what} died, its note is gone, and requests to it wait; --force fails them"
+        );
+    }
+    leftovers::remove_unnoted(&info)?;
+    output.aside(format_args!("{what}: its process had died; removed it"));
+    output.answer(&Unmounted { name: what, was_dead: true }, String::new)?;
+    Ok(Exit::Ok)
+}
+
+/// Tells a living server to end, which no command can ask.
+fn end_server(
+    device: &str,
+    info: &DeviceInfo,
+    pid: i32,
+    file_systems: bool,
+    force: bool,
+) -> anyhow::Result<()> {
+    let program = || {
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        comm.trim().to_owned()
+    };
+    let is_server = || program() == SERVER;
+    if !is_server() {
+        anyhow::bail!(
+            "the driver says that process {pid} serves {device}, and here that is {:?}; if it is of a container, end \
+             it there",
+            program()
+        );
+    }
+    if !force && let Some(why) = keeps(device, file_systems) {
+        anyhow::bail!(why);
+    }
+    let (signals, time) = match force {
+        // The second ends a process at once that waits for the end of its write-back.
+        true => (&[Signal::SIGTERM, Signal::SIGINT][..], FORCED_TIME),
+        false => (&[Signal::SIGTERM][..], SIGNAL_TIME),
+    };
+    for signal in signals {
+        kill(Pid::from_raw(pid), *signal)
+            .with_context(|| format!("{signal} to process {pid}, which serves {device}"))?;
+    }
+    let until = Instant::now() + time;
+    while is_server() || leftovers::is_there(info)? || Path::new(device).exists() {
+        anyhow::ensure!(
+            Instant::now() < until,
+            "process {pid} was told to end, and serves {device} after {time:?}"
+        );
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}

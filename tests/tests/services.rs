@@ -1,0 +1,143 @@
+//! The services as docs/install.md has them: both ends on one host that systemd boots, every command
+//! and file word by word, and then what happens to a mount below a file system when its process
+//! dies, is restarted, is stopped and goes down with the host (`services.sh`).
+//!
+//! `RBLK_SYSTEMD_GUEST` names a command that boots a host with systemd and ublk, runs the script
+//! that is its last argument there as root, prints what that prints, and ends with its status. The
+//! root of that host shows this checkout, and forgets what is changed.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+
+use rblk_tests::program::program;
+
+const GUIDE: &str = include_str!("../../docs/install.md");
+const AFTER: &str = include_str!("services.sh");
+/// Keys that the guide shows, in the order in which it makes them.
+const KEYS: [&str; 2] = ["TARGET_KEY", "HOST_KEY"];
+
+/// A block of code of the guide: its language and its lines.
+struct Block {
+    language: &'static str,
+    lines: Vec<&'static str>,
+}
+
+/// The blocks of a section, up to the next heading of any depth.
+fn blocks(heading: &str) -> Vec<Block> {
+    let mut lines = GUIDE.lines().skip_while(|line| line.trim_start_matches('#') != heading);
+    assert!(lines.next().is_some(), "the guide has no section{heading}");
+    let mut blocks = Vec::new();
+    let mut open: Option<Block> = None;
+    for line in lines {
+        match (line.strip_prefix("```"), &mut open) {
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (Some(language), None) => open = Some(Block { language, lines: Vec::new() }),
+            (None, Some(block)) => block.lines.push(line),
+            (None, None) if line.starts_with('#') => break,
+            (None, None) => {}
+        }
+    }
+    blocks
+}
+
+/// The command of a line with a prompt.
+fn typed(line: &str) -> Option<&str> {
+    ["store1# ", "client1# "].into_iter().find_map(|prompt| line.strip_prefix(prompt))
+}
+
+/// What the guide tells to type and to write, as a script. Files begin with their path.
+fn steps(block: &Block) -> String {
+    let mut script = String::new();
+    let mut command = |text: &str| writeln!(script, "step {}", shell_word(text)).expect("a string");
+    match block.language {
+        "sh" => block.lines.iter().for_each(|line| command(line)),
+        "console" => block.lines.iter().filter_map(|line| typed(line)).for_each(command),
+        "toml" => {
+            let path = block.lines[0].strip_prefix("# ").expect("a path");
+            let text = block.lines.join("\n");
+            writeln!(script, "file {path} {}", shell_word(&text)).expect("a string");
+        }
+        "text" => {
+            let line = block.lines.join("\n");
+            writeln!(script, "line /etc/fstab {}", shell_word(&line)).expect("a string");
+        }
+        other => panic!("a block of {other} in the guide"),
+    }
+    script
+}
+
+fn shell_word(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// The whole script: what the guide says, then what is to be seen.
+fn script(programs: &Path) -> String {
+    let sections = [
+        (" Install the programs", 1),
+        (" Keys", 1),
+        // The configuration, then the commands. What follows is for other cases.
+        (" On the target", 2),
+        (" On the initiator", 2),
+        (" Mount at boot", 3),
+    ];
+    let mut script = format!(
+        "cd {}\nPROGRAMS={}\n{AFTER}\n",
+        shell_word(&format!("{}/..", env!("CARGO_MANIFEST_DIR"))),
+        shell_word(&programs.display().to_string())
+    );
+    for (section, count) in sections {
+        for block in blocks(section).iter().take(count) {
+            script += &steps(block);
+        }
+    }
+    script += "see\n";
+    let shown: Vec<&str> = blocks(" Keys")[0]
+        .lines
+        .iter()
+        .copied()
+        .filter(|line| line.starts_with("rblk1:"))
+        .collect();
+    assert_eq!(shown.len(), KEYS.len(), "the guide shows a key of each end: {shown:?}");
+    for (shown, key) in shown.into_iter().zip(KEYS) {
+        script = script.replace(shown, &format!("@{key}@"));
+    }
+    script
+}
+
+#[test]
+fn the_guide_has_what_the_script_is_made_of() {
+    let script = script(Path::new("/programs"));
+    for part in [
+        "install -m 644 config/units/*.service /etc/systemd/system/",
+        "file /etc/rblk/target.toml",
+        "chown rblk",
+        "rblk-target host add client1 --key @HOST_KEY@",
+        "systemctl enable --now rblk-target",
+        "file /etc/rblk/mounts.d/data.toml",
+        "systemctl enable --now rblk-mount@data",
+        "LABEL=data  /data  ext4",
+        "systemctl start data.automount",
+    ] {
+        assert!(script.contains(part), "{part} is not in:\n{script}");
+    }
+}
+
+#[test]
+#[ignore = "needs a host with systemd and ublk: RBLK_SYSTEMD_GUEST names a command that boots one"]
+fn the_services_of_the_guide_survive_and_end() {
+    let guest = std::env::var("RBLK_SYSTEMD_GUEST")
+        .expect("RBLK_SYSTEMD_GUEST: a command that boots a host with systemd, and runs a script");
+    let programs = program("rblk-target").parent().expect("a directory").to_owned();
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("script");
+    std::fs::write(&path, script(&programs)).expect("the script");
+    let mut words = guest.split_whitespace();
+    let mut command = Command::new(words.next().expect("a command"));
+    let output = command.args(words).arg(&path).output().expect("the guest");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", output.status);
+    assert!(said.lines().any(|line| line == "all is well"), "{errors}");
+}

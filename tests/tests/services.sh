@@ -1,0 +1,89 @@
+# What the test `services` types on a host with systemd. Sourced by the script that the test makes: first these
+# functions, then a `step`, `file` or `line` for each thing that docs/install.md says, then `see`.
+set -u
+export PATH=/usr/bin:/usr/sbin:/bin:/sbin
+# The address of the guide.
+modprobe -q dummy || true
+ip link add guide0 type dummy && ip addr add 192.0.2.1/24 dev guide0 && ip link set guide0 up
+
+die() { echo "FAILED: $*"; systemctl --no-pager --full status rblk-target rblk-mount@data data.mount; journalctl --no-pager -n 60; exit 1; }
+known() {
+  local text=$1
+  case $text in *@TARGET_KEY@*) text=${text//@TARGET_KEY@/$(rblk-target key show)} ;; esac
+  case $text in *@HOST_KEY@*) text=${text//@HOST_KEY@/$(rblk-initiator key show)} ;; esac
+  printf '%s' "$text"
+}
+step() {
+  local typed; typed=$(known "$1")
+  [ -n "$typed" ] || return 0
+  echo "# $typed"
+  # The programs of this test in the place of those of a release.
+  bash -c "${typed//.build\/release/$PROGRAMS}" || die "$typed: $?"
+}
+file() { echo "# write $1"; mkdir -p "$(dirname "$1")"; known "$2" >"$1"; }
+line() { echo "# add to $1: $2"; echo "$2" >>"$1"; }
+
+seconds() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }'; }
+# within SECONDS WHAT COMMAND...: the command works in that time, however often it has to be tried.
+within() {
+  local most=$1 what=$2 begun; begun=$(date +%s.%N); shift 2
+  until timeout "$most" "$@" >/dev/null 2>&1; do
+    [ "$(seconds "$begun" | cut -d. -f1)" -lt "$most" ] || die "$what: not within $most s"
+    sleep 0.1
+  done
+  echo "$what: $(seconds "$begun") s"
+}
+# took SECONDS WHAT COMMAND...: the command works, once, in that time.
+took() {
+  local most=$1 what=$2 begun; begun=$(date +%s.%N); shift 2
+  timeout "$most" "$@" || die "$what: $?, not within $most s"
+  echo "$what: $(seconds "$begun") s"
+}
+server() { systemctl show -P MainPID rblk-mount@data; }
+has() { grep -qx "$1" "/data/$1"; }
+write() { echo "$1" >"/data/$1"; }
+
+see() {
+  trap 'die "line $LINENO"' ERR
+  set -E
+  rblk-target doctor | grep -E 'config|keys|volumes|state_dir|target|FAIL' || true
+  rblk-target doctor | grep -E '^ *FAIL +(config|keys|volumes|state_dir|target)' && die "doctor finds a failure on a sound target"
+  rblk-target key show >/dev/null
+  test "$(stat -c %G /etc/rblk/target.d/host-client1.toml)" = rblk
+  test "$(stat -c %U "/proc/$(systemctl show -P MainPID rblk-target)")" = rblk
+  within 30 "the first access to the file system" ls /data/.
+  mountpoint -q /data && write one && sync -f /data
+  rblk-initiator list
+
+  for file_open in no yes; do
+    old=$(server)
+    [ "$file_open" = no ] || { exec 8<>/data/one; }
+    kill -KILL "$old"
+    within 20 "a read of the disk after kill -9 (a file is open: $file_open)" \
+      dd if=/dev/ublkb0 of=/dev/null bs=4096 count=1 iflag=direct
+    test "$(server)" != "$old"
+    has one && write "two-$file_open" && sync -f /data
+    mountpoint -q /data
+    exec 8<&-
+  done
+
+  write three
+  took 30 "restart of the mount below a file system" systemctl restart rblk-mount@data
+  within 30 "the file system after the restart" grep -qx three /data/three
+
+  write four
+  took 30 "stop of the mount below a file system" systemctl stop rblk-mount@data
+  test ! -e /dev/ublkb0 || die "the disk is there after the stop"
+  ! findmnt -n -t ext4 /data || die "the file system is mounted after the stop"
+  took 60 "start of the mount" systemctl start rblk-mount@data
+  within 30 "the file system after the start" grep -qx four /data/four
+
+  # As at the end of the host: systemd stops all of them at once, in its own order.
+  write five
+  took 30 "stop of everything at once" systemctl stop data.automount data.mount rblk-mount@data rblk-target
+  took 60 "start of everything at once" systemctl start rblk-target rblk-mount@data data.automount
+  within 60 "the file system after that" grep -qx five /data/five
+  journalctl --no-pager -o cat -u data.mount -u rblk-mount@data | grep -iE 'timed out|killing|failed to unmount' && die "something did not end in good order"
+  echo "all is well"
+  exit 0
+}
