@@ -31,6 +31,7 @@ mod device;
 pub(crate) mod direct;
 mod disk;
 mod guest;
+mod guest_end;
 mod guest_note;
 mod history;
 mod holder;

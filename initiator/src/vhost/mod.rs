@@ -14,12 +14,15 @@
 //! mount has, too. The guest and its front end are strangers: whatever they say is checked.
 
 mod connection;
+mod cut_memory;
 mod device;
 mod disk;
+mod event;
 mod frontend;
 mod memory;
 mod message;
 mod news;
+mod orders;
 mod request;
 mod ring;
 mod thread;
@@ -31,6 +34,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rblk_config::ByteSize;
 use rblk_fabric::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -51,12 +55,13 @@ impl Served {
     /// Serves a disk by a socket that listens, to one front end after the other. `parts` has the
     /// threads, and the account of what is durable, if there is one. A predecessor `left` its rings
     /// like that.
-    /// `memories` gets the memory of the guest. It is closed when the disk is gone.
+    /// `memories` gets the memory of the guest, which has at most `memory_max`. It is closed when
+    /// the disk is gone.
     ///
     /// # Errors
     /// The system has no descriptor or no thread.
     pub(crate) fn start(
-        listener: UnixListener,
+        (listener, memory_max): (UnixListener, Option<ByteSize>),
         disk: Disk,
         parts: (Vec<ThreadParts>, Option<Arc<Durability>>),
         left: &Left,
@@ -65,7 +70,7 @@ impl Served {
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let news = Arc::new(News::new(&disk, left)?);
-        let device = Device::start_threads(disk, Arc::clone(&news), parts, spin, memories)?;
+        let device = Device::start_threads(disk, Arc::clone(&news), parts, spin, (memories, memory_max))?;
         let told = Arc::clone(&news);
         let serve = move || serve(&listener, device, &told);
         std::thread::Builder::new().name("rblk-front-end".to_owned()).spawn(serve)?;
@@ -77,9 +82,10 @@ impl Served {
         &self.news
     }
 
-    /// The disk is to go: what is under way is answered, if the target answers.
-    pub(crate) fn end(&self) {
-        self.news.end();
+    /// The disk is to go: what is under way is answered, if the target answers. By `force` there is
+    /// less time for that.
+    pub(crate) fn end(&self, force: bool) {
+        self.news.end(force);
     }
 }
 
@@ -87,14 +93,24 @@ impl Served {
 fn serve(listener: &UnixListener, mut device: Device, news: &News) {
     // What a process before this one left in doubt. A ring whose thread is gone says so itself.
     let _ = device.flush();
+    let ended = serve_all(listener, &mut device, news);
+    if let Err(error) = &ended {
+        tracing::error!(%error, "the disk of the guest is broken: start the program anew");
+    }
+    news.ended(ended.map_err(|error| error.to_string()));
+    device.end();
+}
+
+/// Serves one front end after the other, until the disk is to go.
+///
+/// # Errors
+/// The device is broken.
+fn serve_all(listener: &UnixListener, device: &mut Device, news: &News) -> io::Result<()> {
     while !news.ends() {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if let Err(error) = sleep(&[news.event(), std::os::fd::AsFd::as_fd(listener)]) {
-                    tracing::error!(%error, "waiting for a front end");
-                    break;
-                }
+                sleep(&[news.event(), std::os::fd::AsFd::as_fd(listener)])?;
                 news.clear();
                 continue;
             }
@@ -104,16 +120,9 @@ fn serve(listener: &UnixListener, mut device: Device, news: &News) {
                 continue;
             }
         };
-        match serve_one(stream, &mut device, news) {
-            Ok(()) => {}
-            Err(error) => {
-                tracing::error!(%error, "the disk of the guest is broken: start the program anew");
-                news.broke();
-                break;
-            }
-        }
+        serve_one(stream, device, news)?;
     }
-    device.end();
+    Ok(())
 }
 
 /// Serves a front end until it goes.
@@ -125,8 +134,6 @@ fn serve_one(
     device: &mut Device,
     news: &News,
 ) -> io::Result<()> {
-    // An accepted socket does not have it from its listener on Linux; said all the same.
-    stream.set_nonblocking(false)?;
     let mut front_end = FrontEnd::new(stream, device)?;
     tracing::info!(rblk_event = "front-end", "a front end has connected");
     news.set_front_end(true);
