@@ -32,6 +32,9 @@ pub(crate) mod direct;
 mod disk;
 mod guest;
 mod guest_end;
+#[cfg(feature = "fuzzing")]
+pub mod guest_note;
+#[cfg(not(feature = "fuzzing"))]
 mod guest_note;
 mod history;
 mod holder;
@@ -43,6 +46,7 @@ mod mounted;
 pub mod namespace;
 mod neighbour;
 pub mod note;
+mod note_form;
 mod note_keeper;
 mod queues;
 mod reconnect;

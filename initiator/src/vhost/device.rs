@@ -200,6 +200,11 @@ impl Device {
         wait(0, &is_known, PATIENCE)
     }
 
+    /// Gives a broken device up: a thread that is held up is not waited for.
+    pub(super) fn give_up(self) {
+        self.orders.iter().for_each(Orders::end);
+    }
+
     /// Ends the threads.
     pub(super) fn end(self) {
         self.orders.iter().for_each(Orders::end);

@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The same, when the front end is gone.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Refusals that are told of each front end.
+const REFUSALS_TOLD: u32 = 8;
+
 /// What is known of a ring that is not served, and the descriptors of one that is.
 #[derive(Debug, Default)]
 struct RingState {
@@ -48,6 +51,7 @@ pub(super) struct FrontEnd<'d> {
     rings: Vec<RingState>,
     // A ring was started.
     has_served: bool,
+    refusals: u32,
     // How the disk was when the front end was told.
     told: Disk,
 }
@@ -69,6 +73,7 @@ impl<'d> FrontEnd<'d> {
             memory: None,
             rings,
             has_served: false,
+            refusals: 0,
             told,
         })
     }
@@ -103,13 +108,23 @@ impl<'d> FrontEnd<'d> {
     fn acknowledge(&mut self, header: Header, done: io::Result<()>) -> io::Result<()> {
         if header.wants_answer() && self.protocol & protocol::REPLY_ACK != 0 {
             if let Err(error) = &done {
-                tracing::warn!(request = header.number(), %error, "refused what a front end asks");
+                self.tell_refusal(header, error);
             }
             let failed = u64::from(done.is_err());
             return self.connection.send(&header.answer(&failed.to_le_bytes()));
         }
         // Nobody would hear of it.
         done
+    }
+
+    /// A front end may ask for what is refused at any pace, and does not fill the log with it.
+    fn tell_refusal(&mut self, header: Header, error: &io::Error) {
+        self.refusals = self.refusals.saturating_add(1);
+        if self.refusals <= REFUSALS_TOLD {
+            let last = self.refusals == REFUSALS_TOLD;
+            let request = header.number();
+            tracing::warn!(request, %error, last, "refused what a front end asks");
+        }
     }
 
     fn answer(&mut self, request: Request, files: &mut Vec<File>) -> io::Result<Answer> {

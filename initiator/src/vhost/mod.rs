@@ -19,6 +19,8 @@ mod device;
 mod disk;
 mod event;
 mod frontend;
+#[cfg(feature = "fuzzing")]
+mod fuzzed;
 mod memory;
 mod message;
 mod news;
@@ -41,6 +43,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::durability::Durability;
 use device::Device;
 pub(crate) use disk::Disk;
+#[cfg(feature = "fuzzing")]
+pub use fuzzed::FuzzedDisk;
 use frontend::FrontEnd;
 pub(crate) use news::{Left, Memories, News};
 pub(crate) use thread::ThreadParts;
@@ -94,11 +98,12 @@ fn serve(listener: &UnixListener, mut device: Device, news: &News) {
     // What a process before this one left in doubt. A ring whose thread is gone says so itself.
     let _ = device.flush();
     let ended = serve_all(listener, &mut device, news);
-    if let Err(error) = &ended {
-        tracing::error!(%error, "the disk of the guest is broken: start the program anew");
-    }
+    let is_broken = ended.is_err();
     news.ended(ended.map_err(|error| error.to_string()));
-    device.end();
+    match is_broken {
+        true => device.give_up(),
+        false => device.end(),
+    }
 }
 
 /// Serves one front end after the other, until the disk is to go.

@@ -122,6 +122,12 @@ impl News {
         let _ = self.ended.set(how);
     }
 
+    /// Whether nobody serves the disk any more.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.get().is_some()
+    }
+
     /// What broke the disk, which nobody serves any more.
     pub(crate) fn broke_by(&self) -> Option<&str> {
         match self.ended.get() {

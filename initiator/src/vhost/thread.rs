@@ -278,6 +278,8 @@ impl DataThread for RingThread {
     type Error = io::Error;
 
     fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
+        #[cfg(feature = "fuzzing")]
+        super::fuzzed::pace();
         let now = moment.instant();
         let mut busy = self.take_orders(now);
         busy |= self.give_up(now);
