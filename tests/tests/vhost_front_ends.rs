@@ -343,6 +343,13 @@ impl HeldThread {
     }
 }
 
+impl Drop for HeldThread {
+    fn drop(&mut self) {
+        // A process with a thread that is held cannot be waited for.
+        let _ = ptrace::detach(self.0, None);
+    }
+}
+
 fn terminate(served: &Served) {
     kill(Pid::from_raw(i32::try_from(served.pid()).unwrap()), Signal::SIGTERM).unwrap();
 }

@@ -335,7 +335,12 @@ pub mod fuzzing {
                 let mut facts = facts_of(&note, flags);
                 facts.volume.verifier = WriteVerifier((note.verifier ^ verifier).to_be_bytes());
                 facts.instance = InstanceId((note.instance ^ instance).to_be_bytes());
-                follow(&note, &facts, flags == VolumeFlags::EPHEMERAL && instance == 1, verifier == 1);
+                follow(
+                    &note,
+                    &facts,
+                    flags == VolumeFlags::EPHEMERAL && instance == 1,
+                    verifier == 1,
+                );
             }
         }
         true
@@ -362,7 +367,8 @@ pub mod fuzzing {
 
     fn follow(note: &GuestNote, facts: &Facts, is_other: bool, has_lost: bool) {
         for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
-            let Inherited { account, left, is_new_loss, other } = note.inherit(facts, on_loss, false);
+            let Inherited { account, left, is_new_loss, other } =
+                note.inherit(facts, on_loss, false);
             assert!(left.guest_stays);
             assert_eq!(other.is_some(), is_other);
             if is_other {

@@ -78,11 +78,7 @@ fn handle() {
 }
 
 /// Says which page is gone. The touch of it is done again afterwards, and ends the process.
-extern "C" fn on_sigbus(
-    _: libc::c_int,
-    info: *mut libc::siginfo_t,
-    _: *mut libc::c_void,
-) {
+extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel gives the handler a description of the signal, and SIGBUS has an address.
     let address = unsafe { (*info).si_addr() }.addr();
     let line = Line::of(address);
@@ -119,7 +115,9 @@ impl Line {
                 line.number(device.load(Ordering::Relaxed));
                 line.add(b", inode ");
                 line.number(inode.load(Ordering::Relaxed));
-                line.add(b"): its front end cut the file, or the file system that holds it is full\n");
+                line.add(
+                    b"): its front end cut the file, or the file system that holds it is full\n",
+                );
             }
             None => line.add(b"memory of this process is gone\n"),
         }

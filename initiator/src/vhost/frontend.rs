@@ -235,7 +235,8 @@ impl<'d> FrontEnd<'d> {
         if files.len() != table.len() {
             return Err(rule("memory without a descriptor for each region"));
         }
-        let memory = GuestMemory::map(table, files, self.memory.as_deref(), self.device.memory_max())?;
+        let memory =
+            GuestMemory::map(table, files, self.memory.as_deref(), self.device.memory_max())?;
         let memory = Arc::new(memory);
         self.device.set_memory(Some(&memory))?;
         self.memory = Some(memory);

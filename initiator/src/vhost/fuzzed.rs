@@ -120,6 +120,10 @@ impl FuzzedDisk {
         if let Ok(FromQueue::Stopped { queue, error }) = self.from_queues.try_recv() {
             panic!("ring {queue} ended: {error:?}");
         }
-        assert!(!self.served.news().has_ended(), "the disk broke: {:?}", self.served.news().broke_by());
+        assert!(
+            !self.served.news().has_ended(),
+            "the disk broke: {:?}",
+            self.served.news().broke_by()
+        );
     }
 }

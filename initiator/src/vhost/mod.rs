@@ -43,9 +43,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::durability::Durability;
 use device::Device;
 pub(crate) use disk::Disk;
+use frontend::FrontEnd;
 #[cfg(feature = "fuzzing")]
 pub use fuzzed::FuzzedDisk;
-use frontend::FrontEnd;
 pub(crate) use news::{Left, Memories, News};
 pub(crate) use thread::ThreadParts;
 
@@ -74,7 +74,8 @@ impl Served {
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let news = Arc::new(News::new(&disk, left)?);
-        let device = Device::start_threads(disk, Arc::clone(&news), parts, spin, (memories, memory_max))?;
+        let device =
+            Device::start_threads(disk, Arc::clone(&news), parts, spin, (memories, memory_max))?;
         let told = Arc::clone(&news);
         let serve = move || serve(&listener, device, &told);
         std::thread::Builder::new().name("rblk-front-end".to_owned()).spawn(serve)?;

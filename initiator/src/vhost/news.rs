@@ -2,9 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, OnceLock};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::Region;

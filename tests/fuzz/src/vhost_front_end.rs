@@ -94,7 +94,8 @@ impl FrontEnd {
         let rights = [ControlMessage::ScmRights(files)];
         let rights = if files.is_empty() { &[][..] } else { &rights[..] };
         let io = [IoSlice::new(&bytes)];
-        let sent = sendmsg::<()>(self.stream.as_raw_fd(), &io, rights, MsgFlags::MSG_NOSIGNAL, None);
+        let sent =
+            sendmsg::<()>(self.stream.as_raw_fd(), &io, rights, MsgFlags::MSG_NOSIGNAL, None);
         match sent {
             Ok(sent) => sent == bytes.len(),
             Err(nix::errno::Errno::EAGAIN) => panic!("messages are taken no longer"),
