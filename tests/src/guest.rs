@@ -136,8 +136,8 @@ impl Served {
         &self.name
     }
 
-    /// Ends it by `umount --force`, and waits for that. Returns its exit code. As root: its mount is
-    /// listed.
+    /// Ends it by `umount --force`, and waits for that. Returns its exit code. As root: its mount
+    /// is listed.
     ///
     /// # Panics
     /// The command fails, or the process does not end.

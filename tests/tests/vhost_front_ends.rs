@@ -1,6 +1,6 @@
-//! Front ends that say too much, too slowly, or hold up what they share: the process that serves the
-//! disk goes on, and ends when it is told to. The real program, and a front end and a guest that are
-//! driven by hand.
+//! Front ends that say too much, too slowly, or hold up what they share: the process that serves
+//! the disk goes on, and ends when it is told to. The real program, and a front end and a guest that
+//! are driven by hand.
 
 #![forbid(unsafe_code)]
 
@@ -395,7 +395,8 @@ fn as_root_a_thread_that_is_held_up_keeps_no_unmount() {
     assert_eq!(umount.join().unwrap().code, Some(0));
 }
 
-/// A ring that the front end cannot stop breaks the disk: the process ends, and says that it failed.
+/// A ring that the front end cannot stop breaks the disk: the process ends, and says that it
+/// failed.
 #[test]
 fn a_broken_disk_is_a_failure() {
     let mut bed = Bed::new("1");

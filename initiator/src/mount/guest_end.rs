@@ -1,6 +1,6 @@
-//! [`GuestEnd`]: how the disk of a guest comes to its end. What is under way is answered and flushed
-//! first, for some time. Then the process ends whatever its threads do: one that a front end or the
-//! kernel holds up keeps neither the process nor the volume.
+//! [`GuestEnd`]: how the disk of a guest comes to its end. What is under way is answered and
+//! flushed first, for some time. Then the process ends whatever its threads do: one that a front
+//! end or the kernel holds up keeps neither the process nor the volume.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::vhost::Served;
 /// How long the disk may take to end: a front end may be waiting for answers of a lost target, then
 /// what the guest wrote is flushed, and the kernel may be slow to destroy QPs.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same, by force. Together with what follows, clearly less than the 5 s that the command waits.
+/// The same, by force. With what follows, clearly less than the 5 s that the command waits.
 const FORCE_PATIENCE: Duration = Duration::from_millis(2500);
 
 /// A thread of the disk was held up.
