@@ -1,6 +1,6 @@
 //! Front ends that say too much, too slowly, or hold up what they share: the process that serves
-//! the disk goes on, and ends when it is told to. The real program, and a front end and a guest that
-//! are driven by hand.
+//! the disk goes on, and ends when it is told to. The real program, and a front end and a guest
+//! that are driven by hand.
 
 #![forbid(unsafe_code)]
 
