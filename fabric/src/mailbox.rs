@@ -100,6 +100,12 @@ impl<T> Sender<T> {
 }
 
 impl<T> Sender<T> {
+    /// Wakes the receiver without a message: it has something else to look at.
+    pub fn wake(&self) {
+        // One that is full was told before.
+        let _ = self.0.event.write(1);
+    }
+
     /// Whether the receiver is gone: no message will be taken any more.
     #[must_use]
     pub fn is_closed(&self) -> bool {

@@ -437,6 +437,10 @@ pub struct VhostArgs {
     /// connect has the disk.
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
+    /// Most memory that the front end may share for its guest, such as 64GiB. Without it there is
+    /// no bound.
+    #[arg(long, value_name = "SIZE")]
+    pub memory_max: Option<ByteSize>,
     /// The rest is as for a mount.
     #[command(flatten)]
     pub mount: MountArgs,

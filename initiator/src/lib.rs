@@ -40,3 +40,6 @@ pub mod ublk;
 pub mod undestroyed;
 #[allow(unsafe_code)] // the memory of guests, and descriptors of their front ends
 mod vhost;
+
+#[cfg(feature = "fuzzing")]
+pub use vhost::FuzzedDisk;

@@ -17,7 +17,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rblk_fabric::Region;
 
-use crate::program::{DEADLINE, program, run, wait_for};
+use crate::program::{DEADLINE, Ended, program, run, wait_for};
 
 /// Bytes of the guest's memory.
 pub const MEMORY: u64 = 4 << 20;
@@ -145,6 +145,48 @@ impl Served {
         wait_for("the end", || child.try_wait().ok().flatten()).code()
     }
 
+    /// The name of its mount.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Ends it by `umount --force`, and waits for that. Returns its exit code. As root: its mount
+    /// is listed.
+    ///
+    /// # Panics
+    /// The command fails, or the process does not end.
+    pub fn unmount_by_force(&mut self) -> Option<i32> {
+        let ended = unmount(&self.name);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let child = &mut self.child;
+        wait_for("the end", || child.try_wait().ok().flatten()).code()
+    }
+
+    /// Its exit code, if it has ended by itself; `None` in it, if by a signal.
+    ///
+    /// # Panics
+    /// The system does not say.
+    pub fn exit_code(&mut self) -> Option<Option<i32>> {
+        self.child.try_wait().expect("its state").map(|status| status.code())
+    }
+
+    /// The thread of that name.
+    ///
+    /// # Panics
+    /// There is none.
+    #[must_use]
+    pub fn thread(&self, name: &str) -> nix::unistd::Pid {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("threads");
+        let is_it = |task: &std::fs::DirEntry| {
+            let found = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            found.trim_end() == name
+        };
+        let found = tasks.flatten().find(is_it).unwrap_or_else(|| panic!("no thread {name}"));
+        let number = found.file_name().to_string_lossy().parse().expect("a number");
+        nix::unistd::Pid::from_raw(number)
+    }
+
     /// Kills it.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -155,6 +197,15 @@ impl Served {
     pub fn runs(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
+}
+
+/// `rblk-initiator umount --force` of a mount.
+///
+/// # Panics
+/// It does not end.
+#[must_use]
+pub fn unmount(name: &str) -> Ended {
+    run(Command::new(program("rblk-initiator")).args(["umount", "--force", name]))
 }
 
 impl Drop for Served {
@@ -263,6 +314,7 @@ impl Guest {
     pub fn greet(served: &Served, features: u64) -> Self {
         let stream = UnixStream::connect(&served.socket).expect("the socket");
         stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+        stream.set_write_timeout(Some(DEADLINE)).expect("a deadline");
         let (back, theirs) = UnixStream::pair().expect("a channel");
         back.set_read_timeout(Some(DEADLINE)).expect("a deadline");
         let file = shareable(MEMORY);
@@ -397,6 +449,12 @@ impl Guest {
     #[must_use]
     pub fn own_part() -> (u64, u64, u64, u64) {
         (GUEST, MEMORY, USER, 0)
+    }
+
+    /// The event by which a ring calls its guest.
+    #[must_use]
+    pub fn call_event(&self, ring: u16) -> &EventFd {
+        &self.rings[usize::from(ring)].call
     }
 
     /// Describes and starts a ring.

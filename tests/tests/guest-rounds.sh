@@ -1,26 +1,8 @@
-#!/bin/busybox sh
-# The first process of a guest whose disk is served by one program after the other: it writes files,
+# A guest whose disk is served by one program after the other, after guest-begin.sh: it writes files,
 # each in a directory of its own, and makes each durable before it says so. It writes another file
 # all the time that nobody makes durable. It says when its disk has told a loss: from then on it writes nothing. A line on the
 # console ends it.
 
-bb=/bin/busybox
-say() { echo "guest: $*" >/dev/ttyS0; }
-end() { say "$*"; $bb poweroff -f; while :; do $bb sleep 1; done; }
-
-$bb mount -t proc proc /proc
-$bb mount -t sysfs sysfs /sys
-$bb mount -t devtmpfs devtmpfs /dev
-while read -r module; do
-    $bb insmod "/modules/$module" || end "failed: module $module"
-done </modules/order
-$bb mdev -s 2>/dev/null
-tries=0
-while [ ! -b /dev/vda ]; do
-    tries=$((tries + 1))
-    [ "$tries" -lt 100 ] || end "failed: there is no disk"
-    $bb sleep 0.1
-done
 say "boots"
 # Dirty pages go to the disk at once, and a FLUSH comes seldom.
 echo 10 >/proc/sys/vm/dirty_writeback_centisecs

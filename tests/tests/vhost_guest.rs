@@ -149,6 +149,18 @@ impl Drop for Qemu {
     }
 }
 
+/// Makes the kernel and the files of a guest, whose first process begins as every guest does, and
+/// goes on with a script.
+fn make_guest(dir: &Path, script: &str) {
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let parts = ["guest-begin.sh", script].map(|part| std::fs::read(scripts.join(part)).unwrap());
+    let init = dir.join("first-process");
+    std::fs::write(&init, parts.concat()).unwrap();
+    let mut files = xtask_of_all("guest-files");
+    let made = files.arg("--init").arg(&init).arg("--out").arg(dir).status().unwrap();
+    assert!(made.success(), "no kernel for the guest");
+}
+
 #[test]
 #[ignore = "needs root, QEMU and the kernel of the lab: `cargo xtask test` runs it"]
 fn as_root_a_guest_keeps_its_files_while_its_target_is_killed() {
@@ -157,10 +169,7 @@ fn as_root_a_guest_keeps_its_files_while_its_target_is_killed() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest-init.sh");
-    let mut files = xtask_of_all("guest-files");
-    let made = files.arg("--init").arg(&init).arg("--out").arg(dir.path()).status().unwrap();
-    assert!(made.success(), "no kernel for the guest");
+    make_guest(dir.path(), "guest-files.sh");
     let store = dir.path().join("v.img");
     File::create(&store).unwrap().set_len(SIZE).unwrap();
     let seed = dir.path().join("seed");
@@ -230,10 +239,7 @@ const PROGRAM: [&str; 2] = ["--queues", "2"];
 impl Rounds {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest-rounds.sh");
-        let mut files = xtask_of_all("guest-files");
-        let made = files.arg("--init").arg(&init).arg("--out").arg(dir.path()).status().unwrap();
-        assert!(made.success(), "no kernel for the guest");
+        make_guest(dir.path(), "guest-rounds.sh");
         let store = dir.path().join("v.img");
         File::create(&store).unwrap().set_len(4 * SIZE).unwrap();
         // Small groups of blocks, so that directories have their metadata in many places.

@@ -189,7 +189,7 @@ fn vhost(args: &VhostArgs, lines: &mut Lines) -> anyhow::Result<()> {
         let name = args.mount.mount_name(config)?;
         lines.fields.named(&name);
         lines.fields.of_volume(&config.volume);
-        let socket = GuestSocket::bind(&args.socket)?;
+        let socket = GuestSocket::bind(&args.socket)?.with_memory_max(args.memory_max);
         prepare_for_guest(lines)?;
         let host = host_identity(config.host_name.as_deref())?;
         let take_over = args.mount.take_over;

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{DigestWish, MountConfig};
+use rblk_config::{ByteSize, DigestWish, MountConfig};
 use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
 use super::begin::{First, User, connect_first};
+use super::guest_end::GuestEnd;
 use super::guest_note::{GuestNote, Inherited};
 use super::leftovers::{Purpose, claim};
 use super::lock::MountLock;
@@ -50,6 +51,7 @@ pub(crate) struct BadSocket {
 #[derive(Debug)]
 pub struct GuestSocket {
     listener: UnixListener,
+    memory_max: Option<ByteSize>,
     path: PathBuf,
     unlinked: Cell<bool>,
     // A process that was killed left it there.
@@ -82,7 +84,14 @@ impl GuestSocket {
         let listener = UnixListener::bind(path)
             .map_err(|error| bad(format!("{error}; the directory has to be there")))?;
         let path = std::path::absolute(path).map_err(|error| bad(error.to_string()))?;
-        Ok(Self { listener, path, unlinked: Cell::new(false), was_left })
+        Ok(Self { listener, memory_max: None, path, unlinked: Cell::new(false), was_left })
+    }
+
+    /// A guest whose front end connects here may have at most so much memory.
+    #[must_use]
+    pub fn with_memory_max(mut self, most: Option<ByteSize>) -> Self {
+        self.memory_max = most;
+        self
     }
 
     /// Removes the socket's file, once: a later one of that path is another process's.
@@ -191,6 +200,7 @@ pub async fn run_guest(
     let (memories, asked_memories) = mpsc::unbounded_channel();
     let listener = socket.listener.try_clone().context("the socket of the front end");
     let served = listener
+        .map(|listener| (listener, socket.memory_max))
         .and_then(|listener| serve_rings(&mut mount, config, &left, listener, (&outbox, memories)));
     mount.connect_queues(paths);
     mount.set_disk(&socket.path);
@@ -278,7 +288,7 @@ fn serve_rings(
     mount: &mut Mount,
     config: &MountConfig,
     left: &Left,
-    listener: UnixListener,
+    listener: (UnixListener, Option<ByteSize>),
     (outbox, memories): (&mpsc::UnboundedSender<FromQueue>, mpsc::UnboundedSender<Memories>),
 ) -> anyhow::Result<Served> {
     let targets = mount.give_queues(outbox)?;
@@ -351,34 +361,42 @@ impl Guest {
             }
         };
         tokio::pin!(answering);
-        let mut pending = None;
+        let mut end = GuestEnd::default();
         let mut note_at = None;
         let result = loop {
+            let deadline = end.deadline();
             tokio::select! {
                 () = &mut answering => {}
-                going_on = self.next(&mut asked, &served, (&mut pending, &mut note_at)) => match going_on {
+                going_on = self.next(&mut asked, &served, (&mut end, &mut note_at)) => match going_on {
                     Ok(true) => {}
                     Ok(false) => break Ok(()),
                     Err(error) => break Err(error),
                 },
-                () = signals.next() => served.end(),
+                () = signals.next() => end.on_signal(&served),
+                () = task::until(deadline) => {
+                    break Err(end.held_up(self.mount.disk()).into());
+                }
             }
             let facts = self.mount.link().facts();
             let read_only = facts.volume.flags.has(VolumeFlags::READ_ONLY);
             served.news().tell(size_bytes(facts), read_only);
         };
-        self.mount.end(&mut self.from_queues).await;
-        if result.is_ok() {
-            self.mount.leave_guest(served.news().left());
+        match end.is_forced() {
+            true => self.mount.end_by_force(&mut self.from_queues).await,
+            false => self.mount.end(&mut self.from_queues).await,
+        }
+        match &result {
+            Ok(()) => self.mount.leave_guest(served.news().left()),
+            // The note says what is true of a process that is killed.
+            Err(_) if self.mount.note().owes_loss() => self.mount.write_note(),
+            Err(_) => {}
         }
         // First, so that whoever hears that it is gone finds nothing.
         guest_socket.unlink();
         if let Some(socket) = socket {
             socket.unlink();
         }
-        if let Some(request) = pending {
-            // An error means that the command does not wait any more.
-            let _ = request.reply.send(Response::Done);
+        if end.answer() {
             let _ = tokio::time::timeout(LAST_WORDS, &mut answering).await;
         }
         result
@@ -389,7 +407,7 @@ impl Guest {
         &mut self,
         asked: &mut mpsc::Receiver<Asked>,
         served: &Served,
-        (pending, note_at): (&mut Option<Asked>, &mut Option<Instant>),
+        (end, note_at): (&mut GuestEnd, &mut Option<Instant>),
     ) -> anyhow::Result<bool> {
         let Self { mount, from_queues, memories } = self;
         let (rates_due, durability) = (mount.rates_due(), Arc::clone(mount.durability()));
@@ -397,14 +415,17 @@ impl Guest {
             Some(message) = from_queues.recv() => mount.on_queue(message)?,
             () = mount.attend() => {}
             memory = memories.recv() => match memory {
-                None => return Ok(false),
+                None => {
+                    GuestEnd::on_gone(mount.disk(), served)?;
+                    return Ok(false);
+                }
                 Some(Memories { regions, reply }) => {
                     mount.replace_shared(regions);
                     // Whoever asked may be gone.
                     let _ = reply.try_send(());
                 }
             },
-            Some(request) = asked.recv() => on_ask(request, mount, served, pending),
+            Some(request) = asked.recv() => on_ask(request, mount, served, end),
             () = task::until(rates_due) => mount.take_rates(),
             () = durability.loss_changed(), if note_at.is_none() => {
                 *note_at = Some(Instant::now() + mount.note().step());
@@ -422,7 +443,7 @@ impl Guest {
 }
 
 /// Answers a question of the control socket, now or when the disk is gone.
-fn on_ask(request: Asked, mount: &mut Mount, served: &Served, pending: &mut Option<Asked>) {
+fn on_ask(request: Asked, mount: &mut Mount, served: &Served, end: &mut GuestEnd) {
     let response = match &request.ask {
         Ask::Status => {
             mount.ask_rates();
@@ -437,12 +458,9 @@ fn on_ask(request: Asked, mount: &mut Mount, served: &Served, pending: &mut Opti
             "{} is in use by a front end; end the virtual machine first, or use --force",
             mount.disk()
         )),
-        Ask::Unmount { .. } if pending.is_some() => {
-            Response::Busy(format!("{} is being removed", mount.disk()))
-        }
-        Ask::Unmount { .. } => {
-            served.end();
-            *pending = Some(request);
+        Ask::Unmount { force } => {
+            let force = *force;
+            end.on_unmount(request, force, mount.disk(), served);
             return;
         }
     };

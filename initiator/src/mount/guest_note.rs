@@ -14,25 +14,22 @@
 //! Nothing in a note needs to be on disk before power is lost: the guest would be lost with it.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::fcntl::OFlag;
 use rblk_config::OnLoss;
-use rblk_protocol::width::wide64;
 use rblk_protocol::{Generation, VolumeFlags, limits};
 use serde::{Deserialize, Serialize};
 
 use super::course::Facts;
+use super::note_form;
 use crate::durability::Durability;
 use crate::vhost::Left;
 
 /// The form that is written and read here.
 const FORM: u32 = 1;
-/// No note is longer.
-const LEN_MAX: u64 = 64 << 10;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A note cannot be used.
@@ -167,7 +164,7 @@ impl GuestNote {
     /// [`BadGuestNote`].
     pub(super) fn read(socket: &Path) -> Result<Option<Self>, BadGuestNote> {
         let path = Self::path(socket);
-        let text = match load(&path) {
+        let text = match note_form::load(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(BadGuestNote { path, why: error.to_string() }),
@@ -177,15 +174,7 @@ impl GuestNote {
     }
 
     fn parse(text: &[u8]) -> Result<Self, String> {
-        #[derive(Deserialize)]
-        struct Head {
-            form: u32,
-        }
-        let head: Head = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        if head.form != FORM {
-            return Err(format!("its form is {}, and this program knows {FORM}", head.form));
-        }
-        serde_json::from_slice(text).map_err(|error| error.to_string())
+        note_form::parse(text, FORM)
     }
 
     /// Without an id, a start of the host is taken for the same.
@@ -308,17 +297,6 @@ fn boot_id() -> String {
     std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned()
 }
 
-fn load(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    file.take(LEN_MAX + 1).read_to_end(&mut text)?;
-    if wide64(text.len()) > LEN_MAX {
-        return Err(io::Error::other("it is too long"));
-    }
-    Ok(text)
-}
-
 /// 128 bits as 32 hexadecimal digits.
 mod as_hex {
     use serde::{Deserialize, Deserializer, Serializer, de};
@@ -332,6 +310,78 @@ mod as_hex {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let value = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
         value.ok_or_else(|| de::Error::custom("not 32 hexadecimal digits"))
+    }
+}
+
+/// For `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing {
+    use rblk_protocol::{
+        BlockCount, BlockSize, InstanceId, Name, OpenReply, VolumeHandle, WriteVerifier,
+    };
+
+    use super::*;
+
+    /// Whether the bytes are a note of a guest. What was accepted is the same when it is written
+    /// and read again, and the next process knows no less than the note says.
+    #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "it panics when the parser breaks a promise")]
+    pub fn accepts(text: &[u8]) -> bool {
+        let Ok(note) = GuestNote::parse(text) else { return false };
+        let written = serde_json::to_vec(&note).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(GuestNote::parse(&written), Ok(note.clone()), "another note after a write");
+        for (verifier, instance) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            for flags in [VolumeFlags::VOLATILE_CACHE, VolumeFlags::EPHEMERAL] {
+                let mut facts = facts_of(&note, flags);
+                facts.volume.verifier = WriteVerifier((note.verifier ^ verifier).to_be_bytes());
+                facts.instance = InstanceId((note.instance ^ instance).to_be_bytes());
+                follow(
+                    &note,
+                    &facts,
+                    flags == VolumeFlags::EPHEMERAL && instance == 1,
+                    verifier == 1,
+                );
+            }
+        }
+        true
+    }
+
+    fn facts_of(note: &GuestNote, flags: VolumeFlags) -> Facts {
+        Facts {
+            resume: None,
+            volume: OpenReply {
+                handle: VolumeHandle(0),
+                flags,
+                block_size: BlockSize::new(512).unwrap_or_else(|| panic!("a size")),
+                blocks: BlockCount(1),
+                discard_granularity_bytes: 0,
+                uuid: note.uuid.to_be_bytes(),
+                verifier: WriteVerifier([0; 16]),
+                generation: note.generation(),
+            },
+            instance: InstanceId([0; 16]),
+            target_name: Name::new("t").unwrap_or_else(|error| panic!("{error}")),
+            fenced: None,
+        }
+    }
+
+    fn follow(note: &GuestNote, facts: &Facts, is_other: bool, has_lost: bool) {
+        for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
+            let Inherited { account, left, is_new_loss, other } =
+                note.inherit(facts, on_loss, false);
+            assert!(left.guest_stays);
+            assert_eq!(other.is_some(), is_other);
+            if is_other {
+                assert_eq!(left.rings_in_doubt, every_ring());
+                continue;
+            }
+            assert_eq!(left.rings_in_doubt, note.rings_in_doubt);
+            assert_eq!(is_new_loss, note.maybe_unflushed && has_lost);
+            assert_eq!(account.has_untold_loss(), note.loss_untold || is_new_loss);
+            assert!(account.on_loss() >= on_loss.min(note.on_loss));
+            let is_in_doubt = account.inherits_doubt() || is_new_loss;
+            assert!(is_in_doubt || !note.maybe_unflushed, "a doubt is forgotten");
+        }
     }
 }
 

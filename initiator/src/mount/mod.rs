@@ -31,6 +31,10 @@ mod device;
 pub(crate) mod direct;
 mod disk;
 mod guest;
+mod guest_end;
+#[cfg(feature = "fuzzing")]
+pub mod guest_note;
+#[cfg(not(feature = "fuzzing"))]
 mod guest_note;
 mod history;
 mod holder;
@@ -43,6 +47,7 @@ mod mounted;
 pub mod namespace;
 mod neighbour;
 pub mod note;
+mod note_form;
 mod note_keeper;
 mod openers;
 mod queues;

@@ -585,12 +585,28 @@ impl Mount {
     /// destroyed, what was acknowledged is flushed as far as the target does that in time, and the
     /// target hears that the session is over.
     pub(super) async fn end(&mut self, from_queues: &mut mpsc::UnboundedReceiver<FromQueue>) {
+        self.end_within(LOGOUT, from_queues).await;
+    }
+
+    /// The same, with less time for the target.
+    pub(super) async fn end_by_force(
+        &mut self,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    ) {
+        self.end_within(FORCE_LOGOUT, from_queues).await;
+    }
+
+    async fn end_within(
+        &mut self,
+        limit: Duration,
+        from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,
+    ) {
         self.link.dismiss_tries();
         while let Ok(message) = from_queues.try_recv() {
             let _ = self.on_queue(message);
         }
-        self.link.flush(&self.queues, LOGOUT).await;
-        self.link.end_session(Some(LOGOUT)).await;
+        self.link.flush(&self.queues, limit).await;
+        self.link.end_session(Some(limit)).await;
     }
 
     /// Requests that wait fail, and no answer to a request that was sent is waited for.

@@ -11,13 +11,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rblk_config::MountConfig;
 use rblk_fabric::Address;
-use rblk_protocol::width::wide64;
 use rblk_protocol::{
     BlockCount, BlockSize, Epoch, Features, Generation, HostId, InstanceId, Name, OpenReply,
     QueueDepth, SessionId, VolumeFlags, VolumeHandle, WriteVerifier, limits,
@@ -25,6 +24,7 @@ use rblk_protocol::{
 use serde::{Deserialize, Serialize};
 
 use super::course::Facts;
+use super::note_form;
 use super::run_dir::{self, RUN_DIR};
 use super::setup::{Endpoint, Setup, digest_wish};
 use super::shared_memory::{NotedFile, SharedMemory};
@@ -35,8 +35,6 @@ use crate::ublk::{DeviceToken, disk_path};
 /// The form that is written and read here. It changes when an older program must not use a newer
 /// note, or the reverse.
 const FORM: u32 = 2;
-/// No note is longer.
-const LEN_MAX: u64 = 64 << 10;
 /// The number of a device that has no number yet.
 pub(super) const NO_DEVICE: u32 = u32::MAX;
 /// No text for people in a note is longer.
@@ -223,7 +221,7 @@ impl Note {
 
     fn read_in(dir: &Path, name: &str) -> Result<Option<Self>, BadNote> {
         let bad = |why: String| BadNote { name: name.to_owned(), why };
-        match load(&Self::path(dir, name)) {
+        match note_form::load(&Self::path(dir, name)) {
             Ok(text) => Self::parse(&text, name).map(Some).map_err(bad),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(bad(error.to_string())),
@@ -233,7 +231,7 @@ impl Note {
     /// The mark of a mount's device, from a note that may otherwise be useless.
     #[must_use]
     pub(crate) fn token_of(name: &str) -> Option<DeviceToken> {
-        let text = load(&Self::path(Path::new(RUN_DIR), name)).ok()?;
+        let text = note_form::load(&Self::path(Path::new(RUN_DIR), name)).ok()?;
         let value: serde_json::Value = serde_json::from_slice(&text).ok()?;
         value.get("token")?.as_str()?.parse().ok()
     }
@@ -244,15 +242,7 @@ impl Note {
     }
 
     fn parse(text: &[u8], name: &str) -> Result<Self, String> {
-        #[derive(Deserialize)]
-        struct Head {
-            form: u32,
-        }
-        let head: Head = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        if head.form != FORM {
-            return Err(format!("its form is {}, and this program knows {FORM}", head.form));
-        }
-        let note: Self = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let note: Self = note_form::parse(text, FORM)?;
         note.check(name)?;
         Ok(note)
     }
@@ -433,15 +423,6 @@ impl Note {
 fn cut(text: &str) -> String {
     let end = (0..=TEXT_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text[..end.unwrap_or(0)].to_owned()
-}
-
-fn load(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    std::fs::File::open(path)?.take(LEN_MAX + 1).read_to_end(&mut text)?;
-    if wide64(text.len()) > LEN_MAX {
-        return Err(io::Error::other("it is too long"));
-    }
-    Ok(text)
 }
 
 /// A value by its own text.

@@ -32,6 +32,22 @@ impl Epoll {
         Ok(Self { epoll, watched: Vec::with_capacity(EVENTS) })
     }
 
+    /// Every sleep ends when something is written to the descriptor, whether or not somebody reads
+    /// it: whoever has it too can neither keep the sleeper awake nor asleep.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn watch_edges(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+        self.add(fd, token, EpollFlags::EPOLLIN | EpollFlags::EPOLLET)
+    }
+
+    fn add(&mut self, fd: BorrowedFd<'_>, token: WatchToken, flags: EpollFlags) -> io::Result<()> {
+        let fd = fd.try_clone_to_owned()?;
+        self.epoll.add(&fd, EpollEvent::new(flags, token.0.into()))?;
+        self.watched.push((token, fd));
+        Ok(())
+    }
+
     /// Sleeps until a descriptor is readable, or that long: in whole milliseconds, rounded up.
     /// `each` gets the tokens of the descriptors that are. Returns whether there was one.
     ///
@@ -68,11 +84,7 @@ impl AsFd for Epoll {
 
 impl Watch for Epoll {
     fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
-        let fd = fd.try_clone_to_owned()?;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, token.0.into());
-        self.epoll.add(&fd, event)?;
-        self.watched.push((token, fd));
-        Ok(())
+        self.add(fd, token, EpollFlags::EPOLLIN)
     }
 
     fn unwatch(&mut self, token: WatchToken) {
@@ -119,6 +131,14 @@ mod tests {
         set.unwatch(WatchToken(9));
         assert!(tokens(&mut set).is_empty());
         assert!(tokens(&mut around).is_empty());
+        // Of edges, each write is one.
+        two.read().unwrap();
+        set.watch_edges(two.as_fd(), WatchToken(3)).unwrap();
+        for _ in 0..2 {
+            two.write(1).unwrap();
+            assert_eq!(tokens(&mut set), [3]);
+            assert!(tokens(&mut set).is_empty(), "nobody read it, and it does not wake again");
+        }
         // The token is free for the next one.
         set.watch(one.as_fd(), WatchToken(2)).unwrap();
     }

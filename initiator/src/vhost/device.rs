@@ -7,34 +7,36 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rblk_config::ByteSize;
 use rblk_fabric::data_thread;
-use rblk_fabric::mailbox::{Sender, mailbox};
 use rblk_fabric::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::disk::Disk;
 use super::memory::GuestMemory;
 use super::news::{Memories, News};
+use super::orders::{Order, Orders};
 use super::ring::RingParts;
-use super::thread::{Order, RingThread, ThreadParts};
+use super::thread::{RingThread, ThreadParts};
 use crate::durability::Durability;
 use crate::queue::FromQueue;
 
-/// Orders that a ring may not have read.
-const ORDERS_MAX: usize = 64;
 /// How long an order may take beyond what it says: the kernel may be slow to destroy QPs.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a front end that leaves waits until what its guest wrote is durable.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
+/// The same, when the disk is to go by force.
+const FORCED_FLUSH: Duration = Duration::from_millis(500);
 
 /// The disk of a guest.
 #[derive(Debug)]
 pub(super) struct Device {
     disk: Disk,
     news: Arc<News>,
-    orders: Vec<Sender<Order>>,
+    orders: Vec<Orders>,
     threads: Vec<JoinHandle<()>>,
     memories: UnboundedSender<Memories>,
+    memory_max: Option<ByteSize>,
     // None for a volume whose writes are durable when they are answered.
     durability: Option<Arc<Durability>>,
 }
@@ -49,14 +51,14 @@ impl Device {
         news: Arc<News>,
         (parts, durability): (Vec<ThreadParts>, Option<Arc<Durability>>),
         spin: SpinMode,
-        memories: UnboundedSender<Memories>,
+        (memories, memory_max): (UnboundedSender<Memories>, Option<ByteSize>),
     ) -> io::Result<Self> {
         let (orders, threads) = (Vec::new(), Vec::new());
-        let mut device = Self { disk, news, orders, threads, memories, durability };
+        let mut device = Self { disk, news, orders, threads, memories, memory_max, durability };
         for parts in parts {
-            let (orders, receiver) = mailbox(ORDERS_MAX)?;
+            let (orders, given) = Orders::pair()?;
             let (queue, outbox) = (parts.target.queue, parts.target.outbox.clone());
-            let mut thread = RingThread::new(parts, receiver)?;
+            let mut thread = RingThread::new(parts, given)?;
             let run = move || {
                 let _ = nix::sys::prctl::set_timerslack(1);
                 let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -94,7 +96,7 @@ impl Device {
     /// Its thread is gone.
     pub(super) fn order(&self, ring: usize, order: Order) -> io::Result<()> {
         let orders = self.orders.get(ring).ok_or_else(|| gone(ring))?;
-        orders.send(order).map_err(|_| gone(ring))
+        orders.give(order).map_err(|_| gone(ring))
     }
 
     /// Serves a ring. One that a predecessor left in doubt is left alone, until the guest has made
@@ -153,7 +155,8 @@ impl Device {
         };
         let (reply, answer) = sync_channel(1);
         self.order(0, Order::Flush(reply))?;
-        let answered = answer.recv_timeout(FLUSH_PATIENCE);
+        let forced = self.news.ends_by_force();
+        let answered = answer.recv_timeout(if forced { FORCED_FLUSH } else { FLUSH_PATIENCE });
         let writes = durability.unflushed();
         match answered {
             _ if writes == 0 => tracing::info!("what the guest wrote is durable"),
@@ -165,6 +168,16 @@ impl Device {
             ),
         }
         Ok(())
+    }
+
+    /// Most memory that a guest may have, if there is a bound.
+    pub(super) fn memory_max(&self) -> Option<ByteSize> {
+        self.memory_max
+    }
+
+    /// How the disk is told what changes.
+    pub(super) fn news(&self) -> &News {
+        &self.news
     }
 
     /// Uses that memory of the guest from now on. No device touches any other when this returns.
@@ -187,12 +200,14 @@ impl Device {
         wait(0, &is_known, PATIENCE)
     }
 
+    /// Gives a broken device up: a thread that is held up is not waited for.
+    pub(super) fn give_up(self) {
+        self.orders.iter().for_each(Orders::end);
+    }
+
     /// Ends the threads.
     pub(super) fn end(self) {
-        for ring in 0..self.rings() {
-            // It has ended by itself, if it is gone.
-            let _ = self.order(ring, Order::End);
-        }
+        self.orders.iter().for_each(Orders::end);
         for thread in self.threads {
             // It has told control what broke it.
             let _ = thread.join();

@@ -11,17 +11,21 @@ use std::time::Duration;
 use super::connection::{Connection, Message, broken};
 use super::device::Device;
 use super::disk::{Disk, PROTOCOL_FEATURES};
+use super::event::{Event, Kick};
 use super::memory::GuestMemory;
 use super::message::{
     Broken, Header, MemoryPart, Request, RingEvent, RingPlaces, config_change, protocol,
 };
+use super::orders::Order;
 use super::ring::{RingParts, SIZE_MAX};
-use super::thread::Order;
 
 /// How long a front end that stops a ring waits for answers of the target.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same, when the front end is gone.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Refusals that are told of each front end.
+const REFUSALS_TOLD: u32 = 8;
 
 /// What is known of a ring that is not served, and the descriptors of one that is.
 #[derive(Debug, Default)]
@@ -29,8 +33,8 @@ struct RingState {
     size: Option<u16>,
     places: Option<RingPlaces>,
     base: u16,
-    call: Option<File>,
-    error: Option<File>,
+    call: Option<Event>,
+    error: Option<Event>,
     runs: bool,
     enabled: bool,
 }
@@ -47,6 +51,7 @@ pub(super) struct FrontEnd<'d> {
     rings: Vec<RingState>,
     // A ring was started.
     has_served: bool,
+    refusals: u32,
     // How the disk was when the front end was told.
     told: Disk,
 }
@@ -58,16 +63,17 @@ impl<'d> FrontEnd<'d> {
     /// The system's.
     pub(super) fn new(stream: UnixStream, device: &'d mut Device) -> io::Result<Self> {
         let rings = (0..device.rings()).map(|_| RingState::default()).collect();
-        let told = device.disk();
+        let (told, ends) = (device.disk(), device.news().ends_flag());
         Ok(Self {
+            connection: Connection::new(stream, ends)?,
             device,
-            connection: Connection::new(stream)?,
             back_channel: None,
             features: 0,
             protocol: 0,
             memory: None,
             rings,
             has_served: false,
+            refusals: 0,
             told,
         })
     }
@@ -102,13 +108,23 @@ impl<'d> FrontEnd<'d> {
     fn acknowledge(&mut self, header: Header, done: io::Result<()>) -> io::Result<()> {
         if header.wants_answer() && self.protocol & protocol::REPLY_ACK != 0 {
             if let Err(error) = &done {
-                tracing::warn!(request = header.number(), %error, "refused what a front end asks");
+                self.tell_refusal(header, error);
             }
             let failed = u64::from(done.is_err());
             return self.connection.send(&header.answer(&failed.to_le_bytes()));
         }
         // Nobody would hear of it.
         done
+    }
+
+    /// A front end may ask for what is refused at any pace, and does not fill the log with it.
+    fn tell_refusal(&mut self, header: Header, error: &io::Error) {
+        self.refusals = self.refusals.saturating_add(1);
+        if self.refusals <= REFUSALS_TOLD {
+            let last = self.refusals == REFUSALS_TOLD;
+            let request = header.number();
+            tracing::warn!(request, %error, last, "refused what a front end asks");
+        }
     }
 
     fn answer(&mut self, request: Request, files: &mut Vec<File>) -> io::Result<Answer> {
@@ -161,7 +177,7 @@ impl<'d> FrontEnd<'d> {
             }
             Request::SetKick(event) => self.set_kick(event, files),
             Request::SetCall(event) => {
-                let call = file(event, files)?;
+                let call = file(event, files)?.map(Event::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
                     return self.device.order(ring, Order::SetCall(call));
@@ -170,7 +186,7 @@ impl<'d> FrontEnd<'d> {
                 Ok(())
             }
             Request::SetError(event) => {
-                let error = file(event, files)?;
+                let error = file(event, files)?.map(Event::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
                     return self.device.order(ring, Order::SetError(error));
@@ -186,7 +202,7 @@ impl<'d> FrontEnd<'d> {
             Request::SetBackChannel => {
                 let file = files.pop().ok_or_else(|| rule("a channel without a descriptor"))?;
                 let stream = UnixStream::from(std::os::fd::OwnedFd::from(file));
-                self.back_channel = Some(Connection::new(stream)?);
+                self.back_channel = Some(Connection::new(stream, self.device.news().ends_flag())?);
                 Ok(())
             }
             // The cache of a volume is the target's matter.
@@ -219,7 +235,8 @@ impl<'d> FrontEnd<'d> {
         if files.len() != table.len() {
             return Err(rule("memory without a descriptor for each region"));
         }
-        let memory = GuestMemory::map(table, files, self.memory.as_deref())?;
+        let memory =
+            GuestMemory::map(table, files, self.memory.as_deref(), self.device.memory_max())?;
         let memory = Arc::new(memory);
         self.device.set_memory(Some(&memory))?;
         self.memory = Some(memory);
@@ -231,6 +248,7 @@ impl<'d> FrontEnd<'d> {
         let (features, memory) = (self.features, self.memory.clone());
         let state = self.idle_ring(event.ring)?;
         let kick = kick.ok_or_else(|| rule("a ring that is to be looked at without kicks"))?;
+        let kick = Kick::new(kick)?;
         let (Some(size), Some(places)) = (state.size, state.places) else {
             return Err(rule("a ring is started that was not described"));
         };

@@ -6,12 +6,15 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use rblk_config::ByteSize;
 use rblk_fabric::Region;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
+use super::cut_memory::Marked;
 use super::message::MemoryPart;
 use crate::path::{MemoryIndex, Place};
 
@@ -37,27 +40,27 @@ pub(super) struct GuestMemory {
     view: GuestMemoryMmap,
     regions: Arc<[Arc<Region>]>,
     files: Vec<FileId>,
+    _marked: Vec<Marked>,
     // By the address of the guest.
     parts: Vec<Part>,
 }
 
 impl GuestMemory {
     /// Maps the memory of a table: a file for each part. What `known` has mapped already stays
-    /// mapped where it is; if there is nothing else, the regions are the same.
+    /// mapped where it is; if there is nothing else, the regions are the same. The files may have
+    /// at most `most` bytes together.
     ///
     /// # Errors
-    /// A part is not inside its file or overlaps another one, or the system cannot map it.
+    /// A file is no memory, or they are too large, or a part is not inside its file or overlaps
+    /// another one, or the system cannot map it.
     pub(super) fn map(
         table: &[MemoryPart],
         given: &[File],
         known: Option<&Self>,
+        most: Option<ByteSize>,
     ) -> io::Result<Self> {
-        let mut ids = Vec::new();
-        for file in given {
-            let metadata = file.metadata()?;
-            let (device, inode, len) = (metadata.dev(), metadata.ino(), metadata.len());
-            ids.push(FileId { device, inode, len });
-        }
+        let ids = given.iter().map(FileId::of).collect::<io::Result<Vec<_>>>()?;
+        must_not_be_more(&ids, most)?;
         let find = |files: &[FileId], id| files.iter().position(|file| *file == id);
         let kept = known.filter(|known| {
             known.files.iter().all(|file| ids.contains(file))
@@ -91,7 +94,10 @@ impl GuestMemory {
         }
         parts.sort_by_key(|part| part.of.guest);
         let view = view(&parts, &regions)?;
-        Ok(Self { view, regions, files, parts })
+        let marked = regions.iter().zip(&files);
+        let marked =
+            marked.map(|(region, file)| Marked::new(region, file.device, file.inode)).collect();
+        Ok(Self { view, regions, files, _marked: marked, parts })
     }
 
     /// The memory by the addresses of the guest.
@@ -132,6 +138,43 @@ impl GuestMemory {
     }
 }
 
+impl FileId {
+    /// # Errors
+    /// The file is no memory.
+    fn of(file: &File) -> io::Result<Self> {
+        if !is_memory(file.as_fd()) {
+            return Err(io::Error::other(
+                "memory of the guest in a file that is none of a memfd, tmpfs or hugetlbfs",
+            ));
+        }
+        let metadata = file.metadata()?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino(), len: metadata.len() })
+    }
+}
+
+/// Whether a file is memory: of a memfd, tmpfs or hugetlbfs. Asks nobody but the kernel: a file of
+/// FUSE would have its daemon answer, which the front end may run.
+fn is_memory(file: BorrowedFd<'_>) -> bool {
+    nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_GET_SEALS).is_ok()
+}
+
+/// Whether the files have at most so many bytes together, each of them counted once.
+///
+/// # Errors
+/// They have more.
+fn must_not_be_more(files: &[FileId], most: Option<ByteSize>) -> io::Result<()> {
+    let Some(most) = most else { return Ok(()) };
+    let first = |(at, file): &(usize, &FileId)| !files[..*at].contains(file);
+    let lens = files.iter().enumerate().filter(first).map(|(_, file)| file.len);
+    let len = ByteSize(lens.fold(0, u64::saturating_add));
+    if len <= most {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "the memory of the guest has {len}, and --memory-max allows {most}: raise it, or give the guest less"
+    )))
+}
+
 /// The parts by the addresses of the guest.
 fn view(parts: &[Part], regions: &[Arc<Region>]) -> io::Result<GuestMemoryMmap> {
     let mut mapped = Vec::new();
@@ -160,4 +203,37 @@ fn view(parts: &[Part], regions: &[Arc<Region>]) -> io::Result<GuestMemoryMmap> 
         mapped.push(part.ok_or_else(|| io::Error::other("memory beyond the last address"))?);
     }
     GuestMemoryMmap::from_regions(mapped).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_memory_is_memory() {
+        let memory = File::from(memfd_create(c"m", MFdFlags::MFD_CLOEXEC).unwrap());
+        assert!(is_memory(memory.as_fd()));
+        let (pipe, _other) = nix::unistd::pipe().unwrap();
+        assert!(!is_memory(pipe.as_fd()));
+        assert!(!is_memory(File::open("/proc/self/status").unwrap().as_fd()));
+        assert!(!is_memory(File::open("/dev/zero").unwrap().as_fd()));
+    }
+
+    #[test]
+    fn a_file_counts_once_for_the_most_memory() {
+        let file = |inode, len| FileId { device: 1, inode, len };
+        let most = Some(ByteSize(8192));
+        let all = |files: &[FileId]| must_not_be_more(files, most);
+        assert!(all(&[file(1, 4096), file(2, 4096)]).is_ok());
+        assert!(all(&[file(1, 8192), file(1, 8192)]).is_ok());
+        let error = all(&[file(1, 8192), file(2, 4096)]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the memory of the guest has 12KiB, and --memory-max allows 8KiB: raise it, or give the guest less"
+        );
+        assert!(all(&[file(1, u64::MAX), file(2, u64::MAX)]).is_err());
+        assert!(must_not_be_more(&[file(1, u64::MAX)], None).is_ok());
+    }
 }

@@ -14,12 +14,17 @@
 //! mount has, too. The guest and its front end are strangers: whatever they say is checked.
 
 mod connection;
+mod cut_memory;
 mod device;
 mod disk;
+mod event;
 mod frontend;
+#[cfg(feature = "fuzzing")]
+mod fuzzed;
 mod memory;
 mod message;
 mod news;
+mod orders;
 mod request;
 mod ring;
 mod thread;
@@ -31,6 +36,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rblk_config::ByteSize;
 use rblk_fabric::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -38,6 +44,8 @@ use crate::durability::Durability;
 use device::Device;
 pub(crate) use disk::Disk;
 use frontend::FrontEnd;
+#[cfg(feature = "fuzzing")]
+pub use fuzzed::FuzzedDisk;
 pub(crate) use news::{Left, Memories, News};
 pub(crate) use thread::ThreadParts;
 
@@ -51,12 +59,13 @@ impl Served {
     /// Serves a disk by a socket that listens, to one front end after the other. `parts` has the
     /// threads, and the account of what is durable, if there is one. A predecessor `left` its rings
     /// like that.
-    /// `memories` gets the memory of the guest. It is closed when the disk is gone.
+    /// `memories` gets the memory of the guest, which has at most `memory_max`. It is closed when
+    /// the disk is gone.
     ///
     /// # Errors
     /// The system has no descriptor or no thread.
     pub(crate) fn start(
-        listener: UnixListener,
+        (listener, memory_max): (UnixListener, Option<ByteSize>),
         disk: Disk,
         parts: (Vec<ThreadParts>, Option<Arc<Durability>>),
         left: &Left,
@@ -65,7 +74,8 @@ impl Served {
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let news = Arc::new(News::new(&disk, left)?);
-        let device = Device::start_threads(disk, Arc::clone(&news), parts, spin, memories)?;
+        let device =
+            Device::start_threads(disk, Arc::clone(&news), parts, spin, (memories, memory_max))?;
         let told = Arc::clone(&news);
         let serve = move || serve(&listener, device, &told);
         std::thread::Builder::new().name("rblk-front-end".to_owned()).spawn(serve)?;
@@ -77,9 +87,10 @@ impl Served {
         &self.news
     }
 
-    /// The disk is to go: what is under way is answered, if the target answers.
-    pub(crate) fn end(&self) {
-        self.news.end();
+    /// The disk is to go: what is under way is answered, if the target answers. By `force` there is
+    /// less time for that.
+    pub(crate) fn end(&self, force: bool) {
+        self.news.end(force);
     }
 }
 
@@ -87,14 +98,25 @@ impl Served {
 fn serve(listener: &UnixListener, mut device: Device, news: &News) {
     // What a process before this one left in doubt. A ring whose thread is gone says so itself.
     let _ = device.flush();
+    let ended = serve_all(listener, &mut device, news);
+    let is_broken = ended.is_err();
+    news.ended(ended.map_err(|error| error.to_string()));
+    match is_broken {
+        true => device.give_up(),
+        false => device.end(),
+    }
+}
+
+/// Serves one front end after the other, until the disk is to go.
+///
+/// # Errors
+/// The device is broken.
+fn serve_all(listener: &UnixListener, device: &mut Device, news: &News) -> io::Result<()> {
     while !news.ends() {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if let Err(error) = sleep(&[news.event(), std::os::fd::AsFd::as_fd(listener)]) {
-                    tracing::error!(%error, "waiting for a front end");
-                    break;
-                }
+                sleep(&[news.event(), std::os::fd::AsFd::as_fd(listener)])?;
                 news.clear();
                 continue;
             }
@@ -104,16 +126,9 @@ fn serve(listener: &UnixListener, mut device: Device, news: &News) {
                 continue;
             }
         };
-        match serve_one(stream, &mut device, news) {
-            Ok(()) => {}
-            Err(error) => {
-                tracing::error!(%error, "the disk of the guest is broken: start the program anew");
-                news.broke();
-                break;
-            }
-        }
+        serve_one(stream, device, news)?;
     }
-    device.end();
+    Ok(())
 }
 
 /// Serves a front end until it goes.
@@ -125,8 +140,6 @@ fn serve_one(
     device: &mut Device,
     news: &News,
 ) -> io::Result<()> {
-    // An accepted socket does not have it from its listener on Linux; said all the same.
-    stream.set_nonblocking(false)?;
     let mut front_end = FrontEnd::new(stream, device)?;
     tracing::info!(rblk_event = "front-end", "a front end has connected");
     news.set_front_end(true);

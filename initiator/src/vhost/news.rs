@@ -2,9 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, OnceLock};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::Region;
@@ -16,7 +16,10 @@ use super::disk::Disk;
 pub(crate) struct News {
     size_bytes: AtomicU64,
     read_only: AtomicBool,
-    ends: AtomicBool,
+    ends: Arc<AtomicBool>,
+    ends_by_force: AtomicBool,
+    // How the thread of the front ends ended, if it did and did not panic.
+    ended: OnceLock<Result<(), String>>,
     has_front_end: AtomicBool,
     guest_stays: AtomicBool,
     // Of each ring, whether nobody knows which of its requests were answered.
@@ -68,7 +71,9 @@ impl News {
         Ok(Self {
             size_bytes: AtomicU64::new(disk.size_bytes),
             read_only: AtomicBool::new(disk.read_only),
-            ends: AtomicBool::new(false),
+            ends: Arc::default(),
+            ends_by_force: AtomicBool::new(false),
+            ended: OnceLock::new(),
             has_front_end: AtomicBool::new(false),
             guest_stays: AtomicBool::new(left.guest_stays),
             in_doubt: (0..disk.queues).map(in_doubt).collect(),
@@ -85,8 +90,9 @@ impl News {
         }
     }
 
-    /// The disk is to go.
-    pub(super) fn end(&self) {
+    /// The disk is to go, by `force`: sooner than what the guest wrote may be flushed.
+    pub(super) fn end(&self, force: bool) {
+        self.ends_by_force.fetch_or(force, Ordering::Release);
         self.ends.store(true, Ordering::Release);
         self.wake();
     }
@@ -99,6 +105,36 @@ impl News {
     /// Whether the disk is to go.
     pub(super) fn ends(&self) -> bool {
         self.ends.load(Ordering::Acquire)
+    }
+
+    /// The same, for whoever knows nothing else of the disk.
+    pub(super) fn ends_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.ends)
+    }
+
+    /// Whether that is by force.
+    pub(super) fn ends_by_force(&self) -> bool {
+        self.ends_by_force.load(Ordering::Acquire)
+    }
+
+    /// Nobody serves the disk any more: it was told to end, or it broke.
+    pub(super) fn ended(&self, how: Result<(), String>) {
+        let _ = self.ended.set(how);
+    }
+
+    /// Whether nobody serves the disk any more.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.get().is_some()
+    }
+
+    /// What broke the disk, which nobody serves any more.
+    pub(crate) fn broke_by(&self) -> Option<&str> {
+        match self.ended.get() {
+            Some(Ok(())) => None,
+            Some(Err(why)) => Some(why),
+            None => Some("the thread of its front ends panicked"),
+        }
     }
 
     /// Whether a front end is connected.
@@ -127,12 +163,6 @@ impl News {
         if let Some(in_doubt) = self.in_doubt.get(ring) {
             in_doubt.store(false, Ordering::Relaxed);
         }
-    }
-
-    /// The disk broke: nobody knows that of any ring.
-    pub(super) fn broke(&self) {
-        self.set_guest_stays(true);
-        self.in_doubt.iter().for_each(|ring| ring.store(true, Ordering::Relaxed));
     }
 
     /// What is left to the next process, when the disk is gone.
@@ -190,8 +220,6 @@ mod tests {
         news.is_sure(0);
         news.is_sure(2);
         assert_eq!(news.left(), left(true, &[1, 2, 5]));
-        news.broke();
-        assert_eq!(news.left(), before);
         assert_eq!(left(true, &[1, 3]).rings_of_killed(2), [0, 1, 3]);
     }
 }

@@ -3,16 +3,15 @@
 //! The ring is in the guest's memory. It is read and written through rust-vmm's virtio-queue, which
 //! checks every index and address.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use virtio_queue::{DescriptorChain, Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use super::event::{Event, Kick};
 use super::memory::GuestMemory;
 
 /// Longest ring.
@@ -27,9 +26,9 @@ pub(super) struct RingParts {
     pub(super) used: u64,
     pub(super) base: u16,
     pub(super) event_index: bool,
-    pub(super) kick: File,
-    pub(super) call: Option<File>,
-    pub(super) error: Option<File>,
+    pub(super) kick: Kick,
+    pub(super) call: Option<Event>,
+    pub(super) error: Option<Event>,
     /// Nobody knows which of its requests were answered, unless the guest has just made it.
     pub(super) in_doubt: bool,
 }
@@ -39,9 +38,9 @@ pub(super) struct RingParts {
 pub(super) struct Ring {
     queue: Queue,
     memory: Arc<GuestMemory>,
-    kick: File,
-    call: Option<File>,
-    error: Option<File>,
+    kick: Kick,
+    call: Option<Event>,
+    error: Option<Event>,
     // Something was done since the guest was told.
     owes_call: bool,
     broken: bool,
@@ -73,13 +72,8 @@ impl Ring {
         queue.set_next_avail(base);
         let done = queue.used_idx(memory.view(), Ordering::Acquire).map_err(io::Error::other)?;
         queue.set_next_used(done.0);
-        // Whoever else has the descriptor cannot have this thread wait in it.
-        unblocked(&kick)?;
-        let mut ring =
-            Self { queue, memory, kick, call: None, error: None, owes_call: false, broken: false };
-        ring.set_call(parts.call);
-        ring.set_error(parts.error);
-        ring.owes_call = false;
+        let (call, error) = (parts.call, parts.error);
+        let mut ring = Self { queue, memory, kick, call, error, owes_call: false, broken: false };
         if parts.in_doubt && (base, done.0) != (0, 0) {
             ring.breaks(IN_DOUBT);
         }
@@ -98,20 +92,19 @@ impl Ring {
 
     /// Resets that.
     pub(super) fn clear_kick(&mut self) {
-        let mut count = [0; 8];
-        let _ = (&self.kick).read(&mut count);
+        self.kick.clear();
     }
 
     /// How the guest is to be told what is done.
-    pub(super) fn set_call(&mut self, call: Option<File>) {
-        self.call = call.filter(|call| unblocked(call).is_ok());
+    pub(super) fn set_call(&mut self, call: Option<Event>) {
+        self.call = call;
         // What was done meanwhile is told by the new one.
         self.owes_call = true;
     }
 
     /// How the front end is to be told that the ring is broken.
-    pub(super) fn set_error(&mut self, error: Option<File>) {
-        self.error = error.filter(|error| unblocked(error).is_ok());
+    pub(super) fn set_error(&mut self, error: Option<Event>) {
+        self.error = error;
     }
 
     /// The memory is another one from now on, with the ring in the same place.
@@ -170,8 +163,10 @@ impl Ring {
         if !std::mem::take(&mut self.owes_call) {
             return;
         }
-        if self.queue.needs_notification(self.memory.view()).unwrap_or(true) {
-            tell(self.call.as_ref());
+        if self.queue.needs_notification(self.memory.view()).unwrap_or(true)
+            && let Some(call) = &mut self.call
+        {
+            self.owes_call = !call.tell();
         }
     }
 
@@ -182,26 +177,12 @@ impl Ring {
                 why,
                 "a ring of the guest is broken: it is not served until the guest resets its disk"
             );
-            tell(self.error.as_ref());
+            self.error.as_mut().map(Event::tell);
         }
     }
 
     /// The next request that would be taken.
     pub(super) fn base(&self) -> u16 {
         self.queue.next_avail()
-    }
-}
-
-fn unblocked(file: &File) -> io::Result<()> {
-    let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
-    fcntl(file, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    Ok(())
-}
-
-/// Adds 1 to an eventfd.
-fn tell(event: Option<&File>) {
-    if let Some(mut event) = event {
-        // One that is full was told before.
-        let _ = event.write(&1u64.to_ne_bytes());
     }
 }

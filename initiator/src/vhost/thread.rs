@@ -10,7 +10,6 @@
 //!   is destroyed.
 //! - Memory is replaced when every path that had registered it is destroyed.
 
-use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,12 +17,12 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
-use rblk_fabric::mailbox::Receiver;
 use rblk_fabric::spin::Hint;
 use rblk_fabric::{Moment, Region};
 use rblk_protocol::{BlockSize, Tag};
 
 use super::memory::GuestMemory;
+use super::orders::{Given, Order};
 use super::request::ID_BYTES;
 use super::ring::{Ring, RingParts};
 use super::under_way::UnderWay;
@@ -38,36 +37,6 @@ const TAKEN_AT_ONCE: usize = 64;
 const ORDERS: WatchToken = WatchToken(u32::MAX);
 const KICK: WatchToken = WatchToken(u32::MAX - 1);
 const EIO: i32 = 5;
-
-/// What the thread of the front end has a ring do.
-#[derive(Debug)]
-pub(super) enum Order {
-    /// Serve a ring, if the memory is there. Say whether that can be, and whether it is served: one
-    /// in doubt is not.
-    Start(Box<RingParts>, SyncSender<io::Result<bool>>),
-    /// Take requests, or leave them in the ring.
-    Enable(bool),
-    /// The guest makes its writes durable by itself, or each has to be.
-    Flushed(bool),
-    /// Tell the guest by this what is done.
-    SetCall(Option<File>),
-    /// Tell the front end by this that the ring is broken.
-    SetError(Option<File>),
-    /// Use this memory from now on, and say when no device touches what was not in it.
-    Memory(Option<Arc<GuestMemory>>, SyncSender<()>),
-    /// Serve the ring no longer, and say which request would be the next, when none is under way.
-    Stop {
-        /// How long to wait for answers.
-        patience: Duration,
-        /// For the answer.
-        reply: SyncSender<u16>,
-    },
-    /// Have the target make durable what the guest wrote, and say whether it did. No ring is
-    /// served.
-    Flush(SyncSender<bool>),
-    /// End the thread.
-    End,
-}
 
 /// What a thread is made of.
 #[derive(Debug)]
@@ -92,7 +61,7 @@ struct Stopping {
 pub(super) struct RingThread {
     side: TargetSide,
     epoll: Epoll,
-    orders: Receiver<Order>,
+    orders: Given,
     under_way: UnderWay,
     ring: Option<Ring>,
     memory: Option<Arc<GuestMemory>>,
@@ -103,7 +72,6 @@ pub(super) struct RingThread {
     // Whoever waits for a FLUSH of this end.
     flushing: Option<SyncSender<bool>>,
     answers: Vec<(Tag, i32)>,
-    ends: bool,
 }
 
 impl RingThread {
@@ -111,7 +79,7 @@ impl RingThread {
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(super) fn new(parts: ThreadParts, orders: Receiver<Order>) -> io::Result<Self> {
+    pub(super) fn new(parts: ThreadParts, orders: Given) -> io::Result<Self> {
         let ThreadParts { target, buffers, block_size, id } = parts;
         let under_way = UnderWay::new(&target, buffers, block_size, id);
         let answers = Vec::with_capacity(usize::from(target.depth.get()));
@@ -131,14 +99,13 @@ impl RingThread {
             replaced: None,
             flushing: None,
             answers,
-            ends: false,
         })
     }
 
     /// Takes the orders. Returns whether there was one.
     fn take_orders(&mut self, now: Instant) -> bool {
         let mut any = false;
-        while let Some(order) = self.orders.receive() {
+        while let Some(order) = self.orders.take() {
             any = true;
             // Nobody waits for an answer whose receiver is gone.
             match order {
@@ -160,7 +127,6 @@ impl RingThread {
                     self.stopping = Some(Stopping { by: now + patience, reply });
                 }
                 Order::Flush(reply) => self.flush(reply),
-                Order::End => self.ends = true,
             }
         }
         any
@@ -173,7 +139,7 @@ impl RingThread {
         let memory = self.memory.as_ref();
         let memory = memory.ok_or_else(|| io::Error::other("a ring, but no memory"))?;
         let ring = Ring::new(parts, Arc::clone(memory))?;
-        self.epoll.watch(ring.kick(), KICK)?;
+        self.epoll.watch_edges(ring.kick(), KICK)?;
         self.under_way.make_room(ring.size());
         let is_served = !ring.is_broken();
         self.ring = Some(ring);
@@ -312,6 +278,8 @@ impl DataThread for RingThread {
     type Error = io::Error;
 
     fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
+        #[cfg(feature = "fuzzing")]
+        super::fuzzed::pace();
         let now = moment.instant();
         let mut busy = self.take_orders(now);
         busy |= self.give_up(now);
@@ -321,7 +289,7 @@ impl DataThread for RingThread {
         busy |= did | taken;
         busy |= self.side.end(&mut self.epoll, now)?;
         self.settle();
-        if self.ends {
+        if self.orders.ends() {
             self.side.send_all_off();
             self.side.tell_stopped(None);
             return Ok(ControlFlow::Break(()));

@@ -16,6 +16,8 @@
 //! | [`tcp_handshake`] | the handshake of `tcp://` |
 //! | [`target_config`], [`mount_config`] | configuration files |
 //! | [`note`], [`record`] | files that a mount and a target leave to the next run |
+//! | [`guest_note`] | the file that the program of a guest leaves to the next one |
+//! | [`vhost_front_end`] | the disk of a guest, from a hostile front end: sequences, bursts, pauses |
 //! | [`holders`], [`lineage`] | files of the version before, which become records |
 //!
 //! `corpus/NAME/` holds inputs that together reach all the code that was reached so far. The tests
@@ -24,6 +26,7 @@
 pub mod admin_body;
 pub mod capsule;
 pub mod control_core;
+pub mod guest_note;
 pub mod handshake;
 pub mod hello;
 pub mod holders;
@@ -37,6 +40,7 @@ pub mod target_config;
 pub mod target_engine;
 pub mod tcp_frame;
 pub mod tcp_handshake;
+pub mod vhost_front_end;
 
 pub use input::Input;
 
@@ -58,7 +62,7 @@ macro_rules! targets {
 }
 
 /// All targets.
-pub const ALL: [Target; 15] = targets!(
+pub const ALL: [Target; 17] = targets!(
     hello,
     admin_body,
     handshake,
@@ -71,7 +75,9 @@ pub const ALL: [Target; 15] = targets!(
     target_config,
     mount_config,
     note,
+    guest_note,
     record,
     holders,
-    lineage
+    lineage,
+    vhost_front_end
 );

@@ -69,9 +69,11 @@ replayed!(
     target_config,
     mount_config,
     note,
+    guest_note,
     record,
     holders,
     lineage,
+    vhost_front_end,
 );
 
 /// The corpora stay small enough for a repository.

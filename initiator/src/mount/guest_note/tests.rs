@@ -88,7 +88,7 @@ fn a_note_of_no_use_is_refused() {
     }
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("vm1.sock");
-    let long = " ".repeat(usize::try_from(LEN_MAX).unwrap()) + &good.to_string();
+    let long = " ".repeat(usize::try_from(note_form::LEN_MAX).unwrap()) + &good.to_string();
     std::fs::write(GuestNote::path(&socket), long).unwrap();
     let said = GuestNote::read(&socket).unwrap_err().to_string();
     assert!(said.contains("it is too long") && said.contains("remove the file"), "{said}");

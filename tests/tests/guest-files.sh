@@ -1,24 +1,6 @@
-#!/bin/busybox sh
-# The first process of a guest whose data is on a volume: it mounts the disk, writes files with sums
+# A guest whose data is on a volume, after guest-begin.sh: it mounts the disk, writes files with sums
 # again and again, checks them, and says on the console how far it is.
 
-bb=/bin/busybox
-say() { echo "guest: $*" >/dev/ttyS0; }
-end() { say "$*"; $bb poweroff -f; while :; do $bb sleep 1; done; }
-
-$bb mount -t proc proc /proc
-$bb mount -t sysfs sysfs /sys
-$bb mount -t devtmpfs devtmpfs /dev
-while read -r module; do
-    $bb insmod "/modules/$module" || end "failed: module $module"
-done </modules/order
-$bb mdev -s 2>/dev/null
-tries=0
-while [ ! -b /dev/vda ]; do
-    tries=$((tries + 1))
-    [ "$tries" -lt 100 ] || end "failed: there is no disk"
-    $bb sleep 0.1
-done
 say "disk $($bb cat /sys/block/vda/size) sectors, id $($bb cat /sys/block/vda/serial)"
 $bb mount -t ext4 /dev/vda /mnt || end "failed: mount"
 [ "$($bb cat /mnt/hello)" = "from the host" ] || end "failed: what the host wrote"

@@ -1,0 +1,454 @@
+//! Front ends that say too much, too slowly, or hold up what they share: the process that serves
+//! the disk goes on, and ends when it is told to. The real program, and a front end and a guest
+//! that are driven by hand.
+
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use rblk_tests::guest::{Ask, DATA, GUEST, Guest, MEMORY, RING, Served, shareable};
+use rblk_tests::program::{Target, wait_for};
+
+const OK: u8 = 0;
+const SIZE: u64 = 2 << 20;
+const ENABLE: u32 = 18;
+const SET_CALL: u32 = 13;
+const SET_ERROR: u32 = 14;
+const SET_KICK: u32 = 12;
+/// What is forced has less time than the command that forces it waits.
+const SOON: Duration = Duration::from_secs(5);
+
+/// A target that serves a file of [`SIZE`] bytes, and the disk of a guest with so many rings.
+struct Bed {
+    served: Served,
+    target: Target,
+    // Last, so that the logs are there as long as the processes.
+    dir: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new(queues: &str) -> Self {
+        Self::with(queues, &[])
+    }
+
+    fn with(queues: &str, args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("v.img");
+        File::create(&store).unwrap().set_len(SIZE).unwrap();
+        let volume = format!("v={}", store.display());
+        let target = Target::start(dir.path(), &["--file", &volume, "--block-size", "512"]);
+        let args = [&["--queues", queues, "--max-io", "64KiB"], args].concat();
+        let served = Served::start(dir.path(), &target.address.to_string(), "v", &args);
+        Self { served, target, dir }
+    }
+
+    /// Lines are written by a thread of their own.
+    fn wait_for_line(&self, text: &str) {
+        wait_for(text, || self.served.log().contains(text).then_some(()));
+    }
+
+    /// The next front end is served, and the process ends in good order.
+    fn goes_on_and_ends(mut self) {
+        let mut guest = Guest::connect(&self.served, 1);
+        assert_eq!(read(&mut guest), OK);
+        drop(guest);
+        assert_eq!(self.served.terminate(), Some(0), "{}", self.served.log());
+        drop((self.target, self.dir));
+    }
+}
+
+fn read(guest: &mut Guest) -> u8 {
+    guest.one(0, Ask::Read, 0, &[(GUEST + DATA, 512)])
+}
+
+fn message(request: u32, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(body.len()).unwrap();
+    [[request, 1, len].map(u32::to_le_bytes).concat(), body.to_vec()].concat()
+}
+
+fn event() -> EventFd {
+    EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap()
+}
+
+/// Any number of orders, faster than a ring takes them: the last one counts.
+#[test]
+fn a_burst_of_enables_is_taken() {
+    for orders in [200, 5000] {
+        let bed = Bed::new("1");
+        let mut guest = Guest::connect(&bed.served, 1);
+        for last in [1u32, 0, 1] {
+            let mut burst = Vec::new();
+            for order in 0..orders {
+                let enable = if order + 1 == orders { last } else { order % 2 };
+                burst.extend(message(ENABLE, &[0, enable].map(u32::to_le_bytes).concat()));
+            }
+            guest.send_raw(&burst).unwrap();
+            // An answer says that the burst was taken.
+            assert_eq!(guest.config().len(), 60);
+            guest.request(0, 0, Ask::Read, 0, &[(GUEST + DATA, 512)]);
+            if last == 0 {
+                std::thread::sleep(Duration::from_millis(300));
+                assert_eq!(guest.done(0), None, "a ring that is not enabled");
+                assert!(guest.ask(ENABLE, &[0, 1].map(u32::to_le_bytes).concat(), &[]).unwrap());
+            }
+            assert_eq!(guest.wait(0), (0, OK), "{orders} orders, the last one {last}");
+        }
+        drop(guest);
+        bed.goes_on_and_ends();
+    }
+}
+
+/// The same with events, each with a descriptor: the newest is the one that is used.
+#[test]
+fn a_burst_of_events_is_taken() {
+    let bed = Bed::new("2");
+    let mut guest = Guest::connect(&bed.served, 2);
+    for number in [200, 2000] {
+        let ring = 0u64.to_le_bytes();
+        let (old, new) = (event(), event());
+        for order in 0..number {
+            let call = if order + 1 == number { &new } else { &old };
+            guest.tell(SET_CALL, &ring, &[call.as_fd().as_raw_fd()]);
+            guest.tell(SET_ERROR, &ring, &[old.as_fd().as_raw_fd()]);
+        }
+        assert_eq!(guest.config().len(), 60);
+        // What a ring owed was told by an older one.
+        let _ = fcntl(&old, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
+        let _ = old.read();
+        guest.request(0, 0, Ask::Read, 0, &[(GUEST + DATA, 512)]);
+        assert!(new.read().unwrap() > 0, "the newest event is not used");
+        assert_eq!(guest.wait(0), (0, OK));
+    }
+    // A ring that is served takes no other kick, however often it is asked to.
+    for _ in 0..200 {
+        let kick = event();
+        let body = 0u64.to_le_bytes();
+        assert!(!guest.ask(SET_KICK, &body, &[kick.as_fd().as_raw_fd()]).unwrap());
+    }
+    assert_eq!(read(&mut guest), OK);
+    bed.wait_for_line("refused what a front end asks");
+    let refusals = bed.served.log().matches("refused what a front end asks").count();
+    assert!((1..20).contains(&refusals), "{refusals} lines");
+    for _ in 0..100 {
+        let base = guest.stop(0);
+        guest.start(0, base);
+    }
+    assert_eq!(read(&mut guest), OK);
+    drop(guest);
+    bed.goes_on_and_ends();
+}
+
+/// A front end that shares other memory again and again, while requests are under way.
+#[test]
+fn a_burst_of_memories_is_taken() {
+    let bed = Bed::new("2");
+    let mut guest = Guest::connect(&bed.served, 2);
+    let (at, len, user, offset) = Guest::own_part();
+    let table = |parts: &[[u64; 4]]| {
+        let count = u32::try_from(parts.len()).unwrap();
+        let mut body = [count, 0].map(u32::to_le_bytes).concat();
+        body.extend(parts.iter().flatten().flat_map(|field| field.to_le_bytes()));
+        body
+    };
+    // With and without a second file: each time the paths register all of it again.
+    let own = [at, len, user, offset];
+    let (small, large) = (table(&[own]), table(&[own, [at + len, len, user + len, 0]]));
+    let (file, other) = (guest.file().as_raw_fd(), shareable(MEMORY));
+    for round in 0..10 {
+        guest.request(0, 0, Ask::Read, 0, &[(GUEST + DATA, 512)]);
+        for _ in 0..10 {
+            guest.tell(5, &large, &[file, other.as_raw_fd()]);
+            guest.tell(5, &small, &[file]);
+        }
+        assert_eq!(guest.wait(0), (0, OK), "round {round}");
+        assert_eq!(guest.config().len(), 60, "round {round}");
+    }
+    drop(guest);
+    bed.goes_on_and_ends();
+}
+
+/// The guest never reads what calls it.
+#[test]
+fn a_guest_that_never_takes_a_call_keeps_no_ring() {
+    let bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    for number in 0..500u16 {
+        guest.request(0, number % RING, Ask::Read, 0, &[(GUEST + DATA, 512)]);
+        let done = wait_for("a request is done", || guest.done(0));
+        assert_eq!(done, (number % RING, OK));
+    }
+    drop(guest);
+    bed.goes_on_and_ends();
+}
+
+/// The other side can have whoever writes an event wait: it takes `O_NONBLOCK` away, and fills it.
+fn fill(event: &EventFd) {
+    fcntl(event, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    let _ = event.write(1);
+    let count = event.read().unwrap();
+    assert!(count > 0);
+    event.write(u64::MAX - 1).unwrap();
+}
+
+/// A ring of a guest whose call is full. Its requests are done all the same.
+fn with_full_call(bed: &Bed) -> Guest {
+    let mut guest = Guest::connect(&bed.served, 2);
+    fill(guest.call_event(0));
+    for number in 0..4 {
+        guest.request(0, number, Ask::Read, 0, &[(GUEST + DATA, 512)]);
+        let done = wait_for("a request whose call waits is done", || guest.done(0));
+        assert_eq!(done, (number, OK));
+    }
+    guest
+}
+
+#[test]
+fn a_call_that_blocks_keeps_no_ring() {
+    let mut bed = Bed::new("2");
+    let guest = with_full_call(&bed);
+    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
+    drop(guest);
+}
+
+#[test]
+#[ignore = "needs root: the mount is listed"]
+fn as_root_a_call_that_blocks_keeps_no_unmount() {
+    let mut bed = Bed::new("2");
+    let guest = with_full_call(&bed);
+    let begun = Instant::now();
+    assert_eq!(bed.served.unmount_by_force(), Some(0), "{}", bed.served.log());
+    assert!(begun.elapsed() < SOON);
+    drop(guest);
+}
+
+/// The same of the event by which a front end hears that a ring is broken.
+#[test]
+fn an_error_event_that_blocks_keeps_no_ring() {
+    let mut bed = Bed::new("2");
+    let mut guest = Guest::connect(&bed.served, 2);
+    let error = event();
+    let ring = 0u64.to_le_bytes();
+    assert!(guest.ask(SET_ERROR, &ring, &[error.as_fd().as_raw_fd()]).unwrap());
+    assert_eq!(read(&mut guest), OK);
+    fill(&error);
+    guest.claim_to_offer(0, RING + 2);
+    bed.wait_for_line("a ring of the guest is broken");
+    assert_eq!(guest.one(1, Ask::Read, 0, &[(GUEST + DATA, 512)]), OK);
+    assert_eq!(guest.stop(0), 1);
+    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
+}
+
+/// What is no eventfd could have a writer or a reader wait: it is refused.
+#[test]
+fn an_event_that_is_none_is_refused() {
+    let bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    let (read_end, write_end) = nix::unistd::pipe().unwrap();
+    let ring = 0u64.to_le_bytes();
+    for request in [SET_CALL, SET_ERROR] {
+        assert!(!guest.ask(request, &ring, &[write_end.as_raw_fd()]).unwrap());
+    }
+    assert_eq!(read(&mut guest), OK);
+    guest.stop(0);
+    assert!(!guest.ask(SET_KICK, &ring, &[read_end.as_raw_fd()]).unwrap());
+    bed.wait_for_line("an event that is no eventfd, but pipe:");
+    drop(guest);
+    bed.goes_on_and_ends();
+}
+
+/// A body that comes a byte at a time: each byte comes soon, the whole never does.
+fn drip(guest: &mut Guest) {
+    let _ = guest.send_raw(&[2u32, 1, 4096].map(u32::to_le_bytes).concat());
+    let _ = guest.send_raw(&[0]);
+}
+
+#[test]
+fn a_message_that_drips_ends() {
+    let bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    drip(&mut guest);
+    let begun = Instant::now();
+    while guest.send_raw(&[0]).is_ok() {
+        assert!(begun.elapsed() < Duration::from_secs(15), "it may drip for ever");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    drop(guest);
+    bed.goes_on_and_ends();
+}
+
+#[test]
+fn a_message_that_drips_keeps_no_signal() {
+    let mut bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    drip(&mut guest);
+    let dripping = std::thread::spawn(move || {
+        while guest.send_raw(&[0]).is_ok() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
+    let begun = Instant::now();
+    assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
+    assert!(begun.elapsed() < SOON);
+    dripping.join().unwrap();
+}
+
+#[test]
+#[ignore = "needs root: the mount is listed"]
+fn as_root_a_message_that_drips_keeps_no_unmount() {
+    let mut bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    drip(&mut guest);
+    let dripping = std::thread::spawn(move || {
+        while guest.send_raw(&[0]).is_ok() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
+    let begun = Instant::now();
+    assert_eq!(bed.served.unmount_by_force(), Some(0), "{}", bed.served.log());
+    assert!(begun.elapsed() < SOON);
+    dripping.join().unwrap();
+}
+
+/// A thread of a process that stands still, as one does that the kernel holds up.
+struct HeldThread(Pid);
+
+impl HeldThread {
+    fn new(thread: Pid) -> Self {
+        ptrace::seize(thread, ptrace::Options::empty()).unwrap();
+        ptrace::interrupt(thread).unwrap();
+        waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+        Self(thread)
+    }
+
+    /// Waits for the end of the process, whose exit code it returns.
+    fn wait_for_end(&self, served: &mut Served, within: Duration) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            // The thread is gone only when who holds it has seen that.
+            let _ = waitpid(self.0, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
+            if let Some(code) = served.exit_code() {
+                return code;
+            }
+            assert!(begun.elapsed() < within, "it does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for HeldThread {
+    fn drop(&mut self) {
+        // A process with a thread that is held cannot be waited for.
+        let _ = ptrace::detach(self.0, None);
+    }
+}
+
+fn terminate(served: &Served) {
+    kill(Pid::from_raw(i32::try_from(served.pid()).unwrap()), Signal::SIGTERM).unwrap();
+}
+
+/// Whatever holds a thread up, the process ends after a last patience: soon, when it is told twice.
+#[test]
+fn a_thread_that_is_held_up_keeps_no_signal() {
+    for (thread, signals, within) in
+        [("rblk-front-end", 2, 10), ("rblk-ring-0", 2, 10), ("rblk-front-end", 1, 50)]
+    {
+        let mut bed = Bed::new("1");
+        let mut guest = Guest::connect(&bed.served, 1);
+        assert_eq!(read(&mut guest), OK);
+        let held = HeldThread::new(bed.served.thread(thread));
+        for _ in 0..signals {
+            terminate(&bed.served);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let code = held.wait_for_end(&mut bed.served, Duration::from_secs(within));
+        assert_eq!(code, Some(1), "{}", bed.served.log());
+        assert!(bed.served.log().contains("did not end in time"), "{}", bed.served.log());
+        // The session is over: the next process has the volume at once. It leaves the rings alone.
+        let address = bed.target.address.to_string();
+        bed.served = Served::start(bed.dir.path(), &address, "v", &["--queues", "1"]);
+        drop(guest);
+        bed.goes_on_and_ends();
+    }
+}
+
+#[test]
+#[ignore = "needs root: the mount is listed"]
+fn as_root_a_thread_that_is_held_up_keeps_no_unmount() {
+    let mut bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    assert_eq!(read(&mut guest), OK);
+    let held = HeldThread::new(bed.served.thread("rblk-front-end"));
+    let begun = Instant::now();
+    let name = bed.served.name().to_owned();
+    let umount = std::thread::spawn(move || rblk_tests::guest::unmount(&name));
+    let code = held.wait_for_end(&mut bed.served, Duration::from_secs(10));
+    assert_eq!(code, Some(1), "{}", bed.served.log());
+    assert!(begun.elapsed() < SOON);
+    assert_eq!(umount.join().unwrap().code, Some(0));
+}
+
+/// A ring that the front end cannot stop breaks the disk: the process ends, and says that it
+/// failed.
+#[test]
+fn a_broken_disk_is_a_failure() {
+    let mut bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    assert_eq!(read(&mut guest), OK);
+    let held = HeldThread::new(bed.served.thread("rblk-ring-0"));
+    drop(guest);
+    let code = held.wait_for_end(&mut bed.served, Duration::from_secs(60));
+    assert_eq!(code, Some(1), "{}", bed.served.log());
+    let log = bed.served.log();
+    assert!(log.contains("the disk of the guest broke: ring 0 is not done"), "{log}");
+}
+
+#[test]
+fn more_memory_than_a_guest_may_have_is_refused() {
+    let bed = Bed::with("1", &["--memory-max", "4MiB"]);
+    let mut guest = Guest::connect(&bed.served, 1);
+    let (at, _, user, _) = Guest::own_part();
+    let large = shareable(MEMORY + 4096);
+    assert!(!guest.try_share(&[(at, MEMORY, user, 0)], &[&large]).unwrap());
+    bed.wait_for_line("has 4100KiB, and --memory-max allows 4MiB");
+    assert_eq!(read(&mut guest), OK);
+    drop(guest);
+    bed.goes_on_and_ends();
+}
+
+/// A file of a file system asks whoever serves that file system for its pages.
+#[test]
+fn memory_in_a_file_that_is_none_is_refused() {
+    let bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+    assert!(!guest.try_share(&[Guest::own_part()], &[&zero]).unwrap());
+    bed.wait_for_line("none of a memfd, tmpfs or hugetlbfs");
+    // One of tmpfs, as QEMU has with memory-backend-file.
+    let shm = tempfile::tempfile_in("/dev/shm").unwrap();
+    shm.set_len(MEMORY).unwrap();
+    assert!(guest.try_share(&[Guest::own_part()], &[&shm]).unwrap());
+    drop(guest);
+    bed.goes_on_and_ends();
+}
+
+/// Whoever cuts the memory of its guest ends the process of that guest, which says why.
+#[test]
+fn a_memory_that_is_cut_is_named() {
+    let mut bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    assert_eq!(read(&mut guest), OK);
+    guest.file().set_len(0).unwrap();
+    guest.kick(0);
+    let code = wait_for("the end", || bed.served.exit_code());
+    assert_eq!(code, None, "by a signal");
+    let log = bed.served.log();
+    assert!(log.contains("SIGBUS: byte ") && log.contains("its front end cut the file"), "{log}");
+}
