@@ -43,7 +43,9 @@ const FEATURES: u32 = Features::WRITE_WITH_IMM.0
     | Features::CAPSULE_LISTS.0
     | Features::DATA_LISTS.0
     | Features::DATA_FIRST.0
-    | Features::DIGEST.0;
+    | Features::DIGEST.0
+    // Nothing is encrypted in memory; the target serves such a connection as if it were.
+    | Features::ENCRYPT.0;
 
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
