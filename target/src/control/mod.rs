@@ -10,6 +10,7 @@ pub(crate) mod devices;
 pub(crate) mod ends;
 mod groups;
 mod happened;
+mod host_places;
 mod losses;
 mod making;
 mod orders;
@@ -63,6 +64,7 @@ use destroy::{Destroyed, Destroyer};
 use devices::Devices;
 use ends::{EndReply, Ends, RunEnd};
 use groups::Groups;
+use host_places::HostPlaces;
 use losses::LossNotes;
 use making::{Made, Making};
 use persist::Persister;
@@ -183,6 +185,7 @@ pub(crate) struct Control {
     making: Making,
     made: mpsc::UnboundedReceiver<Made>,
     shares: CqShares,
+    host_places: HostPlaces,
     tally: Tally,
     rates: VolumeRates,
     persister: Persister,
@@ -281,6 +284,7 @@ impl Control {
             making,
             made,
             shares: CqShares::default(),
+            host_places: HostPlaces::default(),
             tally: Tally::default(),
             rates: VolumeRates::default(),
             persister,
@@ -634,12 +638,21 @@ impl Control {
         AckTimeout::within(session.map_or(ConnectOptions::default().detect, |s| s.detect))
     }
 
-    /// Who takes the entries of a CQ that a connection needs: its host where hosts prove who they
-    /// are, else its address.
+    /// Who takes what a connection needs, as entries of a CQ and slots of the arena: its host where
+    /// hosts prove who they are, else its address.
     fn payer(&self, session: SessionIndex, peer: &str) -> String {
         let session = self.core.sessions().get(session).filter(|_| self.core.requires_proof());
         let host = session.map(|session| session.host.to_string());
-        host.unwrap_or_else(|| core::address_of(peer).to_owned())
+        host.unwrap_or_else(|| host_places::household(peer))
+    }
+
+    /// Tells the poll groups of which host a session is, which begins or comes back.
+    fn place_host(&mut self, session: SessionIndex) {
+        let Some(peer) = self.core.sessions().get(session).map(|s| s.peer.clone()) else { return };
+        let whose = self.payer(session, &peer);
+        if let Some(host) = self.host_places.put(session, whose) {
+            self.groups.notify(Notice::Host { session, host });
+        }
     }
 
     /// Nothing of a connection is in use any more.
@@ -671,6 +684,7 @@ impl Control {
                     self.groups.send(to.group, reply);
                 }
                 Effect::Adopt { connection: to, session, epoch, silence } => {
+                    self.place_host(session);
                     let connection = to.connection;
                     let adopt = ToGroup::Adopt { connection, session, epoch, silence };
                     self.groups.send(to.group, adopt);
@@ -682,6 +696,9 @@ impl Control {
                 Effect::All(notice) => {
                     if let Notice::EndConnections { session, before } = notice {
                         self.making.end_connections(session, before);
+                    }
+                    if let Notice::ForgetSession { session } = notice {
+                        self.host_places.end(session);
                     }
                     self.groups.notify(notice);
                 }
