@@ -42,6 +42,7 @@ pub mod exposition;
 mod facts;
 mod latency;
 mod listener;
+pub mod log_limit;
 pub mod log_linear;
 mod look_up;
 pub mod mailbox;

@@ -36,6 +36,7 @@ mod history;
 mod holder;
 pub mod leftovers;
 mod link;
+mod link_lines;
 pub mod lock;
 pub mod metrics;
 mod mounted;

@@ -14,6 +14,7 @@ mod host_places;
 mod losses;
 mod making;
 mod orders;
+mod peer_lines;
 mod persist;
 mod predecessor;
 mod rates;
@@ -67,6 +68,7 @@ use groups::Groups;
 use host_places::HostPlaces;
 use losses::LossNotes;
 use making::{Made, Making};
+use peer_lines::PeerLine;
 use persist::Persister;
 use predecessor::{Agreed, Predecessor};
 use rates::VolumeRates;
@@ -366,6 +368,7 @@ impl Control {
                 _ = tick.tick(), if ticks => {
                     self.core.tick(Instant::now());
                     self.note_losses_again();
+                    self.tell_left_out(Instant::now());
                     is_news = false;
                 }
                 () = self.rates.due() => {
@@ -383,7 +386,7 @@ impl Control {
                 incoming.close();
             }
             // `needs_ticks` looks at every session, so it is not asked after each piece of news.
-            let owes = self.losses.owes() || self.groups.owes_mail();
+            let owes = self.losses.owes() || self.groups.owes_mail() || self.core.lines().owes();
             ticks = is_news || self.core.needs_ticks() || owes;
             if self.groups.have_stopped() {
                 // A stop that was ordered since. Who asks later is told that nobody listens.
@@ -550,8 +553,11 @@ impl Control {
         let asked = match HelloRequest::from_wire(&incoming.hello().0) {
             Ok(asked) => asked,
             Err(error) => {
-                tracing::warn!(peer, %error, "refused a connection");
-                return incoming.reject(&refusal(RejectReason::Malformed, &error.to_string()));
+                let text = error.to_string();
+                if self.core.lines().may_say(PeerLine::Refused, &peer, &text, Instant::now()) {
+                    tracing::warn!(peer, error = text, "refused a connection");
+                }
+                return incoming.reject(&refusal(RejectReason::Malformed, &text));
             }
         };
         if self.devices.find(&incoming.device()).is_none() {
@@ -560,7 +566,7 @@ impl Control {
         match self.grant(&incoming, &asked, &peer) {
             Ok(granted) => self.connect(incoming, &asked, granted),
             Err(refused) => {
-                log_refusal(&asked, &peer, &refused);
+                log_refusal(self.core.lines(), &asked, &peer, &refused);
                 incoming.reject(&refusal(refused.reason, &refused.text));
             }
         }
@@ -578,8 +584,8 @@ impl Control {
         let device = incoming.device();
         let accept = admission::agree(asked, &house, &device)?;
         let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
-            tracing::error!(%error, "cannot serve by this device");
-            no_room(error.to_string())
+            // A line of the refusal says so.
+            no_room(format!("cannot serve by this device: {error}"))
         })?;
         let mut fresh = [0; 16];
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
@@ -793,6 +799,13 @@ impl Control {
 
     fn note_losses_again(&mut self) {
         self.losses.due().into_iter().for_each(|volume| self.note_loss(volume));
+    }
+
+    /// Says in the log how many lines were left out.
+    fn tell_left_out(&mut self, now: Instant) {
+        while let Some(left_out) = self.core.lines().take_left_out(now) {
+            left_out.log();
+        }
     }
 
     fn on_lost_writes(&mut self, volume: VolumeIndex, backing: Arc<Backing>) {
