@@ -66,6 +66,10 @@ impl ConnectOptions {
     }
 }
 
+/// The longest time in which an acceptor sees that a path is dead or that the peer takes nothing,
+/// whatever the peer asks for.
+pub const ACCEPTED_DETECT_MAX: Duration = Duration::from_secs(5);
+
 impl Default for ConnectOptions {
     fn default() -> Self {
         Self {

@@ -43,6 +43,7 @@ mod facts;
 mod latency;
 mod lent;
 mod listener;
+pub mod log_limit;
 pub mod log_linear;
 mod look_up;
 pub mod mailbox;
@@ -70,7 +71,9 @@ pub const ENVIRONMENT: (&str, &str) = ("RDMAV_ALLOW_DISASSOC_DESTROY", "1");
 pub use ack_timeout::AckTimeout;
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
-pub use connect::{AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits};
+pub use connect::{
+    ACCEPTED_DETECT_MAX, AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits,
+};
 pub use connection::{Connection, Established};
 pub use counter::Counter;
 pub use credit::SendCredits;

@@ -199,7 +199,8 @@ impl SgeList {
 
     /// Sum of the lengths in bytes.
     #[must_use]
-    pub(crate) fn total_bytes(&self) -> u64 {
+    #[inline]
+    pub fn total_bytes(&self) -> u64 {
         self.as_slice().iter().map(|s| u64::from(s.len)).sum()
     }
 }

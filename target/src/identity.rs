@@ -27,6 +27,28 @@ pub struct SessionIndex {
     pub life: u32,
 }
 
+/// A host's place in the tables of the shards: it says which sessions share what one host may keep
+/// of the memory of others. Control gives a place again when the host has no session left.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct HostIndex(u16);
+
+impl HostIndex {
+    /// Of what control itself asks for, and of sessions whose host a shard was not told yet.
+    pub const NONE: Self = Self(0);
+
+    /// The host of that place.
+    #[must_use]
+    pub const fn new(place: u16) -> Self {
+        Self(place)
+    }
+
+    /// The place in a table.
+    #[inline(always)]
+    pub(crate) fn place(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 impl SessionIndex {
     /// Of a connection that belongs to no session, as before LOGIN. No session has this place.
     pub const NONE: Self = Self { index: u16::MAX, life: 0 };

@@ -145,12 +145,6 @@ impl Served {
         wait_for("the end", || child.try_wait().ok().flatten()).code()
     }
 
-    /// The name of its mount.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Ends it by `umount --force`, and waits for that. Returns its exit code. As root: its mount
     /// is listed.
     ///

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rblk_tests::bed::pattern;
 use rblk_tests::http::{Answer, exchange, get, request};
@@ -61,7 +62,7 @@ fn farewell(port: u16) -> std::thread::JoinHandle<String> {
         exchange(port, b"GET /farewell HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     });
     // The question is there before what is asked of is over.
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     asking
 }
 
@@ -123,7 +124,7 @@ fn the_past_of_the_volumes_is_there_for_who_asks_later() {
     );
     assert_eq!(deeds[0]["read"].as_array().unwrap().len(), 1, "one time in one bucket: {deeds}");
     // A second in which nothing happens is no moment.
-    std::thread::sleep(std::time::Duration::from_millis(2200));
+    std::thread::sleep(Duration::from_millis(2200));
     client.flush();
     client.logout();
     let second = wait_for("the next moment", || Some(past(1)).filter(|past| past["last"] == 2));
@@ -259,7 +260,7 @@ fn clients_that_send_too_much_or_nothing_are_ended_and_others_served() {
     let dir = tempfile::tempdir().unwrap();
     let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port.number)).unwrap();
-    // More than there are places, and none says anything: others wait until their time is over.
+    // More than there are places, and none says anything.
     let silent: Vec<TcpStream> = (0..60).map(|_| connect()).collect();
     assert_eq!(get(port.number, "/healthz").status, 200);
     drop(silent);
@@ -274,6 +275,46 @@ fn clients_that_send_too_much_or_nothing_are_ended_and_others_served() {
     let noise: Vec<u8> = (0..=255).cycle().take(20_000).collect();
     assert!(!exchange(port.number, &noise).contains("200 OK"));
     assert_eq!(get(port.number, "/healthz").status, 200);
+}
+
+/// A probe is answered at once.
+fn is_healthy(port: u16, what: &str) {
+    let begun = Instant::now();
+    let answer = get(port, "/healthz");
+    let took = begun.elapsed();
+    assert_eq!(answer.status, 200, "{what}: {answer:?}");
+    assert!(took < Duration::from_secs(2), "{what}: /healthz took {took:?}");
+}
+
+#[test]
+fn clients_keep_no_probe_from_healthz() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
+    let say = |text: &str| {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port.number)).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    };
+    let all = |text: &str| -> Vec<TcpStream> { (0..200).map(|_| say(text)).collect() };
+    let (silent, half) = (all(""), all("GET /healthz HTTP/1.1\r\nHost: loc"));
+    is_healthy(port.number, "silent clients and half heads");
+    drop((silent, half));
+    let idle = all("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    is_healthy(port.number, "idle clients");
+    drop(idle);
+    // They ask for much and take nothing: each holds its place for the time of an answer.
+    let much = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(600);
+    let deaf: Vec<TcpStream> = (0..48).map(|_| say(&much)).collect();
+    std::thread::sleep(Duration::from_secs(1));
+    for _ in 0..20 {
+        is_healthy(port.number, "deaf clients");
+    }
+    assert_eq!(get(port.number, "/metrics").status, 503, "the places are taken");
+    let is_served = || (get(port.number, "/metrics").status == 200).then_some(());
+    wait_for("the end of deaf clients", is_served);
+    drop(deaf);
+    let answer = request(port.number, "GET", "/healthz", "[::1].evil.example");
+    assert_eq!(answer.status, 421, "{answer:?}");
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! [`CompletionQueue`]: the completions of a poller that the caller has not polled.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use rblk_protocol::width::wide64;
 
+use crate::log_limit::LogLimit;
 use crate::work::{Completion, QpIndex, WcStatus};
 
 /// Polls between two flushes, at most, on a device that flushes late.
@@ -32,6 +34,8 @@ pub(super) struct CompletionQueue {
     lateness: Option<u64>,
     // QPs that ended because of a record of their peer.
     bad_records: u64,
+    // What the log says of them.
+    bad_record_lines: LogLimit,
 }
 
 impl CompletionQueue {
@@ -43,12 +47,18 @@ impl CompletionQueue {
             late: VecDeque::new(),
             lateness: None,
             bad_records: 0,
+            bad_record_lines: LogLimit::default(),
         }
     }
 
     /// A QP of this CQ ends because of a bad record of its peer.
     pub(super) fn count_bad_record(&mut self) {
         self.bad_records += 1;
+    }
+
+    /// Whether the log may say so now.
+    pub(super) fn may_log_bad_record(&mut self) -> bool {
+        self.bad_record_lines.may_write(Instant::now())
     }
 
     /// QPs of this CQ that ended because of a bad record.

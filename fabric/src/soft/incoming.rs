@@ -13,7 +13,7 @@ use super::handshake::{self, Failure, Request, Verdict};
 use super::link::TcpLink;
 use super::queue_pair::Connection;
 use crate::address::end_name;
-use crate::connect::{ConnectionHello, QpLimits};
+use crate::connect::{ACCEPTED_DETECT_MAX, ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
 /// What a handshake leads to: a peer, or the peer's address and why it is dropped.
@@ -31,7 +31,9 @@ pub(super) async fn read_request(
         Ok(Err(Failure::Foreign(reason))) => return Err((peer, reason)),
         Ok(Ok(request)) => request,
     };
-    handshake::tune(&stream, request.detect).map_err(|e| (peer, e.to_string()))?;
+    // A peer that keeps its window closed keeps what was lent for it.
+    let detect = request.detect.min(ACCEPTED_DETECT_MAX);
+    handshake::tune(&stream, detect).map_err(|e| (peer, e.to_string()))?;
     let stream = stream.into_std().map_err(|e| (peer, e.to_string()))?;
     Ok(Incoming { stream: Some(stream), request, peer, refusal: ConnectionHello::default() })
 }

@@ -14,6 +14,7 @@ use super::course::{
     Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State, Verdict,
 };
 use super::history::{History, millis};
+use super::link_lines::{LinkLine, LinkLines};
 use super::note_keeper::NoteKeeper;
 use super::queues::Queues;
 use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try, VolumeChanged};
@@ -47,6 +48,8 @@ pub(super) struct Link {
     stuck: StuckData,
     // Of each address, why it did not work last; none where it did, or was not tried.
     faults: Vec<Option<String>>,
+    // What the target made it log.
+    lines: LinkLines,
     durability: Arc<Durability>,
 }
 
@@ -157,6 +160,7 @@ impl Link {
             history,
             stuck: StuckData::default(),
             faults,
+            lines: LinkLines::default(),
             durability: Arc::clone(durability),
         }
     }
@@ -497,11 +501,13 @@ impl Link {
         let address = self.tries.address();
         if session_is_gone {
             // The target was restarted. The reason for the loss is known already.
-            tracing::info!(
-                address,
-                answer = text,
-                "the target does not know the session any more; beginning a new one"
-            );
+            if self.lines.may_write(LinkLine::Session, now) {
+                tracing::info!(
+                    address,
+                    answer = text,
+                    "the target does not know the session any more; beginning a new one"
+                );
+            }
             self.history.session_gone(self.epoch());
             self.course.failed(Failure::SessionGone, now, random());
             return;
@@ -536,8 +542,10 @@ impl Link {
         if was_failing {
             around.queues.fail(None);
         }
-        let (epoch, address) = (self.epoch(), &self.setup.endpoint.address);
-        tracing::info!(rblk_event = "resume", ?stalled, epoch, address, "connected again");
+        if self.may_log(LinkLine::Resume) {
+            let (epoch, address) = (self.epoch(), &self.setup.endpoint.address);
+            tracing::info!(rblk_event = "resume", ?stalled, epoch, address, "connected again");
+        }
         self.say_fallback();
     }
 
@@ -587,11 +595,15 @@ impl Link {
     ) -> bool {
         match news {
             Ok(News::Event(Some(AsyncEvent::Draining))) => {
-                tracing::info!("the target drains: finishing what is in flight");
+                if self.may_log(LinkLine::News) {
+                    tracing::info!("the target drains: finishing what is in flight");
+                }
                 self.course.draining(Instant::now());
             }
             Ok(News::Event(Some(AsyncEvent::Upgrading))) => {
-                tracing::info!("the target is being upgraded: finishing what is in flight");
+                if self.may_log(LinkLine::News) {
+                    tracing::info!("the target is being upgraded: finishing what is in flight");
+                }
                 self.course.upgrading(Instant::now());
             }
             // The next OPEN says which host has the volume.
@@ -638,12 +650,19 @@ impl Link {
         queues.fail(Some(ENODEV));
     }
 
+    /// Whether a line that the target can bring about may be written now.
+    fn may_log(&mut self, line: LinkLine) -> bool {
+        self.lines.may_write(line, Instant::now())
+    }
+
     fn lose(&mut self, why: &str, loss: Loss, queues: &mut Queues) {
         let Some(session) = &self.session else { return };
         let address = session.address.to_string();
         self.note_fault(self.course.address(), why);
         self.course.lose(loss, Instant::now(), random());
-        tracing::warn!(rblk_event = "loss", why, address, "lost the target; requests wait");
+        if self.may_log(LinkLine::Loss) {
+            tracing::warn!(rblk_event = "loss", why, address, "lost the target; requests wait");
+        }
         self.disconnect(Some(why), queues);
     }
 

@@ -41,6 +41,7 @@ mod holder;
 pub mod image;
 pub mod leftovers;
 mod link;
+mod link_lines;
 pub mod lock;
 pub mod metrics;
 mod mounted;

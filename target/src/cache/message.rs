@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use nix::errno::Errno;
 use rblk_protocol::Tag;
 
-use crate::identity::{ConnectionId, SessionIndex};
+use crate::identity::{ConnectionId, HostIndex, SessionIndex};
 use crate::store::{OpKind, Segment, VolumeIndex};
 use crate::timing::Spent;
 
@@ -349,17 +349,17 @@ pub enum Changed {
 pub enum SlotsOf {
     /// Everybody's.
     All,
-    /// Those of some sessions.
-    Sessions(Box<[SessionIndex]>),
+    /// Those of the sessions of some hosts.
+    Hosts(Box<[HostIndex]>),
 }
 
 impl SlotsOf {
-    /// Whether a session's are among them.
+    /// Whether those of the sessions of a host are among them.
     #[must_use]
-    pub(crate) fn has(&self, session: SessionIndex) -> bool {
+    pub(super) fn has(&self, host: HostIndex) -> bool {
         match self {
             Self::All => true,
-            Self::Sessions(sessions) => sessions.contains(&session),
+            Self::Hosts(hosts) => hosts.contains(&host),
         }
     }
 }

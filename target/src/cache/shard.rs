@@ -39,7 +39,7 @@ use super::write::{Landed, OneBlock};
 use super::write_back::WriteBacks;
 use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change, read, write};
 use crate::arena::Arena;
-use crate::identity::SessionIndex;
+use crate::identity::{HostIndex, SessionIndex};
 use crate::store::{OpDone, OpKind, Store, VolumeIndex};
 use crate::timing::Spent;
 use crate::volume::CacheMode;
@@ -198,15 +198,27 @@ impl<S: Store> Shard<S> {
         self.memory.is_short() || self.core.sessions.waits(session)
     }
 
-    /// Whose lent slots should come back: everybody's, or those of sessions that keep as much as
-    /// they may.
+    /// Whose lent slots should come back: everybody's, or those of hosts that keep as much as they
+    /// may.
     #[must_use]
     pub(crate) fn seeks(&self) -> SlotsOf {
         if self.memory.is_short() {
             SlotsOf::All
         } else {
-            SlotsOf::Sessions(self.core.sessions.in_line().collect())
+            SlotsOf::Hosts(self.core.sessions.in_line().collect())
         }
+    }
+
+    /// Whether the lent slots of a session are among those that another shard wants back.
+    #[must_use]
+    pub(crate) fn gives_back(&self, session: SessionIndex, of: &SlotsOf) -> bool {
+        of.has(self.core.sessions.host_of(session))
+    }
+
+    /// A session is of that host from now on: its peers and those of the host's other sessions
+    /// share what a host may keep.
+    pub(crate) fn set_host(&mut self, session: SessionIndex, host: HostIndex) {
+        self.core.sessions.set_host(session, host);
     }
 
     /// Whether [`Self::take_reply`] has an answer.

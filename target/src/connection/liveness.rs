@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 /// A peer that keeps memory moves at least so many bytes in a second, or all that it keeps.
 pub(super) const RATE_MIN: u64 = 1 << 20;
+/// The time over which the pace of a peer is judged: a peer may pause, and then hurry.
+const PACE_TIME: Duration = Duration::from_secs(20);
 
 /// What a peer was last heard to say, and seen to take.
 #[derive(Debug)]
@@ -23,7 +25,7 @@ pub(super) struct Liveness {
     progress: (u64, Instant),
     // When its pace is judged, and how many bytes it must have moved by then since ever.
     pace: Option<(Instant, u64)>,
-    // Longest time without progress, and the time over which the pace is judged.
+    // Longest time without progress.
     progress_max: Duration,
 }
 
@@ -115,8 +117,8 @@ impl Liveness {
         if self.pace.is_some_and(|(_, wanted)| moved < wanted) {
             return true;
         }
-        let most = self.progress_max.as_secs() * RATE_MIN;
-        self.pace = Some((now + self.progress_max, moved + kept.min(most)));
+        let most = PACE_TIME.as_secs() * RATE_MIN;
+        self.pace = Some((now + PACE_TIME, moved + kept.min(most)));
         false
     }
 
@@ -135,7 +137,7 @@ impl Liveness {
 mod tests {
     use super::*;
 
-    const MAX: Duration = Duration::from_secs(20);
+    const MAX: Duration = Duration::from_secs(5);
     const MIB: u32 = 1 << 20;
 
     /// A peer that keeps `kept` bytes and moves `step` of them in each second, by one WR: the
@@ -155,13 +157,28 @@ mod tests {
 
     #[test]
     fn a_peer_that_keeps_much_must_move_much() {
-        assert_eq!(stuck_after(64 * MIB, 0), Some(21));
+        assert_eq!(stuck_after(64 * MIB, 0), Some(6));
         assert_eq!(stuck_after(64 * MIB, 4096), Some(21));
         assert_eq!(stuck_after(64 * MIB, MIB - 65536), Some(21));
         assert_eq!(stuck_after(64 * MIB, MIB), None);
         // What it keeps is enough.
         assert_eq!(stuck_after(20 * 4096, 4096), None);
         assert_eq!(stuck_after(22 * 4096, 4096), Some(21));
+    }
+
+    #[test]
+    fn a_peer_that_pauses_and_hurries_lives() {
+        let begun = Instant::now();
+        let mut peer = Liveness::new(None, MAX, begun);
+        peer.keeps(64 * MIB);
+        for second in 0..200 {
+            if second % 5 == 4 {
+                peer.completed();
+                peer.keeps(6 * MIB);
+            }
+            let at = begun + Duration::from_secs(second);
+            assert!(!peer.is_stuck(true, u64::from(64 * MIB), at), "{second}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rblk_fabric::ACCEPTED_DETECT_MAX;
 use rblk_protocol::auth::{Hellos, QueueKey};
 use rblk_protocol::{ConnectionKind, Epoch, Features};
 
@@ -13,7 +14,7 @@ use crate::identity::{AdmissionId, SessionIndex};
 use crate::traffic::IoStats;
 
 /// Bounds of [`progress_max`].
-const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(20));
+const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), ACCEPTED_DETECT_MAX);
 
 /// What control hands over.
 #[derive(Debug)]
@@ -71,8 +72,24 @@ pub struct ProofDue {
 
 /// How long the send WRs of a connection may wait, none of them completing, where the initiator
 /// wants a dead path seen within `detect`. Devices give a lost message up much sooner; this limit
-/// is for devices that do not, and for peers that live and take nothing.
+/// is for devices that do not, and for peers that live and take nothing. What an initiator asks for
+/// shortens the limit and does not lengthen it: what such a peer keeps is missed by others.
+///
+/// A peer that is slow and takes what it is sent lives: at the lowest pace that a peer may have, a
+/// WR completes at least every four seconds (`SendQueue::queue_write`).
 #[must_use]
 pub fn progress_max(detect: Option<Duration>) -> Duration {
     detect.map_or(PROGRESS_MAX.1, |detect| detect.clamp(PROGRESS_MAX.0, PROGRESS_MAX.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_shortens_the_time_without_progress_and_never_lengthens_it() {
+        let of = |seconds| progress_max(Some(Duration::from_secs(seconds))).as_secs();
+        assert_eq!([0, 1, 2, 3, 5, 6, 20, 100_000].map(of), [2, 2, 2, 3, 5, 5, 5, 5]);
+        assert_eq!(progress_max(None), Duration::from_secs(5));
+    }
 }

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use rblk_fabric::{RemoteBuffer, SendCredits, SendOp, SendWr, SgeList};
-use rblk_protocol::limits::LIST_MAX;
+use rblk_protocol::limits::{IO_MAX_BYTES, LIST_MAX};
 use rblk_protocol::width::wide;
 use rblk_protocol::{Immediate, Tag};
 
@@ -16,6 +16,11 @@ use super::wr_id::WrKind;
 
 /// At least every n-th send WR is signaled.
 pub(super) const SIGNAL_INTERVAL: u32 = 16;
+
+/// A longer WRITE is signaled. So a slow peer that takes 1 MiB in a second, the least it must
+/// (`liveness.rs`), completes something every 4 s: 16 WRITEs of this length, or one of 4 MiB.
+const SIGNAL_BYTES: u32 = 256 << 10;
+const _: () = assert!(SIGNAL_INTERVAL * SIGNAL_BYTES <= IO_MAX_BYTES, "4 MiB");
 
 /// Bytes of payload that a connection asks its device to take inside a WR: a few responses, or a
 /// small reply. The device may grant less, and then gathers them.
@@ -150,6 +155,7 @@ impl SendQueue {
         // Replies and digests. To a card that is one read of memory less. On Soft-iWARP (siw) it is
         // a must: see `docs/internals/kernel-facts.md`.
         let inline = sges.is_one_within(INLINE_BYTES);
+        let must_signal = must_signal || sges.total_bytes() > u64::from(SIGNAL_BYTES);
         self.queue(WrKind::WriteData(tag), op, sges, must_signal, inline)
     }
 

@@ -1,6 +1,8 @@
 //! What a connect request is granted, and how a refusal is sent. Control decides
 //! ([`super::Control`] and [`super::core`]); the steps that need none of its state are here.
 
+use std::time::Instant;
+
 use rblk_config::Encrypt;
 use rblk_fabric::{
     AcceptParams, AckTimeout, CipherKey, Connection, ConnectionHello, Device, Incoming, MAX_SGE,
@@ -15,6 +17,7 @@ use rblk_protocol::{
 
 use super::Limits;
 use super::core::{Admitted, Introduction, NO_KEYS, Refused};
+use super::peer_lines::{PeerLine, PeerLines};
 use crate::connection::{
     BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue, SpareMemory, slots_of_recv,
 };
@@ -360,8 +363,16 @@ pub(super) fn no_room(text: impl Into<String>) -> Refused {
 
 /// Says in the log that a connection was refused. What initiators do after every start of a target
 /// is no warning.
-pub(super) fn log_refusal(asked: &HelloRequest, peer: &str, refused: &Refused) {
+pub(super) fn log_refusal(
+    lines: &mut PeerLines,
+    asked: &HelloRequest,
+    peer: &str,
+    refused: &Refused,
+) {
     let Refused { reason, text } = refused;
+    if !lines.may_say(PeerLine::Refused, peer, text, Instant::now()) {
+        return;
+    }
     match reason {
         RejectReason::NoSuchSession if asked.kind == ConnectionKind::Admin => tracing::info!(
             peer,

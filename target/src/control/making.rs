@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rblk_fabric::{AcceptParams, Connection, Incoming};
 use rblk_protocol::{Epoch, HelloRequest};
@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use super::admission::{self, Granted, log_refusal, no_room};
 use super::core::Admitted;
 use super::destroy::Destroyed;
+use super::peer_lines::PeerLine;
 use super::shares::CqPlace;
 use super::{Control, tally};
 use crate::connection::{ConnectionParams, progress_max};
@@ -187,7 +188,7 @@ impl Control {
             Ok(prepared) => prepared,
             Err(text) => {
                 self.gone(id);
-                return log_refusal(&asked, &peer, &no_room(text));
+                return log_refusal(self.core.lines(), &asked, &peer, &no_room(text));
             }
         };
         if !is_wanted {
@@ -201,7 +202,9 @@ impl Control {
             self.tally.add(id, tally::Queue { session, queue, group, device, io });
         }
         let epoch = epoch.0;
-        tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
+        if self.core.lines().may_write(PeerLine::Connection, Instant::now()) {
+            tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
+        }
         self.hand_over(group, ToGroup::AddConnection { poller, connection, params, accept });
     }
 }

@@ -11,9 +11,11 @@ pub(crate) mod ends;
 mod file_room;
 mod groups;
 mod happened;
+mod host_places;
 mod losses;
 mod making;
 mod orders;
+mod peer_lines;
 mod persist;
 mod ports;
 mod predecessor;
@@ -73,8 +75,10 @@ use devices::Devices;
 use ends::{EndReply, Ends, RunEnd};
 use file_room::FileRoom;
 use groups::Groups;
+use host_places::HostPlaces;
 use losses::LossNotes;
 use making::{Made, Making};
+use peer_lines::PeerLine;
 use persist::Persister;
 use predecessor::{Agreed, Predecessor};
 use rates::VolumeRates;
@@ -197,6 +201,7 @@ pub(crate) struct Control {
     making: Making,
     made: mpsc::UnboundedReceiver<Made>,
     shares: CqShares,
+    host_places: HostPlaces,
     tally: Tally,
     rates: VolumeRates,
     sampling: Sampling,
@@ -297,6 +302,7 @@ impl Control {
             making,
             made,
             shares: CqShares::default(),
+            host_places: HostPlaces::default(),
             tally: Tally::default(),
             rates: VolumeRates::default(),
             sampling: Sampling::new(parts.running.http.is_some(), started),
@@ -380,6 +386,7 @@ impl Control {
                 _ = tick.tick(), if ticks => {
                     self.core.tick(Instant::now());
                     self.note_losses_again();
+                    self.tell_left_out(Instant::now());
                     is_news = false;
                 }
                 () = self.sampling.due(self.core.sessions().iter().next().is_some()) => {
@@ -402,7 +409,7 @@ impl Control {
                 incoming.close();
             }
             // `needs_ticks` looks at every session, so it is not asked after each piece of news.
-            let owes = self.losses.owes() || self.groups.owes_mail();
+            let owes = self.losses.owes() || self.groups.owes_mail() || self.core.lines().owes();
             ticks = is_news || self.core.needs_ticks() || owes;
             if self.groups.have_stopped() {
                 // A stop that was ordered since. Who asks later is told that nobody listens.
@@ -572,8 +579,11 @@ impl Control {
         let asked = match HelloRequest::from_wire(&incoming.hello().0) {
             Ok(asked) => asked,
             Err(error) => {
-                tracing::warn!(peer, %error, "refused a connection");
-                return incoming.reject(&refusal(RejectReason::Malformed, &error.to_string()));
+                let text = error.to_string();
+                if self.core.lines().may_say(PeerLine::Refused, &peer, &text, Instant::now()) {
+                    tracing::warn!(peer, error = text, "refused a connection");
+                }
+                return incoming.reject(&refusal(RejectReason::Malformed, &text));
             }
         };
         if self.devices.find(&incoming.device()).is_none() {
@@ -582,7 +592,7 @@ impl Control {
         match self.grant(&incoming, &asked, &peer) {
             Ok(granted) => self.connect(incoming, &asked, granted),
             Err(refused) => {
-                log_refusal(&asked, &peer, &refused);
+                log_refusal(self.core.lines(), &asked, &peer, &refused);
                 incoming.reject(&refusal(refused.reason, &refused.text));
             }
         }
@@ -609,8 +619,8 @@ impl Control {
         let device = incoming.device();
         let accept = admission::agree(asked, &house, &device)?;
         let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
-            tracing::error!(%error, "cannot serve by this device");
-            no_room(error.to_string())
+            // A line of the refusal says so.
+            no_room(format!("cannot serve by this device: {error}"))
         })?;
         let mut fresh = [0; 16];
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
@@ -672,12 +682,21 @@ impl Control {
         AckTimeout::within(session.map_or(ConnectOptions::default().detect, |s| s.detect))
     }
 
-    /// Who takes the entries of a CQ that a connection needs: its host where hosts prove who they
-    /// are, else its address.
+    /// Who takes what a connection needs, as entries of a CQ and slots of the arena: its host where
+    /// hosts prove who they are, else its address.
     fn payer(&self, session: SessionIndex, peer: &str) -> String {
         let session = self.core.sessions().get(session).filter(|_| self.core.requires_proof());
         let host = session.map(|session| session.host.to_string());
-        host.unwrap_or_else(|| core::address_of(peer).to_owned())
+        host.unwrap_or_else(|| host_places::household(peer))
+    }
+
+    /// Tells the poll groups of which host a session is, which begins or comes back.
+    fn place_host(&mut self, session: SessionIndex) {
+        let Some(peer) = self.core.sessions().get(session).map(|s| s.peer.clone()) else { return };
+        let whose = self.payer(session, &peer);
+        if let Some(host) = self.host_places.put(session, whose) {
+            self.groups.notify(Notice::Host { session, host });
+        }
     }
 
     /// Nothing of a connection is in use any more.
@@ -709,6 +728,7 @@ impl Control {
                     self.groups.send(to.group, reply);
                 }
                 Effect::Adopt { connection: to, session, epoch, silence } => {
+                    self.place_host(session);
                     let connection = to.connection;
                     let adopt = ToGroup::Adopt { connection, session, epoch, silence };
                     self.groups.send(to.group, adopt);
@@ -720,6 +740,9 @@ impl Control {
                 Effect::All(notice) => {
                     if let Notice::EndConnections { session, before } = notice {
                         self.making.end_connections(session, before);
+                    }
+                    if let Notice::ForgetSession { session } = notice {
+                        self.host_places.end(session);
                     }
                     self.groups.notify(notice);
                 }
@@ -814,6 +837,13 @@ impl Control {
 
     fn note_losses_again(&mut self) {
         self.losses.due().into_iter().for_each(|volume| self.note_loss(volume));
+    }
+
+    /// Says in the log how many lines were left out.
+    fn tell_left_out(&mut self, now: Instant) {
+        while let Some(left_out) = self.core.lines().take_left_out(now) {
+            left_out.log();
+        }
     }
 
     fn on_lost_writes(&mut self, volume: VolumeIndex, backing: Arc<Backing>) {

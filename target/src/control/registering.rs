@@ -4,6 +4,8 @@
 //! It takes seconds where there is much memory. So a thread does it, and the peers that come by the
 //! device meanwhile wait for the end. All others are served as ever.
 
+use std::time::Instant;
+
 use rblk_fabric::{ConnectionHello, Device, FabricError, Incoming};
 use rblk_protocol::RejectReason;
 use tokio::sync::mpsc;
@@ -11,6 +13,7 @@ use tokio::sync::mpsc;
 use super::Control;
 use super::admission::{no_room, refusal};
 use super::devices::{Registered, Shared};
+use super::peer_lines::PeerLine;
 
 /// Peers that wait for one device, at most. More are asked to come again.
 const PEERS_MAX: usize = 64;
@@ -78,7 +81,9 @@ impl Control {
         let (device, peer) = (incoming.device(), incoming.peer());
         if !self.devices.may_serve(&device) {
             let name = &device.caps().name;
-            tracing::warn!(peer, device = name, "refused a connection: see `devices`");
+            if self.core.lines().may_say(PeerLine::Refused, &peer, name, Instant::now()) {
+                tracing::warn!(peer, device = name, "refused a connection: see `devices`");
+            }
             let text = format!("this target does not serve by {name}: `devices` does not name it");
             return incoming.reject(&refusal(RejectReason::LimitReached, &text));
         }
@@ -91,7 +96,9 @@ impl Control {
         let placed = result.and_then(|new| self.devices.take(new, &mut self.groups));
         let peers = self.registering.end(&device);
         if let Err(error) = placed {
-            tracing::error!(device = device.caps().name, %error, "cannot serve by this device");
+            if self.core.lines().may_write(PeerLine::Refused, Instant::now()) {
+                tracing::error!(device = device.caps().name, %error, "cannot serve by this device");
+            }
             let refused = no_room(error.to_string());
             for peer in peers {
                 peer.reject(&refusal(refused.reason, &refused.text));

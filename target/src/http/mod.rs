@@ -2,9 +2,11 @@
 //! can be changed by it.
 //!
 //! It runs in the runtime of control, never on a data thread. Bounded: the number of connections,
-//! the size and the time of a request's head, the life of a connection, how often control is asked,
-//! and how often a document is rendered. Bodies of requests are not read.
+//! the size and the time of a request's head, the time for an answer to be taken, the life of a
+//! connection, how often control is asked, and how often a document is rendered. Bodies of requests
+//! are not read. No number of clients keeps one from `/healthz` (`clients.rs`).
 
+mod clients;
 mod farewell;
 mod health;
 mod latest;
@@ -27,13 +29,15 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rblk_fabric::exposition;
+use rblk_fabric::log_limit::LogLimit;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore, mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 
 use crate::control::Request as Question;
 use crate::control::socket::asked;
 use crate::past::PastReport;
 
+use clients::{Clients, Phase, Timely};
 use farewell::Ears;
 use latest::{Latest, ShownEvents, ShownStatus};
 
@@ -42,8 +46,6 @@ pub use health::{Health, health};
 pub use page::Page;
 pub use route::{Refusal, Route, is_local_name, route};
 
-/// Connections at a time.
-const CONNECTIONS_MAX: usize = 48;
 /// Time for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(5);
 /// Bytes of the head of a request.
@@ -112,22 +114,22 @@ impl Http {
             events: Mutex::new(Latest::none()),
             past: Mutex::new(Latest::none()),
         });
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let (mut clients, mut lines) = (Clients::default(), LogLimit::new(1));
         loop {
-            // The kernel lets those wait for whom there is no place.
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let server = Arc::clone(&server);
-                    tokio::spawn(async move {
-                        // Late or broken: the client asks again.
-                        let _ =
-                            tokio::time::timeout(CONNECTION_TIME, server.connection(stream)).await;
-                        drop(place);
-                    });
+                    let (server, phase) = (Arc::clone(&server), Arc::<Phase>::default());
+                    let is_spare = clients.make_room();
+                    let served = server.connection(stream, Arc::clone(&phase), is_spare);
+                    // Late or broken: the client asks again.
+                    let task = tokio::spawn(tokio::time::timeout(CONNECTION_TIME, served));
+                    clients.add(phase, task.abort_handle(), is_spare);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "http");
+                    // As of too many open files, which clients may bring about.
+                    if lines.may_write(Instant::now()) {
+                        tracing::warn!(%error, "http");
+                    }
                     tokio::time::sleep(LISTENER_PAUSE).await;
                 }
             }
@@ -148,11 +150,25 @@ struct Server {
 }
 
 impl Server {
-    async fn connection(self: Arc<Self>, stream: TcpStream) -> hyper::Result<()> {
+    async fn connection(
+        self: Arc<Self>,
+        stream: TcpStream,
+        phase: Arc<Phase>,
+        is_spare: bool,
+    ) -> hyper::Result<()> {
         let _ = stream.set_nodelay(true);
+        let stream = Timely::new(stream, Arc::clone(&phase));
         let service = service_fn(|request| {
-            let server = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(server.answer(&request).await) }
+            let (server, phase) = (Arc::clone(&self), Arc::clone(&phase));
+            async move {
+                // A page that waits for the last word makes room, as one that asks for nothing.
+                if request.uri().path() != route::FAREWELL {
+                    phase.asked();
+                }
+                let answer = server.answer(&request, is_spare).await;
+                phase.answered();
+                Ok::<_, Infallible>(answer)
+            }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -168,7 +184,7 @@ impl Server {
         connection.await
     }
 
-    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: &Request<Incoming>, is_spare: bool) -> Response<Full<Bytes>> {
         let host = request.headers().get(header::HOST).map(HeaderValue::to_str);
         let is_ours = match host {
             Some(Err(_)) => false,
@@ -180,6 +196,10 @@ impl Server {
             return plain(StatusCode::MISDIRECTED_REQUEST, text.to_owned());
         }
         match route(request.method(), request.uri().path(), request.uri().query()) {
+            Ok(route) if is_spare && route != Route::Health => {
+                let text = "too many clients: only /healthz is answered now\n";
+                plain(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+            }
             Ok(route) => self.answer_to(route).await,
             Err(Refusal { status, text }) => {
                 let mut response = plain(status, text.to_owned());

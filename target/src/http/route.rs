@@ -1,8 +1,11 @@
 //! What a request asks for, and whether it may. Pure.
 
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use hyper::{Method, StatusCode};
+
+/// The path of [`Route::Farewell`].
+pub(super) const FAREWELL: &str = "/farewell";
 
 /// What can be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +60,7 @@ pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, 
         "/status.json" => Route::Status,
         "/events" => Route::Events { after: after(query, EVENTS)? },
         "/past" => Route::Past { after: after(query, PAST)? },
-        "/farewell" => Route::Farewell,
+        FAREWELL => Route::Farewell,
         _ => {
             let known =
                 "there are /, /metrics, /healthz, /status.json, /events, /past and /farewell\n";
@@ -85,11 +88,18 @@ fn after(query: Option<&str>, form: &'static str) -> Result<u64, Refusal> {
 pub fn is_local_name(host: Option<&str>) -> bool {
     // HTTP/1.0 names no host. No browser speaks that.
     let Some(host) = host else { return true };
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    let Some(bracketed) = host.strip_prefix('[') else {
+        let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
+        let is_name = name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok();
+        return is_name && is_port(port);
     };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+    let Some((address, rest)) = bracketed.split_once(']') else { return false };
+    let is_end = rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port);
+    address.parse::<Ipv6Addr>().is_ok() && is_end
+}
+
+fn is_port(port: &str) -> bool {
+    port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -126,12 +136,27 @@ mod tests {
             Some("127.0.0.1"),
             Some("[::1]:9720"),
             Some("[::1]"),
+            Some("[::1]:"),
+            Some("localhost:"),
         ] {
             assert!(is_local_name(good), "{good:?}");
         }
-        for bad in
-            ["evil.example", "evil.example:9720", "localhost.evil:1", "", "[evil]", "1.2.3.4.evil"]
-        {
+        for bad in [
+            "evil.example",
+            "evil.example:9720",
+            "localhost.evil:1",
+            "",
+            "[evil]",
+            "1.2.3.4.evil",
+            "[::1].evil.example",
+            "[::1].evil.example:9720",
+            "[::1]:9720.evil.example",
+            "[::1",
+            "[127.0.0.1]",
+            "::1",
+            "localhost:9720.evil.example",
+            "127.0.0.1:evil",
+        ] {
             assert!(!is_local_name(Some(bad)), "{bad}");
         }
     }

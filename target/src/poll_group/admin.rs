@@ -8,6 +8,7 @@ use rblk_protocol::{
 };
 
 use super::FromGroup;
+use super::lines::Line;
 use super::respond::{finish, respond};
 use super::turn::Turn;
 use crate::connection::{Connection, SCRATCH_BYTES, Served, Violation};
@@ -93,7 +94,9 @@ pub(super) fn self_test<S: Store>(
         }
         Ok(None) => self_test_pattern(command.sequence),
         Err(error) => {
-            tracing::warn!(peer = connection.params().peer, %error, "a self-test proves nothing");
+            if turn.may_log(Line::Unproven) {
+                tracing::warn!(peer = connection.params().peer, %error, "a self-test proves nothing");
+            }
             turn.stats.failed_proofs.add(1);
             return Err(Violation("it does not prove that it is of its session"));
         }

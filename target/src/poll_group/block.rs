@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rblk_fabric::Micros;
 use rblk_protocol::width::{narrow, wide};
-use rblk_protocol::{AccessMode, CommandCapsule, Opcode, Status, Tag};
+use rblk_protocol::{AccessMode, CommandCapsule, Features, Opcode, Status, Tag};
 
 use super::access::Access;
 use super::cut::Cut;
@@ -256,6 +256,7 @@ fn start_other<S: Store>(
 ) -> Served {
     account::begin(connection, turn, tag);
     let (span, reads_out) = (connection.request(tag).span(), connection.params().reads_out);
+    let is_encrypted = connection.params().features.has(Features::ENCRYPT);
     let Some(placement) = turn.access.placement(span.volume) else {
         return Err(Violation("a command without its volume"));
     };
@@ -268,6 +269,12 @@ fn start_other<S: Store>(
         (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(span.len) }),
         (Opcode::Write, _) if !has_data && reads_out == 0 => Outcome::of(Status::NotSupported),
         (Opcode::Write, Placement::Null) if has_data => Outcome::OK,
+        // The kernel may decrypt a record of a stream into its place before it has looked whether
+        // the record is genuine: others read this data when it is.
+        (Opcode::Write, Placement::Memory(_)) if is_encrypted => {
+            let cut = Cut::own(span.volume, turn.group, turn.groups());
+            return write::parts(connection, turn, tag, cut);
+        }
         (Opcode::Write, Placement::Memory(_)) => {
             return write::to_memory(connection, turn, tag, span);
         }

@@ -1,14 +1,12 @@
 //! [`Lines`]: how often a poll group logs what peers can make it log. Pure: the caller has the
 //! clock.
 //!
-//! A flood of connections must not be a flood of the log: of each kind of line, [`LINES_MAX`] are
-//! written in a second. The others are counted, and one line tells how many there were.
+//! A flood of connections must not be a flood of the log: of each kind of line, a [`LogLimit`] says
+//! how many are written in a second, and one line tells how many were left out.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Lines of one kind in one second.
-const LINES_MAX: u32 = 10;
-const SECOND: Duration = Duration::from_secs(1);
+use rblk_fabric::log_limit::LogLimit;
 
 /// What peers can make a poll group log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,11 +21,22 @@ pub(super) enum Line {
     Ends,
     /// A connection could not be taken or accepted.
     Refused,
+    /// A self-test does not prove what it has to.
+    Unproven,
+    /// What a connection has to send cannot be posted.
+    Post,
 }
 
 impl Line {
-    const ALL: [Self; 5] =
-        [Self::Failed, Self::Violation, Self::BadCommand, Self::Ends, Self::Refused];
+    const ALL: [Self; 7] = [
+        Self::Failed,
+        Self::Violation,
+        Self::BadCommand,
+        Self::Ends,
+        Self::Refused,
+        Self::Unproven,
+        Self::Post,
+    ];
 
     /// The line, as the log of those that were left out names it.
     fn words(self) -> &'static str {
@@ -37,55 +46,38 @@ impl Line {
             Self::BadCommand => "bad command",
             Self::Ends => "connection ends",
             Self::Refused => "cannot take a connection",
+            Self::Unproven => "a self-test proves nothing",
+            Self::Post => "cannot post",
         }
     }
-}
-
-#[derive(Clone, Copy, Default, Debug)]
-struct Written {
-    // Since when lines are counted: for a second.
-    since: Option<Instant>,
-    count: u32,
-    left_out: u64,
 }
 
 /// Lines of each kind.
 #[derive(Default, Debug)]
 pub(super) struct Lines {
-    written: [Written; Line::ALL.len()],
+    written: [LogLimit; Line::ALL.len()],
 }
 
 impl Lines {
     /// Whether another line of that kind may be written now. If not, it is counted.
     pub(super) fn may_write(&mut self, line: Line, now: Instant) -> bool {
-        let written = &mut self.written[line as usize];
-        if written.since.is_none_or(|since| now.saturating_duration_since(since) >= SECOND) {
-            (written.since, written.count) = (Some(now), 0);
-        }
-        let may = written.count < LINES_MAX;
-        if may {
-            written.count += 1;
-        } else {
-            written.left_out += 1;
-        }
-        may
+        self.written[line as usize].may_write(now)
     }
 
     /// The next kind of which lines were left out, more than a second ago: its words, and how many.
     /// `None`: there is none, or none any more.
     pub(super) fn take_left_out(&mut self, now: Instant) -> Option<(&'static str, u64)> {
-        let is_over = |written: &Written| {
-            let over = |since| now.saturating_duration_since(since) >= SECOND;
-            written.left_out > 0 && written.since.is_some_and(over)
-        };
-        let line = Line::ALL.into_iter().find(|line| is_over(&self.written[*line as usize]))?;
-        let left_out = std::mem::take(&mut self.written[line as usize].left_out);
-        Some((line.words(), left_out))
+        Line::ALL.into_iter().find_map(|line| {
+            let left_out = self.written[line as usize].take_left_out(now)?;
+            Some((line.words(), left_out))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -98,7 +90,7 @@ mod tests {
         // Another kind has its own.
         assert_eq!(flood(&mut lines, Line::Failed, begun), 10);
         assert_eq!(lines.take_left_out(begun), None);
-        let later = begun + SECOND;
+        let later = begun + Duration::from_secs(1);
         assert_eq!(lines.take_left_out(later), Some(("connection failed", 990)));
         assert_eq!(lines.take_left_out(later), Some(("connection ends", 990)));
         assert_eq!(lines.take_left_out(later), None);

@@ -9,7 +9,7 @@ use super::slow::SlowIo;
 use super::trace::TraceRing;
 use crate::cache::{StoreFailure, Unsaved};
 use crate::connection::{ConnectionParams, EndedMemory};
-use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
+use crate::identity::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
 use crate::limits::Limiter;
 use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
@@ -57,6 +57,13 @@ pub enum Notice {
         session: SessionIndex,
         /// Epochs below this.
         before: Epoch,
+    },
+    /// A session is of that host.
+    Host {
+        /// The session.
+        session: SessionIndex,
+        /// Its host.
+        host: HostIndex,
     },
     /// Forget a session; its connections are gone.
     ForgetSession {

@@ -510,7 +510,9 @@ impl<S: Store> PollGroup<S> {
             match mail {
                 PeerMail::Request(request) => self.turn.shard.request(request),
                 PeerMail::Reply(reply) => self.on_reply(reply),
-                PeerMail::Prove(of) => self.prove_tails(|_, session| of.has(session)),
+                PeerMail::Prove(of) => {
+                    self.prove_tails(|shard, session| shard.gives_back(session, &of))
+                }
                 PeerMail::Silent => self.stopping.silent_peers += 1,
                 PeerMail::Quiet => self.stopping.quiet_peers += 1,
             }
@@ -618,7 +620,9 @@ impl<S: Store> PollGroup<S> {
         }
         connection.posted();
         if let Err(error) = result {
-            tracing::error!(peer = connection.params().peer, %error, "cannot post");
+            if self.turn.told.lines.may_write(lines::Line::Post, self.turn.time.now) {
+                tracing::error!(peer = connection.params().peer, %error, "cannot post");
+            }
             self.end(index, "posting failed");
         }
     }

@@ -117,6 +117,7 @@ impl<S: Store> PollGroup<S> {
                     params.session == session && params.epoch < before
                 });
             }
+            Notice::Host { session, host } => self.turn.shard.set_host(session, host),
             Notice::ForgetSession { session } => access.forget(session),
         }
     }

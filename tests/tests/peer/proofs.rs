@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::auth::{QueueKey, QueueProof, SessionSecret, TargetProof};
 use rblk_protocol::{ConnectionKind, Epoch, Nonce, Opcode, Sequence};
+use rblk_tests::bed::{MEMORY, PATIENCE};
 
 use super::*;
 
@@ -113,7 +115,53 @@ fn a_queue_that_proves_nothing_has_five_seconds() {
     assert_eq!(status_of(peer.hear(&mut bed)), Status::Ok);
     for _ in 0..1000 {
         bed.rig.step();
+        // It takes what it is sent.
+        assert_eq!(peer.listen(), []);
     }
     assert_eq!(read(&mut bed, &mut peer), Status::Ok);
     assert_unharmed(&mut bed, bystander);
+}
+
+/// Data of a stream that is encrypted may lie in its place before the kernel has found it genuine.
+/// So it does not go straight to where others read a volume in memory, and without encryption it
+/// does.
+#[test]
+fn data_of_an_encrypted_stream_is_not_in_a_memory_volume_before_all_of_it_came() {
+    for features in [Features::AUTH, Features::AUTH.or(Features::ENCRYPT)] {
+        let is_encrypted = features.has(Features::ENCRYPT);
+        let (mut bed, bystander, suspect) = suspicious(&RigOptions::default());
+        let options = QueueOptions { features: by_send().features.or(features), ..by_send() };
+        let kind = ConnectionKind::Io { queue: QUEUE };
+        let mut peer = RawPeer::new(&mut bed, suspect, kind, MEMORY, options);
+        let (proof, _) = prove(&peer, &key(7, 1, QUEUE));
+        test(&mut peer, proof.as_bytes());
+        assert_eq!(status_of(peer.hear(&mut bed)), Status::Ok);
+        let bytes = usize::try_from(options.io_max_bytes).unwrap();
+        peer.lent.region().write(0, &vec![0xa5; bytes]);
+        let command = peer.transfer(Opcode::Write, 1, 0, options.io_max_bytes / 512);
+        // Little of it comes at a time.
+        bed.rig.network().set_conditions(Conditions { buffer: 4096, ..Conditions::default() });
+        peer.send(&command.to_wire());
+        let landed = |bed: &Bed| {
+            let mut data = vec![0; bytes];
+            bed.rig.memory(MEMORY).unwrap().read(0, &mut data);
+            data.iter().filter(|byte| **byte == 0xa5).count()
+        };
+        let mut partly = false;
+        let mut heard = Vec::new();
+        for _ in 0..PATIENCE {
+            bed.rig.step();
+            let now = landed(&bed);
+            partly |= now > 0 && now < bytes;
+            heard.extend(peer.listen());
+            if !heard.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(heard.into_iter().map(status_of).collect::<Vec<_>>(), [Status::Ok]);
+        assert_eq!(landed(&bed), bytes);
+        assert_eq!(partly, !is_encrypted, "encrypted: {is_encrypted}");
+        bed.rig.network().set_conditions(Conditions::default());
+        assert_unharmed(&mut bed, bystander);
+    }
 }

@@ -361,8 +361,10 @@ impl QueuePair {
     fn link_failed(&mut self, error: &io::Error, cq: &mut CompletionQueue) {
         if BadRecord::is(error) && !self.state.is_error() {
             cq.count_bad_record();
-            let (qp, peer) = (self.index.0, self.link.peer());
-            tracing::warn!(qp, peer, reason = %error, "ends an encrypted connection");
+            if cq.may_log_bad_record() {
+                let (qp, peer) = (self.index.0, self.link.peer());
+                tracing::warn!(qp, peer, reason = %error, "ends an encrypted connection");
+            }
         }
         self.lost(&error.to_string(), cq);
     }

@@ -33,7 +33,7 @@ use super::shard::Shard;
 use super::slots::Slots;
 use super::{Landed, OneBlock, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
 use crate::arena::Arena;
-use crate::identity::{ConnectionId, SessionIndex};
+use crate::identity::{ConnectionId, HostIndex, SessionIndex};
 use crate::store::{OpKind, VolumeIndex};
 use crate::timing::Spent;
 use crate::volume::CacheMode;
@@ -195,8 +195,9 @@ impl Case {
     fn token(&mut self) -> PartToken {
         self.tags += 1;
         let connection = ConnectionId { index: 0, generation: 1 };
-        // Sessions of their own: what one keeps does not bound what another gets.
+        // Sessions and hosts of their own: what one keeps does not bound what another gets.
         let session = SessionIndex { index: self.tags, life: 1 };
+        self.shard.set_host(session, HostIndex::new(self.tags + 1));
         PartToken { group: 0, session, connection, tag: Tag(self.tags), part: 0 }
     }
 

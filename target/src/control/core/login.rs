@@ -11,6 +11,7 @@ use rblk_protocol::{
     CommandCapsule, Epoch, LoginReply, Mutation, RejectReason, Status, Tag, limits,
 };
 
+use super::super::peer_lines::PeerLine;
 use super::admissions::Member;
 use super::{Answer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refuse, refuse_saying};
 use crate::identity::{AdmissionId, SessionIndex};
@@ -68,12 +69,14 @@ impl Core {
             }
             // To the initiator they are one: its session is not there for it.
             Err(reason) => {
-                tracing::info!(
-                    host = %host_name,
-                    ?reason,
-                    "an initiator comes back with a session that is not there for it, as after a restart of the \
-                     target: it begins a new session"
-                );
+                if self.lines.may_write(PeerLine::NoSession, now) {
+                    tracing::info!(
+                        host = %host_name,
+                        ?reason,
+                        "an initiator comes back with a session that is not there for it, as after a restart of \
+                         the target: it begins a new session"
+                    );
+                }
                 return refuse(Status::NoSuchSession);
             }
         };
@@ -123,11 +126,13 @@ impl Core {
         let epoch = session.epoch;
         self.waiting_logins.insert(index, WaitingLogin { from, tag, epoch, since: now });
         if waits {
-            tracing::info!(
-                session = index.index,
-                epoch = epoch.0,
-                "waiting for the commands of older epochs"
-            );
+            if self.lines.may_write(PeerLine::Login, now) {
+                tracing::info!(
+                    session = index.index,
+                    epoch = epoch.0,
+                    "waiting for the commands of older epochs"
+                );
+            }
         } else {
             self.finish_login(index);
         }
@@ -153,13 +158,15 @@ impl Core {
             queues_max: limits::QUEUES_MAX,
             target_name: self.exports.name(),
         };
-        tracing::info!(
-            session = index.index,
-            host = %session.host_name,
-            peer = session.peer,
-            epoch = session.epoch.0,
-            "login"
-        );
+        if self.lines.may_write(PeerLine::Login, self.latest) {
+            tracing::info!(
+                session = index.index,
+                host = %session.host_name,
+                peer = session.peer,
+                epoch = session.epoch.0,
+                "login"
+            );
+        }
         let payload = match self.proven.get(&index) {
             Some(proven) => proven.secret.login_payload(&reply).to_vec(),
             None => reply.to_wire().to_vec(),

@@ -49,6 +49,7 @@ use rblk_protocol::{
     CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag, WriteVerifier,
 };
 
+use super::peer_lines::PeerLines;
 use crate::events::{EventKind, Occurrence};
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
@@ -233,6 +234,8 @@ pub struct Core {
     effects: VecDeque<Effect>,
     // What the caller has not taken yet.
     occurrences: VecDeque<Occurrence>,
+    // What peers made control log.
+    lines: PeerLines,
     // The time of the last call that named one.
     latest: Instant,
 }
@@ -289,8 +292,14 @@ impl Core {
             decisions: Decisions::default(),
             effects: VecDeque::new(),
             occurrences: VecDeque::new(),
+            lines: PeerLines::default(),
             latest: now,
         }
+    }
+
+    /// What peers made control log, here and at the caller.
+    pub(super) fn lines(&mut self) -> &mut PeerLines {
+        &mut self.lines
     }
 
     /// The verifier of a volume, as its record has it.

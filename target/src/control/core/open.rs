@@ -33,6 +33,7 @@ use rblk_protocol::{
     Status, Tag,
 };
 
+use super::super::peer_lines::PeerLine;
 use super::changes::Undurable;
 use super::{
     Answer, ConnectionRef, Core, Effect, EventKind, Notice, Occurrence, QUIESCE_DEADLINE, Ticket,
@@ -122,7 +123,9 @@ impl Core {
         let request = match OpenRequest::from_wire(body) {
             Ok(request) => request,
             Err(error) => {
-                tracing::warn!(error, "bad OPEN");
+                if self.lines.may_write(PeerLine::BadCommand, now) {
+                    tracing::warn!(error, "bad OPEN");
+                }
                 return refuse(Status::InvalidField);
             }
         };
@@ -217,7 +220,8 @@ impl Core {
         }
         let take_over = request.take_over && !returns;
         if !take_over {
-            self.must_not_be_excluded(session, volume, &claimant, returns, now)?;
+            let excluded = self.must_not_be_excluded(session, volume, &claimant, returns, now);
+            excluded.map_err(|text| self.refuse_used(volume, text))?;
         }
         let changed = if returns {
             self.holders.come_back(&volume.uuid, &claimant, request.generation)
@@ -270,21 +274,30 @@ impl Core {
             (None, Some(record)) => format!("was held by {} since", record.host_name),
             (None, None) => "its holders are not known any more".to_owned(),
         };
-        tracing::warn!(
-            volume = %volume.name,
-            host = %claimant.host_name,
-            named = generation.0,
-            generation = self.holders.generation(&volume.uuid).0,
-            text,
-            "OPEN refused: fenced"
-        );
+        if self.lines.may_write(PeerLine::OpenRefused, self.latest) {
+            tracing::warn!(
+                volume = %volume.name,
+                host = %claimant.host_name,
+                named = generation.0,
+                generation = self.holders.generation(&volume.uuid).0,
+                text,
+                "OPEN refused: fenced"
+            );
+        }
         let what = Occurrence::new(EventKind::Fence, format!("refused: the volume {text}"));
         let what = Occurrence { host: Some(claimant.host_name.to_string()), ..what };
         self.happened(what.of_volume(volume.name));
         refuse_saying(Status::Fenced, text)
     }
 
-    /// Refuses an opener that may not take the volume from its holder.
+    fn refuse_used(&mut self, volume: &Volume, text: String) -> Answer {
+        if self.lines.may_write(PeerLine::OpenRefused, self.latest) {
+            tracing::info!(volume = %volume.name, text, "OPEN refused: in use");
+        }
+        refuse_saying(Status::InUse, text)
+    }
+
+    /// Refuses an opener that may not take the volume from its holder: says who has it.
     fn must_not_be_excluded(
         &self,
         session: SessionIndex,
@@ -292,16 +305,12 @@ impl Core {
         claimant: &Claimant,
         returns: bool,
         now: Instant,
-    ) -> Result<(), Answer> {
-        let refused = |text: String| {
-            tracing::info!(volume = %volume.name, text, "OPEN refused: in use");
-            Err(refuse_saying(Status::InUse, text))
-        };
+    ) -> Result<(), String> {
         let excluders = self.sessions.excluders(session, volume.index, claimant.mode);
         for other in excluders.into_iter().filter_map(|other| self.sessions.get(other)) {
             // An old process of the same host without connections does not exclude a new one.
             if other.host != claimant.host || other.all_connections() > 0 {
-                return refused(held_by(other, claimant.host));
+                return Err(held_by(other, claimant.host));
             }
         }
         let absent = self.holders.record(&volume.uuid).filter(|record| {
@@ -320,7 +329,7 @@ impl Core {
                 AccessMode::Shared => format!("shared by {name} and perhaps others, which"),
                 AccessMode::Exclusive | AccessMode::ReadOnly => format!("held by {name}, which"),
             };
-            return refused(format!("{holders} may come back for another {seconds:.0} s"));
+            return Err(format!("{holders} may come back for another {seconds:.0} s"));
         }
         Ok(())
     }
@@ -430,13 +439,15 @@ impl Core {
         let generation = self.holders.generation(&volume.uuid);
         self.sessions.admit(session, volume.index);
         self.all(Notice::Open { session, volume: volume.index, mode });
-        tracing::info!(
-            session = session.index,
-            volume = %volume.name,
-            ?mode,
-            generation = generation.0,
-            "open"
-        );
+        if self.lines.may_write(PeerLine::Open, self.latest) {
+            tracing::info!(
+                session = session.index,
+                volume = %volume.name,
+                ?mode,
+                generation = generation.0,
+                "open"
+            );
+        }
         let reply = OpenReply {
             handle: volume.handle(),
             flags: volume.flags(mode),

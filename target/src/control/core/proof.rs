@@ -12,6 +12,7 @@ use rblk_protocol::{
     AccessMode, CommandCapsule, HostId, LoginRequest, Name, OpenRequest, RejectReason, Status,
 };
 
+use super::super::peer_lines::PeerLine;
 use super::admissions::Member;
 use super::hosts::{Host, Hosts};
 use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused};
@@ -188,14 +189,8 @@ impl Core {
         command: &CommandCapsule,
         body: &[u8],
     ) -> Result<(LoginRequest, Option<Proven>), Answer> {
-        let parsed = |body: &[u8]| {
-            LoginRequest::from_wire(body).map_err(|error| {
-                tracing::warn!(error, "bad LOGIN");
-                refuse(Status::InvalidField)
-            })
-        };
         if self.auth.is_none() {
-            return Ok((parsed(body)?, None));
+            return Ok((self.parsed_login(body)?, None));
         }
         let handshake = self.admissions.stranger_mut(id).and_then(|s| s.handshake.as_mut());
         // One that has not proven who it is has no second try.
@@ -214,7 +209,7 @@ impl Core {
             return Err(refuse(Status::NotAllowed));
         };
         self.seals.begin(id, from, logged_in.seal, (command.tag, logged_in.ticket));
-        let request = parsed(&logged_in.login)?;
+        let request = self.parsed_login(&logged_in.login)?;
         let secret = SessionSecret::random().map_err(|error| {
             tracing::error!(%error, "LOGIN refused");
             refuse(Status::Internal)
@@ -222,6 +217,15 @@ impl Core {
         // What it says of its host is for people, and they have written a name themselves.
         let request = LoginRequest { host: host.id(), host_name: host.name(), ..request };
         Ok((request, Some(Proven { key, host, secret })))
+    }
+
+    fn parsed_login(&mut self, body: &[u8]) -> Result<LoginRequest, Answer> {
+        LoginRequest::from_wire(body).map_err(|error| {
+            if self.lines.may_write(PeerLine::BadCommand, self.latest) {
+                tracing::warn!(error, "bad LOGIN");
+            }
+            refuse(Status::InvalidField)
+        })
     }
 
     /// A peer has not proven who it is: its connection ends when it has been told.
@@ -232,7 +236,10 @@ impl Core {
             stranger.handshake = None;
             stranger.peer.clone()
         });
-        tracing::warn!(peer, why, "an initiator did not prove who it is");
+        let of = peer.as_deref().unwrap_or_default();
+        if self.lines.may_say(PeerLine::Unproven, of, why, self.latest) {
+            tracing::warn!(peer, why, "an initiator did not prove who it is");
+        }
         let text = format!("an initiator did not prove who it is: {why}");
         self.happened(Occurrence { address: peer, ..Occurrence::new(EventKind::Refuse, text) });
         self.effects.push_back(Effect::Expel { connection: from });

@@ -19,7 +19,7 @@ use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
 use rblk_target::connection::{
     BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv,
 };
-use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
+use rblk_target::identity::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
 use rblk_target::limits::{DelayCounts, Limiter};
 use rblk_target::poll_group::peers::Peers;
 use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup};
@@ -43,7 +43,9 @@ const FEATURES: u32 = Features::WRITE_WITH_IMM.0
     | Features::CAPSULE_LISTS.0
     | Features::DATA_LISTS.0
     | Features::DATA_FIRST.0
-    | Features::DIGEST.0;
+    | Features::DIGEST.0
+    // Nothing is encrypted in memory; the target serves such a connection as if it were.
+    | Features::ENCRYPT.0;
 
 /// Runs of memory that one WRITE of the target gathers.
 const SEND_SGES: u32 = 4;
@@ -259,7 +261,16 @@ impl<S: Store> Rig<S> {
     pub fn begin_session(&mut self) -> SessionIndex {
         self.sessions.push(SessionState { epoch: Epoch(1), connections: Vec::new() });
         let index = u16::try_from(self.sessions.len() - 1).unwrap_or(u16::MAX);
-        SessionIndex { index, life: 1 }
+        let session = SessionIndex { index, life: 1 };
+        self.join_host(session, session);
+        session
+    }
+
+    /// A session is of the same host as another one from now on. Each begins with a host of its
+    /// own.
+    pub fn join_host(&mut self, session: SessionIndex, other: SessionIndex) {
+        let host = HostIndex::new(other.index + 1);
+        self.mail(ToGroup::Notice(Notice::Host { session, host }));
     }
 
     /// A session opens a volume.

@@ -109,7 +109,7 @@ impl Run {
                         "a session was forgotten that has connections"
                     );
                 }
-                Notice::EndConnections { .. } => {}
+                Notice::EndConnections { .. } | Notice::Host { .. } => {}
             }
         }
         self.seen = self.w.notices.len();

@@ -1,0 +1,53 @@
+//! [`LinkLines`]: how often a mount logs what its target can make it log: one that takes each
+//! connection and ends it again would fill the log of the host.
+
+use std::time::Instant;
+
+use rblk_fabric::log_limit::LogLimit;
+
+/// What a target can make a mount log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LinkLine {
+    /// The target is lost.
+    Loss,
+    /// It is back.
+    Resume,
+    /// It does not know the session.
+    Session,
+    /// It tells something.
+    News,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct LinkLines([LogLimit; 4]);
+
+impl LinkLines {
+    /// Whether another line of that kind may be written now. If not, it is counted, and the next
+    /// line that may is written behind one that tells how many were left out.
+    pub(super) fn may_write(&mut self, line: LinkLine, now: Instant) -> bool {
+        let limit = &mut self.0[line as usize];
+        if let Some(count) = limit.take_left_out(now) {
+            tracing::warn!(?line, count, "lines of the log were left out: too many in a second");
+        }
+        limit.may_write(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_target_that_flaps_is_ten_lines_of_a_kind_in_a_second() {
+        let (mut lines, begun) = (LinkLines::default(), Instant::now());
+        for second in 0..3 {
+            let now = begun + Duration::from_secs(second);
+            for line in [LinkLine::Loss, LinkLine::Resume, LinkLine::Session, LinkLine::News] {
+                assert_eq!((0..500).filter(|_| lines.may_write(line, now)).count(), 10);
+            }
+        }
+    }
+}
