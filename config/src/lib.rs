@@ -49,6 +49,7 @@ mod log;
 mod mount;
 mod narrowing;
 mod on_loss;
+pub mod private_socket;
 mod protection;
 pub mod quoted;
 mod rule;
