@@ -232,9 +232,10 @@ async fn kick(requests: &mpsc::Sender<Request>, session: String) -> Response {
     let named = session.clone();
     match asked(requests, |reply| Request::Kick(session, reply)).await {
         None => stopping(),
-        Some(ended) if ended.is_empty() => Response::Error(format!(
+        Some(Err(unclear)) => Response::Error(unclear),
+        Some(Ok(ended)) if ended.is_empty() => Response::Error(format!(
             "no session is of {named}; `rblk-target session list` shows all"
         )),
-        Some(ended) => Response::Kicked(ended),
+        Some(Ok(ended)) => Response::Kicked(ended),
     }
 }
