@@ -72,10 +72,11 @@ pub struct HostConfig {
     /// Whether the host may take a volume over from the host that holds it.
     #[serde(default)]
     pub take_over: bool,
-    /// Most connections of the host at once. If absent: as many as the target has.
+    /// Most connections of the host at once. If absent: a quarter of those that the target has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections_max: Option<u32>,
-    /// Most memory that the connections of the host take. If absent: as much as they need.
+    /// Most memory that the connections of the host take. If absent: a quarter of the memory of the
+    /// target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<ByteSize>,
     /// Most commands of its mounts per second. If absent: no limit.

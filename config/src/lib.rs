@@ -52,6 +52,7 @@ mod narrowing;
 mod on_loss;
 mod output;
 pub mod precautions;
+pub mod private_socket;
 mod protection;
 pub mod quoted;
 mod rule;

@@ -228,7 +228,14 @@ impl SessionError {
                 )
             ),
             Self::Status { status, .. } => {
-                matches!(status, Status::ShuttingDown | Status::TimedOut | Status::Internal)
+                matches!(
+                    status,
+                    Status::ShuttingDown
+                        | Status::TimedOut
+                        | Status::Internal
+                        // Other mounts of this host may end.
+                        | Status::LimitReached
+                )
             }
             Self::NoSuchVolume { .. }
             | Self::Memory(_)

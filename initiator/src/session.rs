@@ -290,8 +290,12 @@ impl Session {
 
 /// The target's text of a refusal, without control characters.
 fn text_of(reply: &Reply) -> String {
-    let len = wide(reply.value).min(reply.payload.len()).min(256);
-    String::from_utf8_lossy(&reply.payload[..len]).chars().filter(|c| !c.is_control()).collect()
+    text_in(reply.value, &reply.payload)
+}
+
+fn text_in(value: u32, payload: &[u8]) -> String {
+    let len = wide(value).min(payload.len()).min(256);
+    String::from_utf8_lossy(&payload[..len]).chars().filter(|c| !c.is_control()).collect()
 }
 
 fn explain(address: &Address, error: FabricError) -> SessionError {

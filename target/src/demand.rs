@@ -373,14 +373,24 @@ pub(crate) fn raise_limits() {
 /// Files that a target has open besides its connections: stores, rings, listeners, devices.
 pub(crate) const FILES_BESIDES: u64 = 512;
 
-/// What is said where the limit on open files is below what `sessions_max` sessions may use. Over
-/// tcp:// each connection is a socket.
+/// How many connections may be open by the limit on open files; `None` where they need none.
+#[must_use]
+pub(crate) fn files_for_connections(config: &TargetConfig, limit: u64) -> Option<u64> {
+    is_by_tcp(config).then(|| limit.saturating_sub(FILES_BESIDES))
+}
+
+/// Over tcp:// each connection is a socket.
+fn is_by_tcp(config: &TargetConfig) -> bool {
+    let is_tcp = |a: &String| a.parse::<Address>().is_ok_and(|a| a.scheme == Scheme::Tcp);
+    config.listen.iter().any(is_tcp)
+}
+
+/// What is said where the limit on open files is below what `sessions_max` sessions may use.
 #[must_use]
 pub(crate) fn too_few_files(config: &TargetConfig, limit: u64) -> Option<String> {
-    let is_tcp = |a: &String| a.parse::<Address>().is_ok_and(|a| a.scheme == Scheme::Tcp);
     let of_session = u64::from(limits::QUEUES_MAX) + 1;
     let needed = u64::from(config.sessions_max) * of_session + FILES_BESIDES;
-    (config.listen.iter().any(is_tcp) && limit < needed).then(|| {
+    (is_by_tcp(config) && limit < needed).then(|| {
         let fits = limit.saturating_sub(FILES_BESIDES) / of_session;
         format!(
             "at most {limit} files may be open, and {} sessions (sessions_max) of up to {of_session} connections take \

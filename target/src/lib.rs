@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 mod accept;
+mod account;
 pub mod arena;
 pub mod args;
 pub mod cache;

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use crate::accept::{Missing, accept};
 use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions};
-use crate::control::core::{AuthConfig, Hosts};
+use crate::control::core::{AuthConfig, Capacity, Hosts};
 use crate::control::devices::may_serve;
 use crate::control::ends::{GivenUp, RunEnd};
 use crate::control::registering::busy;
@@ -300,6 +300,14 @@ fn open_what_is_served(
     let records = before.map_or(&[][..], Inherited::records);
     let state = state_of(config, name, &opened)?.with_left(records).map_err(anyhow::Error::msg)?;
     Ok((opened, away, state))
+}
+
+/// What there is for the connections of all hosts. What the system does not say has no bound.
+fn capacity(config: &TargetConfig) -> Capacity {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(limit, _)| limit);
+    let files = files.and_then(|limit| demand::files_for_connections(config, limit));
+    let memory_bytes = Host::read().bytes().unwrap_or(u64::MAX);
+    Capacity::new(config.sessions_max, files, memory_bytes)
 }
 
 /// What a target runs with that leaves volumes away: a reload adds them again when they are mended.
@@ -658,7 +666,7 @@ fn parts(
             queue_depth_max: config.queue_depth_max,
             in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,
             io_max_bytes,
-            sessions_max: config.sessions_max,
+            capacity: capacity(config),
             lease: config.lease.into(),
             encrypt: config.encrypt,
         },

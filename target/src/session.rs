@@ -11,7 +11,8 @@
 //! - One writer per volume: an exclusive opener excludes every other writer. Readers are never
 //!   excluded.
 //! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss
-//!   of the path does not give the volume to another host. The same host may take its own volume
+//!   of the path does not give the volume to another host. One that holds none ends at once: its
+//!   host loses nothing, and logs in anew. The same host may take its own volume
 //!   back at once: its old process has no connections left.
 //! - A writer that gave a volume up, or lost it to another, is *leaving* it while it has
 //!   connections of that time: commands that came by those may still change the volume. The next
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
 
+use crate::account::Account;
 use crate::identity::SessionIndex;
 use crate::store::VolumeIndex;
 
@@ -39,6 +41,8 @@ pub struct Session {
     pub logged_in: bool,
     /// Its host.
     pub host: HostId,
+    /// On whom is booked what it takes.
+    pub(crate) account: Account,
     /// The name of its host, for people.
     pub host_name: Name,
     /// Its place among the sessions of its host: the lowest that was free. Metrics name the session
@@ -85,21 +89,23 @@ struct Connections {
     live: Vec<Live>,
     // When the last proven one went, or the session began. `None` while there are some.
     lost_at: Option<Instant>,
-    // Of all of them.
+    // Of those that are proven.
     memory_bytes: u64,
 }
 
 impl Connections {
     fn add(&mut self, live: Live, memory_bytes: u64) {
-        self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
         self.live.push(live);
         if live.is_proven {
+            self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
             self.lost_at = None;
         }
     }
 
     fn remove(&mut self, live: Live, memory_bytes: u64, now: Instant) {
-        self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
+        if live.is_proven {
+            self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
+        }
         if let Some(at) = self.live.iter().position(|c| *c == live) {
             self.live.swap_remove(at);
         }
@@ -109,7 +115,7 @@ impl Connections {
     }
 
     /// The first of a queue that has proven itself has its number.
-    fn prove(&mut self, epoch: Epoch, queue: u16) -> bool {
+    fn prove(&mut self, (epoch, queue, memory_bytes): (Epoch, u16, u64)) -> bool {
         if self.has(epoch, queue) {
             return false;
         }
@@ -118,6 +124,7 @@ impl Connections {
             return false;
         };
         found.is_proven = true;
+        self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
         self.lost_at = None;
         true
     }
@@ -187,7 +194,7 @@ impl Session {
         self.connections.live.contains(&admin)
     }
 
-    /// Bytes of the memory of its connections.
+    /// Bytes of the memory of its connections that have proven themselves, where they have to.
     #[must_use]
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.connections.memory_bytes
@@ -203,6 +210,12 @@ impl Session {
     #[must_use]
     pub(crate) fn leave(&self) -> Option<Leave> {
         self.leave
+    }
+
+    /// Whether nothing would be lost with it: it holds no volume, nothing of it may still change
+    /// one, and it has no connection that has proven itself.
+    fn is_empty(&self) -> bool {
+        self.connections() == 0 && self.volumes.opened.is_empty() && self.volumes.leaving.is_empty()
     }
 
     /// The session gave the volume up, or lost it.
@@ -269,6 +282,8 @@ fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
 pub(crate) struct LoggingIn {
     /// The host.
     pub(crate) host: HostId,
+    /// On whom is booked what it takes.
+    pub(crate) account: Account,
     /// Its name.
     pub(crate) host_name: Name,
     /// Within which time it wants to see a dead path.
@@ -355,7 +370,7 @@ impl SessionTable {
         self.lives = self.lives.wrapping_add(1);
         let index = u16::try_from(at).map_err(|_| RejectReason::LimitReached)?;
         let index = SessionIndex { index, life: self.lives };
-        let LoggingIn { host, host_name, detect, peer } = login;
+        let LoggingIn { host, account, host_name, detect, peer } = login;
         let place = self.free_place(host_name);
         self.by_index[at] = Some(Session {
             id,
@@ -363,6 +378,7 @@ impl SessionTable {
             epoch: Epoch(1),
             logged_in: false,
             host,
+            account,
             host_name,
             place,
             detect,
@@ -428,6 +444,7 @@ impl SessionTable {
         if session.host_name != login.host_name {
             (session.host_name, session.place) = (login.host_name, free_place);
         }
+        session.account = login.account;
         session.detect = login.detect;
         session.peer = login.peer;
         Ok(index)
@@ -472,15 +489,14 @@ impl SessionTable {
         }
     }
 
-    /// A connection has proven that it is of the session. Returns false if it cannot have its queue
-    /// number: another has it.
+    /// A connection of this epoch, with this queue and so much memory, has proven that it is of the
+    /// session. Returns false if it cannot have its queue number: another has it.
     pub(crate) fn connection_proved(
         &mut self,
         index: SessionIndex,
-        epoch: Epoch,
-        queue: u16,
+        connection: (Epoch, u16, u64),
     ) -> bool {
-        self.get_mut(index).is_some_and(|session| session.connections.prove(epoch, queue))
+        self.get_mut(index).is_some_and(|session| session.connections.prove(connection))
     }
 
     /// A poll group says that nothing of a connection is in use any more. It was proven, as
@@ -495,7 +511,8 @@ impl SessionTable {
         // A session that ended had no connection that could keep it.
         let Some(session) = self.get_mut(index) else { return After::Lives };
         session.connection_gone(Live { epoch, queue, is_proven }, memory_bytes, now);
-        if session.all_connections() == 0 && session.leave.is_some() {
+        let has_left = session.all_connections() == 0 && session.leave.is_some();
+        if has_left || session.leave.is_none() && session.is_empty() {
             self.end(index);
             return After::Ended;
         }

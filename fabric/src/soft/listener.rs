@@ -1,10 +1,9 @@
 //! [`Listener`]: accepting over TCP.
 //!
 //! Every handshake is a task of its own with a deadline. Their number is limited. When it is
-//! reached, a new peer makes the listener drop the oldest unfinished handshake. So peers that stall
-//! are dropped, and peers that speak are not.
+//! reached, a new peer makes the listener drop an unfinished handshake ([`Pending`]). So peers that
+//! stall are dropped, and peers that speak are not.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,12 +14,13 @@ use tokio::time::sleep;
 
 use super::handshake::set_tos;
 use super::incoming::{self, Incoming, Outcome};
+use super::pending::Pending;
 use crate::address::{Address, end_name};
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
 
 /// Handshakes at once, at most.
-const PENDING: usize = 256;
+const PENDING_MAX: usize = 256;
 /// How long a peer may take to send its request. Also for resolving the name to listen on.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Pause when the system has no descriptor or no memory for one more connection.
@@ -34,8 +34,8 @@ pub struct Listener {
     socket: TcpListener,
     address: Address,
     handshakes: JoinSet<Outcome>,
-    // Handshakes that may be unfinished, oldest first.
-    pending: VecDeque<AbortHandle>,
+    // Handshakes that may be unfinished.
+    pending: Pending<AbortHandle>,
     last_log: Option<Instant>,
     unlogged: u64,
 }
@@ -59,7 +59,7 @@ impl Listener {
             socket,
             address,
             handshakes: JoinSet::new(),
-            pending: VecDeque::with_capacity(PENDING),
+            pending: Pending::new(PENDING_MAX),
             last_log: None,
             unlogged: 0,
         }
@@ -118,15 +118,13 @@ impl Listener {
     }
 
     fn begin(&mut self, stream: TcpStream, peer: SocketAddr) {
-        self.pending.retain(|handshake| !handshake.is_finished());
-        if self.pending.len() >= PENDING
-            && let Some(oldest) = self.pending.pop_front()
-        {
+        self.pending.forget(AbortHandle::is_finished);
+        if let Some(oldest) = self.pending.make_room() {
             oldest.abort();
-            self.log("accept", "too many peers send no request: the oldest was dropped");
+            self.log("accept", "too many peers send no request: an old one was dropped");
         }
-        self.pending
-            .push_back(self.handshakes.spawn(incoming::read_request(stream, peer, DEADLINE)));
+        let handshake = self.handshakes.spawn(incoming::read_request(stream, peer, DEADLINE));
+        self.pending.add(peer, handshake);
     }
 
     fn log(&mut self, peer: &str, reason: &str) {

@@ -66,6 +66,7 @@ mod listener;
 mod metered_link;
 pub mod network;
 mod outbound;
+mod pending;
 mod pieces;
 mod poller;
 mod qp_set;

@@ -3,10 +3,10 @@
 
 use std::cell::Cell;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rblk_config::private_socket;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -101,8 +101,7 @@ impl MountSocket {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
-        let listener = UnixListener::bind(&path)?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let listener = UnixListener::from_std(private_socket::bind(&path)?)?;
         Ok(Self { listener, path, unlinked: Cell::new(false) })
     }
 

@@ -18,7 +18,7 @@ use rblk_protocol::{
     RejectReason, SessionId, Status, Version, VolumeHandle,
 };
 
-use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept};
+use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept, text_in, text_of};
 use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
 use crate::path::QueueMemory;
@@ -185,7 +185,7 @@ impl Login<'_> {
         let body = self.request().to_wire();
         let reply = admin.call(Opcode::Login, VolumeHandle(0), 0, &body, self.timeout()).await?;
         if reply.status != Status::Ok {
-            return Err(self.refused(reply.status, None));
+            return Err(self.refused(reply.status, text_of(&reply), None));
         }
         LoginReply::from_wire(reply.begin(LoginReply::BYTES)).map_err(SessionError::Protocol)
     }
@@ -216,9 +216,13 @@ impl Login<'_> {
                 Ok(SessionSecret::from_login_payload(&reply.payload)?)
             }
             // It does not know who this is, so it has no seal.
-            Err(Status::NotAllowed) => Err(self.refused(Status::NotAllowed, Some(key))),
+            Err(Status::NotAllowed) => {
+                Err(self.refused(Status::NotAllowed, String::new(), Some(key)))
+            }
             Err(status) => Err(SessionError::Unproven { what: Opcode::Login, status }),
-            Ok(SealedReply { status, .. }) => Err(self.refused(status, Some(key))),
+            Ok(SealedReply { status, value, payload }) => {
+                Err(self.refused(status, text_in(value, &payload), Some(key)))
+            }
         }
     }
 
@@ -234,7 +238,7 @@ impl Login<'_> {
         if self.resume.is_some() { QUIESCE_TIMEOUT } else { self.options.timeout }
     }
 
-    fn refused(&self, status: Status, key: Option<&SecretKey>) -> SessionError {
+    fn refused(&self, status: Status, text: String, key: Option<&SecretKey>) -> SessionError {
         let address = self.address.to_string();
         match (status, key) {
             (Status::NotAllowed, Some(key)) => {
@@ -242,7 +246,7 @@ impl Login<'_> {
             }
             _ => {
                 let what = format!("login at {address}");
-                SessionError::Status { what, status, text: String::new() }
+                SessionError::Status { what, status, text }
             }
         }
     }

@@ -46,7 +46,8 @@ pub enum SessionCommand {
     /// `rblk-target host remove`.
     Kick {
         /// Host, peer or number of the session, as `session list` shows them. A host may have
-        /// several sessions; all of them end.
+        /// several sessions; all of them end. Where a host is named like the number of a session,
+        /// `host:NAME` or `number:N` says which is meant.
         session: String,
         /// Which target.
         #[command(flatten)]

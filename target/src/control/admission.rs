@@ -406,6 +406,7 @@ mod tests {
     use rblk_protocol::width::wide64;
     use rblk_protocol::{Epoch, SessionId};
 
+    use super::super::core::Capacity;
     use super::*;
     use crate::identity::{AdmissionId, SessionIndex};
 
@@ -414,7 +415,7 @@ mod tests {
             queue_depth_max: 512,
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
-            sessions_max: 4,
+            capacity: Capacity::new(4, None, 1 << 30),
             lease: std::time::Duration::from_secs(30),
             encrypt: Encrypt::Auto,
         };

@@ -133,7 +133,7 @@ pub enum Ask {
     },
     /// End sessions.
     Kick {
-        /// A host, a peer or the number of a session.
+        /// A host, a peer or the number of a session. `host:` or `number:` before it says which.
         session: String,
     },
 }

@@ -7,6 +7,7 @@
 //! know them yet, so it would serve them later as if nothing had been said.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -42,8 +43,8 @@ pub(super) struct UnderWay {
     pub(super) peer: String,
     /// The name of its device.
     pub(super) device: String,
-    /// Nothing has ended it meanwhile.
-    pub(super) is_wanted: bool,
+    /// Nothing has ended it meanwhile. Its thread looks at it before it begins.
+    pub(super) is_wanted: Arc<AtomicBool>,
 }
 
 /// A connection as its poll group needs it, or why there is none.
@@ -64,13 +65,17 @@ struct Job {
     asked: HelloRequest,
     granted: Granted,
     progress_max: Duration,
+    is_wanted: Arc<AtomicBool>,
 }
 
 impl Job {
     /// A panic is a bug, which is printed. It must not leave the connection under way for ever.
     fn run(self) -> Made {
-        let Self { incoming, asked, granted, progress_max } = self;
+        let Self { incoming, asked, granted, progress_max, is_wanted } = self;
         let id = granted.admitted.id;
+        if !is_wanted.load(Ordering::Relaxed) {
+            return Made { id, result: Err("it ended before it was made".to_owned()) };
+        }
         // What was moved in is gone after a panic, so nobody sees it half made.
         let make = AssertUnwindSafe(|| admission::prepare(incoming, &asked, granted, progress_max));
         let result = catch_unwind(make).unwrap_or_else(|_| Err("its making panicked".to_owned()));
@@ -106,15 +111,16 @@ impl Making {
         granted: Granted,
         progress_max: Duration,
     ) {
+        let is_wanted = Arc::new(AtomicBool::new(true));
         self.under_way.push(UnderWay {
             admitted: granted.admitted.clone(),
             asked: *asked,
             cq: CqPlace { device: granted.place, group: granted.group },
             peer: incoming.peer(),
             device: incoming.device().caps().name.clone(),
-            is_wanted: true,
+            is_wanted: Arc::clone(&is_wanted),
         });
-        let job = Job { incoming, asked: *asked, granted, progress_max };
+        let job = Job { incoming, asked: *asked, granted, progress_max, is_wanted };
         if self.under_way.len() > self.threads && self.threads < THREADS_MAX {
             self.start_thread();
         }
@@ -154,6 +160,13 @@ impl Making {
         self.end_where(|way| way.admitted.session == session && way.admitted.epoch < before);
     }
 
+    /// A connection ends. Returns whether it was being made.
+    pub(super) fn end_one(&mut self, id: AdmissionId) -> bool {
+        let is_it = |way: &UnderWay| way.admitted.id == id;
+        self.end_where(is_it);
+        self.under_way.iter().any(is_it)
+    }
+
     /// All connections by a CQ end.
     pub(super) fn end_by(&mut self, cq: CqPlace) {
         self.end_where(|way| way.cq == cq);
@@ -164,8 +177,9 @@ impl Making {
         self.end_where(|_| true);
     }
 
-    fn end_where(&mut self, ends: impl Fn(&UnderWay) -> bool) {
-        self.under_way.iter_mut().filter(|way| ends(way)).for_each(|way| way.is_wanted = false);
+    fn end_where(&self, ends: impl Fn(&UnderWay) -> bool) {
+        let ended = self.under_way.iter().filter(|way| ends(way));
+        ended.for_each(|way| way.is_wanted.store(false, Ordering::Relaxed));
     }
 }
 
@@ -184,11 +198,15 @@ impl Control {
         let Some(way) = self.making.end(made.id) else { return };
         let UnderWay { admitted, asked, cq, peer, device, is_wanted } = way;
         let Admitted { id, session, epoch, queue, .. } = admitted;
+        let is_wanted = is_wanted.load(Ordering::Relaxed);
         let (connection, params, accept) = match made.result {
             Ok(prepared) => prepared,
             Err(text) => {
                 self.gone(id);
-                return log_refusal(self.core.lines(), &asked, &peer, &no_room(text));
+                if is_wanted {
+                    log_refusal(self.core.lines(), &asked, &peer, &no_room(text));
+                }
+                return;
             }
         };
         if !is_wanted {

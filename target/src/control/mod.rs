@@ -39,6 +39,7 @@ mod usage;
 mod vectors;
 pub(crate) mod volumes;
 mod watch;
+mod whom;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,6 +52,7 @@ use rblk_protocol::width::wide64;
 use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::account::{Account, Origin};
 use crate::cache::Unsaved;
 use crate::demand::FILES_BESIDES;
 use crate::events::{Events, EventsReport};
@@ -62,11 +64,13 @@ use crate::outages::Outages;
 use crate::past::PastReport;
 use crate::poll_group::{FromGroup, Notice, StepTicket, ToGroup, thread::Handle};
 use crate::record::{News, StateDirectory};
+use crate::session::Session;
 use crate::store::{Backing, StoreFault, StoreIdentity, VolumeIndex};
 use crate::volume::Volume;
 
 use self::core::{
-    AuthConfig, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused, Ticket,
+    Admitted, AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused,
+    Ticket,
 };
 use admission::{Granted, House, log_refusal, no_room, refusal};
 use ask::LimitsWish;
@@ -107,8 +111,8 @@ pub(crate) struct Limits {
     pub in_capsule_bytes: u32,
     /// Most data per command.
     pub io_max_bytes: u32,
-    /// Sessions at a time.
-    pub sessions_max: u32,
+    /// What it has for connections.
+    pub capacity: Capacity,
     /// How long a session without connections keeps what it opened.
     pub lease: Duration,
     /// Whether connections over TCP are encrypted.
@@ -164,8 +168,9 @@ pub(crate) enum Request {
         /// Which volume that is, and who has it open; none: it is not served.
         reply: oneshot::Sender<Option<(VolumeIndex, Vec<String>)>>,
     },
-    /// End the sessions of this host, peer or number. The answer: which.
-    Kick(String, oneshot::Sender<Vec<String>>),
+    /// End the sessions of this host, peer or number. The answer: which; or why it is not clear
+    /// which are meant.
+    Kick(String, oneshot::Sender<Result<Vec<String>, String>>),
     /// Trace the commands of this volume that take at least so long.
     BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, Refusal>>),
     /// End the trace of this number.
@@ -286,7 +291,7 @@ impl Control {
             name,
             instance,
             volumes,
-            sessions_max: limits.sessions_max,
+            capacity: limits.capacity,
             lease: limits.lease,
             drain_timeout: parts.drain_timeout,
             holders,
@@ -558,19 +563,15 @@ impl Control {
     }
 
     /// Ends the sessions of a host or a peer, or the session of that number. Returns their names.
-    fn kick(&mut self, whom: &str) -> Vec<String> {
-        let is_meant = |session: &&crate::session::Session| {
-            session.host_name.as_str() == whom
-                || core::address_of(&session.peer) == whom
-                || session.peer == whom
-                || session.index.life.to_string() == whom
-        };
-        let name = |session: &crate::session::Session| {
+    fn kick(&mut self, whom: &str) -> Result<Vec<String>, String> {
+        let name = |session: &Session| {
             (session.index, format!("{} ({})", session.host_name, session.peer))
         };
-        let meant: Vec<_> = self.core.sessions().iter().filter(is_meant).map(name).collect();
+        let meant = whom::meant(self.core.sessions().iter(), whom)?;
+        let meant: Vec<_> = meant.into_iter().map(name).collect();
         let now = Instant::now();
-        meant.into_iter().filter_map(|(s, name)| self.core.kick(s, now).then_some(name)).collect()
+        let kicked = meant.into_iter().filter(|(session, _)| self.core.kick(*session, now));
+        Ok(kicked.map(|(_, name)| name).collect())
     }
 
     /// Answers a connect request.
@@ -640,11 +641,11 @@ impl Control {
             self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
         }
         let group = self.groups.for_connection(admitted.session, admitted.queue);
-        let whose = self.payer(admitted.session, peer);
+        let whose = self.payer(&admitted, peer);
         let entries = admission::cq_entries(&accept, asked.kind);
         let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
         let made = admission::reads_out(incoming, asked).and_then(|reads_out| {
-            self.shares.take(admitted.id, cq, &whose, entries, capacity).map_err(no_room)?;
+            self.shares.take(admitted.id, cq, whose, entries, capacity).map_err(no_room)?;
             let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
@@ -682,26 +683,52 @@ impl Control {
         AckTimeout::within(session.map_or(ConnectOptions::default().detect, |s| s.detect))
     }
 
-    /// Who takes what a connection needs, as entries of a CQ and slots of the arena: its host where
-    /// hosts prove who they are, else its address.
-    fn payer(&self, session: SessionIndex, peer: &str) -> String {
-        let session = self.core.sessions().get(session).filter(|_| self.core.requires_proof());
-        let host = session.map(|session| session.host.to_string());
-        host.unwrap_or_else(|| host_places::household(peer))
+    /// On whom the entries of a CQ are booked that a new connection needs: where it comes from, as
+    /// long as it has to prove whose it is.
+    fn payer(&self, admitted: &Admitted, peer: &str) -> Account {
+        let session = self.core.sessions().get(admitted.session);
+        let account = session.filter(|_| admitted.secret.is_none()).map(|s| s.account.clone());
+        account.unwrap_or_else(|| Account::Origin(Origin::of(peer)))
     }
 
     /// Tells the poll groups of which host a session is, which begins or comes back.
     fn place_host(&mut self, session: SessionIndex) {
-        let Some(peer) = self.core.sessions().get(session).map(|s| s.peer.clone()) else { return };
-        let whose = self.payer(session, &peer);
+        let Some(whose) = self.core.sessions().get(session).map(|s| s.account.clone()) else {
+            return;
+        };
         if let Some(host) = self.host_places.put(session, whose) {
             self.groups.notify(Notice::Host { session, host });
         }
     }
 
+    /// A connection has proven whose it is. Returns whether its host has room in the CQ.
+    fn book(&mut self, id: AdmissionId, session: SessionIndex) -> bool {
+        let Self { core, shares, devices, .. } = self;
+        let Some(session) = core.sessions().get(session) else { return true };
+        let (host, peer) = (session.host_name, session.peer.clone());
+        let capacity = |cq: CqPlace| devices.cq_entries(cq.device);
+        let booked = shares.book_on(id, session.account.clone(), capacity);
+        if let Err(text) = &booked
+            && core.lines().may_write(PeerLine::Refused, Instant::now())
+        {
+            tracing::warn!(%host, peer, text, "a connection is more than its host may have");
+        }
+        booked.is_ok()
+    }
+
+    /// Ends a connection whose place went to another one.
+    fn evict(&mut self, admission: AdmissionId) {
+        if self.making.end_one(admission) {
+            return;
+        }
+        if let Some(CqPlace { group, .. }) = self.shares.cq_of(admission) {
+            self.groups.send(group, ToGroup::Evict { admission });
+        }
+    }
+
     /// Nothing of a connection is in use any more.
     fn gone(&mut self, id: AdmissionId) {
-        self.shares.give_back(id);
+        self.shares.gone(id);
         self.core.gone(id, Instant::now());
         let sessions = self.core.sessions();
         self.tally.ended(id, |session| sessions.get(session).is_some());
@@ -727,8 +754,10 @@ impl Control {
                     let reply = ToGroup::Reply { connection, tag, status, value, payload };
                     self.groups.send(to.group, reply);
                 }
-                Effect::Adopt { connection: to, session, epoch, silence } => {
+                Effect::Adopt { connection: to, admission, session, epoch, silence } => {
                     self.place_host(session);
+                    // It is small, and its host is let in.
+                    self.book(admission, session);
                     let connection = to.connection;
                     let adopt = ToGroup::Adopt { connection, session, epoch, silence };
                     self.groups.send(to.group, adopt);
@@ -736,6 +765,7 @@ impl Control {
                 Effect::Expel { connection: to } => {
                     self.groups.send(to.group, ToGroup::Expel { connection: to.connection });
                 }
+                Effect::Evict { admission } => self.evict(admission),
                 Effect::LimitHost { session, limits } => self.groups.limit_host(session, &limits),
                 Effect::All(notice) => {
                     if let Notice::EndConnections { session, before } = notice {
@@ -776,7 +806,7 @@ impl Control {
                 self.core.command(from, admission, &command, &body, Instant::now());
             }
             FromGroup::Proven { group, connection, admission } => {
-                self.core.proved(ConnectionRef { group, connection }, admission, Instant::now());
+                self.on_proven(ConnectionRef { group, connection }, admission);
             }
             FromGroup::ConnectionGone {
                 admission,
@@ -812,6 +842,13 @@ impl Control {
             FromGroup::Stopped { group, unsaved, error } => {
                 self.groups.stopped(group, unsaved, error);
             }
+        }
+    }
+
+    fn on_proven(&mut self, from: ConnectionRef, admission: AdmissionId) {
+        let Some(session) = self.core.proved(from, admission, Instant::now()) else { return };
+        if !self.book(admission, session) {
+            self.groups.send(from.group, ToGroup::Expel { connection: from.connection });
         }
     }
 

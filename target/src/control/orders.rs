@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{VolumeConfig, said_once};
+use rblk_config::{Exit, VolumeConfig, said_once};
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
@@ -248,9 +248,10 @@ async fn kick(requests: &mpsc::Sender<Request>, session: String) -> Response {
     let named = session.clone();
     match asked(requests, |reply| Request::Kick(session, reply)).await {
         None => stopping(),
-        Some(ended) if ended.is_empty() => Response::Error(Refusal::no_such_thing(format!(
+        Some(Err(unclear)) => Response::Error(Refusal::new(Exit::Usage, unclear)),
+        Some(Ok(ended)) if ended.is_empty() => Response::Error(Refusal::no_such_thing(format!(
             "no session is of {named}; `rblk-target session list` shows all"
         ))),
-        Some(ended) => Response::Kicked(ended),
+        Some(Ok(ended)) => Response::Kicked(ended),
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rblk_fabric::log_limit::{LINES_MAX, LogLimit};
 
-use super::core::address_of;
+use crate::account::address_of;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Lines of what every host that comes writes. After a restart of a target all come at once.

@@ -14,8 +14,9 @@ use super::Control;
 use super::admission::{no_room, refusal};
 use super::devices::{Registered, Shared};
 use super::peer_lines::PeerLine;
+use crate::account::Origin;
 
-/// Peers that wait for one device, at most. More are asked to come again.
+/// Peers that wait for one device, at most. Of more, some are asked to come again.
 const PEERS_MAX: usize = 64;
 
 /// A device that the memory was registered with, or why not.
@@ -43,8 +44,14 @@ impl Registering {
     fn wait(&mut self, incoming: Incoming, shared: impl FnOnce() -> Shared) {
         let device = incoming.device();
         match self.waiting.iter_mut().find(|(known, _)| known.same_as(&device)) {
-            Some((_, peers)) if peers.len() < PEERS_MAX => peers.push(incoming),
-            Some(_) => incoming.reject(&busy()),
+            Some((_, peers)) => {
+                if peers.len() >= PEERS_MAX {
+                    // They wait for the same device. Whoever has most waits again.
+                    let from: Vec<Origin> = peers.iter().map(|p| Origin::of(&p.peer())).collect();
+                    peers.remove(oldest_of_most(&from)).reject(&busy());
+                }
+                peers.push(incoming);
+            }
             None => {
                 let (done, shared) = (self.done.clone(), shared());
                 self.waiting.push((device.clone(), vec![incoming]));
@@ -68,6 +75,14 @@ impl Registering {
         let at = self.waiting.iter().position(|(known, _)| known.same_as(device));
         at.map(|at| self.waiting.swap_remove(at).1).unwrap_or_default()
     }
+}
+
+/// The place of the oldest of the origin that has most.
+fn oldest_of_most(from: &[Origin]) -> usize {
+    let count = |origin: &Origin| from.iter().filter(|other| *other == origin).count();
+    let counts: Vec<usize> = from.iter().map(count).collect();
+    let top = counts.iter().max();
+    counts.iter().position(|count| Some(count) == top).unwrap_or(0)
 }
 
 /// What a peer is told for which there is no place in a queue.
@@ -108,5 +123,17 @@ impl Control {
         for peer in peers {
             self.admit(peer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_those_who_wait_the_oldest_of_the_most_goes() {
+        let from = |peers: &[&str]| peers.iter().map(|p| Origin::of(p)).collect::<Vec<_>>();
+        assert_eq!(oldest_of_most(&from(&["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:2"])), 1);
+        assert_eq!(oldest_of_most(&from(&["10.0.0.1:1", "10.0.0.2:1"])), 0);
     }
 }

@@ -1,11 +1,13 @@
 //! [`CqShares`]: who has how many entries of which CQ. Pure.
 //!
-//! A CQ of a poll group has room for the WRs of many connections, and no more. A peer may have at
-//! most three quarters of what the other peers leave, so that one that connects often or deep
-//! leaves room for a next one.
+//! A CQ of a poll group has room for the WRs of many connections, and no more. An [`Account`] may
+//! have at most three quarters of what the others leave, so that one that connects often or deep
+//! leaves room for a next one. A connection is booked on where it comes from until it has proven
+//! whose it is.
 
 use std::collections::BTreeMap;
 
+use crate::account::Account;
 use crate::identity::AdmissionId;
 
 /// The CQ of a device in a poll group.
@@ -20,7 +22,7 @@ pub(super) struct CqPlace {
 #[derive(Debug)]
 struct Share {
     cq: CqPlace,
-    peer: String,
+    account: Account,
     entries: u32,
 }
 
@@ -29,25 +31,25 @@ struct Share {
 pub(super) struct CqShares {
     by_connection: BTreeMap<AdmissionId, Share>,
     // Entries taken.
-    by_peer: BTreeMap<(CqPlace, String), u32>,
+    by_account: BTreeMap<(CqPlace, Account), u32>,
     by_cq: BTreeMap<CqPlace, u32>,
 }
 
 impl CqShares {
-    /// A connection of a peer takes entries of a CQ that has `capacity` of them.
+    /// A connection takes entries of a CQ that has `capacity` of them.
     ///
     /// # Errors
-    /// The text for the peer: it would have too large a part.
+    /// The text for the peer: its account would have too large a part.
     pub(super) fn take(
         &mut self,
         id: AdmissionId,
         cq: CqPlace,
-        peer: &str,
+        account: Account,
         entries: u32,
         capacity: u32,
     ) -> Result<(), String> {
-        let of_peer = (cq, peer.to_owned());
-        let own = self.by_peer.get(&of_peer).copied().unwrap_or(0);
+        let of_account = (cq, account);
+        let own = self.by_account.get(&of_account).copied().unwrap_or(0);
         let all = self.by_cq.get(&cq).copied().unwrap_or(0);
         let left = capacity.saturating_sub(all.saturating_sub(own));
         if own.saturating_add(entries) > left / 4 * 3 {
@@ -57,34 +59,101 @@ impl CqShares {
                     .to_owned(),
             );
         }
-        self.by_peer.insert(of_peer, own + entries);
-        self.by_cq.insert(cq, all + entries);
-        let before = self.by_connection.insert(id, Share { cq, peer: peer.to_owned(), entries });
-        debug_assert!(before.is_none(), "{id:?} takes twice");
+        debug_assert!(!self.by_connection.contains_key(&id), "{id:?} takes twice");
+        self.put(id, Share { cq, account: of_account.1, entries });
         Ok(())
     }
 
+    /// A connection has proven whose it is: from now on its entries are booked there. `capacity`
+    /// says how many a CQ has.
+    ///
+    /// # Errors
+    /// The account would have too large a part: nothing has changed.
+    pub(super) fn book_on(
+        &mut self,
+        id: AdmissionId,
+        account: Account,
+        capacity: impl FnOnce(CqPlace) -> u32,
+    ) -> Result<(), String> {
+        let Some(Share { cq, entries, .. }) = self.by_connection.get(&id) else { return Ok(()) };
+        let (cq, entries, capacity) = (*cq, *entries, capacity(*cq));
+        let Some(Share { account: before, .. }) = self.give_back(id) else { return Ok(()) };
+        let taken = self.take(id, cq, account, entries, capacity);
+        if taken.is_err() {
+            self.put(id, Share { cq, account: before, entries });
+        }
+        taken
+    }
+
+    /// The CQ of a connection.
+    pub(super) fn cq_of(&self, id: AdmissionId) -> Option<CqPlace> {
+        self.by_connection.get(&id).map(|share| share.cq)
+    }
+
+    fn put(&mut self, id: AdmissionId, share: Share) {
+        let Share { cq, ref account, entries } = share;
+        *self.by_account.entry((cq, account.clone())).or_insert(0) += entries;
+        *self.by_cq.entry(cq).or_insert(0) += entries;
+        self.by_connection.insert(id, share);
+    }
+
     /// A connection ended. One that took nothing gives nothing back.
-    pub(super) fn give_back(&mut self, id: AdmissionId) {
-        let Some(Share { cq, peer, entries }) = self.by_connection.remove(&id) else { return };
-        let of_peer = (cq, peer);
-        if let Some(own) = self.by_peer.get_mut(&of_peer) {
-            *own = own.saturating_sub(entries);
+    pub(super) fn gone(&mut self, id: AdmissionId) {
+        self.give_back(id);
+    }
+
+    fn give_back(&mut self, id: AdmissionId) -> Option<Share> {
+        let share = self.by_connection.remove(&id)?;
+        let of_account = (share.cq, share.account.clone());
+        if let Some(own) = self.by_account.get_mut(&of_account) {
+            *own = own.saturating_sub(share.entries);
             if *own == 0 {
-                self.by_peer.remove(&of_peer);
+                self.by_account.remove(&of_account);
             }
         }
-        if let Some(all) = self.by_cq.get_mut(&cq) {
-            *all = all.saturating_sub(entries);
+        if let Some(all) = self.by_cq.get_mut(&share.cq) {
+            *all = all.saturating_sub(share.entries);
         }
+        Some(share)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rblk_protocol::HostId;
     use rblk_protocol::limits::REJECT_TEXT_BYTES;
 
     use super::*;
+    use crate::account::Origin;
+
+    fn from(peer: &str) -> Account {
+        Account::Origin(Origin::of(peer))
+    }
+
+    #[test]
+    fn whoever_names_a_session_takes_nothing_of_its_host() {
+        let mut shares = CqShares::default();
+        let (cq, host) = (CqPlace { device: 0, group: 0 }, Account::Host(HostId([1; 16])));
+        let take = |shares: &mut CqShares, id, peer: &str, entries| {
+            shares.take(AdmissionId(id), cq, from(peer), entries, 1000)
+        };
+        take(&mut shares, 1, "[2001:db8::1]:1", 400).unwrap();
+        take(&mut shares, 2, "[2001:db8::2]:1", 350).unwrap();
+        take(&mut shares, 3, "[2001:db8::3]:1", 1).unwrap_err();
+        take(&mut shares, 4, "10.0.0.1:1", 50).unwrap();
+        let book =
+            |shares: &mut CqShares, id| shares.book_on(AdmissionId(id), host.clone(), |_| 1000);
+        book(&mut shares, 4).unwrap();
+        take(&mut shares, 5, "10.0.0.1:2", 30).expect("its address has all of its share again");
+        // Proofs do not make the share of a host larger.
+        book(&mut shares, 1).unwrap();
+        book(&mut shares, 2).unwrap_err();
+        assert_eq!(shares.by_account[&(cq, host.clone())], 450);
+        assert_eq!(shares.by_cq[&cq], 830, "a refusal changes nothing");
+        book(&mut shares, 99).expect("it has ended");
+        [1, 2, 4, 5].into_iter().for_each(|id| shares.gone(AdmissionId(id)));
+        assert_eq!((shares.by_account.len(), shares.by_cq[&cq]), (0, 0));
+    }
 
     #[test]
     fn one_peer_never_takes_a_whole_completion_queue() {
@@ -95,7 +164,7 @@ mod tests {
             let mut taken = Vec::new();
             loop {
                 let id = ids.next().unwrap();
-                match shares.take(id, cq, peer, entries, 1000) {
+                match shares.take(id, cq, from(peer), entries, 1000) {
                     Ok(()) => taken.push(id),
                     Err(text) => {
                         assert!(text.len() <= REJECT_TEXT_BYTES, "{} bytes", text.len());
@@ -108,10 +177,10 @@ mod tests {
         assert_eq!(first.len(), 75);
         assert_eq!(fill(&mut shares, "b", 10).len(), 18);
         assert_eq!(fill(&mut shares, "c", 10).len(), 5, "and still there is room");
-        shares.take(AdmissionId(9999), other, "a", 700, 1000).expect("of another CQ");
+        shares.take(AdmissionId(9999), other, from("a"), 700, 1000).expect("of another CQ");
         // What a peer gives back is everybody's.
-        first.into_iter().for_each(|id| shares.give_back(id));
-        shares.give_back(AdmissionId(12345));
+        first.into_iter().for_each(|id| shares.gone(id));
+        shares.gone(AdmissionId(12345));
         assert_eq!(fill(&mut shares, "b", 10).len(), 71 - 18);
     }
 }

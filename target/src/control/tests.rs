@@ -72,7 +72,7 @@ fn control_of(
             queue_depth_max: 16,
             in_capsule_bytes: 4096,
             io_max_bytes: 1 << 20,
-            sessions_max: 4,
+            capacity: Capacity::new(4, None, 1 << 30),
             lease: Duration::from_secs(30),
             encrypt: Encrypt::Auto,
         },

@@ -56,6 +56,13 @@ impl Host {
         }
     }
 
+    /// All memory that this process may have, of the host and of the cgroup.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        let cgroup = self.cgroup.as_ref().map(|(bytes, _)| *bytes);
+        self.total_bytes.into_iter().chain(cgroup).min()
+    }
+
     /// The narrower of the host's and the cgroup's.
     pub(super) fn room(&self) -> Option<Room> {
         let cgroup = self.cgroup.clone().map(|(bytes, file)| Room::Cgroup(bytes, file));

@@ -204,6 +204,11 @@ pub enum ToGroup {
         /// The connection.
         connection: ConnectionId,
     },
+    /// End a connection now, which has proven nothing: its place went to another one.
+    Evict {
+        /// Its name for control. It may have ended meanwhile.
+        admission: AdmissionId,
+    },
     /// Answer an admin command.
     Reply {
         /// Its connection.

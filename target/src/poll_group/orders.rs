@@ -66,6 +66,11 @@ impl<S: Store> PollGroup<S> {
                     Ok(())
                 });
             }
+            ToGroup::Evict { admission } => {
+                self.end_all("its place went to a newer connection", |connection| {
+                    connection.params().admission == admission
+                });
+            }
             ToGroup::Reply { connection: id, tag, status, value, payload }
                 if self.connections.has(id) =>
             {

@@ -11,6 +11,7 @@ fn id(n: u8) -> SessionId {
 fn of_host(n: u8) -> LoggingIn {
     LoggingIn {
         host: HostId([n; 16]),
+        account: Account::Host(HostId([n; 16])),
         host_name: Name::new("h").unwrap(),
         detect: Duration::from_secs(5),
         peer: "p".into(),
@@ -108,25 +109,44 @@ fn a_connection_that_has_proven_nothing_keeps_nothing() {
     let a = logged_in(&mut table, 1, 1, now);
     let (admin, unproven, proven) =
         ((Epoch(1), None, true), (Epoch(1), Some(0), false), (Epoch(1), Some(0), true));
+    table.open(a, VolumeIndex(0), AccessMode::Exclusive).unwrap();
     table.connection_added(a, unproven, 5);
     table.connection_added(a, unproven, 5);
     assert_eq!(table.join(id(1), Epoch(1), 0), Ok(a), "nobody has the number");
-    assert!(table.connection_proved(a, Epoch(1), 0));
-    assert!(!table.connection_proved(a, Epoch(1), 0), "the first has it");
+    assert!(table.connection_proved(a, (Epoch(1), 0, 5)));
+    assert!(!table.connection_proved(a, (Epoch(1), 0, 0)), "the first has it");
     assert_eq!(table.join(id(1), Epoch(1), 0), Err(RejectReason::DuplicateQueue));
     let session = |table: &SessionTable| {
         let session = table.get(a).unwrap();
         (session.connections(), session.all_connections(), session.memory_bytes())
     };
-    assert_eq!(session(&table), (2, 3, 10));
+    assert_eq!(session(&table), (2, 3, 5));
     // The lease runs as if it were not there, but a new epoch waits for it.
     table.connection_gone(a, admin, 0, now);
     table.connection_gone(a, proven, 5, now);
-    assert_eq!(session(&table), (0, 1, 5));
+    assert_eq!(session(&table), (0, 1, 0));
     assert_eq!(table.resume(id(1), Epoch(2), of_host(1)), Ok(a));
     assert!(table.get(a).unwrap().has_older_connections());
     assert_eq!(table.expire(now + LEASE + Duration::from_secs(1)), vec![a]);
     assert_eq!(table.connection_gone(a, unproven, 5, now), After::Lives, "it ended before");
+}
+
+#[test]
+fn a_session_without_a_volume_ends_with_its_last_proven_connection() {
+    let now = Instant::now();
+    let mut table = SessionTable::new(2, LEASE);
+    let admin = (Epoch(1), None, true);
+    let a = logged_in(&mut table, 1, 1, now);
+    table.connection_added(a, (Epoch(1), Some(0), false), 5);
+    assert_eq!(table.connection_gone(a, admin, 0, now), After::Ended, "nobody can come back to it");
+    // One that holds a volume lives on, and one that comes back in time as well.
+    let b = logged_in(&mut table, 2, 1, now);
+    table.open(b, VolumeIndex(0), AccessMode::ReadOnly).unwrap();
+    assert_eq!(table.connection_gone(b, admin, 0, now), After::Lives);
+    let c = logged_in(&mut table, 3, 1, now);
+    table.resume(id(3), Epoch(2), of_host(1)).unwrap();
+    table.connection_added(c, (Epoch(2), None, true), 0);
+    assert_eq!(table.connection_gone(c, admin, 0, now), After::Quiesced);
 }
 
 /// Metrics name a session by its place: a host that comes again is no new series.

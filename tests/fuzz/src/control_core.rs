@@ -14,7 +14,7 @@ use rblk_protocol::{
     HelloRequest, HostId, InstanceId, Lba, LoginRequest, Name, Opcode, OpenReply, OpenRequest,
     QueueDepth, Sequence, SessionId, Status, Tag, Version, VolumeHandle,
 };
-use rblk_target::control::core::{ConnectionRef, Core, CoreParts, Effect, Knock, Ticket};
+use rblk_target::control::core::{Capacity, ConnectionRef, Core, CoreParts, Effect, Knock, Ticket};
 use rblk_target::holders::{HolderRecord, Holders};
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::{Notice, SettleTicket};
@@ -317,6 +317,10 @@ impl World {
                     let links = self.links.iter_mut().filter(|link| link.at == connection);
                     links.for_each(|link| link.is_dying = true);
                 }
+                Effect::Evict { admission } => {
+                    let links = self.links.iter_mut().filter(|link| link.admission == admission);
+                    links.for_each(|link| link.is_dying = true);
+                }
                 Effect::LimitHost { .. } => {}
                 Effect::All(notice) => self.note(notice),
                 Effect::Persist { ticket, record } => self.on_their_way.push((ticket, record)),
@@ -449,7 +453,7 @@ fn parts(holders: Holders) -> CoreParts {
         name: Name::new("t").expect("a name"),
         instance: InstanceId([9; 16]),
         volumes: (0..VOLUMES).map(volume).collect(),
-        sessions_max: 8,
+        capacity: Capacity::new(8, None, 64 << 30),
         lease: Duration::from_secs(30),
         drain_timeout: Duration::from_secs(10),
         holders,

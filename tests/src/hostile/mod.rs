@@ -9,6 +9,7 @@
 //! | `visitor.rs` | a host that connects and leaves again and again |
 //! | `rogue.rs` | a host that is let in by its key, and then breaks the rules |
 //! | `cases.rs` | each rule, broken once |
+//! | `crowd.rs` | connections from many addresses that say a hello and nothing else |
 //! | `bystander.rs` | the honest host |
 //! | `party.rs` | the keys of all, and what must be so when they meet |
 //!
@@ -16,6 +17,7 @@
 
 pub mod bystander;
 pub mod cases;
+pub mod crowd;
 pub mod end;
 pub mod noise;
 pub mod party;

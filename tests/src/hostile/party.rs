@@ -74,6 +74,15 @@ impl Party {
     /// The directory takes no files.
     #[must_use]
     pub fn config(&self, dir: &Path, listen: &[String]) -> PathBuf {
+        self.config_with(dir, listen, "")
+    }
+
+    /// The same, with more keys of the target.
+    ///
+    /// # Panics
+    /// The directory takes no files.
+    #[must_use]
+    pub fn config_with(&self, dir: &Path, listen: &[String], keys: &str) -> PathBuf {
         let (key, config) = (dir.join("party.key"), dir.join("party.toml"));
         let mut file = File::create(&key).expect("a key file");
         file.set_permissions(Permissions::from_mode(0o600)).expect("its mode");
@@ -86,7 +95,7 @@ impl Party {
             format!("[[host]]\nname = \"{name}\"\nkeys = [\"{key}\"]\nvolumes = [{volumes}]\n")
         };
         let text = [
-            format!("listen = {listen:?}\nauth = \"required\"\nkey_file = {key:?}\n"),
+            format!("listen = {listen:?}\nauth = \"required\"\nkey_file = {key:?}\n{keys}"),
             [HONEST, MINE, READABLE].map(volume).concat(),
             host("honest", &self.honest, &format!("\"{HONEST}:rw\"")),
             host("rogue", &self.rogue, &format!("\"{MINE}:rw\", \"{READABLE}:ro\"")),
@@ -95,20 +104,33 @@ impl Party {
         config
     }
 
+    /// The keys of the honest host.
+    ///
+    /// # Panics
+    /// Never: there is one key of the target.
+    #[must_use]
+    pub fn honest(&self) -> Credentials {
+        let keys = Credentials::new(self.honest.clone(), vec![self.target.public()]);
+        keys.expect("one key of the target")
+    }
+
+    /// What the rogue needs to come in.
+    #[must_use]
+    pub fn door(&self, address: &Address, transport: Transport) -> Door {
+        let (host, target) = (key_of(&self.rogue.text()), *self.target.public().as_bytes());
+        Door { address: address.clone(), transport, keys: Keys { host, target } }
+    }
+
     /// The honest host works, and the rogue tries every case.
     ///
     /// # Panics
     /// A case got through, or the honest host was harmed, or the target holds more than before.
     pub fn meet(&self, address: &Address, transport: Transport, status: &dyn Fn() -> TargetStatus) {
-        let keys = Credentials::new(self.honest.clone(), vec![self.target.public()]);
-        let keys = keys.expect("one key of the target");
-        let client = Client::prove(address, HONEST, 1, Some(&keys), AccessMode::Exclusive);
+        let client = Client::prove(address, HONEST, 1, Some(&self.honest()), AccessMode::Exclusive);
         let client = client.expect("the honest host");
         let login = client.session.login();
         let victim = Victim { session: login.session.0, epoch: login.epoch.0 };
-        let keys =
-            Keys { host: key_of(&self.rogue.text()), target: *self.target.public().as_bytes() };
-        let door = Door { address: address.clone(), transport, keys };
+        let door = self.door(address, transport);
         let witness = Witness::start();
         let moment = witness.now();
         let bystander = Bystander::start(client, status().pid);

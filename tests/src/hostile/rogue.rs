@@ -7,7 +7,7 @@ use rblk_fabric::Address;
 use rblk_protocol::width::{narrow, wide};
 use snow::StatelessTransportState;
 
-use super::end::{End, Heard, LENT};
+use super::end::{End, Heard, Knock, LENT};
 use super::noise::{self, Keys, Queue, TAG, Transport};
 use super::wire::{self, Accept, Command, Hello, Response, feature, op, status};
 
@@ -121,7 +121,24 @@ impl Door {
     /// The target does not let this host in.
     #[must_use]
     pub fn login(&self) -> Rogue {
-        let mut end = self.stranger();
+        self.log_in_by(self.stranger()).unwrap_or_else(|heard| panic!("LOGIN: {heard:?}"))
+    }
+
+    /// A new session, if the target lets this host have another one.
+    ///
+    /// # Errors
+    /// What was heard instead of the answer; `None` when it could not even connect.
+    ///
+    /// # Panics
+    /// The target does not take part in the handshake.
+    pub fn try_login(&self) -> Result<Rogue, Option<Heard>> {
+        match End::knock(&self.address, &Hello::admin(feature::AUTH).bytes()) {
+            Knock::In(end) => self.log_in_by(end).map_err(Some),
+            Knock::Refused(_) | Knock::Failed(_) => Err(None),
+        }
+    }
+
+    fn log_in_by(&self, mut end: Box<End>) -> Result<Rogue, Heard> {
         let mut handshake = self.authenticate(&mut end);
         let last = noise::write(&mut handshake, &wire::login("rogue", 5000));
         let seal = handshake.into_stateless_transport_mode().expect("a finished handshake");
@@ -134,17 +151,19 @@ impl Door {
         };
         end.send(&[naming(&end, command).bytes().as_slice(), &last].concat());
         let heard = end.hear();
-        assert_eq!(status_of(&heard), Some(status::OK), "LOGIN: {heard:?}");
+        if status_of(&heard) != Some(status::OK) {
+            return Err(heard);
+        }
         let sealed = end.lent_bytes(0, noise::sealed_len(LOGIN_REPLY + 32));
         let (_, _, reply) = noise::open(&seal, 2, &sealed).expect("a sealed reply to LOGIN");
-        Rogue {
+        Ok(Rogue {
             session: *reply.first_chunk().expect("a session"),
             epoch: u32::from_le_bytes(*reply[32..].first_chunk().expect("an epoch")),
             secret: *reply[LOGIN_REPLY..].first_chunk().expect("a secret"),
             end,
             seal,
             sequence: 2,
-        }
+        })
     }
 }
 

@@ -61,6 +61,7 @@ pub mod status {
     #![allow(missing_docs, reason = "the names of the document")]
     pub const OK: u16 = 0;
     pub const NO_SUCH_VOLUME: u16 = 6;
+    pub const LIMIT_REACHED: u16 = 16;
     pub const NOT_READY: u16 = 19;
     pub const NOT_ALLOWED: u16 = 21;
 }

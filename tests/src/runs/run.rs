@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, Generation, HostId, InstanceId, Name, WriteVerifier,
 };
-use rblk_target::control::core::{Core, CoreParts};
+use rblk_target::control::core::{Capacity, Core, CoreParts};
 use rblk_target::holders::{HolderRecord, Holders};
 use rblk_target::record::{AtRisk, BootId, Fresh, Records, Served};
 use rblk_target::store::VolumeIndex;
@@ -142,7 +142,7 @@ impl Run {
             name: Name::new("t").ok()?,
             instance: InstanceId([9; 16]),
             volumes: served.values().map(|serving| Arc::clone(&serving.volume)).collect(),
-            sessions_max: 8,
+            capacity: Capacity::new(8, None, 64 << 30),
             lease: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(10),
             holders: Holders::durable([]),

@@ -14,7 +14,7 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{AdminCommand, Join, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::seed::Random;
 use rblk_target::control::core::{
-    Admitted, ConnectionRef, Core, CoreParts, Effect, Knock as CoreKnock, Refused, Ticket,
+    Admitted, Capacity, ConnectionRef, Core, CoreParts, Effect, Knock as CoreKnock, Refused, Ticket,
 };
 use rblk_target::holders::{HolderRecord, Holders};
 use rblk_target::identity::AdmissionId;
@@ -201,7 +201,7 @@ impl Site {
             name: name(),
             instance: InstanceId(id(&mut self.random)),
             volumes: self.rig.volumes().to_vec(),
-            sessions_max: 64,
+            capacity: Capacity::new(64, None, 64 << 30),
             lease: self.plan.lease,
             drain_timeout: DRAIN,
             holders: Holders::durable(self.holders.values().cloned()),
@@ -390,7 +390,7 @@ impl Site {
                     }
                     self.rig.reply_to(to.group, to.connection, tag, status, value, payload);
                 }
-                Effect::Adopt { connection: to, session, epoch, silence } => {
+                Effect::Adopt { connection: to, session, epoch, silence, .. } => {
                     let connection = to.connection;
                     let adopt = ToGroup::Adopt { connection, session, epoch, silence };
                     self.rig.mail_to(to.group, adopt);
@@ -398,6 +398,7 @@ impl Site {
                 Effect::Expel { connection: to } => {
                     self.rig.mail_to(to.group, ToGroup::Expel { connection: to.connection });
                 }
+                Effect::Evict { admission } => self.rig.mail(ToGroup::Evict { admission }),
                 Effect::LimitHost { session, limits } => {
                     self.rig.mail(ToGroup::LimitHost { session, limits });
                 }

@@ -4,21 +4,34 @@
 //! session. An I/O connection is a member from the start, and proves that in its self-test, where
 //! it has to.
 //!
-//! Strangers have places of their own, few in all and fewer an address, and take nothing else: no
-//! session, and nothing of another's. Their poll group ends them when they have not logged in in
-//! time.
+//! Whoever has proven nothing has [places](super::places) of its own and takes nothing else: no
+//! session, and nothing of another's. Strangers, and I/O connections that come from elsewhere than
+//! their session, share one set of places. I/O connections that come from where their session comes
+//! from have another, so that a host can connect all its queues at once. When the places are full,
+//! one that has proven nothing [ends](Gone) for the newcomer. Their poll group ends them all when
+//! they have not proven themselves in time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use rblk_protocol::auth::TargetHandshake;
 use rblk_protocol::{Epoch, SessionId};
 
+use super::budget::Budget;
+use super::places::{Places, Room};
+use crate::account::Origin;
 use crate::identity::{AdmissionId, SessionIndex};
 
 /// Strangers at a time.
 pub(super) const STRANGERS_MAX: usize = 64;
-/// Strangers of one address at a time. At boot a host mounts all its volumes at once.
-pub(super) const STRANGERS_PER_ADDRESS: usize = 16;
+/// What may join one session at a time, of connections that come from where it comes from: several
+/// times what it may have in the end, so that its own ones have the time to prove themselves.
+const JOINING: Budget = Budget {
+    connections_max: 4 * Budget::OF_A_SESSION.connections_max,
+    memory_max: Budget::OF_A_SESSION.memory_max,
+};
+/// Connections at a time that gave their places up and have not ended yet: of each set of places.
+pub(super) const ENDING_MAX: usize = 4 * STRANGERS_MAX;
 
 /// An admin connection that has not logged in.
 #[derive(Debug)]
@@ -52,54 +65,137 @@ pub(super) struct Member {
     pub(super) is_encrypted: bool,
 }
 
+/// A connection that gave its place up. The caller ends it.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Gone(pub(super) AdmissionId);
+
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Admissions {
     // Connections so far.
     count: u64,
     strangers: BTreeMap<AdmissionId, Stranger>,
     members: BTreeMap<AdmissionId, Member>,
-    // Members that have proven nothing and come from elsewhere than their session: they have the
-    // places of strangers. With where they come from.
-    foreign: BTreeMap<AdmissionId, String>,
+    // Of strangers, and of unproven members that come from elsewhere than their session.
+    places: Places<Origin>,
+    // Of unproven members that come from where their session comes from.
+    joining: Places<SessionIndex>,
+    // Of all that are joining.
+    joining_max: Budget,
+    // What gave its place up in either set and has not ended yet.
+    ending: BTreeSet<AdmissionId>,
+    ending_to_join: BTreeSet<AdmissionId>,
 }
 
 impl Admissions {
-    /// Whether there is a place for another stranger from there.
-    ///
-    /// # Errors
-    /// Which places are taken, for the peer.
-    pub(super) fn may_add_stranger(&self, peer: &str) -> Result<(), String> {
-        if self.strangers() >= STRANGERS_MAX {
-            return Err(format!(
-                "{STRANGERS_MAX} connections wait for their login here: connect again"
-            ));
+    /// None yet. Those who join their sessions may take so much together until they have proven
+    /// themselves.
+    pub(super) fn new(joining_max: Budget) -> Self {
+        Self {
+            count: 0,
+            strangers: BTreeMap::new(),
+            members: BTreeMap::new(),
+            places: Places::default(),
+            joining: Places::default(),
+            joining_max,
+            ending: BTreeSet::new(),
+            ending_to_join: BTreeSet::new(),
         }
-        let address = address_of(peer);
-        let peers = self.strangers.values().map(|stranger| &stranger.peer);
-        let theirs = peers.chain(self.foreign.values()).filter(|peer| address_of(peer) == address);
-        if theirs.count() >= STRANGERS_PER_ADDRESS {
-            return Err(format!(
-                "{STRANGERS_PER_ADDRESS} connections of your address wait for their login: connect again"
-            ));
-        }
-        Ok(())
     }
 
-    /// An admin connection is admitted.
-    pub(super) fn add_stranger(&mut self, stranger: Stranger) -> AdmissionId {
+    /// Makes a place for another stranger from there. Returns who gave it up.
+    ///
+    /// # Errors
+    /// There is none, for the peer.
+    pub(super) fn make_place(
+        &mut self,
+        origin: &Origin,
+        now: Instant,
+    ) -> Result<Option<Gone>, String> {
+        let crowded = || "too many connections wait for their login here: connect again".to_owned();
+        if self.ending.len() >= ENDING_MAX {
+            return Err(crowded());
+        }
+        match self.places.room_for(origin, STRANGERS_MAX, now) {
+            Room::Free => Ok(None),
+            Room::InPlaceOf(id) => Ok(Some(self.give_place_up(id))),
+            Room::None => Err(crowded()),
+        }
+    }
+
+    /// Makes room for another I/O connection that comes from where its session comes from and has
+    /// proven nothing. Returns who gave their places up.
+    ///
+    /// # Errors
+    /// There is none, for the peer.
+    pub(super) fn make_room_to_join(
+        &mut self,
+        session: SessionIndex,
+        memory_bytes: u64,
+    ) -> Result<Vec<Gone>, String> {
+        if self.ending_to_join.len() >= ENDING_MAX {
+            return Err("too many connections have proven nothing here: connect again".to_owned());
+        }
+        let mut gone = Vec::new();
+        loop {
+            let (count, used) = self.joining.of(&session);
+            let oldest = if JOINING.has_room(count, used, memory_bytes) {
+                let (count, used) = (self.joining.len(), self.joining.memory_bytes());
+                match self.joining_max.has_room(count, used, memory_bytes) {
+                    true => None,
+                    false => self.joining.oldest_of_most(),
+                }
+            } else {
+                self.joining.oldest_of(&session)
+            };
+            match oldest {
+                Some(oldest) => gone.push(self.give_place_up(oldest)),
+                None => return Ok(gone),
+            }
+        }
+    }
+
+    fn give_place_up(&mut self, id: AdmissionId) -> Gone {
+        // What it says from now on is not heard.
+        self.strangers.remove(&id);
+        if self.joining.remove(id) {
+            self.ending_to_join.insert(id);
+        } else {
+            self.places.remove(id);
+            self.ending.insert(id);
+        }
+        Gone(id)
+    }
+
+    /// An admin connection is admitted, for which there is a [place](Self::make_place).
+    pub(super) fn add_stranger(
+        &mut self,
+        stranger: Stranger,
+        origin: Origin,
+        now: Instant,
+    ) -> AdmissionId {
         let id = self.next_id();
+        self.places.add(id, origin, stranger.memory_bytes, now);
         self.strangers.insert(id, stranger);
         id
     }
 
-    /// An I/O connection is admitted. `foreign` says where it comes from, if it has the place of a
-    /// stranger.
-    pub(super) fn add_member(&mut self, member: Member, foreign: Option<&str>) -> AdmissionId {
+    /// An I/O connection is admitted. One that is not proven has a place: that of a stranger if it
+    /// is `foreign`.
+    pub(super) fn add_member(
+        &mut self,
+        member: Member,
+        foreign: Option<Origin>,
+        now: Instant,
+    ) -> AdmissionId {
         let id = self.next_id();
         self.members.insert(id, member);
-        if let Some(peer) = foreign {
-            self.foreign.insert(id, peer.to_owned());
+        let Member { session, memory_bytes, is_proven, .. } = member;
+        match foreign {
+            _ if is_proven => {}
+            Some(origin) => self.places.add(id, origin, memory_bytes, now),
+            None => self.joining.add(id, session, memory_bytes, now),
         }
         id
     }
@@ -119,6 +215,11 @@ impl Admissions {
         self.members.get(&id).copied()
     }
 
+    /// A connection of a session that has proven nothing yet and may.
+    pub(super) fn unproven(&self, id: AdmissionId) -> Option<Member> {
+        self.member(id).filter(|_| self.places.has(id) || self.joining.has(id))
+    }
+
     /// The sessions that have I/O connections, and whether all of these are encrypted. In one pass
     /// over all connections.
     pub(super) fn encryption(&self) -> BTreeMap<SessionIndex, bool> {
@@ -134,12 +235,14 @@ impl Admissions {
     pub(super) fn adopt(&mut self, id: AdmissionId, member: Member) {
         let stranger = self.strangers.remove(&id);
         debug_assert!(stranger.is_some(), "{id:?} is no stranger");
+        self.places.remove(id);
         self.members.insert(id, member);
     }
 
     /// A connection has proven that it is of its session.
     pub(super) fn prove(&mut self, id: AdmissionId) {
-        self.foreign.remove(&id);
+        self.places.remove(id);
+        self.joining.remove(id);
         if let Some(member) = self.members.get_mut(&id) {
             member.is_proven = true;
         }
@@ -148,28 +251,16 @@ impl Admissions {
     /// A connection ended. Returns what it was if it was of a session.
     pub(super) fn remove(&mut self, id: AdmissionId) -> Option<Member> {
         self.strangers.remove(&id);
-        self.foreign.remove(&id);
+        self.places.remove(id);
+        self.joining.remove(id);
+        self.ending.remove(&id);
+        self.ending_to_join.remove(&id);
         self.members.remove(&id)
     }
 
     /// Connections that take the places of strangers.
     pub(super) fn strangers(&self) -> usize {
-        self.strangers.len() + self.foreign.len()
-    }
-}
-
-/// The address of a peer without its port: `tcp://192.0.2.1` of `tcp://192.0.2.1:5000`.
-pub(crate) fn address_of(peer: &str) -> &str {
-    match peer.rsplit_once(':') {
-        Some((address, port))
-            if !port.is_empty()
-                && port.bytes().all(|byte| byte.is_ascii_digit())
-                // Not the last group of an address of IPv6 without a port.
-                && (address.ends_with(']') || !address.trim_start_matches("tcp:").contains(':')) =>
-        {
-            address
-        }
-        _ => peer,
+        self.places.len()
     }
 }
 
@@ -177,50 +268,91 @@ pub(crate) fn address_of(peer: &str) -> &str {
 mod tests {
     use super::*;
 
+    const BUDGET: Budget = Budget { connections_max: 300, memory_max: 1 << 30 };
+
+    fn origin(name: &str) -> Origin {
+        Origin::of(name)
+    }
+
     fn stranger(peer: &str) -> Stranger {
         let (peer, fresh) = (peer.to_owned(), SessionId([1; 16]));
         Stranger { peer, fresh, resume: None, memory_bytes: 1, handshake: None }
     }
 
-    fn member(queue: Option<u16>, is_proven: bool) -> Member {
-        let session = SessionIndex { index: 0, life: 1 };
-        Member { session, epoch: Epoch(1), queue, memory_bytes: 1, is_proven, is_encrypted: false }
+    fn session(index: u16) -> SessionIndex {
+        SessionIndex { index, life: 1 }
     }
 
-    #[test]
-    fn an_address_has_no_port() {
-        for (peer, address) in [
-            ("tcp://192.0.2.1:5000", "tcp://192.0.2.1"),
-            ("192.0.2.1:5000", "192.0.2.1"),
-            ("192.0.2.1", "192.0.2.1"),
-            ("tcp://[fe80::1]:5000", "tcp://[fe80::1]"),
-            ("[fe80::1]:5000", "[fe80::1]"),
-            ("fe80::1", "fe80::1"),
-            ("an unknown address", "an unknown address"),
-        ] {
-            assert_eq!(address_of(peer), address);
-        }
+    fn member(session: SessionIndex, queue: Option<u16>, is_proven: bool) -> Member {
+        let (epoch, memory_bytes, is_encrypted) = (Epoch(1), 1, false);
+        Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted }
     }
 
     #[test]
     fn a_place_is_free_when_its_stranger_logs_in_or_ends() {
-        let mut all = Admissions::default();
-        let ids: Vec<_> = (0..STRANGERS_PER_ADDRESS)
-            .map(|n| all.add_stranger(stranger(&format!("a:{n}"))))
+        let (mut all, now) = (Admissions::new(BUDGET), Instant::now());
+        let one = session(0);
+        let ids: Vec<_> = (0..STRANGERS_MAX)
+            .map(|n| all.add_stranger(stranger(&format!("a:{n}")), origin("a"), now))
             .collect();
-        assert!(all.may_add_stranger("a:99").unwrap_err().contains("your address"));
-        all.may_add_stranger("b:99").unwrap();
-        all.adopt(ids[0], member(None, true));
-        all.may_add_stranger("a:99").unwrap();
+        assert!(all.make_place(&origin("a"), now).is_err(), "all may log in in a moment");
+        all.adopt(ids[0], member(one, None, true));
+        assert_eq!(all.make_place(&origin("a"), now), Ok(None));
         // One that has not proven that it is of its session.
-        let foreign = all.add_member(member(Some(1), false), Some("a:99"));
-        assert!(all.may_add_stranger("a:98").is_err());
-        all.add_member(member(Some(2), false), None);
-        assert_eq!(all.strangers(), STRANGERS_PER_ADDRESS);
+        let foreign = all.add_member(member(one, Some(1), false), Some(origin("a")), now);
+        assert!(all.make_place(&origin("a"), now).is_err());
+        all.add_member(member(one, Some(2), true), None, now);
+        assert_eq!(all.strangers(), STRANGERS_MAX);
+        assert!(all.unproven(foreign).is_some());
         all.prove(foreign);
-        all.may_add_stranger("a:98").unwrap();
+        assert!(all.unproven(foreign).is_none());
+        assert_eq!(all.make_place(&origin("a"), now), Ok(None));
         assert_eq!(all.remove(ids[1]), None, "of no session");
-        assert_eq!(all.remove(foreign), Some(member(Some(1), true)));
-        assert_eq!(all.strangers(), STRANGERS_PER_ADDRESS - 2);
+        assert_eq!(all.remove(foreign), Some(member(one, Some(1), true)));
+        assert_eq!(all.strangers(), STRANGERS_MAX - 2);
+    }
+
+    #[test]
+    fn whoever_gave_its_place_up_is_not_heard_and_counts_until_it_is_gone() {
+        let (mut all, now) = (Admissions::new(BUDGET), Instant::now());
+        let ids: Vec<_> = (0..STRANGERS_MAX)
+            .map(|n| all.add_stranger(stranger(&format!("a:{n}")), origin("a"), now))
+            .collect();
+        assert_eq!(all.make_place(&origin("b"), now), Ok(Some(Gone(ids[0]))));
+        assert!(all.stranger_mut(ids[0]).is_none() && all.stranger_mut(ids[1]).is_some());
+        // Newcomers find a place as long as those before them really end.
+        for n in 0..ENDING_MAX - 1 {
+            let from = origin(&format!("c{n}"));
+            all.add_stranger(stranger("c"), from, now);
+            assert!(matches!(all.make_place(&origin("d"), now), Ok(Some(_))), "{n}");
+        }
+        all.add_stranger(stranger("c"), origin("d"), now);
+        assert!(all.make_place(&origin("e"), now).is_err());
+        all.remove(ids[0]);
+        assert!(matches!(all.make_place(&origin("e"), now), Ok(Some(_))));
+    }
+
+    #[test]
+    fn of_those_who_join_a_session_the_newest_ends_the_oldest() {
+        let (mut all, now) = (Admissions::new(BUDGET), Instant::now());
+        let join = |all: &mut Admissions, of: u16| {
+            let gone = all.make_room_to_join(session(of), 1).unwrap();
+            (all.add_member(member(session(of), Some(0), false), None, now), gone)
+        };
+        let ids: Vec<_> = (0..260).map(|_| join(&mut all, 0).0).collect();
+        assert_eq!(join(&mut all, 0).1, [Gone(ids[0])]);
+        assert!(all.unproven(ids[0]).is_none() && all.unproven(ids[1]).is_some());
+        // All together: the session that has most gives one up.
+        (0..40).for_each(|_| assert_eq!(join(&mut all, 1).1, []));
+        assert_eq!(join(&mut all, 2).1, [Gone(ids[1])]);
+        // Memory counts as well.
+        let half = Budget::OF_A_SESSION.memory_max / 2;
+        let gone = all.make_room_to_join(session(2), half).unwrap();
+        assert_eq!(gone.len(), 1);
+        let large = Member { memory_bytes: half + 1, ..member(session(2), Some(1), false) };
+        let large = all.add_member(large, None, now);
+        let gone = all.make_room_to_join(session(2), half).unwrap();
+        assert!(gone.contains(&Gone(large)), "{gone:?}");
+        assert_eq!(all.strangers(), 0);
     }
 }

@@ -1,31 +1,91 @@
-//! Whether a session may have another connection: what it and its host have is compared with their
-//! [budgets](super::budget).
+//! Whether a host may have another session, and a session another connection: what they have is
+//! compared with their [budgets](super::budget).
+//!
+//! What counts is proven. A session is booked on its host when its LOGIN is accepted, and an I/O
+//! connection when it has proven that it is of its session. Until then they have
+//! [places](super::places) that are no host's.
 
 use rblk_protocol::RejectReason;
 use rblk_protocol::width::wide64;
 
 use super::budget::Budget;
+use super::hosts::Host;
 use super::proof::Rights;
 use super::{Core, Refused, refused};
+use crate::account::Account;
 use crate::identity::SessionIndex;
 use crate::session::Session;
 
+/// What a host has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Used {
+    sessions: u64,
+    connections: u64,
+    memory_bytes: u64,
+}
+
+impl Used {
+    fn and(self, session: &Session) -> Self {
+        Self {
+            sessions: self.sessions + 1,
+            // A session that lost all of them may come back to one at any time.
+            connections: self.connections + wide64(session.connections()).max(1),
+            memory_bytes: self.memory_bytes.saturating_add(session.memory_bytes()),
+        }
+    }
+}
+
 impl Core {
-    /// Whether the session may have another connection with so much memory, and so may its host.
+    fn used_by(&self, account: &Account) -> Used {
+        let theirs = self.sessions.iter().filter(|session| session.account == *account);
+        theirs.fold(Used::default(), Used::and)
+    }
+
+    /// What the connections of a host may take, where hosts prove who they are and its entry may
+    /// say it.
+    fn budget_of(&self, host: Option<&Host>) -> Budget {
+        let usual = self.capacity.of_a_host();
+        host.map_or(usual, |host| host.budget(usual))
+    }
+
+    /// Whether a host may begin another session, whose admin connection has so much memory.
+    ///
+    /// # Errors
+    /// The text for the peer: which limit it reached.
+    pub(super) fn check_new_session(
+        &self,
+        account: &Account,
+        host: Option<&Host>,
+        memory_bytes: u64,
+    ) -> Result<(), String> {
+        let used = self.used_by(account);
+        let sessions_max = self.capacity.sessions_of_a_host();
+        if used.sessions >= u64::from(sessions_max) {
+            return Err(format!(
+                "{sessions_max} sessions are your limit here, a quarter of sessions_max"
+            ));
+        }
+        self.budget_of(host).check(used.connections, used.memory_bytes, memory_bytes)
+    }
+
+    /// Whether the session may have another proven connection with so much memory, and so may its
+    /// host.
     pub(super) fn check_budget(
         &self,
         session: SessionIndex,
         memory_bytes: u64,
     ) -> Result<(), Refused> {
         let Some(state) = self.sessions.get(session) else { return Ok(()) };
-        let used = |session: &Session| (wide64(session.all_connections()), session.memory_bytes());
-        let check = |budget: Budget, (connections, used)| {
-            let checked = budget.check(connections, used, memory_bytes);
-            checked.map_err(|text| refused(RejectReason::LimitReached, text))
+        let host = match self.rights(session) {
+            Rights::Of(host) => Some(host),
+            Rights::All | Rights::None => None,
         };
-        check(Budget::OF_A_SESSION, used(state))?;
-        let Rights::Of(host) = self.rights(session) else { return Ok(()) };
-        let of_host = self.sessions.iter().filter(|session| session.host == host.id()).map(used);
-        check(host.budget(), of_host.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1)))
+        let used = self.used_by(&state.account);
+        let of_session = (wide64(state.connections()), state.memory_bytes());
+        let checked = Budget::OF_A_SESSION.check(of_session.0, of_session.1, memory_bytes);
+        let checked = checked.and_then(|()| {
+            self.budget_of(host).check(used.connections, used.memory_bytes, memory_bytes)
+        });
+        checked.map_err(|text| refused(RejectReason::LimitReached, text))
     }
 }

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::{ConnectionKind, Epoch, HelloRequest, RejectReason, SessionId};
 
-use super::admissions::{Member, Stranger, address_of};
+use super::admissions::{Gone, Member, Stranger};
 use super::proof::{Introduction, NO_KEYS};
 use super::refused::{Refused, refused};
-use super::{Core, QUIESCE_DEADLINE};
+use super::{Core, Effect, QUIESCE_DEADLINE};
+use crate::account::Origin;
 use crate::connection::STRANGER_TIME;
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::session::Session;
@@ -63,15 +64,15 @@ impl Core {
             return Err(refused(RejectReason::ShuttingDown, "the target is draining"));
         }
         match knock.asked.kind {
-            ConnectionKind::Admin => self.connect_admin(knock),
-            ConnectionKind::Io { queue } => self.connect_queue(knock, queue),
+            ConnectionKind::Admin => self.connect_admin(knock, now),
+            ConnectionKind::Io { queue } => self.connect_queue(knock, queue, now),
         }
     }
 
     /// An admin connection is a stranger. Whether its LOGIN can be accepted is looked at now, so
     /// that it is refused early, and decided then. Where hosts prove their keys, only the sealed
     /// answer to LOGIN says that a session is lost: anybody could say it here.
-    fn connect_admin(&mut self, knock: &Knock<'_>) -> Result<Admitted, Refused> {
+    fn connect_admin(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, Refused> {
         let Knock { asked, introduction, peer, memory_bytes, fresh, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let handshake = self.new_handshake(introduction.as_ref())?;
@@ -84,17 +85,25 @@ impl Core {
             None if self.sessions.is_full() => return Err(limit(self.too_many_sessions())),
             Some(_) | None => {}
         }
-        self.admissions.may_add_stranger(peer).map_err(crowded)?;
+        let origin = Origin::of(peer);
+        let gone = self.admissions.make_place(&origin, now).map_err(crowded)?;
+        self.end_all_of(gone);
         let peer = peer.to_owned();
         let stranger = Stranger { peer, fresh, resume, memory_bytes, handshake };
-        let id = self.admissions.add_stranger(stranger);
+        let id = self.admissions.add_stranger(stranger, origin, now);
         let epoch = resume.map_or(Epoch(1), |(_, epoch)| epoch);
         Ok(Admitted { id, session: SessionIndex::NONE, epoch, queue: None, secret: None })
     }
 
-    /// An I/O connection. One that has to prove itself, and comes from elsewhere than its session,
-    /// takes the place of a stranger until then: the id of a session is no secret.
-    fn connect_queue(&mut self, knock: &Knock<'_>, queue: u16) -> Result<Admitted, Refused> {
+    /// An I/O connection. One that has to prove itself takes nothing of its host until then: the id
+    /// of a session is no secret. If it comes from elsewhere than its session, it takes the place
+    /// of a stranger.
+    fn connect_queue(
+        &mut self,
+        knock: &Knock<'_>,
+        queue: u16,
+        now: Instant,
+    ) -> Result<Admitted, Refused> {
         let Knock { asked, introduction, peer, memory_bytes, is_encrypted, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
         let epoch = asked.epoch;
@@ -107,24 +116,34 @@ impl Core {
             return Err(refused(RejectReason::NotAllowed, NO_KEYS));
         }
         let state = self.sessions.get(session);
-        let is_foreign = secret.is_some()
-            && state.is_some_and(|state| address_of(&state.peer) != address_of(peer));
+        let origin = Origin::of(peer);
+        let is_foreign =
+            secret.is_some() && state.is_some_and(|state| Origin::of(&state.peer) != origin);
         if secret.is_some() && !state.is_some_and(Session::has_admin) {
             // Its queues do not outlive it, so nobody has to wait for new ones.
             return Err(limit("the session is lost: log in in a new epoch".to_owned()));
         }
-        if is_foreign {
-            self.admissions.may_add_stranger(peer).map_err(crowded)?;
-        }
         self.check_budget(session, memory_bytes)?;
+        if is_foreign {
+            let gone = self.admissions.make_place(&origin, now).map_err(crowded)?;
+            self.end_all_of(gone);
+        } else if secret.is_some() {
+            let gone = self.admissions.make_room_to_join(session, memory_bytes);
+            self.end_all_of(gone.map_err(crowded)?);
+        }
         let (queue, is_proven) = (Some(queue), secret.is_none());
         let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };
         self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
-        let id = self.admissions.add_member(member, is_foreign.then_some(peer));
-        // An initiator may connect many queues before it tests the first. From its own address they
-        // take nothing from others meanwhile.
+        let id = self.admissions.add_member(member, is_foreign.then_some(origin), now);
+        // An initiator may connect many queues before it tests the first.
         let within = if is_foreign { STRANGER_TIME } else { QUIESCE_DEADLINE };
         let secret = secret.map(|secret| (secret, within));
         Ok(Admitted { id, session, epoch, queue, secret })
+    }
+
+    /// Connections that gave their places up end.
+    fn end_all_of(&mut self, gone: impl IntoIterator<Item = Gone>) {
+        let ended = gone.into_iter().map(|Gone(admission)| Effect::Evict { admission });
+        self.effects.extend(ended);
     }
 }

@@ -142,11 +142,11 @@ impl Host {
         Ok(())
     }
 
-    /// What the connections of the host may take together.
-    pub(super) fn budget(&self) -> Budget {
+    /// What the connections of the host may take together: what its entry says, or what is usual.
+    pub(super) fn budget(&self, usual: Budget) -> Budget {
         Budget {
-            connections_max: self.rights.connections_max.unwrap_or(u32::MAX),
-            memory_max: self.rights.memory_max.map_or(u64::MAX, |size| size.0),
+            connections_max: self.rights.connections_max.unwrap_or(usual.connections_max),
+            memory_max: self.rights.memory_max.map_or(usual.memory_max, |size| size.0),
         }
     }
 }

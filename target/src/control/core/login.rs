@@ -14,6 +14,7 @@ use rblk_protocol::{
 use super::super::peer_lines::PeerLine;
 use super::admissions::Member;
 use super::{Answer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refuse, refuse_saying};
+use crate::account::{Account, Origin};
 use crate::identity::{AdmissionId, SessionIndex};
 use crate::session::LoggingIn;
 
@@ -55,7 +56,18 @@ impl Core {
         }
         let detect = Duration::from_millis(u64::from(request.keep_alive_ms)).min(DETECT_MAX);
         let (host, host_name) = (request.host, request.host_name);
-        let login = LoggingIn { host, host_name, detect, peer };
+        let account = match &proven {
+            Some(proven) => Account::Host(proven.host.id()),
+            None => Account::Origin(Origin::of(&peer)),
+        };
+        if resume.is_none() {
+            let known = proven.as_ref().map(|proven| &*proven.host);
+            if let Err(text) = self.check_new_session(&account, known, memory_bytes) {
+                self.told_limit(host_name, &peer, &text);
+                return refuse_saying(Status::LimitReached, text);
+            }
+        }
+        let login = LoggingIn { host, host_name, account, detect, peer };
         let entered = match resume {
             None => self.sessions.begin(fresh, login, now).map(|s| (s, Epoch(1))),
             Some((session, epoch)) => {
@@ -91,15 +103,26 @@ impl Core {
                 self.limit_host(session, host);
             }
         }
+        self.adopt_admin(from, id, (session, epoch), (memory_bytes, detect));
+        self.wait_for_older(from, session, command.tag, now);
+        Answer::Later
+    }
+
+    /// A stranger is the admin connection of a session from now on.
+    fn adopt_admin(
+        &mut self,
+        connection: ConnectionRef,
+        admission: AdmissionId,
+        (session, epoch): (SessionIndex, Epoch),
+        (memory_bytes, detect): (u64, Duration),
+    ) {
         let (queue, is_proven, is_encrypted) = (None, true, false);
         let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };
-        self.admissions.adopt(id, member);
+        self.admissions.adopt(admission, member);
         self.sessions.connection_added(session, (epoch, queue, is_proven), memory_bytes);
         // Four times what the initiator promised, and time for a busy host.
         let silence = detect * 4 + SILENCE_MIN;
-        self.effects.push_back(Effect::Adopt { connection: from, session, epoch, silence });
-        self.wait_for_older(from, session, command.tag, now);
-        Answer::Later
+        self.effects.push_back(Effect::Adopt { connection, admission, session, epoch, silence });
     }
 
     /// LOGIN of a connection whose first LOGIN was accepted.

@@ -34,6 +34,7 @@ mod list;
 mod login;
 mod occurrences;
 mod open;
+mod places;
 mod proof;
 mod refused;
 mod seals;
@@ -60,14 +61,13 @@ use crate::store::{StoreIdentity, VolumeIndex};
 use crate::volume::Volume;
 
 pub use alter::{OrderError, Step, VolumeOrder};
+pub use budget::Capacity;
 pub use connect::{Admitted, Knock};
 pub use drain::DrainState;
 pub use hosts::{Hosts, HostsError};
 pub(crate) use proof::NO_KEYS;
 pub use proof::{AuthConfig, Introduction};
 pub use refused::Refused;
-
-pub(crate) use admissions::address_of;
 
 use admissions::{Admissions, Member};
 use alter::Alteration;
@@ -118,6 +118,8 @@ pub enum Effect {
     Adopt {
         /// The connection. It may be gone by now; then nothing is to be done.
         connection: ConnectionRef,
+        /// Its name.
+        admission: AdmissionId,
         /// Its session.
         session: SessionIndex,
         /// Its epoch.
@@ -129,6 +131,11 @@ pub enum Effect {
     Expel {
         /// The connection. It may be gone by now; then nothing is to be done.
         connection: ConnectionRef,
+    },
+    /// End a connection that has proven nothing: its place went to a newer one.
+    Evict {
+        /// Its name. It may be gone by now; then nothing is to be done.
+        admission: AdmissionId,
     },
     /// Tell every poll group how much the host of a session may have per second.
     LimitHost {
@@ -175,8 +182,8 @@ pub struct CoreParts {
     pub instance: InstanceId,
     /// What is exported at first.
     pub volumes: Vec<Arc<Volume>>,
-    /// Sessions at a time.
-    pub sessions_max: u32,
+    /// What it has for connections.
+    pub capacity: Capacity,
     /// How long a session without connections keeps what it opened, and how long a holder of the
     /// run before may come back.
     pub lease: Duration,
@@ -205,6 +212,7 @@ pub struct Core {
     exports: Exports,
     auth: Option<AuthConfig>,
     admissions: Admissions,
+    capacity: Capacity,
     // Admin connections whose commands are sealed.
     seals: Seals,
     // What the hosts of the sessions have proven. Of every session, or of none.
@@ -274,10 +282,11 @@ impl Core {
             kept_for: BTreeMap::new(),
             exports: Exports::new(parts.name, parts.instance, parts.volumes),
             auth: parts.auth,
-            admissions: Admissions::default(),
+            admissions: Admissions::new(parts.capacity.of_a_host()),
+            capacity: parts.capacity,
             seals: Seals::default(),
             proven: BTreeMap::new(),
-            sessions: SessionTable::new(parts.sessions_max, parts.lease),
+            sessions: SessionTable::new(parts.capacity.sessions, parts.lease),
             holders: parts.holders,
             changes: Changes::default(),
             waiting_logins: BTreeMap::new(),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rblk_protocol::Epoch;
+use rblk_protocol::{Epoch, Name};
 
 use super::Core;
 use crate::events::{EventKind, Occurrence};
@@ -59,6 +59,12 @@ impl Core {
             }
         };
         self.happened(what.of_host(session.host_name, &session.peer));
+    }
+
+    /// A host has as much as it may have, and wanted more.
+    pub(super) fn told_limit(&mut self, host: Name, peer: &str, why: &str) {
+        let what = Occurrence::new(EventKind::Refuse, format!("the host wanted more: {why}"));
+        self.happened(what.of_host(host, peer));
     }
 
     /// A host says that it leaves.

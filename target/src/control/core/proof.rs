@@ -245,19 +245,36 @@ impl Core {
         self.effects.push_back(Effect::Expel { connection: from });
     }
 
-    /// An I/O connection has proven that it is of its session: the queue number is its own.
-    pub fn proved(&mut self, from: ConnectionRef, id: AdmissionId, now: Instant) {
+    /// An I/O connection has proven that it is of its session: the queue number is its own, and
+    /// what it takes is booked on its host. Returns its session if that is so.
+    pub fn proved(
+        &mut self,
+        from: ConnectionRef,
+        id: AdmissionId,
+        now: Instant,
+    ) -> Option<SessionIndex> {
         self.latest = now;
-        let Some(member) = self.admissions.member(id).filter(|member| !member.is_proven) else {
-            return;
+        // One that gave its place up meanwhile is ending.
+        let member = self.admissions.unproven(id)?;
+        let Member { session, epoch, queue: Some(queue), memory_bytes, .. } = member else {
+            return None;
         };
-        let Member { session, epoch, queue: Some(queue), .. } = member else { return };
-        if self.sessions.connection_proved(session, epoch, queue) {
+        // Like all that are unproven, one that cannot have the number, or takes too much, keeps
+        // nothing.
+        let fits = self.check_budget(session, memory_bytes);
+        if let (Err(Refused { text, .. }), Some(state)) = (&fits, self.sessions.get(session)) {
+            let (host, peer) = (state.host_name, state.peer.clone());
+            tracing::warn!(%host, peer, text, "ending a connection that its host may not have");
+            self.told_limit(host, &peer, text);
+        }
+        let connection = (epoch, queue, memory_bytes);
+        let is_booked = fits.is_ok() && self.sessions.connection_proved(session, connection);
+        if is_booked {
             self.admissions.prove(id);
         } else {
-            // Another has the number. Like all that are unproven, this one keeps nothing.
             self.effects.push_back(Effect::Expel { connection: from });
         }
+        is_booked.then_some(session)
     }
 
     /// Replaces the table of the hosts. Sessions whose key or host is not in it end at once, and so

@@ -289,6 +289,7 @@ impl<S: Store> Rig<S> {
         for at in 1..self.groups.len() {
             let copy = match &message {
                 ToGroup::Notice(notice) => ToGroup::Notice(*notice),
+                ToGroup::Evict { admission } => ToGroup::Evict { admission: *admission },
                 ToGroup::LimitHost { session, limits } => {
                     ToGroup::LimitHost { session: *session, limits: limits.clone() }
                 }

@@ -267,8 +267,7 @@ fn a_wrong_revoked_or_rotated_out_key() {
     // Revoked: at once, with what it held.
     let (mut a, mut b) = (w.proven(1), w.proven(2));
     let queue = w.queue(a.link, 0);
-    w.core.proved(queue.at, queue.admission, w.now);
-    w.carry_out();
+    assert!(w.prove(queue));
     assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
     assert_eq!(w.opens(&mut b, exclusive(0)).0, Status::InUse);
     let only_two = [HostConfig { take_over: true, ..entry(2, &["*:rw"]) }];
@@ -420,9 +419,9 @@ fn a_queue_that_has_proven_nothing_keeps_nothing() {
     };
     // Anybody may name the session. From elsewhere they have the places of strangers.
     let foreign: Vec<Link> =
-        (0..16).map(|n| from(&mut w, &format!("tcp://10.0.0.9:{n}"), 0).unwrap()).collect();
+        (0..64).map(|n| from(&mut w, &format!("tcp://10.0.0.9:{n}"), 0).unwrap()).collect();
     let refused = from(&mut w, "tcp://10.0.0.9:99", 0).unwrap_err();
-    assert!(refused.text.contains("your address"), "{}", refused.text);
+    assert_eq!(refused.reason, RejectReason::Crowded);
     assert_eq!(w.core.sessions().get(a.link.session).unwrap().connections(), 1);
     // The one that proves it has the number.
     let peer = w.core.sessions().get(a.link.session).unwrap().peer.clone();
@@ -455,22 +454,108 @@ fn a_queue_that_has_proven_nothing_keeps_nothing() {
     assert!(w.knock(&asked, &peer, SessionId::default()).is_err());
 }
 
+impl World {
+    /// A connect request of a queue of a session.
+    fn join_from(&mut self, peer: &str, admin: Link, queue: u16) -> Result<Link, Refused> {
+        self.made += 1;
+        let (kind, session, epoch) = (ConnectionKind::Io { queue }, admin.id, admin.epoch);
+        let asked = HelloRequest { kind, session, epoch, ..self.hello() };
+        self.knock(&asked, peer, SessionId::default())
+    }
+
+    /// A queue has proven that it is of its session.
+    fn prove(&mut self, queue: Link) -> bool {
+        let booked = self.core.proved(queue.at, queue.admission, self.now).is_some();
+        self.carry_out();
+        booked
+    }
+}
+
 #[test]
 fn a_host_keeps_to_its_budget_over_all_its_sessions() {
     let small = HostConfig { connections_max: Some(4), ..entry(1, &["*:rw"]) };
     let mut w = world(&[small, entry(2, &["*:rw"])]);
     let (a, again, b) = (w.proven(1), w.proven(1), w.proven(2));
-    w.queue(a.link, 0);
-    w.queue(again.link, 0);
-    let asked = HelloRequest {
-        kind: ConnectionKind::Io { queue: 1 },
-        session: a.link.id,
-        epoch: Epoch(1),
-        ..w.hello()
-    };
-    let refused = w.knock(&asked, "peer", SessionId::default()).unwrap_err();
+    // What has not proven itself is not its own.
+    let queues: Vec<Link> = (0..3).map(|queue| w.queue(a.link, queue)).collect();
+    let other = w.queue(again.link, 0);
+    assert!(w.prove(queues[0]) && w.prove(other));
+    let refused = w.join_from("peer", a.link, 9).unwrap_err();
     assert!(refused.text.starts_with("4 connections are your limit"), "{}", refused.text);
+    assert!(!w.prove(queues[1]) && w.is_dying(queues[1]) && !w.is_dying(queues[0]));
+    w.bury(other);
+    assert!(w.prove(queues[2]), "there is room again");
     for queue in 0..8 {
-        w.queue(b.link, queue);
+        let queue = w.queue(b.link, queue);
+        assert!(w.prove(queue));
     }
+}
+
+#[test]
+fn a_host_has_no_more_sessions_than_connections() {
+    let small = HostConfig { connections_max: Some(2), ..entry(1, &["*:rw"]) };
+    let mut w = world(&[small, entry(2, &["*:rw"])]);
+    let (a, _) = (w.proven(1), w.proven(1));
+    let refused = |w: &mut World| {
+        let link = w.stranger(None);
+        let asked = w.ask_in(link, 1);
+        let said = w.hear(&asked, 2).expect("an answer");
+        w.bury(link);
+        (said.status, String::from_utf8_lossy(&said.payload[..said.value as usize]).into_owned())
+    };
+    for _ in 0..100 {
+        let (status, text) = refused(&mut w);
+        assert_eq!(status, Status::LimitReached);
+        assert!(text.starts_with("2 connections are your limit"), "{text}");
+    }
+    w.proven(2);
+    // One that lost its connection and holds a volume still counts.
+    let mut a = a;
+    assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
+    w.bury(a.link);
+    assert_eq!(refused(&mut w).0, Status::LimitReached);
+    // Without an entry that says otherwise, a host has its part of the sessions.
+    let mut w = world(&[entry(1, &["*:rw"])]);
+    let all: Vec<Proven> = (0..8).map(|_| w.proven(1)).collect();
+    w.bury(all[0].link);
+    w.proven(1);
+}
+
+#[test]
+fn unproven_joiners_keep_no_queue_of_the_host_out() {
+    let small = HostConfig { connections_max: Some(9), ..entry(1, &["*:rw"]) };
+    let mut w = world(&[small, entry(2, &["*:rw"])]);
+    let a = w.proven(1);
+    let own = w.core.sessions().get(a.link.session).unwrap().peer.clone();
+    w.memory_bytes = 3 << 20;
+    // As many as can be, from its own address and from others, and at once again.
+    let mut joined = 0;
+    let mut join = |w: &mut World| {
+        joined += 1;
+        let from =
+            if joined % 2 == 0 { own.clone() } else { format!("tcp://10.0.0.{}:1", joined % 64) };
+        let _ = w.join_from(&from, a.link, 0);
+        w.bury_the_dying();
+    };
+    (0..400).for_each(|_| join(&mut w));
+    let state = |w: &World| {
+        let session = w.core.sessions().get(a.link.session).unwrap();
+        (session.connections(), session.memory_bytes())
+    };
+    assert_eq!(state(&w), (1, 1 << 10), "nothing is booked on the host");
+    for queue in 0..8 {
+        let mine = w.join_from(&own, a.link, queue).expect("a place");
+        (0..20).for_each(|_| join(&mut w));
+        assert!(w.prove(mine), "{queue}");
+    }
+    assert_eq!(state(&w), (9, (1 << 10) + 8 * (3 << 20)));
+    assert_eq!(w.join_from(&own, a.link, 8).unwrap_err().reason, RejectReason::LimitReached);
+    // They are bounded, by memory here, and what they held is free again.
+    assert!(w.core.strangers() <= 64 && w.links.len() <= 9 + 170 + 64, "{}", w.links.len());
+    let b = w.proven(2);
+    w.bury(b.link);
+    for link in w.links.clone() {
+        w.bury(link);
+    }
+    assert_eq!(w.core.strangers(), 0);
 }

@@ -341,9 +341,9 @@ fn the_one_who_takes_over_dies_meanwhile() {
     w.bury(a);
     w.bury(queue);
     assert_eq!(w.answer(c, 1).unwrap().generation(), Generation(3));
-    // It comes back, in its session, with nothing.
-    let b = w.connect(ConnectionKind::Admin, b.id, Epoch(2)).unwrap();
-    assert_eq!(w.log_in(b, 1, 2).unwrap().status, Status::Ok);
+    // It comes back with nothing, and in a new session: it was never let in.
+    assert_eq!(w.connect(ConnectionKind::Admin, b.id, Epoch(2)), Err(RejectReason::NoSuchSession));
+    let b = w.session(2);
     assert_eq!(w.open(b, 2, exclusive(0)).unwrap().status, Status::InUse);
     assert_eq!(w.replies, []);
 }
@@ -386,11 +386,12 @@ fn what_was_closed_with_commands_under_way() {
     assert_eq!(reader.generation(), FIRST, "readers wait for nobody");
     assert_eq!(w.open(b, 2, exclusive(0)), None);
     w.bury(queue);
-    // The session goes on, and what comes after is not waited for.
-    let a = w.connect(ConnectionKind::Admin, a.id, Epoch(2)).unwrap();
+    // It held nothing else: its session ends with its connections, and it comes back in a new one.
+    let late = w.connect(ConnectionKind::Admin, a.id, Epoch(2)).unwrap();
     w.bury_the_dying();
     assert_eq!(w.answer(b, 2).unwrap().generation(), SECOND);
-    assert_eq!(w.log_in(a, 1, 1).unwrap().status, Status::Ok);
+    assert_eq!(w.log_in(late, 1, 1).unwrap().status, Status::NoSuchSession);
+    let a = w.session(1);
     assert_eq!(w.open(a, 2, exclusive(1)).unwrap().generation(), FIRST);
 }
 

@@ -21,8 +21,8 @@ use rblk_protocol::{
 };
 
 use super::{
-    Admitted, AuthConfig, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock, Notice,
-    Refused, Step, Ticket,
+    Admitted, AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock,
+    Notice, Refused, Step, Ticket,
 };
 use crate::connection::STRANGER_TIME;
 use crate::holders::{HolderRecord, Holders, VolumeUuid};
@@ -177,11 +177,21 @@ impl World {
         now: Instant,
         auth: Option<AuthConfig>,
     ) -> Self {
+        Self::having(Capacity::new(8, None, 64 << 30), holders, durable, now, auth)
+    }
+
+    fn having(
+        capacity: Capacity,
+        holders: Holders,
+        durable: BTreeMap<VolumeUuid, HolderRecord>,
+        now: Instant,
+        auth: Option<AuthConfig>,
+    ) -> Self {
         let parts = CoreParts {
             name: Name::new("t").unwrap(),
             instance: InstanceId([9; 16]),
             volumes: (0..VOLUMES).map(volume).collect(),
-            sessions_max: 8,
+            capacity,
             lease: LEASE,
             drain_timeout: DRAIN,
             holders,
@@ -225,7 +235,7 @@ impl World {
                 Effect::Reply { to, tag, status, value, payload } => {
                     self.replies.push(Replied { to, tag, status, value, payload });
                 }
-                Effect::Adopt { connection, session, epoch, silence } => {
+                Effect::Adopt { connection, session, epoch, silence, .. } => {
                     self.silences.push(silence);
                     let mut links = self.links.iter_mut();
                     let link = links.find(|link| link.at == connection).expect("somebody");
@@ -234,6 +244,10 @@ impl World {
                 }
                 Effect::Expel { connection } => {
                     let links = self.links.iter_mut().filter(|link| link.at == connection);
+                    links.for_each(|link| link.dying = true);
+                }
+                Effect::Evict { admission } => {
+                    let links = self.links.iter_mut().filter(|link| link.admission == admission);
                     links.for_each(|link| link.dying = true);
                 }
                 Effect::LimitHost { session, limits } => self.limits.push((session, limits)),
@@ -331,7 +345,12 @@ impl World {
         let is_encrypted = asked.features.has(Features::ENCRYPT);
         let knock = Knock { asked, introduction, peer, memory_bytes, fresh, is_encrypted };
         let admitted = self.core.connect(&knock, self.now);
-        assert_eq!(self.core.next_effect(), None, "nobody has proved anything");
+        // Nobody has proved anything: only another who has not may have to go.
+        while let Some(effect) = self.core.next_effect() {
+            let Effect::Evict { admission } = effect else { panic!("{effect:?}") };
+            let links = self.links.iter_mut().filter(|link| link.admission == admission);
+            links.for_each(|link| link.dying = true);
+        }
         let Admitted { id, session: slot, epoch, .. } = admitted?;
         let link = Link {
             admission: id,

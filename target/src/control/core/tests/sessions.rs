@@ -146,34 +146,27 @@ fn a_session_is_not_superseded_without_proof() {
     assert_eq!(w.answer(b, 1).unwrap().status, Status::Ok, "and the other changed nothing");
 }
 
+impl World {
+    /// A connect request of a stranger from there.
+    fn stranger_from(&mut self, peer: &str) -> Result<Link, Refused> {
+        let (kind, session, epoch) = (ConnectionKind::Admin, SessionId::default(), Epoch(0));
+        let asked = HelloRequest { kind, session, epoch, ..self.hello() };
+        self.made += 1;
+        let mut fresh = [0xdd; 16];
+        fresh[..4].copy_from_slice(&self.made.to_le_bytes());
+        self.knock(&asked, peer, SessionId(fresh))
+    }
+}
+
 #[test]
 fn strangers_fill_only_their_own_places() {
     let mut w = World::new();
     let resident = w.session(1);
-    let asked = |w: &World| HelloRequest {
-        kind: ConnectionKind::Admin,
-        session: SessionId::default(),
-        epoch: Epoch(0),
-        ..w.hello()
-    };
-    let from = |w: &mut World, peer: &str| {
-        let asked = asked(w);
-        w.made += 1;
-        w.knock(&asked, peer, SessionId([0xdd; 16]))
-    };
-    let mut strangers = Vec::new();
-    for address in 0..4 {
-        for port in 0..16 {
-            strangers.push(from(&mut w, &format!("tcp://10.0.0.{address}:{port}")).unwrap());
-        }
-        if address < 3 {
-            let refused = from(&mut w, &format!("tcp://10.0.0.{address}:99")).unwrap_err();
-            assert_eq!(refused.reason, RejectReason::Crowded);
-            assert!(refused.text.contains("16 connections of your address"), "{}", refused.text);
-        }
-    }
-    let refused = from(&mut w, "tcp://10.0.1.1:1").unwrap_err();
-    assert!(refused.text.starts_with("64 connections"), "{}", refused.text);
+    let strangers: Vec<Link> =
+        (0..64).map(|n| w.stranger_from(&format!("tcp://10.0.0.1:{n}")).unwrap()).collect();
+    // Its crowd is its own, and it may come again in a moment.
+    let refused = w.stranger_from("tcp://10.0.0.1:99").unwrap_err();
+    assert_eq!(refused.reason, RejectReason::Crowded);
     assert!(refused.text.len() <= rblk_protocol::limits::REJECT_TEXT_BYTES, "it would be cut");
     // They have no session, and keep nobody from theirs.
     assert_eq!(w.core.sessions().iter().count(), 1);
@@ -187,6 +180,59 @@ fn strangers_fill_only_their_own_places() {
     w.bury_the_dying();
     assert_eq!(w.core.strangers(), 0);
     w.session(2);
+}
+
+#[test]
+fn a_known_host_logs_in_while_strangers_fill_every_place() {
+    let mut w = World::new();
+    // From many addresses, and at once again when one has to go.
+    let mut made = 0;
+    let mut come = |w: &mut World| {
+        made += 1;
+        w.stranger_from(&format!("tcp://10.0.{}.1:{made}", made % 64))
+    };
+    for _ in 0..64 {
+        come(&mut w).unwrap();
+    }
+    for round in 0..100 {
+        let host = w.stranger_from("tcp://192.0.2.7:1").expect("a place");
+        for _ in 0..20 {
+            // Whether there is a place for it or not.
+            let _ = come(&mut w);
+            w.bury_the_dying();
+        }
+        w.now += Duration::from_millis(5);
+        let said = w.log_in(host, 1, 7).expect("an answer");
+        assert_eq!(said.status, Status::Ok, "{round}");
+        assert!(w.core.strangers() <= 64);
+        w.log_out(host);
+        w.bury(host);
+    }
+    // From its own address there are many, too: those go that have had their time.
+    let mut w = World::new();
+    let mut crowded: Vec<Link> =
+        (0..200).filter_map(|n| w.stranger_from(&format!("tcp://192.0.2.7:{n}")).ok()).collect();
+    w.bury_the_dying();
+    w.now += Duration::from_millis(251);
+    let host = w.stranger_from("tcp://192.0.2.7:999").expect("a place");
+    assert_eq!(w.log_in(host, 1, 7).unwrap().status, Status::Ok);
+    crowded.retain(|link| w.is_dying(*link));
+    assert_eq!(crowded.len(), 1, "no more than it needs");
+}
+
+#[test]
+fn a_machine_with_a_network_is_one_stranger() {
+    let mut w = World::new();
+    let many: Vec<Link> =
+        (0..60).map(|n| w.stranger_from(&format!("tcp://[2001:db8::{n:x}]:1")).unwrap()).collect();
+    let few: Vec<Link> =
+        (0..4).map(|n| w.stranger_from(&format!("tcp://[2001:db8:0:1::{n}]:1")).unwrap()).collect();
+    w.now += Duration::from_millis(1);
+    for n in 0..8 {
+        w.stranger_from(&format!("tcp://192.0.2.{n}:1")).unwrap();
+    }
+    assert!(many[..8].iter().all(|link| w.is_dying(*link)), "the oldest of the many");
+    assert!(!many[8..].iter().chain(&few).any(|link| w.is_dying(*link)));
 }
 
 #[test]
@@ -231,6 +277,107 @@ fn a_session_keeps_to_its_budget() {
     assert!(text.starts_with("512 MiB") && text.contains("(memory_max)"), "{text}");
     w.bury(first);
     w.queue(b, 2);
+}
+
+impl World {
+    /// A target that allows so many sessions.
+    fn with_sessions(sessions: u32) -> Self {
+        let (holders, capacity) = (Holders::durable([]), Capacity::new(sessions, None, 64 << 30));
+        Self::having(capacity, holders, BTreeMap::new(), Instant::now(), None)
+    }
+
+    /// A session of a host at that address, or why not.
+    fn session_from(&mut self, address: &str) -> Result<Link, Replied> {
+        let link = self.stranger_from(&format!("{address}:{}", self.made)).unwrap();
+        let said = self.log_in(link, 1, 1).expect("an answer");
+        if said.status == Status::Ok { Ok(self.as_it_is(link)) } else { Err(said) }
+    }
+}
+
+#[test]
+fn a_host_has_no_more_than_a_quarter_of_the_sessions() {
+    let mut w = World::with_sessions(64);
+    let held: Vec<Link> = (0..16).map(|_| w.session_from("10.0.0.1").unwrap()).collect();
+    for _ in 0..100 {
+        let said = w.session_from("10.0.0.1").unwrap_err();
+        assert_eq!(said.status, Status::LimitReached);
+        assert!(said.text().starts_with("16 sessions are your limit"), "{}", said.text());
+        w.now += Duration::from_millis(100);
+    }
+    // Others find all of theirs.
+    for n in 2..5 {
+        for _ in 0..16 {
+            w.session_from(&format!("10.0.0.{n}")).unwrap();
+        }
+    }
+    // It comes back to a session of its own whatever it has.
+    let back = w.connect(ConnectionKind::Admin, held[0].id, Epoch(2)).unwrap();
+    assert_eq!(w.log_in(back, 1, 1), None, "the older connection is there");
+    w.bury(held[0]);
+    assert_eq!(w.answer(back, 1).unwrap().status, Status::Ok);
+    w.log_out(held[1]);
+    w.bury(held[1]);
+    w.session_from("10.0.0.1").unwrap();
+}
+
+#[test]
+fn two_hundred_mounts_of_one_host_fit_in_what_is_usual() {
+    // The defaults, on a machine of 8 GiB whose unit allows 131072 files.
+    let capacity = Capacity::new(1024, Some(131_072), 8 << 30);
+    let mut w =
+        World::having(capacity, Holders::durable([]), BTreeMap::new(), Instant::now(), None);
+    for _ in 0..200 {
+        // Eight queues of depth 128, with 4 KiB of in-capsule data.
+        w.memory_bytes = 160 << 10;
+        let admin = w.session_from("10.0.0.1").unwrap();
+        w.memory_bytes = 850 << 10;
+        for queue in 0..8 {
+            w.queue(admin, queue);
+        }
+    }
+    // And another host has as much.
+    let admin = w.session_from("10.0.0.2").unwrap();
+    for queue in 0..64 {
+        w.queue(admin, queue);
+    }
+}
+
+#[test]
+fn sessions_that_hold_nothing_end_with_their_connections() {
+    let mut w = World::with_sessions(64);
+    for _ in 0..1000 {
+        let link = w.session_from("10.0.0.1").unwrap();
+        let queue = w.queue(link, 0);
+        w.bury(link);
+        assert_eq!(w.core.sessions().iter().count(), 1, "its queue is there");
+        w.bury(queue);
+        assert_eq!(w.core.sessions().iter().count(), 0);
+        assert!(w.notices.contains(&Notice::ForgetSession { session: link.session }));
+    }
+    // A mount that loses its connection before OPEN logs in anew.
+    let lost = w.session_from("10.0.0.1").unwrap();
+    w.bury(lost);
+    let again = w.connect(ConnectionKind::Admin, lost.id, Epoch(2));
+    assert_eq!(again, Err(RejectReason::NoSuchSession));
+    let mut mount = w.session_from("10.0.0.1").unwrap();
+    assert_eq!(w.open(mount, 2, exclusive(0)).unwrap().status, Status::Ok);
+    // One that holds a volume comes back, again and again, also where its host has all it may.
+    for _ in 1..16 {
+        w.session_from("10.0.0.1").unwrap();
+    }
+    for epoch in 2..5 {
+        w.bury(mount);
+        w.pass(LEASE - Duration::from_secs(1));
+        let back = w.connect(ConnectionKind::Admin, mount.id, Epoch(epoch)).unwrap();
+        assert_eq!(w.log_in(back, 1, 1).unwrap().status, Status::Ok);
+        mount = w.as_it_is(back);
+        assert_eq!(w.core.sessions().get(mount.session).unwrap().opened().count(), 1);
+    }
+    // When it has closed the volume, there is nothing to come back to.
+    w.send(mount, 3, Opcode::CloseVolume, 1, &[]);
+    assert_eq!(w.answer(mount, 3).unwrap().status, Status::Ok);
+    w.bury(mount);
+    assert!(w.core.sessions().get(mount.session).is_none());
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! [`Account`]: on whom is booked what a connection takes. Pure.
+//!
+//! A host that has proven its key is known by that, from wherever it comes. Whoever has proven
+//! nothing, or need not, is known by where it comes from ([`Origin`]).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rblk_protocol::HostId;
+
+/// Where a peer comes from, as far as it counts for what the peer may take.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Origin {
+    /// An address of IPv4.
+    V4(Ipv4Addr),
+    /// The first half of an address of IPv6. One machine may have every address of its /64.
+    Net(u64),
+    /// A link-local address: every machine of the link has the same /64.
+    Link(Ipv6Addr),
+    /// What is no address of IP.
+    Other(String),
+}
+
+/// On whom is booked what a connection takes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Account {
+    /// A host that has proven its key.
+    Host(HostId),
+    /// Whoever comes from there.
+    Origin(Origin),
+}
+
+impl Origin {
+    /// Of a peer as a connection names it: `tcp://192.0.2.1:5000`, `[2001:db8::1]:5000`.
+    pub(crate) fn of(peer: &str) -> Self {
+        let address = address_of(peer);
+        let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
+        let bare = bare.trim_start_matches('[').trim_end_matches(']');
+        // The interface of a link-local address.
+        let bare = bare.split_once('%').map_or(bare, |(address, _)| address);
+        match bare.parse().map(|address: IpAddr| address.to_canonical()) {
+            Ok(IpAddr::V4(address)) => Self::V4(address),
+            Ok(IpAddr::V6(address)) if address.is_unicast_link_local() => Self::Link(address),
+            Ok(IpAddr::V6(address)) => Self::Net((address.to_bits() >> 64) as u64),
+            Err(_) => Self::Other(address.to_owned()),
+        }
+    }
+}
+
+/// The address of a peer without its port: `tcp://192.0.2.1` of `tcp://192.0.2.1:5000`.
+pub(crate) fn address_of(peer: &str) -> &str {
+    match peer.rsplit_once(':') {
+        Some((address, port))
+            if !port.is_empty()
+                && port.bytes().all(|byte| byte.is_ascii_digit())
+                // Not the last group of an address of IPv6 without a port.
+                && (address.ends_with(']') || !address.trim_start_matches("tcp:").contains(':')) =>
+        {
+            address
+        }
+        _ => peer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_no_port() {
+        for (peer, address) in [
+            ("tcp://192.0.2.1:5000", "tcp://192.0.2.1"),
+            ("192.0.2.1:5000", "192.0.2.1"),
+            ("192.0.2.1", "192.0.2.1"),
+            ("tcp://[fe80::1]:5000", "tcp://[fe80::1]"),
+            ("[fe80::1]:5000", "[fe80::1]"),
+            ("fe80::1", "fe80::1"),
+            ("an unknown address", "an unknown address"),
+        ] {
+            assert_eq!(address_of(peer), address);
+        }
+    }
+
+    #[test]
+    fn a_peer_counts_for_its_address_or_its_network() {
+        let same = |one: &str, other: &str| Origin::of(one) == Origin::of(other);
+        assert!(same("tcp://192.0.2.1:5000", "192.0.2.1:6000"), "by TCP and by RDMA");
+        assert!(same("tcp://192.0.2.1:5000", "tcp://[::ffff:192.0.2.1]:5000"));
+        assert!(!same("192.0.2.1:5000", "192.0.2.2:5000"));
+        assert!(same("tcp://[2001:db8:0:7::1]:5000", "[2001:db8:0:7:ffff::9]:1"), "one /64");
+        assert!(!same("[2001:db8:0:7::1]:5000", "[2001:db8:0:8::1]:5000"));
+        assert!(same("[fe80::1%2]:5000", "[fe80::1%eth0]:6000"));
+        assert!(!same("[fe80::1%2]:5000", "[fe80::2%2]:5000"), "the link is everybody's");
+        assert!(same("a peer in memory", "a peer in memory") && !same("peer1", "peer2"));
+    }
+}

@@ -1,0 +1,171 @@
+//! [`Places`]: connections that have proven nothing yet. They have places of their own, few in all.
+//! Pure.
+//!
+//! Whoever comes first is not the one who keeps a place: nothing but a proof does that. Each place
+//! has a key: where its connection comes from, or the session that it says it is of. When the
+//! places are full, the key that has most gives one up, and of its connections the oldest.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::identity::AdmissionId;
+
+/// How long a connection that proves itself may need for that where others wait for its place. A
+/// LOGIN takes milliseconds, and on a busy host or a long way some more.
+pub(super) const GRACE: Duration = Duration::from_millis(250);
+
+#[derive(Debug)]
+struct Waiting<K> {
+    key: K,
+    since: Instant,
+    memory_bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Places<K> {
+    // Names are given in the order of arrival: the first one is the oldest.
+    waiting: BTreeMap<AdmissionId, Waiting<K>>,
+    memory_bytes: u64,
+}
+
+/// Whether there is a place for another connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Room {
+    /// There is.
+    Free,
+    /// This one has to go.
+    InPlaceOf(AdmissionId),
+    /// None: the key has as many as any other, and all may prove themselves in a moment.
+    None,
+}
+
+impl<K> Default for Places<K> {
+    fn default() -> Self {
+        Self { waiting: BTreeMap::new(), memory_bytes: 0 }
+    }
+}
+
+impl<K: Ord + Clone> Places<K> {
+    /// A connection has a place.
+    pub(super) fn add(&mut self, id: AdmissionId, key: K, memory_bytes: u64, now: Instant) {
+        self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
+        self.waiting.insert(id, Waiting { key, since: now, memory_bytes });
+    }
+
+    /// A connection proved itself, or ended, or gave its place up. Returns whether it had one.
+    pub(super) fn remove(&mut self, id: AdmissionId) -> bool {
+        let Some(waiting) = self.waiting.remove(&id) else { return false };
+        self.memory_bytes = self.memory_bytes.saturating_sub(waiting.memory_bytes);
+        true
+    }
+
+    /// Whether a connection has a place.
+    pub(super) fn has(&self, id: AdmissionId) -> bool {
+        self.waiting.contains_key(&id)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How many have that key, and the bytes of their memory.
+    pub(super) fn of(&self, key: &K) -> (usize, u64) {
+        let theirs = self.waiting.values().filter(|waiting| waiting.key == *key);
+        theirs.fold((0, 0), |(count, bytes), one| (count + 1, bytes + one.memory_bytes))
+    }
+
+    /// The bytes of the memory of all.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// The oldest one of a key.
+    pub(super) fn oldest_of(&self, key: &K) -> Option<AdmissionId> {
+        self.waiting.iter().find(|(_, waiting)| waiting.key == *key).map(|(id, _)| *id)
+    }
+
+    /// The oldest one of the key that has most.
+    pub(super) fn oldest_of_most(&self) -> Option<AdmissionId> {
+        self.oldest_where(|_| true)
+    }
+
+    fn counts(&self) -> BTreeMap<&K, usize> {
+        let mut counts = BTreeMap::new();
+        self.waiting.values().for_each(|waiting| *counts.entry(&waiting.key).or_insert(0) += 1);
+        counts
+    }
+
+    // Of the key that has most among those that may go. Of several such keys, the oldest of all.
+    fn oldest_where(&self, may_go: impl Fn(&Waiting<K>) -> bool) -> Option<AdmissionId> {
+        let counts = self.counts();
+        let may_go = self.waiting.iter().filter(|(_, waiting)| may_go(waiting));
+        let of = |waiting: &Waiting<K>| counts.get(&waiting.key).copied().unwrap_or(0);
+        may_go.min_by_key(|(id, waiting)| (usize::MAX - of(waiting), **id)).map(|(id, _)| *id)
+    }
+
+    /// Whether another connection of that key has one of so many places. First those go that have
+    /// had the time to prove themselves. Else a key that has none yet takes from the one that has
+    /// most, and so does one that would still have less than that.
+    pub(super) fn room_for(&self, key: &K, most: usize, now: Instant) -> Room {
+        if self.len() < most {
+            return Room::Free;
+        }
+        let is_late = |waiting: &Waiting<K>| now.saturating_duration_since(waiting.since) > GRACE;
+        if let Some(late) = self.oldest_where(is_late) {
+            return Room::InPlaceOf(late);
+        }
+        let own = self.of(key).0;
+        let top = self.counts().into_values().max().unwrap_or(0);
+        match self.oldest_of_most() {
+            Some(oldest) if own == 0 || own + 1 < top => Room::InPlaceOf(oldest),
+            _ => Room::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(keys: &[&'static str], now: Instant) -> Places<&'static str> {
+        let mut places = Places::default();
+        for (id, key) in (1..).zip(keys) {
+            places.add(AdmissionId(id), *key, 10, now);
+        }
+        places
+    }
+
+    #[test]
+    fn whoever_has_most_gives_a_place_up() {
+        let now = Instant::now();
+        let all = places(&["a", "b", "b", "c", "c", "c"], now);
+        assert_eq!(all.room_for(&"z", 7, now), Room::Free);
+        // The oldest of c, although others are older.
+        assert_eq!(all.room_for(&"z", 6, now), Room::InPlaceOf(AdmissionId(4)));
+        assert_eq!(all.room_for(&"a", 6, now), Room::InPlaceOf(AdmissionId(4)), "2 of a, 2 of c");
+        // It would only change sides for ever.
+        assert_eq!(all.room_for(&"b", 6, now), Room::None);
+        assert_eq!(all.room_for(&"c", 6, now), Room::None);
+        // Of many that have one each, the oldest.
+        let all = places(&["d", "a", "b"], now);
+        assert_eq!(all.room_for(&"z", 3, now), Room::InPlaceOf(AdmissionId(1)));
+        assert_eq!(all.oldest_of(&"b"), Some(AdmissionId(3)));
+    }
+
+    #[test]
+    fn whoever_has_had_its_time_goes_first() {
+        let now = Instant::now();
+        let mut all = places(&["a", "b"], now);
+        let later = now + GRACE + Duration::from_millis(1);
+        for id in 3..6 {
+            all.add(AdmissionId(id), "c", 10, later);
+        }
+        assert_eq!(all.room_for(&"c", 5, now), Room::None);
+        assert_eq!(all.room_for(&"c", 5, later), Room::InPlaceOf(AdmissionId(1)));
+        assert_eq!((all.of(&"c"), all.memory_bytes()), ((3, 30), 50));
+        assert!(all.remove(AdmissionId(1)) && !all.remove(AdmissionId(1)));
+        assert_eq!((all.len(), all.memory_bytes(), all.has(AdmissionId(1))), (4, 40, false));
+    }
+}
