@@ -306,7 +306,7 @@ pub(super) fn what_is_left(device: &str) -> Option<String> {
 /// have a directory for each device.
 fn file_system_on(root: &Path, part: &Part) -> Option<&'static str> {
     let kinds = ["ext4", "xfs", "f2fs"].into_iter();
-    kinds.filter(|kind| root.join("sys/fs").join(kind).join(&part.name).exists()).last()
+    kinds.filter(|kind| root.join("sys/fs").join(kind).join(&part.name).exists()).next_back()
 }
 
 /// The nodes of a disk, its partitions and what stands on them, the upper ones first.
