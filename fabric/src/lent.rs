@@ -1,8 +1,8 @@
 //! [`return_lent`]: descriptors that a caller lent to a command, and that a daemon must not keep.
 //!
 //! A script that holds a lock, a session of ssh or a shell with a process substitution has
-//! descriptors open that each of its commands inherits. A daemon that kept them would hold the lock,
-//! the pipe or the file system for as long as the daemon lives.
+//! descriptors open that each of its commands inherits. A daemon that kept them would hold the
+//! lock, the pipe or the file system for as long as the daemon lives.
 
 use std::io;
 

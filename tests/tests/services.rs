@@ -1,6 +1,6 @@
-//! The services as docs/install.md has them: both ends on one host that systemd boots, every command
-//! and file word by word, and then what happens to a mount below a file system when its process
-//! dies, is restarted, is stopped and goes down with the host (`services.sh`).
+//! The services as docs/install.md has them: both ends on one host that systemd boots, every
+//! command and file word by word, and then what happens to a mount below a file system when its
+//! process dies, is restarted, is stopped and goes down with the host (`services.sh`).
 //!
 //! `RBLK_SYSTEMD_GUEST` names a command that boots a host with systemd and ublk, runs the script
 //! that is its last argument there as root, prints what that prints, and ends with its status. The

@@ -10,6 +10,7 @@ use rblk_config::quoted::Quoted;
 
 use super::namespace::unescape;
 use super::openers::{is_writer, named, openers, processes};
+use super::part::{Part, entries};
 
 /// File systems on block devices whose mounts have a number of their own. Only of these the kernel
 /// itself has opened the device that they name; another, such as one of FUSE, may name any text.
@@ -163,35 +164,6 @@ impl fmt::Display for Use {
     }
 }
 
-/// A disk, or a partition of one.
-#[derive(Debug)]
-pub(super) struct Part {
-    pub(super) name: String,
-    sys: PathBuf,
-    /// `MAJOR:MINOR`.
-    pub(super) number: String,
-}
-
-impl Part {
-    /// A disk and its partitions.
-    pub(super) fn all(root: &Path, disk: &str) -> Vec<Self> {
-        let sys = root.join("sys/block").join(disk);
-        let of = |name: &str, sys: PathBuf| {
-            let number = fs::read_to_string(sys.join("dev")).unwrap_or_default();
-            Self { name: name.to_owned(), sys, number: number.trim().to_owned() }
-        };
-        let names = entries(&sys).into_iter();
-        let parts = names.filter(|name| sys.join(name).join("partition").exists());
-        std::iter::once(of(disk, sys.clone()))
-            .chain(parts.map(|name| of(&name, sys.join(&name))))
-            .collect()
-    }
-
-    pub(super) fn node(&self) -> String {
-        format!("/dev/{}", self.name)
-    }
-}
-
 /// Where file systems of a disk and its partitions are mounted in this mount namespace, the last
 /// first: it may be on top of another.
 #[must_use]
@@ -282,14 +254,6 @@ fn loops_on(root: &Path, node: &str) -> Vec<String> {
     names.filter(is_on).map(|name| format!("/dev/{name}")).collect()
 }
 
-pub(super) fn entries(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
 /// What still uses a disk that goes, in words.
 pub(super) fn what_is_left(device: &str) -> Option<String> {
     let found = Use::find(device).map(|used| used.left());
@@ -305,8 +269,8 @@ pub(super) fn what_is_left(device: &str) -> Option<String> {
 /// The kind of a file system that is mounted on a device, in whichever mount namespace. Some kinds
 /// have a directory for each device.
 fn file_system_on(root: &Path, part: &Part) -> Option<&'static str> {
-    let kinds = ["ext4", "xfs", "f2fs"].into_iter();
-    kinds.filter(|kind| root.join("sys/fs").join(kind).join(&part.name).exists()).next_back()
+    let has = |kind: &&str| root.join("sys/fs").join(kind).join(&part.name).exists();
+    ["f2fs", "xfs", "ext4"].into_iter().find(has)
 }
 
 /// The nodes of a disk, its partitions and what stands on them, the upper ones first.

@@ -264,8 +264,8 @@ pub fn claim(
 }
 
 /// Devices of rblk whose notes are gone. The kernel knows them, so they are found all the same.
-/// Where a server lives, nothing can be asked of it, and only a signal reaches it. Where it died, no
-/// process can recover the device.
+/// Where a server lives, nothing can be asked of it, and only a signal reaches it. Where it died,
+/// no process can recover the device.
 ///
 /// # Errors
 /// The driver cannot be asked.

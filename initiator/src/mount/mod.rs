@@ -51,6 +51,7 @@ pub mod note;
 mod note_form;
 mod note_keeper;
 mod openers;
+mod part;
 mod queues;
 mod reconnect;
 mod recover;

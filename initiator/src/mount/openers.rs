@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use super::holder::{Part, entries};
+use super::part::{Part, entries};
 
 /// How many processes are named.
 const PROCESSES_MAX: usize = 3;

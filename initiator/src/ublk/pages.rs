@@ -8,16 +8,16 @@ use std::os::fd::AsRawFd;
 /// `include/uapi/linux/fs.h`: `_IO(0x12, 97)`
 const BLKFLSBUF: libc::Ioctl = 0x1261;
 
-/// Syncs the file system that is mounted on a block device, in whichever mount namespace, as sync(1)
-/// would. Without a file system, writes the page cache of the device back. Blocks as long as the
-/// disk does.
+/// Syncs the file system that is mounted on a block device, in whichever mount namespace, as
+/// sync(1) would. Without a file system, writes the page cache of the device back. Blocks as long
+/// as the disk does.
 ///
 /// # Errors
 /// It is no block device, or this process lacks CAP_SYS_ADMIN. A write that failed is no error
 /// here.
 pub(crate) fn sync_file_system(device: &File) -> io::Result<()> {
-    // SAFETY: this command takes no argument. The descriptor is open: `device` is borrowed until the
-    // return.
+    // SAFETY: this command takes no argument. The descriptor is open: `device` is borrowed until
+    // the return.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), BLKFLSBUF, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

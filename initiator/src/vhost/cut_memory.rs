@@ -1,6 +1,7 @@
 //! [`Marked`]: files of a guest's memory, for the line that is written if a page of one is gone.
 //! The front end can cut such a file, and the file system that holds it can be full. Whoever
-//! touches the page then ends by SIGBUS: there is no memory to go on with. The line says which file it was.
+//! touches the page then ends by SIGBUS: there is no memory to go on with. The line says which
+//! file it was.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

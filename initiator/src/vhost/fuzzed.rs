@@ -5,8 +5,6 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use rblk_config::ByteSize;
 use rblk_fabric::spin::SpinMode;
@@ -21,17 +19,6 @@ use crate::queue::{FromQueue, TargetParts, ToQueue, mail};
 const DEPTH: u16 = 8;
 const STRIDE: usize = 64 << 10;
 const EIO: i32 = 5;
-
-/// Microseconds that a ring's thread sleeps before each turn.
-static PACE: AtomicU32 = AtomicU32::new(0);
-
-/// A turn of a ring's thread begins.
-pub(super) fn pace() {
-    let micros = PACE.load(Ordering::Relaxed);
-    if micros > 0 {
-        std::thread::sleep(Duration::from_micros(micros.into()));
-    }
-}
 
 /// The disk of a guest without a target.
 #[derive(Debug)]
@@ -103,7 +90,7 @@ impl FuzzedDisk {
 
     /// The threads of the rings sleep for so long before each turn.
     pub fn set_pace(micros: u32) {
-        PACE.store(micros, Ordering::Relaxed);
+        super::pace::set(micros);
     }
 
     /// Whether a front end is connected.

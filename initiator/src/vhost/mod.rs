@@ -25,6 +25,8 @@ mod memory;
 mod message;
 mod news;
 mod orders;
+#[cfg(feature = "fuzzing")]
+mod pace;
 mod request;
 mod ring;
 mod thread;

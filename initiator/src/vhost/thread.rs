@@ -279,7 +279,7 @@ impl DataThread for RingThread {
 
     fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
         #[cfg(feature = "fuzzing")]
-        super::fuzzed::pace();
+        super::pace::keep();
         let now = moment.instant();
         let mut busy = self.take_orders(now);
         busy |= self.give_up(now);

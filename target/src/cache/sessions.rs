@@ -1,5 +1,5 @@
-//! [`Sessions`]: how much memory of a shard the peers of each host keep from all others, and of that
-//! the peers of each session.
+//! [`Sessions`]: how much memory of a shard the peers of each host keep from all others, and of
+//! that the peers of each session.
 //!
 //! Memory that is lent for a READ comes back when the peer has the data. Memory that is reserved
 //! for a WRITE is filled when the peer gives the data. A peer may take its time for both, so what

@@ -1,9 +1,9 @@
-//! [`PeerLines`]: which lines control logs of those that peers can make it log. Pure: the caller has
-//! the clock.
+//! [`PeerLines`]: which lines control logs of those that peers can make it log. Pure: the caller
+//! has the clock.
 //!
-//! Of each kind, a [`LogLimit`] says how many are written in a second. What is said of an address is
-//! said once in a second: the others of the same words are counted, and so one stranger leaves room
-//! for the lines of others.
+//! Of each kind, a [`LogLimit`] says how many are written in a second. What is said of an address
+//! is said once in a second: the others of the same words are counted, and so one stranger leaves
+//! room for the lines of others.
 
 use std::time::{Duration, Instant};
 

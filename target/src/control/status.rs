@@ -39,7 +39,7 @@ pub struct TargetStatus {
     /// When it started, in milliseconds since 1970.
     #[serde(default)]
     pub started_unix_ms: u64,
-    /// Its state in one word, the worst that is so: see [`Condition`].
+    /// Its state in one word, the worst that is so: see `condition.rs`.
     #[serde(default)]
     pub condition: String,
     /// What is wrong now, a sentence each: what `rblk-target status` shows as WARN.

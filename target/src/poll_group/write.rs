@@ -124,8 +124,8 @@ pub(super) fn parts<S: Store>(
     ask_memory(connection, turn, tag)
 }
 
-/// A WRITE to a memory volume, by RDMA READ. Without digests and encryption, so that the data may go
-/// straight to where it is read from.
+/// A WRITE to a memory volume, by RDMA READ. Without digests and encryption, so that the data may
+/// go straight to where it is read from.
 ///
 /// # Errors
 /// A bug: the connection ends.

@@ -348,6 +348,7 @@ impl World {
                 let ends = |l: &&mut Link| l.session == session && l.epoch < before;
                 self.links.iter_mut().filter(ends).for_each(|link| link.is_dying = true);
             }
+            Notice::Host { .. } => {}
             Notice::ForgetSession { session } => {
                 self.open.retain(|(of, _), _| *of != session);
                 let lives = self.links.iter().any(|link| link.session == session);

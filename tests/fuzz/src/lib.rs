@@ -17,7 +17,7 @@
 //! | [`target_config`], [`mount_config`] | configuration files |
 //! | [`note`], [`record`] | files that a mount and a target leave to the next run |
 //! | [`guest_note`] | the file that the program of a guest leaves to the next one |
-//! | [`vhost_front_end`] | the disk of a guest, from a hostile front end: sequences, bursts, pauses |
+//! | [`vhost_front_end`] | the disk of a guest, from a hostile front end: bursts, pauses |
 //! | [`holders`], [`lineage`] | files of the version before, which become records |
 //!
 //! `corpus/NAME/` holds inputs that together reach all the code that was reached so far. The tests

@@ -138,7 +138,9 @@ pub fn run(data: &[u8]) -> bool {
     FuzzedDisk::set_pace(u32::from(kind & 7) * 40);
     let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("an event");
     for memory in &bed.memories {
-        memory.write_all_at(&[0; RING_BYTES as usize], 0).expect("memory");
+        memory
+            .write_all_at(&vec![0; usize::try_from(RING_BYTES).expect("a size")], 0)
+            .expect("memory");
     }
     let mut front_end = FrontEnd::connect(&bed);
     let mut is_there = kind & 8 == 0 || begin(&mut front_end, &bed, &event, kind);

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use rblk_protocol::{
-    CommandCapsule, Epoch, LoginReply, Mutation, RejectReason, Status, Tag, limits,
+    CommandCapsule, Epoch, LoginReply, Mutation, Name, RejectReason, Status, Tag, limits,
 };
 
 use super::super::peer_lines::PeerLine;
@@ -79,18 +79,7 @@ impl Core {
             Err(RejectReason::LimitReached) => {
                 return refuse_saying(Status::LimitReached, self.too_many_sessions());
             }
-            // To the initiator they are one: its session is not there for it.
-            Err(reason) => {
-                if self.lines.may_write(PeerLine::NoSession, now) {
-                    tracing::info!(
-                        host = %host_name,
-                        ?reason,
-                        "an initiator comes back with a session that is not there for it, as after a restart of \
-                         the target: it begins a new session"
-                    );
-                }
-                return refuse(Status::NoSuchSession);
-            }
+            Err(reason) => return self.no_session(host_name, reason, now),
         };
         if resume.is_some() {
             // It was of an older epoch, which gets no answer any more.
@@ -108,7 +97,20 @@ impl Core {
         Answer::Later
     }
 
-    /// A stranger is the admin connection of a session from now on.
+    /// The session of a LOGIN is not there for it. All reasons get one answer.
+    fn no_session(&mut self, host: Name, reason: RejectReason, now: Instant) -> Answer {
+        if self.lines.may_write(PeerLine::NoSession, now) {
+            tracing::info!(
+                %host,
+                ?reason,
+                "an initiator comes back with a session that is not there for it, as after a restart of the target: \
+                 it begins a new session"
+            );
+        }
+        refuse(Status::NoSuchSession)
+    }
+
+    /// A stranger becomes the admin connection of a session.
     fn adopt_admin(
         &mut self,
         connection: ConnectionRef,

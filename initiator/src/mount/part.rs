@@ -1,0 +1,45 @@
+//! [`Part`]: a disk and its partitions, as sysfs has them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A disk, or a partition of one.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// As the kernel calls it.
+    pub(super) name: String,
+    /// Its directory in sysfs.
+    pub(super) sys: PathBuf,
+    /// `MAJOR:MINOR`.
+    pub(super) number: String,
+}
+
+impl Part {
+    /// A disk and its partitions.
+    pub(super) fn all(root: &Path, disk: &str) -> Vec<Self> {
+        let sys = root.join("sys/block").join(disk);
+        let of = |name: &str, sys: PathBuf| {
+            let number = fs::read_to_string(sys.join("dev")).unwrap_or_default();
+            Self { name: name.to_owned(), sys, number: number.trim().to_owned() }
+        };
+        let names = entries(&sys).into_iter();
+        let parts = names.filter(|name| sys.join(name).join("partition").exists());
+        std::iter::once(of(disk, sys.clone()))
+            .chain(parts.map(|name| of(&name, sys.join(&name))))
+            .collect()
+    }
+
+    /// The path of its device.
+    pub(super) fn node(&self) -> String {
+        format!("/dev/{}", self.name)
+    }
+}
+
+/// The names in a directory, sorted; none where it cannot be read.
+pub(super) fn entries(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
