@@ -57,7 +57,7 @@ fn a_key_is_made_once() {
 
     let error = create(&path).unwrap_err();
     assert!(error.to_string().contains("there is a file already, and nothing was changed"));
-    assert_eq!(error.exit(), Exit::Usage);
+    assert_eq!(error.exit(), Exit::AlreadyThere);
     assert_eq!(fs::read_to_string(&path).unwrap(), text);
     // Nor through a link, even one that leads nowhere.
     let link = bed.path("link.key");

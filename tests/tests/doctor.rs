@@ -25,7 +25,11 @@ fn report(command: &mut Command) -> Vec<Line> {
     let Ended { code, stdout, stderr } = run(command.args(["-o", "json"]));
     let report: Value =
         serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}{stderr}"));
-    assert_eq!(stderr, "");
+    let failed: Option<Value> = serde_json::from_str(&stderr).ok();
+    assert_eq!(
+        failed.map(|error| error["exit_code"].clone()),
+        code.filter(|code| *code != 0).map(Value::from)
+    );
     let text = |finding: &Value, key: &str| finding[key].as_str().map(str::to_owned);
     let lines: Vec<Line> = report["findings"]
         .as_array()

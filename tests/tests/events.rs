@@ -108,16 +108,21 @@ fn a_slow_command_is_told_only_where_that_is_wanted() {
 fn who_follows_hears_of_another_run_too() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
-    let mut follow = command(&target, &["--follow", "-o", "json-lines"]);
-    let mut follow = follow.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut follow = command(&target, &["--follow", "-o", "json"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
-    let mut said = BufReader::new(follow.stderr.take().unwrap()).lines();
+    // People are told that the target is gone.
+    let mut shown = command(&target, &["--follow"]);
+    let mut shown = shown.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(shown.stderr.take().unwrap()).lines();
     let mut next = || serde_json::from_str::<Event>(&lines.next().unwrap().unwrap()).unwrap();
     Client::connect(&target.address, "m", 1).unwrap().logout();
     assert_eq!((next().kind, next().kind), (EventKind::Connect, EventKind::Leave));
     target.kill();
     let gone = said.next().unwrap().unwrap();
     assert_eq!(gone, "rblk-target: the target is gone; waiting for it");
+    shown.kill().unwrap();
+    shown.wait().unwrap();
     let again = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let client = Client::connect(&again.address, "m", 1).unwrap();
     let event = next();

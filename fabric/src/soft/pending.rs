@@ -91,12 +91,12 @@ mod tests {
     #[test]
     fn a_machine_with_a_network_has_one_address() {
         let mut pending = Pending::new(4);
-        for (n, peer) in (1..).zip(["[2001:db8::1]:1", "[2001:db8::2]:1", "192.0.2.1:1"]) {
+        for (n, peer) in (1..).zip(["192.0.2.1:1", "[2001:db8::1]:1", "[2001:db8::2]:1"]) {
             add(&mut pending, peer, n);
         }
         add(&mut pending, "[::ffff:192.0.2.9]:1", 4);
-        assert_eq!(add(&mut pending, "192.0.2.2:1", 5), Some(1));
-        assert_eq!(add(&mut pending, "192.0.2.9:2", 6), Some(4), "an address of IPv4 all the same");
+        assert_eq!(add(&mut pending, "192.0.2.9:2", 5), Some(2));
+        assert_eq!(add(&mut pending, "192.0.2.2:1", 6), Some(4), "an address of IPv4 all the same");
         // Each machine of a link has one of its own.
         let mut pending = Pending::new(2);
         add(&mut pending, "192.0.2.1:1", 1);

@@ -4,7 +4,7 @@
 //! happens. A volume that answered nothing since the last sample costs one look at its counters of
 //! commands. No data thread does anything for it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,10 @@ impl Sampling {
     /// Takes what was counted up to now.
     pub(super) fn take(&mut self, groups: &Groups, volumes: &[Arc<Volume>], has_sessions: bool) {
         let now = Instant::now();
-        self.seen.retain(|index, _| volumes.iter().any(|volume| volume.index == *index));
+        if self.seen.len() > volumes.len() {
+            let there: HashSet<_> = volumes.iter().map(|volume| volume.index).collect();
+            self.seen.retain(|index, _| there.contains(index));
+        }
         let deeds = volumes.iter().filter_map(|volume| self.deeds_of(groups, volume)).collect();
         let lasted = now.saturating_duration_since(self.taken);
         // Before the first session there was nothing to count.

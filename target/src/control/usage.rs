@@ -5,6 +5,7 @@ use std::fs;
 use std::sync::OnceLock;
 
 use nix::sys::resource::{Resource, getrlimit};
+use nix::unistd::{SysconfVar, sysconf};
 
 use super::Control;
 use super::status::UsageStatus;
@@ -32,7 +33,8 @@ fn open_files() -> Option<u64> {
 fn resident_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    pages.checked_mul(4096)
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten()?;
+    pages.checked_mul(u64::try_from(page).ok()?)
 }
 
 /// Does not change while a process runs, as far as anybody looks.

@@ -1,9 +1,9 @@
 //! [`Clients`]: the connections of HTTP clients, and who makes room for the next one.
 //!
-//! A newcomer is always let in. When all places are taken, it ends the oldest client that has no
-//! answer under way. Where all have, and for as long as their answers may take, it has one of a few
-//! places more, from which only `/healthz` is answered. So clients that are silent, send half a
-//! head or take no answer keep no probe away.
+//! When all places are taken, a newcomer ends the oldest client that has no answer under way. Where
+//! all have, and for as long as their answers may take, it has one of a few places more, from which
+//! only `/healthz` is answered. So clients that are silent, send half a head or take no answer keep
+//! no probe away. A client that came just now is not ended: the newcomer waits in the socket.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -22,6 +22,8 @@ use tokio::time::{Sleep, sleep};
 const PLACES: usize = 48;
 /// Clients beyond these, which may ask for `/healthz`.
 const SPARE_PLACES: usize = 8;
+/// Time that every client has to ask for something.
+const GRACE: Duration = Duration::from_millis(50);
 /// Time for a client to take an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
@@ -59,9 +61,21 @@ impl Phase {
 
 #[derive(Debug)]
 struct Client {
+    since: Instant,
     phase: Arc<Phase>,
     task: AbortHandle,
     is_spare: bool,
+}
+
+/// Where there is room for a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Room {
+    /// It may ask for anything.
+    Place,
+    /// It may ask for `/healthz` alone.
+    Spare,
+    /// Nowhere: all others came just now. Try again at this time.
+    NoneUntil(Instant),
 }
 
 /// See the module. The oldest is first.
@@ -69,24 +83,32 @@ struct Client {
 pub(super) struct Clients(VecDeque<Client>);
 
 impl Clients {
-    /// Makes room for another client. Returns whether it may only ask for `/healthz`.
-    pub(super) fn make_room(&mut self) -> bool {
+    /// Makes room for another client.
+    pub(super) fn make_room(&mut self, now: Instant) -> Room {
         self.0.retain(|client| !client.task.is_finished());
         if self.0.iter().filter(|client| !client.is_spare).count() < PLACES {
-            return false;
+            return Room::Place;
         }
-        if let Some(at) = self.0.iter().position(|client| !client.is_spare && client.phase.waits())
-        {
-            self.end(at);
-            return false;
+        let waits = |client: &Client| !client.is_spare && client.phase.waits();
+        if let Some(at) = self.0.iter().position(waits) {
+            return self.replace(at, Room::Place, now);
         }
         let is_spare = |client: &Client| client.is_spare;
-        if self.0.iter().filter(|client| is_spare(client)).count() >= SPARE_PLACES
-            && let Some(at) = self.0.iter().position(is_spare)
-        {
-            self.end(at);
+        if self.0.iter().filter(|client| is_spare(client)).count() < SPARE_PLACES {
+            return Room::Spare;
         }
-        true
+        let at = self.0.iter().position(is_spare).unwrap_or(0);
+        self.replace(at, Room::Spare, now)
+    }
+
+    fn replace(&mut self, at: usize, room: Room, now: Instant) -> Room {
+        match self.0.get(at).map(|client| client.since + GRACE) {
+            Some(until) if until > now => Room::NoneUntil(until),
+            _ => {
+                self.end(at);
+                room
+            }
+        }
     }
 
     fn end(&mut self, at: usize) {
@@ -95,9 +117,15 @@ impl Clients {
         }
     }
 
-    /// A client is served by this task from now on.
-    pub(super) fn add(&mut self, phase: Arc<Phase>, task: AbortHandle, is_spare: bool) {
-        self.0.push_back(Client { phase, task, is_spare });
+    /// Notes the task that serves a client which came at `since`.
+    pub(super) fn add(
+        &mut self,
+        since: Instant,
+        phase: Arc<Phase>,
+        task: AbortHandle,
+        is_spare: bool,
+    ) {
+        self.0.push_back(Client { since, phase, task, is_spare });
     }
 }
 

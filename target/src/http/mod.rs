@@ -4,7 +4,7 @@
 //! It runs in the runtime of control, never on a data thread. Bounded: the number of connections,
 //! the size and the time of a request's head, the time for an answer to be taken, the life of a
 //! connection, how often control is asked, and how often a document is rendered. Bodies of requests
-//! are not read. No number of clients keeps one from `/healthz` (`clients.rs`).
+//! are not read. Clients that are silent, slow or deaf keep nobody from `/healthz` (`clients.rs`).
 
 mod clients;
 mod farewell;
@@ -37,7 +37,7 @@ use crate::control::Request as Question;
 use crate::control::socket::asked;
 use crate::past::PastReport;
 
-use clients::{Clients, Phase, Timely};
+use clients::{Clients, Phase, Room, Timely};
 use farewell::Ears;
 use latest::{Latest, ShownEvents, ShownStatus};
 
@@ -119,11 +119,19 @@ impl Http {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
                     let (server, phase) = (Arc::clone(&server), Arc::<Phase>::default());
-                    let is_spare = clients.make_room();
+                    let is_spare = loop {
+                        match clients.make_room(Instant::now()) {
+                            Room::Place => break false,
+                            Room::Spare => break true,
+                            Room::NoneUntil(until) => tokio::time::sleep_until(until.into()).await,
+                        }
+                    };
                     let served = server.connection(stream, Arc::clone(&phase), is_spare);
                     // Late or broken: the client asks again.
                     let task = tokio::spawn(tokio::time::timeout(CONNECTION_TIME, served));
-                    clients.add(phase, task.abort_handle(), is_spare);
+                    clients.add(Instant::now(), phase, task.abort_handle(), is_spare);
+                    // A client that has asked already is seen to have.
+                    tokio::task::yield_now().await;
                 }
                 Err(error) => {
                     // As of too many open files, which clients may bring about.
