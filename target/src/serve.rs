@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
+use rblk_config::{Auth, Encrypt, Spin, TargetConfig, said_once};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{
@@ -270,7 +270,7 @@ impl Pages {
 /// What pages that are open are told of the end of a run.
 fn farewell(result: &anyhow::Result<RunEnd>) -> Farewell {
     let (end, text) = match result {
-        Err(error) => (Ending::Failed, format!("it failed: {error:#}")),
+        Err(error) => (Ending::Failed, format!("it failed: {}", said_once(error.as_ref()))),
         Ok(RunEnd { departure: Some(_), .. }) => {
             (Ending::Upgraded, "another program takes its place".to_owned())
         }

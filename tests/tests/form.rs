@@ -107,6 +107,7 @@ impl Bed {
             ("rblk-initiator", "umount", "rblk-no-such-mount".to_owned()),
             ("rblk-initiator", "recover", "rblk-no-such-mount".to_owned()),
             ("rblk-initiator", "upgrade", "rblk-no-such-mount".to_owned()),
+            ("rblk-initiator", "reload", "rblk-no-such-mount".to_owned()),
             ("rblk-initiator", "list", String::new()),
             ("rblk-initiator", "metrics", String::new()),
             ("rblk-initiator", "status", "rblk-no-such-mount".to_owned()),
