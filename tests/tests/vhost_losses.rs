@@ -62,6 +62,14 @@ impl Bed {
         self.start_target();
     }
 
+    /// The guest leaves, and the program has seen that. The log is of all programs so far.
+    fn leave<T>(&self, guest: T) {
+        let left = || self.served.log().matches("the front end has gone").count();
+        let before = left();
+        drop(guest);
+        wait_for("the front end to be gone", || (left() > before).then_some(()));
+    }
+
     fn end_program(&mut self) {
         assert_eq!(self.served.terminate(), Some(0), "{}", self.served.log());
     }
@@ -103,11 +111,8 @@ fn what_a_guest_wrote_is_durable_before_the_program_ends() {
     assert_eq!((flushed, read(&mut guest, 8)), (OK, 7), "what was written is there");
     // A guest that goes: what it left is durable, and no note stays behind.
     write(&mut guest, 16, 8);
-    drop(guest);
+    bed.leave(guest);
     wait_for("the store has it", || (bed.stored(16) == [8; BLOCK as usize]).then_some(()));
-    wait_for("the front end to be gone", || {
-        bed.served.log().contains("the front end has gone").then_some(())
-    });
     bed.end_program();
     assert!(!bed.note().exists());
 }
@@ -137,10 +142,7 @@ fn a_loss_while_the_program_is_away_is_told_to_the_guest() {
     let mut guest = Guest::connect(&bed.served, 2);
     assert_eq!(flush(&mut guest, 0), IO_ERROR);
     // Until no guest is left that could believe in what is lost.
-    drop(guest);
-    wait_for("the front end to be gone", || {
-        bed.served.log().contains("the front end has gone").then_some(())
-    });
+    bed.leave(guest);
     bed.end_program();
     assert!(!bed.note().exists());
     bed.start_program();
@@ -301,10 +303,7 @@ fn who_only_connects_does_not_end_the_guest() {
     write(&mut guest, 8, 7);
     bed.served.kill();
     bed.start_program();
-    drop(UnixStream::connect(bed.dir.path().join("guest.sock")).unwrap());
-    wait_for("the front end to be gone", || {
-        bed.served.log().contains("the front end has gone").then_some(())
-    });
+    bed.leave(UnixStream::connect(bed.dir.path().join("guest.sock")).unwrap());
     bed.end_program();
     assert!(bed.note().exists(), "the note went with a connection that was none of the guest's");
     bed.start_program();

@@ -124,7 +124,8 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
     // One that finds only after it has its stores open that it may not have as much.
     let script = "case \"$*\" in *--check-take-over) set -- $(echo \"$*\" | sed 's/--poll-groups 1/--poll-groups 12/');; \
                   *) ulimit -n 48;; esac";
-    let starts = |target: &Target| target.log().matches("record volume=v before=Saved").count();
+    let kept = "what the run before left of the volume volume=v before=every acknowledged write";
+    let starts = |target: &Target| target.log().matches(kept).count();
     let before = starts(&target);
     let upgrade = begin(&target, &["--program", &wrapper(dir.path(), script)]);
     client = go_along(client, &target);
