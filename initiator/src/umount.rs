@@ -53,7 +53,7 @@ pub(crate) fn umount(
     must_be_readable()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Some(name) = find_mount(what, &runtime) else {
-        return umount_unnoted(what, file_systems, force, output);
+        return umount_without_note(what, file_systems, force, output);
     };
     let lock = runtime.block_on(lock_unless_served(&name));
     if let Some(lock) = lock.context("the lock of the mount")? {
@@ -70,7 +70,7 @@ pub(crate) fn umount(
                 mount.device
             );
         }
-        if let Some(why) = keeps(&mount.device, file_systems) {
+        if let Some(why) = refusal(&mount.device, file_systems) {
             anyhow::bail!(why);
         }
     }
@@ -101,7 +101,7 @@ fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
 }
 
 /// Why a disk cannot be taken away. With `file_systems`, those on it are unmounted first.
-fn keeps(device: &str, file_systems: bool) -> Option<String> {
+fn refusal(device: &str, file_systems: bool) -> Option<String> {
     if file_systems {
         for at in mounts_on(device) {
             if let Err(error) = unmount_file_system(&at) {
@@ -132,7 +132,7 @@ fn unmount_file_system(at: &str) -> anyhow::Result<()> {
 }
 
 /// A line for `list` about a device whose note is gone.
-pub(crate) fn unnoted_line(info: &DeviceInfo) -> String {
+pub(crate) fn line_without_note(info: &DeviceInfo) -> String {
     let device = disk_path(info.id).display().to_string();
     match leftovers::server_of(info) {
         Some(pid) => format!(
@@ -147,7 +147,7 @@ pub(crate) fn unnoted_line(info: &DeviceInfo) -> String {
 }
 
 /// Takes a device away whose note is gone.
-fn umount_unnoted(
+fn umount_without_note(
     what: &str,
     file_systems: bool,
     force: bool,
@@ -155,7 +155,7 @@ fn umount_unnoted(
 ) -> anyhow::Result<Exit> {
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let found = match what.starts_with("/dev/") {
-        true => match leftovers::unnoted() {
+        true => match leftovers::without_note() {
             // Where there is no driver, there is no device either.
             Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
             found => found?.into_iter().find(is_it),
@@ -176,7 +176,7 @@ fn umount_unnoted(
             "the process of {what} died, its note is gone, and requests to it wait; --force fails them"
         );
     }
-    leftovers::remove_unnoted(&info)?;
+    leftovers::remove_without_note(&info)?;
     output.aside(format_args!("{what}: its process had died; removed it"));
     output.answer(&Unmounted { name: what, was_dead: true }, String::new)?;
     Ok(Exit::Ok)
@@ -202,7 +202,7 @@ fn end_server(
             program()
         );
     }
-    if !force && let Some(why) = keeps(device, file_systems) {
+    if !force && let Some(why) = refusal(device, file_systems) {
         anyhow::bail!(why);
     }
     let (signals, time) = match force {
