@@ -184,6 +184,20 @@ fn a_unit_without_its_configuration_fails() {
     }
 }
 
+/// A file system on LUKS, LVM, RAID or a loop device is synced through that device.
+#[test]
+fn a_mount_may_sync_what_stands_on_its_disk() {
+    let text = unit(MOUNT);
+    let allowed = values(&text, "DeviceAllow");
+    for class in ["block-device-mapper", "block-md", "block-loop"] {
+        assert!(allowed.contains(&format!("{class} r")), "{class}: {allowed:?}");
+    }
+    // systemd ignores the class of a driver that is not loaded when the unit starts.
+    for key in ["Wants", "After"] {
+        assert!(values(&text, key).concat().contains("modprobe@dm_mod.service"), "{key}");
+    }
+}
+
 /// A target and a mount on one host: systemd stops what starts after the target before the target.
 /// The file systems of the disk go first. `Restart=` passes on a restart to what requires the unit,
 /// so nothing may require it: to unmount a file system waits for the process that is dead.

@@ -1,4 +1,5 @@
-//! [`return_lent`]: descriptors that a caller lent to a command, and that a daemon must not keep.
+//! [`close_lent_on_exec`]: descriptors that a caller lent to a command, and that a daemon must not
+//! keep.
 //!
 //! A script that holds a lock, a session of ssh or a shell with a process substitution has
 //! descriptors open that each of its commands inherits. A daemon that kept them would hold the
@@ -15,7 +16,7 @@ const FIRST: libc::c_uint = 3;
 ///
 /// # Errors
 /// The kernel is older than 5.11, or does not allow it.
-pub fn return_lent() -> io::Result<()> {
+pub fn close_lent_on_exec() -> io::Result<()> {
     let (first, last, flags) = (FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
     // SAFETY: the call takes numbers only, and sets a flag of descriptors without closing one.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) };

@@ -81,7 +81,7 @@ pub use device::{CompletionVector, Device, MemoryRegion, PollerHandle, Protectio
 pub use error::{FabricError, FirewallPort, PostError, Result};
 pub use facts::{DeviceFacts, QpFacts};
 pub use latency::{BinnedUs, Latency, LatencyCounts};
-pub use lent::return_lent;
+pub use lent::close_lent_on_exec;
 pub use listener::{Incoming, Listener};
 pub use moment::{Micros, Moment, MomentClock};
 pub use poller::Poller;

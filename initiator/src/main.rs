@@ -89,7 +89,7 @@ fn daemon() -> anyhow::Result<PathBuf> {
 
 /// Replaces this process by `rblk-initiatord` with the same arguments. Returns only the failure.
 fn become_daemon() -> anyhow::Error {
-    match daemon().and_then(|path| returned_lent().map(|()| path)) {
+    match daemon().and_then(|path| close_lent_on_exec().map(|()| path)) {
         Ok(path) => {
             let (variable, value) = rblk_fabric::ENVIRONMENT;
             let error =
@@ -102,8 +102,8 @@ fn become_daemon() -> anyhow::Error {
 }
 
 /// A daemon keeps no descriptor of the script or the terminal that starts it.
-fn returned_lent() -> anyhow::Result<()> {
-    rblk_fabric::return_lent().context("closing what this process inherited (close_range)")
+fn close_lent_on_exec() -> anyhow::Result<()> {
+    rblk_fabric::close_lent_on_exec().context("closing what this process inherited (close_range)")
 }
 
 fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
@@ -172,7 +172,7 @@ fn start_daemon(
     log_file::remove_old(|other| other == name || known.iter().any(|known| known == other));
     let log_file =
         log_file::open(&log).with_context(|| format!("opening the log {}", log.display()))?;
-    returned_lent()?;
+    close_lent_on_exec()?;
     // In a session of its own, so that a hang-up of this terminal does not reach it. It is started
     // by exec, not only by fork: RDMA objects do not survive a fork.
     let (variable, value) = rblk_fabric::ENVIRONMENT;
@@ -540,7 +540,9 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let names = names();
     let (mounts, mut lines) = all_mounts(&names, output == Output::Table)?;
-    lines.extend(leftovers::unnoted().unwrap_or_default().iter().map(umount::unnoted_line));
+    lines.extend(
+        leftovers::without_note().unwrap_or_default().iter().map(umount::line_without_note),
+    );
     output.answer(&mounts, || table::mounts(&mounts, used_by))?;
     let lost = |m: &MountStatus| m.lost().map(|lost| format!("{}: lost: {lost}", m.name));
     let fallback = |m: &MountStatus| m.fallback_line().map(|line| format!("{}: {line}", m.name));

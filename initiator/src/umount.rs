@@ -15,6 +15,7 @@ use rblk_initiator::mount::leftovers::{self, Purpose};
 use rblk_initiator::mount::note::Note;
 use rblk_initiator::mount::run_dir::{must_be_readable, names};
 use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
+use rblk_initiator::mount::write_back::user_of;
 use rblk_initiator::mount::{NotMounted, Use, mounts_on};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
 use serde::Serialize;
@@ -30,6 +31,8 @@ const FORCED_TIME: Duration = Duration::from_secs(5);
 const FILE_SYSTEM_TIME: Duration = Duration::from_secs(60);
 /// Time for a process to end that a signal tells to: a little more than its write-back may take.
 const SIGNAL_TIME: Duration = Duration::from_secs(90);
+/// File systems that one command unmounts at most.
+const MOUNTS_MAX: u32 = 256;
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 /// The program that serves a mount, as the kernel calls it.
@@ -53,7 +56,7 @@ pub(crate) fn umount(
     must_be_readable()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Some(name) = find_mount(what, &runtime) else {
-        return umount_unnoted(what, file_systems, force, output);
+        return umount_without_note(what, file_systems, force, output);
     };
     let lock = runtime.block_on(lock_unless_served(&name));
     if let Some(lock) = lock.context("the lock of the mount")? {
@@ -64,13 +67,13 @@ pub(crate) fn umount(
         return Ok(Exit::Ok);
     }
     if !force && let Some(mount) = runtime.block_on(status(&name)) {
-        if file_systems && mount.state != "connected" && !mounts_on(&mount.device).is_empty() {
+        if file_systems && requests_wait(&mount.state) && !mounts_on(&mount.device).is_empty() {
             anyhow::bail!(
-                "{}: its target is not connected, so no file system on it can be unmounted",
+                "{}: its target is not connected, and requests wait for it, so no file system on it can be unmounted",
                 mount.device
             );
         }
-        if let Some(why) = keeps(&mount.device, file_systems) {
+        if let Some(why) = refusal(&mount.device, file_systems) {
             anyhow::bail!(why);
         }
     }
@@ -101,15 +104,37 @@ fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
 }
 
 /// Why a disk cannot be taken away. With `file_systems`, those on it are unmounted first.
-fn keeps(device: &str, file_systems: bool) -> Option<String> {
-    if file_systems {
-        for at in mounts_on(device) {
-            if let Err(error) = unmount_file_system(&at) {
-                return Some(format!("{at}: {}", said_once(error.as_ref())));
-            }
+fn refusal(device: &str, file_systems: bool) -> Option<String> {
+    if file_systems && let Err(error) = unmount_each(|| mounts_on(device), unmount_file_system) {
+        return Some(said_once(error.as_ref()));
+    }
+    let used = Use::find_before_unmount(device);
+    used.map(|used| format!("{device} is in use: {}", used.refusal(device)))
+}
+
+/// Whether requests to a disk wait in this state of its mount: umount(8) would wait, too. In others
+/// they are served, or fail at once.
+fn requests_wait(state: &str) -> bool {
+    matches!(state, "reconnecting" | "waiting")
+}
+
+/// Unmounts what is mounted, one after another. Where mounts propagate, one takes others along, so
+/// it looks again after each.
+fn unmount_each(
+    mounts: impl Fn() -> Vec<String>,
+    unmount: impl Fn(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for _ in 0..MOUNTS_MAX {
+        let Some(at) = mounts().into_iter().next() else { return Ok(()) };
+        if let Err(error) = unmount(&at)
+            && mounts().contains(&at)
+        {
+            return Err(error.context(at));
         }
     }
-    Use::find(device).map(|used| format!("{device} is in use: {}", used.refusal(device)))
+    anyhow::bail!(
+        "a file system is mounted again after {MOUNTS_MAX} unmounts; stop its .automount unit first, or what else mounts it"
+    )
 }
 
 /// Lets umount(8) do it, which knows the helpers of file systems. It says itself what is wrong.
@@ -132,7 +157,7 @@ fn unmount_file_system(at: &str) -> anyhow::Result<()> {
 }
 
 /// A line for `list` about a device whose note is gone.
-pub(crate) fn unnoted_line(info: &DeviceInfo) -> String {
+pub(crate) fn line_without_note(info: &DeviceInfo) -> String {
     let device = disk_path(info.id).display().to_string();
     match leftovers::server_of(info) {
         Some(pid) => format!(
@@ -147,7 +172,7 @@ pub(crate) fn unnoted_line(info: &DeviceInfo) -> String {
 }
 
 /// Takes a device away whose note is gone.
-fn umount_unnoted(
+fn umount_without_note(
     what: &str,
     file_systems: bool,
     force: bool,
@@ -155,7 +180,7 @@ fn umount_unnoted(
 ) -> anyhow::Result<Exit> {
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let found = match what.starts_with("/dev/") {
-        true => match leftovers::unnoted() {
+        true => match leftovers::without_note() {
             // Where there is no driver, there is no device either.
             Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
             found => found?.into_iter().find(is_it),
@@ -176,7 +201,7 @@ fn umount_unnoted(
             "the process of {what} died, its note is gone, and requests to it wait; --force fails them"
         );
     }
-    leftovers::remove_unnoted(&info)?;
+    leftovers::remove_without_note(&info)?;
     output.aside(format_args!("{what}: its process had died; removed it"));
     output.answer(&Unmounted { name: what, was_dead: true }, String::new)?;
     Ok(Exit::Ok)
@@ -202,8 +227,14 @@ fn end_server(
             program()
         );
     }
-    if !force && let Some(why) = keeps(device, file_systems) {
-        anyhow::bail!(why);
+    if !force {
+        if let Some(why) = refusal(device, file_systems) {
+            anyhow::bail!(why);
+        }
+        let used = user_of(device).with_context(|| format!("looking who uses {device}"))?;
+        if let Some(user) = used {
+            anyhow::bail!("{device} is in use: {user}");
+        }
     }
     let (signals, time) = match force {
         // The second ends a process at once that waits for the end of its write-back.
@@ -223,4 +254,67 @@ fn end_server(
         std::thread::sleep(LOOK);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn requests_wait_where_the_target_may_be_back() {
+        for (state, waits) in [
+            ("connected", false),
+            ("waiting", true),
+            ("reconnecting", true),
+            ("failing", false),
+            ("volume removed", false),
+            ("fenced", false),
+            ("volume lost", false),
+        ] {
+            assert_eq!(requests_wait(state), waits, "{state}");
+        }
+    }
+
+    #[test]
+    fn an_unmount_that_takes_others_along_is_no_failure() {
+        let mounts =
+            RefCell::new(vec!["/b/data".to_owned(), "/a/data".to_owned(), "/c".to_owned()]);
+        let unmounted = RefCell::new(Vec::new());
+        let unmount = |at: &str| {
+            unmounted.borrow_mut().push(at.to_owned());
+            anyhow::ensure!(mounts.borrow().iter().any(|other| other == at), "not mounted");
+            // The peer of a shared mount goes, too.
+            mounts.borrow_mut().retain(|other| other != at && !other.ends_with("/data"));
+            Ok(())
+        };
+        unmount_each(|| mounts.borrow().clone(), unmount).unwrap();
+        assert_eq!(*unmounted.borrow(), ["/b/data", "/c"]);
+    }
+
+    #[test]
+    fn a_mount_that_somebody_else_unmounts_meanwhile_is_no_failure() {
+        let mounts = RefCell::new(vec!["/a".to_owned()]);
+        let unmount = |_: &str| {
+            mounts.borrow_mut().clear();
+            anyhow::bail!("not mounted")
+        };
+        unmount_each(|| mounts.borrow().clone(), unmount).unwrap();
+        let busy = |_: &str| anyhow::bail!("target is busy");
+        let error = unmount_each(|| vec!["/a".to_owned()], busy).unwrap_err();
+        assert_eq!(said_once(error.as_ref()), "/a: target is busy");
+    }
+
+    #[test]
+    fn what_is_mounted_again_and_again_ends_the_command() {
+        let count = RefCell::new(0);
+        let unmount = |_: &str| {
+            *count.borrow_mut() += 1;
+            Ok(())
+        };
+        let error = unmount_each(|| vec!["/a".to_owned()], unmount).unwrap_err();
+        assert!(error.to_string().contains(".automount"), "{error}");
+        assert_eq!(*count.borrow(), MOUNTS_MAX);
+    }
 }

@@ -90,7 +90,8 @@ fn die_of_closed_pipes() {
 fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
     // The daemon keeps no descriptor of the script or the terminal that starts it.
-    rblk_fabric::return_lent().context("closing what this process inherited (close_range)")?;
+    rblk_fabric::close_lent_on_exec()
+        .context("closing what this process inherited (close_range)")?;
     let (variable, value) = rblk_fabric::ENVIRONMENT;
     let error = std::process::Command::new(&daemon)
         .args(std::env::args_os().skip(1))

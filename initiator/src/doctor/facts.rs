@@ -45,7 +45,7 @@ pub(super) struct Facts {
     pub served: usize,
     pub dead: Vec<DeadMount>,
     /// Disks whose notes are gone, each with the process that serves it.
-    pub unnoted: Vec<(String, Option<i32>)>,
+    pub without_note: Vec<(String, Option<i32>)>,
 }
 
 impl Facts {
@@ -72,12 +72,16 @@ impl Facts {
             systemd: SystemdFacts::read(root, UNIT, &units),
             served: served.len(),
             dead: others.into_iter().filter_map(|name| dead(name)).collect(),
-            unnoted: leftovers::unnoted().unwrap_or_default().iter().map(unnoted).collect(),
+            without_note: leftovers::without_note()
+                .unwrap_or_default()
+                .iter()
+                .map(without_note)
+                .collect(),
         }
     }
 }
 
-fn unnoted(info: &DeviceInfo) -> (String, Option<i32>) {
+fn without_note(info: &DeviceInfo) -> (String, Option<i32>) {
     (disk_path(info.id).display().to_string(), leftovers::server_of(info))
 }
 

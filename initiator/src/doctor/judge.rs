@@ -342,7 +342,7 @@ pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
         return vec![Finding::skip("mounts", "only root may look at them")];
     }
     let dead = facts.dead.iter().filter_map(dead_mount);
-    let unnoted = facts.unnoted.iter().map(|(disk, server)| match server {
+    let without_note = facts.without_note.iter().map(|(disk, server)| match server {
         Some(pid) => Finding::warn(
             "mounts",
             format!("{disk}: process {pid} serves it, and its note is gone: no command can ask it"),
@@ -351,7 +351,7 @@ pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
         None => Finding::fail("mounts", format!("{disk}: its process died and its note is gone"))
             .fix(format!("rblk-initiator umount --force {disk}")),
     });
-    let mut found: Vec<Finding> = dead.chain(unnoted).collect();
+    let mut found: Vec<Finding> = dead.chain(without_note).collect();
     if found.is_empty() {
         found.push(Finding::ok(
             "mounts",

@@ -5,18 +5,21 @@ use std::fmt;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rblk_config::quoted::Quoted;
 
 use super::namespace::unescape;
-use super::openers::{is_writer, named, openers, processes};
+use super::openers::{is_direct_reader, is_writer, mappers, named, openers, processes};
 use super::part::{Part, entries};
 
 /// File systems on block devices whose mounts have a number of their own. Only of these the kernel
 /// itself has opened the device that they name; another, such as one of FUSE, may name any text.
-const OWN_NUMBER: [&str; 2] = ["btrfs", "bcachefs"];
+pub(super) const OWN_NUMBER: [&str; 2] = ["btrfs", "bcachefs"];
 /// Block devices that stand on each other, at most.
 const STACKED_MAX: u32 = 8;
+/// How long a scan of LVM or udev has a disk open at most, as a rule.
+const SCAN_TIME: Duration = Duration::from_secs(1);
 
 /// What uses a disk or a partition of it. Found without opening the disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,8 +41,12 @@ enum What {
     Holders(Vec<String>),
     /// Loop devices.
     Loops(Vec<String>),
-    /// Processes that may write, or go past the page cache.
+    /// Processes that may write.
     Open(Vec<String>),
+    /// Processes that read past the page cache.
+    ReadPastTheCache(Vec<String>),
+    /// Processes that may write through a mapping.
+    Mapped(Vec<String>),
 }
 
 impl Use {
@@ -63,7 +70,7 @@ impl Use {
         };
         let mounted_in = |text: &str, only_of: Option<&String>| {
             by(&|part| {
-                let mount = mounted(text, &part.node(), &part.number)?;
+                let mount = mounted(text, part)?;
                 Some(What::Mounted { mount, only_of: only_of.cloned() })
             })
         };
@@ -84,9 +91,14 @@ impl Use {
             let processes = openers(root, part, is_writer);
             (!processes.is_empty()).then_some(What::Open(processes))
         };
+        let direct = |part: &Part| {
+            let processes = openers(root, part, is_direct_reader);
+            (!processes.is_empty()).then_some(What::ReadPastTheCache(processes))
+        };
         let elsewhere = || {
-            let others = other_namespaces(root).into_iter();
-            others.into_iter().find_map(|(process, text)| mounted_in(&text, Some(&process)))
+            other_namespaces(root)
+                .into_iter()
+                .find_map(|(pid, text)| mounted_in(&text, Some(&named(&root.join("proc"), &pid))))
         };
         mounted_in(&mounts, None)
             .or_else(|| by(&is_swap))
@@ -94,6 +106,35 @@ impl Use {
             .or_else(|| by(&under_loops))
             .or_else(elsewhere)
             .or_else(|| by(&open))
+            .or_else(|| by(&direct))
+    }
+
+    /// Looks for what keeps a disk that is to go: also memory that a program maps and may write. A
+    /// scan of LVM or udev reads past the page cache for a moment, so a program that only reads so
+    /// must do it a second later, too. May block for that second.
+    #[must_use]
+    pub fn find_before_unmount(device: &str) -> Option<Self> {
+        let root = Path::new("/");
+        let found = Self::find(device);
+        let is_scan = |used: &Self| matches!(used.what, What::ReadPastTheCache(_));
+        let found = match found {
+            Some(used) if is_scan(&used) => {
+                std::thread::sleep(SCAN_TIME);
+                Self::find(device)
+            }
+            found => found,
+        };
+        found.or_else(|| Self::find_mapping(root, device))
+    }
+
+    /// A program whose mapping of the disk outlived the descriptor that it was made with.
+    fn find_mapping(root: &Path, device: &str) -> Option<Self> {
+        let disk = device.rsplit('/').next().unwrap_or(device);
+        let parts = Part::all(root, disk);
+        let nodes: Vec<String> = parts.iter().map(Part::node).collect();
+        let (at, processes) = mappers(root, &nodes)?;
+        let partition = (parts[at].name != disk).then(|| parts[at].name.clone());
+        Some(Self { partition, what: What::Mapped(processes) })
     }
 
     /// Why the disk cannot be taken away, and what to do.
@@ -124,6 +165,14 @@ impl Use {
                 "{what}open for writing in {}; end that first, or use --force",
                 names.join(", ")
             ),
+            What::ReadPastTheCache(names) => format!(
+                "{what}open with O_DIRECT in {}; end that first, or use --force",
+                names.join(", ")
+            ),
+            What::Mapped(names) => format!(
+                "{what}mapped for writing in {}; end that first, or use --force",
+                names.join(", ")
+            ),
         }
     }
 }
@@ -139,7 +188,9 @@ impl Use {
             What::Holders(names) | What::Loops(names) => {
                 format!("{} still stood on it", names.join(", "))
             }
-            What::Open(names) => format!("{} still had it open", names.join(", ")),
+            What::Open(names) | What::ReadPastTheCache(names) | What::Mapped(names) => {
+                format!("{} still had it open", names.join(", "))
+            }
         }
     }
 }
@@ -157,37 +208,24 @@ impl fmt::Display for Use {
                 write!(f, "{} ({}) of {process}", mount.at, mount.kind)
             }
             What::Swap => f.write_str("swap"),
-            What::Holders(names) | What::Loops(names) | What::Open(names) => {
-                f.write_str(&names.join(", "))
-            }
+            What::Holders(names)
+            | What::Loops(names)
+            | What::Open(names)
+            | What::ReadPastTheCache(names)
+            | What::Mapped(names) => f.write_str(&names.join(", ")),
         }
     }
-}
-
-/// Where file systems of a disk and its partitions are mounted in this mount namespace, the last
-/// first: it may be on top of another.
-#[must_use]
-pub fn mounts_on(device: &str) -> Vec<String> {
-    let disk = device.rsplit('/').next().unwrap_or(device);
-    let parts = Part::all(Path::new("/"), disk);
-    let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let at = |line| {
-        let mount = parts.iter().find_map(|part| mounted(line, &part.node(), &part.number))?;
-        Some(mount.at)
-    };
-    text.lines().rev().filter_map(at).collect()
 }
 
 /// What uses a block device, in words; `None` when nothing does. Opening a disk may read it, and
 /// closing it may write it back, so do not call this in the process that serves the disk.
 pub(super) fn find_holder(device: &str) -> Option<String> {
-    let found = Use::find(device).map(|used| used.refusal(device));
+    let found = Use::find_before_unmount(device).map(|used| used.refusal(device));
     found.or_else(|| exclusive_opener(device))
 }
 
 /// The mounts of this host as its first process sees them, else as this process does.
-fn mountinfo(root: &Path) -> String {
+pub(super) fn mountinfo(root: &Path) -> String {
     let read = |path: &str| fs::read(root.join(path)).unwrap_or_default();
     let mut mounts = read("proc/1/mountinfo");
     if mounts.is_empty() {
@@ -196,9 +234,9 @@ fn mountinfo(root: &Path) -> String {
     String::from_utf8_lossy(&mounts).into_owned()
 }
 
-/// The mount namespaces that neither the first process nor this one is in: a process in each, and
-/// what is mounted there.
-fn other_namespaces(root: &Path) -> Vec<(String, String)> {
+/// The mount namespaces that neither the first process nor this one is in: the number of a process
+/// in each, and what is mounted there.
+pub(super) fn other_namespaces(root: &Path) -> Vec<(String, String)> {
     let proc = root.join("proc");
     let space = |pid: &str| fs::read_link(proc.join(pid).join("ns/mnt")).ok();
     let mut known: Vec<PathBuf> = ["1", "self"].into_iter().filter_map(space).collect();
@@ -207,30 +245,40 @@ fn other_namespaces(root: &Path) -> Vec<(String, String)> {
         let Some(space) = space(&pid).filter(|space| !known.contains(space)) else { continue };
         known.push(space);
         let text = fs::read(proc.join(&pid).join("mountinfo")).unwrap_or_default();
-        found.push((named(&proc, &pid), String::from_utf8_lossy(&text).into_owned()));
+        found.push((pid, String::from_utf8_lossy(&text).into_owned()));
     }
     found
 }
 
 /// A mount of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Mounted {
-    at: String,
+pub(super) struct Mounted {
+    /// The number of the mount, of which the kernel has no two in whichever namespace.
+    pub(super) id: String,
+    /// The number of the file system, `MAJOR:MINOR`.
+    pub(super) number: String,
+    pub(super) at: String,
     /// The file system.
-    kind: String,
+    pub(super) kind: String,
 }
 
 /// Where a device is mounted first, by its number; by its node for what is [`OWN_NUMBER`].
-fn mounted(mountinfo: &str, node: &str, number: &str) -> Option<Mounted> {
+pub(super) fn mounted(mountinfo: &str, part: &Part) -> Option<Mounted> {
     mountinfo.lines().find_map(|line| {
         let (fields, of_fs) = line.split_once(" - ")?;
-        let mut fields = fields.split(' ').skip(2);
+        let mut fields = fields.split(' ');
         let mut of_fs = of_fs.split(' ');
-        let (own_number, at) = (fields.next()?, fields.nth(1)?);
+        let (id, number, at) = (fields.next()?, fields.nth(1)?, fields.nth(1)?);
         let (kind, source) = (of_fs.next()?, of_fs.next()?);
-        let is_it = own_number == number || OWN_NUMBER.contains(&kind) && source == node;
         let text = |raw: &str| String::from_utf8_lossy(&unescape(raw.as_bytes())).into_owned();
-        is_it.then(|| Mounted { at: text(at), kind: text(kind) })
+        let is_it =
+            number == part.number || OWN_NUMBER.contains(&kind) && part.is_at(&text(source));
+        is_it.then(|| Mounted {
+            id: id.to_owned(),
+            number: number.to_owned(),
+            at: text(at),
+            kind: text(kind),
+        })
     })
 }
 
@@ -273,15 +321,15 @@ fn file_system_on(root: &Path, part: &Part) -> Option<&'static str> {
     ["f2fs", "xfs", "ext4"].into_iter().find(has)
 }
 
-/// The nodes of a disk, its partitions and what stands on them, the upper ones first.
-pub(super) fn stack(device: &str) -> Vec<String> {
+/// A disk, its partitions and what stands on them, the upper ones first.
+pub(super) fn stack(root: &Path, device: &str) -> Vec<Part> {
     let disk = device.rsplit('/').next().unwrap_or(device);
-    stack_in(Path::new("/"), disk, STACKED_MAX)
+    stack_in(root, disk, STACKED_MAX)
 }
 
-fn stack_in(root: &Path, disk: &str, depth: u32) -> Vec<String> {
+fn stack_in(root: &Path, disk: &str, depth: u32) -> Vec<Part> {
     let mut nodes = Vec::new();
-    for part in Part::all(root, disk).iter().rev() {
+    for part in Part::all(root, disk).into_iter().rev() {
         let loops = loops_on(root, &part.node()).into_iter();
         let loops = loops.filter_map(|node| node.rsplit('/').next().map(str::to_owned));
         for above in entries(&part.sys.join("holders")).into_iter().chain(loops) {
@@ -289,7 +337,7 @@ fn stack_in(root: &Path, disk: &str, depth: u32) -> Vec<String> {
                 nodes.extend(stack_in(root, &above, depth - 1));
             }
         }
-        nodes.push(part.node());
+        nodes.push(part);
     }
     nodes
 }
@@ -452,7 +500,8 @@ mod tests {
         kernel.write("sys/block/ublkb0/ublkb0p1/holders/dm-0", "");
         kernel.write("sys/block/dm-0/holders/dm-1", "");
         kernel.write("sys/block/loop4/loop/backing_file", "/dev/ublkb0p2\n");
-        let nodes = stack_in(kernel.0.path(), "ublkb0", STACKED_MAX);
+        let nodes: Vec<String> =
+            stack(kernel.0.path(), "/dev/ublkb0").iter().map(Part::node).collect();
         let wanted = [
             "/dev/loop4",
             "/dev/ublkb0p2",
@@ -489,11 +538,39 @@ mod tests {
             [(write, true), (both, true), (past_the_cache, true), (both | libc::O_PATH, false)]
         {
             kernel.process(4242, "/dev/ublkb0", &format!("0{flags:o}"));
-            let text = "open for writing in process 4242 (qemu); end that first, or use --force";
-            assert_eq!(kernel.holder().as_deref(), found.then_some(text), "{flags:o}");
+            let how = if flags == past_the_cache { "with O_DIRECT" } else { "for writing" };
+            let text = format!("open {how} in process 4242 (qemu); end that first, or use --force");
+            assert_eq!(kernel.holder(), found.then_some(text), "{flags:o}");
         }
         kernel.process(4244, "/dev/ublkb0p1", "0100002");
         assert_eq!(kernel.brief().as_deref(), Some("p1: process 4244 (qemu)"));
+    }
+
+    /// A program may close the descriptor of what it has mapped.
+    #[test]
+    fn processes_that_write_through_a_mapping_are_named() {
+        let kernel = Kernel::new();
+        let mapped = |line: &str| {
+            kernel.write("proc/4242/comm", "qemu\n");
+            kernel.write(
+                "proc/4242/maps",
+                &format!("00400000-0041f000 r-xp 0 08:01 7 /bin/x\n{line}\n"),
+            );
+            let found = Use::find_mapping(kernel.0.path(), "/dev/ublkb0");
+            found.map(|used| used.refusal("/dev/ublkb0"))
+        };
+        let text = "mapped for writing in process 4242 (qemu); end that first, or use --force";
+        let at = |rights: &str, node: &str| {
+            mapped(&format!("7f0000000000-7f0000001000 {rights} 00000000 00:06 441    {node}"))
+        };
+        assert_eq!(at("rw-s", "/dev/ublkb0").as_deref(), Some(text));
+        let text = at("rw-s", "/dev/ublkb0p2").unwrap();
+        assert!(text.starts_with("its partition /dev/ublkb0p2 is mapped for writing"), "{text}");
+        for (rights, node) in
+            [("r--s", "/dev/ublkb0"), ("rw-p", "/dev/ublkb0"), ("rw-s", "/dev/ublkb01")]
+        {
+            assert_eq!(at(rights, node), None, "{rights} {node}");
+        }
     }
 
     #[test]

@@ -6,17 +6,16 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rblk_config::image::{HEAD_BYTES, contradiction};
 use rblk_config::{CannotPrint, Output};
 
+use super::child::ended;
 use super::status::MountStatus;
 
 /// How long the process may take.
 const WITHIN: Duration = Duration::from_secs(3);
-/// How often to look whether it has ended.
-const STEP: Duration = Duration::from_millis(5);
 
 /// What contradicts the block size of the disk of a mount, in words. `None`: nothing, it has no
 /// disk, or the disk does not answer in time. Blocks for that time at most.
@@ -29,19 +28,8 @@ pub fn elsewhere(mount: &MountStatus) -> Option<String> {
     process.args(["look-at", &mount.device, &mount.size_bytes.to_string()]);
     process.arg(mount.block_size.to_string());
     process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut process = process.spawn().ok()?;
-    let begun = Instant::now();
-    while process.try_wait().ok()?.is_none() {
-        if begun.elapsed() >= WITHIN {
-            let _ = process.kill();
-            return None;
-        }
-        std::thread::sleep(STEP);
-    }
-    let mut text = String::new();
-    process.stdout.take()?.read_to_string(&mut text).ok()?;
-    let text = text.trim_end();
-    (!text.is_empty()).then(|| text.to_owned())
+    let (_, text) = ended(process.spawn().ok()?, WITHIN).ok()??;
+    (!text.is_empty()).then_some(text)
 }
 
 /// The same, in this process. Prints it.

@@ -269,19 +269,19 @@ pub fn claim(
 ///
 /// # Errors
 /// The driver cannot be asked.
-pub fn unnoted() -> Result<Vec<DeviceInfo>, UblkError> {
+pub fn without_note() -> Result<Vec<DeviceInfo>, UblkError> {
     let mut control = Control::open()?;
-    let before = without_note(control.list()?);
+    let before = only_without_note(control.list()?);
     if before.is_empty() {
         return Ok(before);
     }
     // A mount that began or ended between the two questions has only looked so.
-    let mut now = without_note(control.list()?);
+    let mut now = only_without_note(control.list()?);
     now.retain(|info| before.iter().any(|before| before.token == info.token));
     Ok(now)
 }
 
-fn without_note(mut devices: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
+fn only_without_note(mut devices: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
     let names = run_dir::names();
     let noted: Vec<DeviceToken> = names.iter().filter_map(|name| Note::token_of(name)).collect();
     devices.retain(|info| {
@@ -311,7 +311,7 @@ pub fn is_there(info: &DeviceInfo) -> Result<bool, UblkError> {
 ///
 /// # Errors
 /// The driver's.
-pub fn remove_unnoted(info: &DeviceInfo) -> Result<(), UblkError> {
+pub fn remove_without_note(info: &DeviceInfo) -> Result<(), UblkError> {
     Control::open()?.remove(info.id, REMOVE_DEADLINE)
 }
 

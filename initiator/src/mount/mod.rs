@@ -26,10 +26,12 @@
 //! ```
 
 mod begin;
+mod child;
 pub mod course;
 mod device;
 pub(crate) mod direct;
 mod disk;
+mod file_systems;
 mod guest;
 mod guest_end;
 #[cfg(feature = "fuzzing")]
@@ -80,9 +82,10 @@ use crate::session::HostIdentity;
 use crate::ublk::{Control, Device};
 use begin::First;
 pub(crate) use begin::may_pass;
+pub use file_systems::mounts_on;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
-pub use holder::{Use, mounts_on};
+pub use holder::Use;
 use leftovers::{Claimed, Purpose};
 use lock::MountLock;
 use mounted::Mount;

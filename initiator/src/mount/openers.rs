@@ -9,12 +9,42 @@ use super::part::{Part, entries};
 /// How many processes are named.
 const PROCESSES_MAX: usize = 3;
 
-/// The flags of an open descriptor (`fdinfo`) allow writing, or go past the page cache. A disk that
-/// something only reads may go: it loses nothing.
+/// The flags of an open descriptor (`fdinfo`) allow writing. A disk that something only reads may
+/// go: it loses nothing.
 pub(super) fn is_writer(flags: i32) -> bool {
     // An O_PATH descriptor does no I/O, whatever else it says.
+    flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// The flags are those of a reader that goes past the page cache.
+pub(super) fn is_direct_reader(flags: i32) -> bool {
     flags & libc::O_PATH == 0
-        && (flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_DIRECT != 0)
+        && flags & libc::O_ACCMODE == libc::O_RDONLY
+        && flags & libc::O_DIRECT != 0
+}
+
+/// Processes that have one of these nodes mapped, shared and for writing, other than this one; and
+/// which node the first of them has. Reads the mappings of every process, which is much text.
+pub(super) fn mappers(root: &Path, nodes: &[String]) -> Option<(usize, Vec<String>)> {
+    let own = std::process::id().to_string();
+    let proc = root.join("proc");
+    let mapped = |pid: &String| {
+        let text = fs::read(proc.join(pid).join("maps")).ok()?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let at = text.lines().find_map(|line| {
+            // Addresses, rights, offset, device, inode, path.
+            let mut words = line.split_ascii_whitespace().skip(1);
+            let rights = words.next()?.as_bytes();
+            let path = words.nth(3)?;
+            let writes = rights.get(1) == Some(&b'w') && rights.get(3) == Some(&b's');
+            nodes.iter().position(|node| writes && node == path)
+        })?;
+        (*pid != own).then(|| (at, named(&proc, pid)))
+    };
+    let found: Vec<(usize, String)> =
+        processes(&proc).iter().filter_map(mapped).take(PROCESSES_MAX).collect();
+    let first = found.first()?.0;
+    Some((first, found.into_iter().map(|(_, process)| process).collect()))
 }
 
 /// Processes that have a disk or a partition open in a way that counts, other than this one.

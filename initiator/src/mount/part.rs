@@ -1,6 +1,7 @@
 //! [`Part`]: a disk and its partitions, as sysfs has them.
 
 use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// A disk, or a partition of one.
@@ -32,6 +33,18 @@ impl Part {
     /// The path of its device.
     pub(super) fn node(&self) -> String {
         format!("/dev/{}", self.name)
+    }
+
+    /// Whether a path is one of the device, which may have several names: `/dev/mapper/NAME`.
+    pub(super) fn is_at(&self, path: &str) -> bool {
+        let number = || {
+            let device =
+                fs::metadata(path).ok().filter(|meta| meta.file_type().is_block_device())?;
+            let device = device.rdev();
+            Some(format!("{}:{}", libc::major(device), libc::minor(device)))
+        };
+        path == self.node()
+            || path.starts_with("/dev/") && number().is_some_and(|number| number == self.number)
     }
 }
 

@@ -63,7 +63,7 @@ impl Serving {
                 end = next(&mut mount, &mut from_queues, &mut asked, &mut ending, &mut note_at) => {
                     end?
                 }
-                () = signals.next() => ending.on_terminate(),
+                () = signals.next() => ending.on_terminate(mount.disk()),
             };
             if let Some(end) = end.or_else(|| ending.go_on(&mount)) {
                 break end;

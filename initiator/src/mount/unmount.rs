@@ -15,7 +15,7 @@ use super::mounted::Mount;
 use super::socket::{Ask, Asked, Response};
 use super::task::{self, Running};
 use super::upgrade;
-use super::write_back::{IfUsed, WrittenBack, elsewhere};
+use super::write_back::{IfUsed, Left, WrittenBack, elsewhere};
 
 /// How long an unmount waits for a lost target to be back.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
@@ -25,6 +25,10 @@ const SYNC_ASKED: Duration = Duration::from_secs(55);
 const SYNC_FORCED: Duration = Duration::from_secs(3);
 /// Time for the write-back when this process is told to end.
 const SYNC_TERMINATED: Duration = Duration::from_secs(80);
+
+/// What the log says of an unmount that overtakes another.
+const CUT_SHORT: &str =
+    "the disk goes before its page cache is written back, and what was not written is lost";
 
 /// How a mount stops being served.
 #[derive(Debug)]
@@ -44,6 +48,8 @@ pub(super) struct Ending {
     forced: bool,
     // An unmount that waits for a lost target, and until when.
     waiting: Option<Waiting>,
+    // When this process was told to end.
+    told: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -54,6 +60,13 @@ struct Waiting {
 }
 
 impl Ending {
+    /// One whose write-back does not end.
+    #[cfg(test)]
+    pub(super) fn writing_back(pending: Option<Asked>, forced: bool) -> Self {
+        let syncing = Some(tokio::spawn(std::future::pending()));
+        Self { pending, syncing, forced, ..Self::default() }
+    }
+
     /// An unmount in good order is under way.
     fn has_begun(&self) -> bool {
         self.syncing.is_some() || self.waiting.is_some()
@@ -88,6 +101,10 @@ impl Ending {
             Ask::Unmount { force: true } => {
                 let has_begun = self.has_begun();
                 self.pending = Some(request);
+                if has_begun {
+                    let device = mount.disk();
+                    tracing::warn!(device, "--force: {CUT_SHORT}");
+                }
                 if has_begun || mount.link().is_over() || mount.waits_for_target() {
                     return Some(End::Unmount { force: true });
                 }
@@ -104,12 +121,17 @@ impl Ending {
         None
     }
 
-    /// This process is told to end: the second time, at once.
-    pub(super) fn on_terminate(&mut self) -> Option<End> {
-        if self.has_begun() {
+    /// This process is told to end: the second time, at once. The first time it goes on with the
+    /// unmount of a command, if one is under way, and ends whatever comes of that.
+    pub(super) fn on_terminate(&mut self, device: &str) -> Option<End> {
+        if self.told.is_some() {
+            tracing::warn!(device, "told to end a second time: {CUT_SHORT}");
             return Some(End::Unmount { force: true });
         }
-        self.wait(None);
+        self.told = Some(Instant::now());
+        if !self.has_begun() {
+            self.wait(None);
+        }
         None
     }
 
@@ -131,12 +153,13 @@ impl Ending {
             self.waiting = Some(Waiting { request, until });
             return None;
         }
-        let Some(request) = request else { return Some(End::Unmount { force: true }) };
-        let _ = request.reply.send(Response::Busy(format!(
-            "{}: the target is not connected, and requests may wait for it; --force fails them",
-            mount.disk()
-        )));
-        None
+        if let Some(request) = request {
+            let _ = request.reply.send(Response::Busy(format!(
+                "{}: the target is not connected, and requests may wait for it; --force fails them",
+                mount.disk()
+            )));
+        }
+        self.told.map(|_| End::Unmount { force: true })
     }
 
     /// Begins the write-back. A request is refused if the disk is in use; without one, this process
@@ -144,12 +167,19 @@ impl Ending {
     fn begin_unmount(&mut self, mount: &Mount) -> Option<End> {
         match (mount.link().is_over(), self.pending.is_some()) {
             (false, true) => self.write_back(mount, IfUsed::Refuse, SYNC_ASKED),
-            (false, false) => self.write_back(mount, IfUsed::Sync, SYNC_TERMINATED),
+            (false, false) => self.write_back(mount, IfUsed::Sync, self.time_left()),
             // Every write has failed for some time, and fails. Its users must let go all the same.
             (true, true) => self.write_back(mount, IfUsed::OnlyLook, SYNC_ASKED),
             (true, false) => return Some(End::Unmount { force: true }),
         }
         None
+    }
+
+    /// Time for the write-back of a process that is told to end. That of a command may have had
+    /// some of it.
+    fn time_left(&self) -> Duration {
+        let passed = self.told.map(|told| told.elapsed()).unwrap_or_default();
+        SYNC_TERMINATED.saturating_sub(passed)
     }
 
     fn write_back(&mut self, mount: &Mount, if_used: IfUsed, within: Duration) {
@@ -159,25 +189,17 @@ impl Ending {
     }
 
     /// The page cache is written back, or is not. In the second case the request is told, and the
-    /// mount goes on.
+    /// mount goes on, unless it has to end.
     pub(super) fn on_synced(
         &mut self,
         result: anyhow::Result<WrittenBack>,
         mount: &Mount,
     ) -> Option<End> {
         let device = mount.disk();
-        if self.forced {
-            return Some(End::Unmount { force: true });
-        }
-        let response = match result {
+        let why = match result {
             Ok(WrittenBack::Done(left)) => {
-                if let Some(left) = left {
-                    tracing::warn!(
-                        device,
-                        "ended while in use: {left}; what was written until now is kept"
-                    );
-                }
-                return Some(End::Unmount { force: mount.link().is_over() });
+                say_left(device, &left);
+                return Some(End::Unmount { force: self.forced || mount.link().is_over() });
             }
             Ok(WrittenBack::Unflushed(errno)) if mount.durability().fails_every_flush() => {
                 tracing::warn!(
@@ -186,22 +208,45 @@ impl Ending {
                     "lost: acknowledged writes may be lost, so the FLUSH of the unmount failed, too; every page is \
                      written, and the unmount goes on"
                 );
-                return Some(End::Unmount { force: false });
+                return Some(End::Unmount { force: self.forced });
+            }
+            Ok(WrittenBack::InUse(user)) => {
+                let text = format!("{device} is in use: {user}");
+                return self.stay_or_end(Response::Busy(text));
             }
             Ok(WrittenBack::Unflushed(errno)) => {
-                failed(device, &std::io::Error::from_raw_os_error(errno).into())
+                said_once(&std::io::Error::from_raw_os_error(errno))
             }
-            Ok(WrittenBack::InUse(user)) => Response::Busy(format!("{device} is in use: {user}")),
-            Err(error) => failed(device, &error),
+            Err(error) => said_once(error.as_ref()),
         };
-        match self.pending.take() {
-            Some(request) => {
-                let _ = request.reply.send(response);
-                None
-            }
-            // This process has to end, and there is no command that could decide.
-            None => Some(End::Unmount { force: true }),
+        let text = format!("{device}: writing back the page cache: {why}; {}", self.consequence());
+        tracing::error!("{text}");
+        self.stay_or_end(Response::Error(text))
+    }
+
+    /// Of a write-back that failed.
+    fn consequence(&self) -> &'static str {
+        match (self.forced, self.pending.is_some(), self.told.is_some()) {
+            (true, ..) => "the disk goes by force, and what was not written is lost",
+            (false, true, false) => "it stays mounted, --force gives up what cannot be written",
+            (false, true, true) => "this process was told to end, and tries once more",
+            (false, false, _) => "this process ends, and what was not written is lost",
         }
+    }
+
+    /// The write-back of an unmount was refused or failed. A command is told, and the mount goes on.
+    /// A process that was told to end meanwhile begins an unmount that no user keeps from its end.
+    fn stay_or_end(&mut self, response: Response) -> Option<End> {
+        if self.forced {
+            return Some(End::Unmount { force: true });
+        }
+        // Without a command, there is nobody who could decide.
+        let Some(request) = self.pending.take() else { return Some(End::Unmount { force: true }) };
+        let _ = request.reply.send(response);
+        if self.told.is_some() {
+            self.wait(None);
+        }
+        None
     }
 
     /// Answers the request that waits for the end. Returns whether there was one.
@@ -211,12 +256,20 @@ impl Ending {
     }
 }
 
-fn failed(device: &str, error: &anyhow::Error) -> Response {
-    let text = format!(
-        "{device}: writing back the page cache: {}; it stays mounted, --force gives up what cannot \
-         be written",
-        said_once(error.as_ref())
-    );
-    tracing::error!("{text}");
-    Response::Error(text)
+/// A disk went that may still be in use.
+fn say_left(device: &str, left: &Left) {
+    let in_use = match &left.used {
+        Some(used) => format!("ended while in use: {used}"),
+        None => "ended".to_owned(),
+    };
+    match &left.unsynced {
+        Some(why) => tracing::error!(
+            device,
+            "{in_use}; what a file system on it had not written may be lost, for it could not be synced: {why}"
+        ),
+        None if left.used.is_some() => {
+            tracing::warn!(device, "{in_use}; what was written until now is kept");
+        }
+        None => {}
+    }
 }

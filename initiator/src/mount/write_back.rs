@@ -11,12 +11,14 @@
 //! loss every FLUSH fails (`on_loss`), and users recover from that by an unmount.
 
 use std::fs::File;
-use std::io::{self, Read};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::io;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use super::holder::{find_holder, stack, what_is_left};
-use crate::ublk::{sync_file_system, write_pages};
+use super::child::ended;
+use super::file_systems::sync;
+use super::holder::{find_holder, what_is_left};
+use crate::ublk::write_pages;
 
 /// Exit code of the process when the disk is in use; it prints by what. The numbers of the system's
 /// errors are below.
@@ -24,8 +26,8 @@ const IN_USE: u8 = 200;
 /// Exit code of the process when the pages are written and the FLUSH after them failed; it prints
 /// the errno.
 const UNFLUSHED: u8 = 201;
-/// How often to check whether the process has ended.
-const STEP: Duration = Duration::from_millis(5);
+/// How long a look at who uses a disk may take: nothing is written, but the target may be asked.
+const LOOK_TIME: Duration = Duration::from_secs(10);
 
 /// What is to be done to a disk that is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,12 +43,45 @@ pub enum IfUsed {
 /// How it went.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum WrittenBack {
-    /// The target has everything. What still used the disk, in words.
-    Done(Option<String>),
+    /// The target has every page of the disk, and a FLUSH came after.
+    Done(Left),
     /// Nothing was done: the disk is used, in words.
     InUse(String),
     /// The target has every page. The FLUSH after them failed with this errno.
     Unflushed(i32),
+}
+
+/// What a disk leaves behind that goes while it is in use.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Left {
+    /// What still used it, in words.
+    pub(super) used: Option<String>,
+    /// The first thing on it that could not be synced, in words: its data may be lost.
+    pub(super) unsynced: Option<String>,
+}
+
+impl Left {
+    /// One line each; an empty one is nothing.
+    fn printed(&self) -> String {
+        let line = |text: &Option<String>| text.clone().unwrap_or_default().replace('\n', " ");
+        format!("{}\n{}", line(&self.used), line(&self.unsynced))
+    }
+
+    fn from_printed(text: &str) -> Self {
+        let mut lines = text.lines().map(|line| (!line.is_empty()).then(|| line.to_owned()));
+        Self { used: lines.next().flatten(), unsynced: lines.next().flatten() }
+    }
+}
+
+/// What uses a disk, in words. Another process looks, which also opens the disk. Blocks.
+///
+/// # Errors
+/// The process could not look, or the disk does not answer.
+pub fn user_of(disk: &str) -> anyhow::Result<Option<String>> {
+    match elsewhere(disk, IfUsed::OnlyLook, LOOK_TIME)? {
+        WrittenBack::InUse(user) => Ok(Some(user)),
+        WrittenBack::Done(_) | WrittenBack::Unflushed(_) => Ok(None),
+    }
 }
 
 /// Writes the disk back in another process, and waits for it. Blocks.
@@ -65,27 +100,15 @@ pub(super) fn elsewhere(
         IfUsed::OnlyLook => process.args(["--unless-used", "--only-look"]),
         IfUsed::Sync => &mut process,
     };
-    let begun = Instant::now();
-    let mut process = process.spawn()?;
-    let status = loop {
-        if let Some(status) = process.try_wait()? {
-            break status;
-        }
-        if begun.elapsed() >= within {
-            // The process may wait for the target, and end later.
-            let _ = process.kill();
-            anyhow::bail!("it takes longer than {within:?}");
-        }
-        std::thread::sleep(STEP);
+    let Some((status, printed)) = ended(process.spawn()?, within)? else {
+        anyhow::bail!("it takes longer than {within:?}");
     };
     let code = status.code().and_then(|code| u8::try_from(code).ok());
-    let printed = printed(&mut process)?;
-    let lines: Vec<&str> = printed.lines().collect();
     match code {
-        Some(0) => Ok(WrittenBack::Done(lines.first().map(ToString::to_string))),
+        Some(0) => Ok(WrittenBack::Done(Left::from_printed(&printed))),
         Some(IN_USE) => Ok(WrittenBack::InUse(printed)),
         Some(UNFLUSHED) => {
-            let errno = lines.last().and_then(|line| line.parse().ok());
+            let errno = printed.lines().last().and_then(|line| line.parse().ok());
             Ok(WrittenBack::Unflushed(errno.unwrap_or(libc::EIO)))
         }
         Some(errno) => Err(io::Error::from_raw_os_error(errno.into()).into()),
@@ -93,26 +116,12 @@ pub(super) fn elsewhere(
     }
 }
 
-/// What the process printed.
-fn printed(process: &mut Child) -> io::Result<String> {
-    let mut text = String::new();
-    if let Some(out) = process.stdout.take() {
-        out.take(4096).read_to_string(&mut text)?;
-    }
-    Ok(text.trim().to_owned())
-}
-
 /// Writes the disk back in this process, which serves nothing. Returns its exit code.
 #[must_use]
 pub fn here(disk: &str, if_used: IfUsed) -> u8 {
     if if_used == IfUsed::Sync {
-        if let Some(left) = what_is_left(disk) {
-            println!("{left}");
-        }
-        for node in stack(disk) {
-            // One that this process may not open (DevicePolicy=) stands on one that it may.
-            let _ = File::open(node).and_then(|device| sync_file_system(&device));
-        }
+        let used = what_is_left(disk);
+        println!("{}", Left { used, unsynced: sync(disk) }.printed());
     } else if let Some(user) = find_holder(disk) {
         println!("{user}");
         return IN_USE;
@@ -136,6 +145,23 @@ pub fn here(disk: &str, if_used: IfUsed) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_survives_the_way_between_two_processes() {
+        let text = |text: &str| Some(text.to_owned());
+        for (used, unsynced) in [
+            (None, None),
+            (text("ext4 at /mnt was still mounted"), None),
+            (None, text("/dev/dm-0: no")),
+            (text("dm-0 still stood on it"), text("/dev/dm-0: no")),
+        ] {
+            let left = Left { used, unsynced };
+            // What waits for the process cuts the end of the last line.
+            assert_eq!(Left::from_printed(left.printed().trim_end()), left);
+        }
+        let odd = Left { used: text("ext4 at /a\nb"), unsynced: None };
+        assert_eq!(Left::from_printed(&odd.printed()).unsynced, None);
+    }
 
     #[test]
     fn the_exit_code_is_the_systems_number() {

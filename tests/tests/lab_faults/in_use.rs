@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rblk_tests::lab::{
-    DEADLINE, FileSystem, Lab, MountFlags, Mounted, Running, Target, TargetFlags, run, start, until,
+    DEADLINE, FileSystem, Lab, Mapped, MountFlags, Mounted, Running, Target, TargetFlags, run,
+    start, until,
 };
 
 use super::{MIB, sh};
@@ -124,6 +125,56 @@ fn a_file_system_is_synced_before_its_disk_goes() {
             assert_eq!(found.ok().as_deref(), Some("precious"), "round {round}");
             fs.umount();
         }
+        mounted.umount();
+    });
+}
+
+/// A file system on a device of the device mapper, as with LUKS and LVM, goes with the disk below.
+#[test]
+#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
+fn a_file_system_on_a_mapped_device_is_unmounted_and_synced() {
+    run("a_file_system_on_a_mapped_device_is_unmounted_and_synced", |lab| {
+        let _target = Target::start(lab, &serve(lab));
+        let mounted = mount(lab);
+        let dir = lab.path("mnt");
+        fs::create_dir_all(&dir).expect("a directory");
+        let map = |dev: &str| {
+            Mapped::new(lab, "above", &format!("0 {} linear {dev} 0\n", 64 * MIB / 512))
+        };
+        let mapped = map(&mounted.dev());
+        let node = mapped.device().display().to_string();
+        sh(&["mkfs.ext4", "-q", "-F", &node]);
+
+        sh(&["mount", &node, &dir.display().to_string()]);
+        fs::write(dir.join("f0"), "precious").expect("a file");
+        let refused = lab.initiator(&["umount", "--file-systems", "v0"], 3 * DEADLINE);
+        let _ = refused.fails_with(1, &["in use", "held by dm-"]);
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("the mounts");
+        assert!(!mounts.contains(&dir.display().to_string()), "it is unmounted: {mounts}");
+
+        sh(&["mount", &node, &dir.display().to_string()]);
+        fs::write(dir.join("f1"), "precious").expect("a file");
+        let log = PathBuf::from("/run/rblk/log/v0.log");
+        let pid = mounted.pid().to_string();
+        sh(&["kill", "-TERM", &pid]);
+        until("the process to end", 3 * DEADLINE, || {
+            (!Path::new("/proc").join(&pid).exists()).then_some(())
+        });
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        assert!(said.contains("still stood on it; what was written until now is kept"), "{said}");
+        mounted.forget();
+        sh(&["umount", &dir.display().to_string()]);
+        mapped.remove();
+
+        let mounted = mount(lab);
+        let mapped = map(&mounted.dev());
+        sh(&["mount", &node, &dir.display().to_string()]);
+        for name in ["f0", "f1"] {
+            let found = fs::read_to_string(dir.join(name));
+            assert_eq!(found.ok().as_deref(), Some("precious"), "{name}");
+        }
+        sh(&["umount", &dir.display().to_string()]);
+        mapped.remove();
         mounted.umount();
     });
 }

@@ -36,7 +36,7 @@ fn facts() -> Facts {
         systemd: SystemdFacts { runs: false, file: None, user: None, units: Vec::new() },
         served: 0,
         dead: Vec::new(),
-        unnoted: Vec::new(),
+        without_note: Vec::new(),
     }
 }
 
@@ -246,8 +246,8 @@ fn each_leftover_has_the_command_that_clears_it() {
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].verdict, found[0].fix.as_deref()), (verdict, Some(fix)));
     }
-    let unnoted = vec![("/dev/ublkb3".to_owned(), None), ("/dev/ublkb4".to_owned(), Some(7))];
-    let found = leftovers(&Facts { unnoted, ..facts() });
+    let without_note = vec![("/dev/ublkb3".to_owned(), None), ("/dev/ublkb4".to_owned(), Some(7))];
+    let found = leftovers(&Facts { without_note, ..facts() });
     assert_eq!((found.len(), found[1].verdict), (2, Verdict::Warn));
     assert!(found[1].found.contains("/dev/ublkb4: process 7 serves it"), "{found:?}");
     assert_eq!(found[1].fix.as_deref(), Some("rblk-initiator umount /dev/ublkb4"));

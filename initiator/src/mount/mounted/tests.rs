@@ -1,5 +1,6 @@
 //! A mount without a device, at targets that say what a test wants.
 
+mod ending;
 mod impostors;
 mod left;
 mod losses;
