@@ -370,37 +370,27 @@ fn reload(name: Option<&str>, target_keys: &[PublicKey], output: Output) -> anyh
     if let Some(name) = name {
         let said = one(name)?;
         output.aside(format_args!("{name}: {said}"));
-        let outcome = Reloaded { name: name.to_owned(), outcome: Some(said), error: None };
-        output.answer(&outcome, String::new)?;
+        let came = Came { name: name.to_owned(), outcome: Some(said), error: None };
+        output.answer(&came, String::new)?;
         return Ok(Exit::Ok);
     }
-    let (mut exit, mut reloaded) = (Exit::Ok, Vec::new());
+    let (mut exit, mut came) = (Exit::Ok, Vec::new());
     for name in names().into_iter().filter(|name| MountLock::is_held(name)) {
         match one(&name) {
             Ok(said) => {
                 output.aside(format_args!("{name}: {said}"));
-                reloaded.push(Reloaded { name, outcome: Some(said), error: None });
+                came.push(Came { name, outcome: Some(said), error: None });
             }
             Err(error) => {
                 let text = said_once(error.as_ref());
                 output.aside(format_args!("rblk-initiator: {name}: {text}"));
                 exit = Exit::Failure;
-                reloaded.push(Reloaded { name, outcome: None, error: Some(text) });
+                came.push(Came { name, outcome: None, error: Some(text) });
             }
         }
     }
-    output.answer(&reloaded, String::new)?;
+    output.answer(&came, String::new)?;
     Ok(exit)
-}
-
-/// What became of a reload of one mount.
-#[derive(Serialize)]
-struct Reloaded {
-    name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    outcome: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
 }
 
 async fn reload_one(name: &str, target_keys: &[String]) -> anyhow::Result<String> {
