@@ -56,6 +56,8 @@ mod queues;
 mod reconnect;
 mod recover;
 pub mod run_dir;
+#[allow(unsafe_code)] // descriptors of processes have no safe call
+pub mod server;
 mod serving;
 pub mod settle;
 mod setup;
