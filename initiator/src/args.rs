@@ -18,7 +18,9 @@ use rblk_protocol::limits;
 use crate::error::SessionError;
 use crate::identity::BadHostId;
 use crate::mount::leftovers::Refused;
-use crate::mount::{AlreadyMounted, BadSocket, Configured, HeldHere, NotMounted, UnsuitedKey};
+use crate::mount::{
+    AlreadyMounted, BadSocket, ByFlags, Configured, HeldHere, KeysFile, NotMounted, UnsuitedKey,
+};
 use crate::session::{Credentials, TargetKeysError};
 use crate::ublk::UblkError;
 
@@ -526,6 +528,9 @@ impl MountArgs {
     pub fn configured(&self) -> anyhow::Result<Configured> {
         let keys_file = self.config.as_deref().filter(|_| self.identity.target_key.is_empty());
         let keys_file = keys_file.map(std::path::absolute).transpose()?;
+        let by_flags =
+            ByFlags { volume: self.volume.is_some(), key_file: self.identity.key_file.is_some() };
+        let keys_file = keys_file.map(|path| KeysFile::new(path, by_flags));
         Ok(Configured { config: self.configuration()?, keys_file })
     }
 
@@ -727,6 +732,29 @@ mod tests {
         assert!(error.to_string().contains("there are no target_keys"), "{error}");
         let error = configuration(&["--key-file", "/k"]).unwrap_err();
         assert!(error.to_string().contains("without target_keys nobody asks"), "{error}");
+    }
+
+    #[test]
+    fn what_flags_say_beside_the_file_of_the_keys_is_kept() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let key = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
+        let text = format!("target = ['tcp://192.0.2.1']\nvolume = 'v'\ntarget_keys = ['{key}']\n");
+        std::fs::write(file.path(), text).unwrap();
+        let path = file.path().to_str().unwrap();
+        let of = |words: &[&str]| {
+            let words = [&["rblk-initiator", "mount", "--config", path], words].concat();
+            match Cli::try_parse_from(words).unwrap().command {
+                Command::Mount(args) => args.configured().unwrap().keys_file,
+                other => panic!("{other:?}"),
+            }
+        };
+        let with = |volume, key_file| {
+            Some(KeysFile::new(file.path().to_owned(), ByFlags { volume, key_file }))
+        };
+        assert_eq!(of(&[]), with(false, false));
+        assert_eq!(of(&["--key-file", "/k"]), with(false, true));
+        assert_eq!(of(&["192.0.2.1", "w"]), with(true, false));
+        assert_eq!(of(&["--target-key", key, "--key-file", "/k"]), None);
     }
 
     #[test]

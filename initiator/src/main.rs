@@ -23,15 +23,19 @@ use rblk_initiator::mount::run_dir::{must_be_readable, names};
 use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, Use};
+use rblk_initiator::ublk::{DeviceInfo, disk_path};
 use rblk_protocol::auth::PublicKey;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
 mod key;
 mod metrics;
+mod silent;
 mod table;
 mod top;
 mod umount;
+
+use silent::Silent;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
 /// How long a mount measures before it can tell rates.
@@ -370,37 +374,27 @@ fn reload(name: Option<&str>, target_keys: &[PublicKey], output: Output) -> anyh
     if let Some(name) = name {
         let said = one(name)?;
         output.aside(format_args!("{name}: {said}"));
-        let outcome = Reloaded { name: name.to_owned(), outcome: Some(said), error: None };
-        output.answer(&outcome, String::new)?;
+        let came = Came { name: name.to_owned(), outcome: Some(said), error: None };
+        output.answer(&came, String::new)?;
         return Ok(Exit::Ok);
     }
-    let (mut exit, mut reloaded) = (Exit::Ok, Vec::new());
+    let (mut exit, mut came) = (Exit::Ok, Vec::new());
     for name in names().into_iter().filter(|name| MountLock::is_held(name)) {
         match one(&name) {
             Ok(said) => {
                 output.aside(format_args!("{name}: {said}"));
-                reloaded.push(Reloaded { name, outcome: Some(said), error: None });
+                came.push(Came { name, outcome: Some(said), error: None });
             }
             Err(error) => {
                 let text = said_once(error.as_ref());
                 output.aside(format_args!("rblk-initiator: {name}: {text}"));
                 exit = Exit::Failure;
-                reloaded.push(Reloaded { name, outcome: None, error: Some(text) });
+                came.push(Came { name, outcome: None, error: Some(text) });
             }
         }
     }
-    output.answer(&reloaded, String::new)?;
+    output.answer(&came, String::new)?;
     Ok(exit)
-}
-
-/// What became of a reload of one mount.
-#[derive(Serialize)]
-struct Reloaded {
-    name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    outcome: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
 }
 
 async fn reload_one(name: &str, target_keys: &[String]) -> anyhow::Result<String> {
@@ -511,9 +505,9 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
             let line = dead(name, &mut dead_ones);
             let Some(status) = dead_ones.pop() else {
                 let gone = || anyhow::Error::from(NotMounted { what: name.to_owned() });
-                return Err(line.map_or_else(gone, |line| DeadMount(line).into()));
+                return Err(line.map_or_else(gone, |line| DeadMount(line.line().to_owned()).into()));
             };
-            line.iter().for_each(|line| output.aside(line));
+            line.iter().for_each(|line| output.aside(line.line()));
             status
         }
     };
@@ -521,29 +515,30 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Every mount of this host, dead ones too, and lines about those that do not answer. With
+/// Every mount of this host, dead ones too, and what is to be told of those that do not answer. With
 /// `rates`, as [`living`].
-fn all_mounts(names: &[String], rates: bool) -> anyhow::Result<(Vec<MountStatus>, Vec<String>)> {
+fn all_mounts(names: &[String], rates: bool) -> anyhow::Result<(Vec<MountStatus>, Vec<Silent>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut mounts = living(&runtime, rates);
-    let mut lines = Vec::new();
+    let mut silent = Vec::new();
     for name in names {
         if !mounts.iter().any(|mount| mount.name == *name) {
-            lines.extend(dead(name, &mut mounts));
+            silent.extend(dead(name, &mut mounts));
         }
     }
     mounts.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok((mounts, lines))
+    Ok((mounts, silent))
 }
 
 fn list(output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let names = names();
-    let (mounts, mut lines) = all_mounts(&names, output == Output::Table)?;
-    lines.extend(
-        leftovers::without_note().unwrap_or_default().iter().map(umount::line_without_note),
-    );
-    output.answer(&mounts, || table::mounts(&mounts, used_by))?;
+    let (mounts, mut silent) = all_mounts(&names, output == Output::Table)?;
+    let without_note = |info: &DeviceInfo| {
+        Silent::disk(disk_path(info.id).display().to_string(), umount::line_without_note(info))
+    };
+    silent.extend(leftovers::without_note().unwrap_or_default().iter().map(without_note));
+    output.answer(&silent::entries(&mounts, &silent), || table::mounts(&mounts, used_by))?;
     let lost = |m: &MountStatus| m.lost().map(|lost| format!("{}: lost: {lost}", m.name));
     let fallback = |m: &MountStatus| m.fallback_line().map(|line| format!("{}: {line}", m.name));
     let hint = |m: &MountStatus| m.hint.as_ref().map(|hint| format!("{}: {hint}", m.name));
@@ -551,7 +546,9 @@ fn list(output: Output) -> anyhow::Result<Exit> {
     let notes = notes.chain(mounts.iter().filter_map(fallback));
     let notes = notes.chain(mounts.iter().filter_map(hint));
     let notes = notes.chain(mounts.iter().filter_map(other_size));
-    notes.chain(mounts.iter().filter_map(lost)).chain(lines).for_each(|line| output.aside(line));
+    let notes = notes.chain(mounts.iter().filter_map(lost));
+    notes.for_each(|line| output.aside(line));
+    silent.iter().for_each(|silent| output.aside(silent.line()));
     Ok(Exit::Ok)
 }
 
@@ -568,28 +565,34 @@ fn other_size(mount: &MountStatus) -> Option<String> {
     })
 }
 
-/// A line about a mount that does not answer. It is listed if it has a device.
-fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<String> {
+/// What is to be told of a mount that does not answer. It is listed if it has a device.
+fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<Silent> {
+    let silent = |state, problem| Some(Silent::mount(name, state, problem));
     if MountLock::is_held(name) {
-        return Some(format!("{name}: its process does not answer"));
+        return silent("no answer", format!("{name}: its process does not answer"));
     }
     let found = match leftovers::find(name) {
         Ok(found) => found,
-        Err(error) => return Some(format!("{name}: its process died; {error}")),
+        Err(error) => return silent("dead", format!("{name}: its process died; {error}")),
     };
-    if let (Some(word), Ok(Some(note))) = (found.condition.word(), &found.note) {
+    let word = found.condition.word()?;
+    if let Ok(Some(note)) = &found.note {
         mounts.push(note.status(word));
     }
     match found.condition {
         Condition::Nothing | Condition::Running => None,
-        Condition::Unusable => found.note.err().map(|bad| bad.to_string()),
-        Condition::Ending | Condition::Waiting => Some(format!(
-            "{name}: its process died and requests wait; `rblk-initiator recover {name}` recovers it, \
-             `rblk-initiator umount --force {name}` fails them"
-        )),
-        Condition::Diskless | Condition::Gone => Some(format!(
-            "{name}: its process died; `rblk-initiator umount {name}` clears what it left"
-        )),
+        Condition::Unusable => silent(word, found.note.err()?.to_string()),
+        Condition::Ending | Condition::Waiting => silent(
+            word,
+            format!(
+                "{name}: its process died and requests wait; `rblk-initiator recover {name}` recovers it, \
+                 `rblk-initiator umount --force {name}` fails them"
+            ),
+        ),
+        Condition::Diskless | Condition::Gone => silent(
+            word,
+            format!("{name}: its process died; `rblk-initiator umount {name}` clears what it left"),
+        ),
     }
 }
 

@@ -13,20 +13,23 @@ use rblk_initiator::mount::run_dir::{must_be_readable, names};
 use rblk_initiator::mount::status::MountStatus;
 use serde::Serialize;
 
+use crate::silent::Silent;
+
 /// The metrics, in JSON.
 #[derive(Serialize)]
 struct Exposed<'t> {
     /// The text format of Prometheus.
     exposition: &'t str,
     /// Mounts that do not answer.
-    warnings: &'t [String],
+    warnings: &'t [&'t str],
 }
 
 /// Prints the metrics, or replaces a file by them at once: its reader sees the old or the new.
 pub(crate) fn metrics(write: Option<&Path>, output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let names = names();
-    let (mounts, lines) = crate::all_mounts(&names, false)?;
+    let (mounts, told) = crate::all_mounts(&names, false)?;
+    let lines: Vec<&str> = told.iter().map(Silent::line).collect();
     lines.iter().for_each(|line| output.aside(format_args!("rblk-initiator: {line}")));
     let text = metrics::metrics(&mounts, &silent(&names, &mounts));
     match write {

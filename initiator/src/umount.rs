@@ -8,12 +8,12 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use rblk_config::{Exit, Output, said_once};
 use rblk_initiator::mount::leftovers::{self, Purpose};
 use rblk_initiator::mount::note::Note;
 use rblk_initiator::mount::run_dir::{must_be_readable, names};
+use rblk_initiator::mount::server::{ServedBy, Server};
 use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
 use rblk_initiator::mount::write_back::user_of;
 use rblk_initiator::mount::{NotMounted, Use, mounts_on};
@@ -35,8 +35,6 @@ const SIGNAL_TIME: Duration = Duration::from_secs(90);
 const MOUNTS_MAX: u32 = 256;
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
-/// The program that serves a mount, as the kernel calls it.
-const SERVER: &str = "rblk-initiatord";
 
 /// What was taken away, in JSON.
 #[derive(Serialize)]
@@ -159,12 +157,16 @@ fn unmount_file_system(at: &str) -> anyhow::Result<()> {
 /// A line for `list` about a device whose note is gone.
 pub(crate) fn line_without_note(info: &DeviceInfo) -> String {
     let device = disk_path(info.id).display().to_string();
-    match leftovers::server_of(info) {
-        Some(pid) => format!(
+    match ServedBy::of(info) {
+        ServedBy::Process(pid) => format!(
             "{device}: process {pid} serves it, and its note is gone, so no command can ask it; \
              `rblk-initiator umount {device}` ends it if nothing uses the disk"
         ),
-        None => format!(
+        ServedBy::Elsewhere => format!(
+            "{device}: it is served elsewhere (in another PID namespace or container), so no command here can ask \
+             it; unmount it there"
+        ),
+        ServedBy::Nobody => format!(
             "{device}: its process died and its note is gone; `rblk-initiator umount --force {device}` \
              fails the requests that wait for it"
         ),
@@ -188,13 +190,20 @@ fn umount_without_note(
         false => None,
     };
     let Some(info) = found else { return Err(NotMounted { what: what.to_owned() }.into()) };
-    if let Some(pid) = leftovers::server_of(&info) {
-        end_server(what, &info, pid, file_systems, force)?;
+    if let Some(server) = Server::of(&info) {
+        let pid = server.pid();
+        end_server(what, &info, &server, file_systems, force)?;
         output.aside(format_args!(
             "{what}: its note was gone; process {pid}, which served it, has ended"
         ));
         output.answer(&Unmounted { name: what, was_dead: false }, String::new)?;
         return Ok(Exit::Ok);
+    }
+    if ServedBy::of(&info) == ServedBy::Elsewhere {
+        anyhow::bail!(
+            "{what} is served elsewhere (in another PID namespace or container), and its note is not here; unmount it \
+             there"
+        );
     }
     if !force {
         anyhow::bail!(
@@ -211,22 +220,11 @@ fn umount_without_note(
 fn end_server(
     device: &str,
     info: &DeviceInfo,
-    pid: i32,
+    server: &Server,
     file_systems: bool,
     force: bool,
 ) -> anyhow::Result<()> {
-    let program = || {
-        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        comm.trim().to_owned()
-    };
-    let is_server = || program() == SERVER;
-    if !is_server() {
-        anyhow::bail!(
-            "the driver says that process {pid} serves {device}, and here that is {:?}; if it is of a container, end \
-             it there",
-            program()
-        );
-    }
+    let pid = server.pid();
     if !force {
         if let Some(why) = refusal(device, file_systems) {
             anyhow::bail!(why);
@@ -242,11 +240,12 @@ fn end_server(
         false => (&[Signal::SIGTERM][..], SIGNAL_TIME),
     };
     for signal in signals {
-        kill(Pid::from_raw(pid), *signal)
+        server
+            .signal(*signal)
             .with_context(|| format!("{signal} to process {pid}, which serves {device}"))?;
     }
     let until = Instant::now() + time;
-    while is_server() || leftovers::is_there(info)? || Path::new(device).exists() {
+    while !server.has_ended() || leftovers::is_there(info)? || Path::new(device).exists() {
         anyhow::ensure!(
             Instant::now() < until,
             "process {pid} was told to end, and serves {device} after {time:?}"

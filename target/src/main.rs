@@ -13,6 +13,7 @@ use rblk_config::{Exit, Output, said_once};
 use rblk_target::args::{Cli, Command, DoctorArgs, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::doctor::Seen;
+use rblk_target::hand_over::Inherited;
 
 use crate::running::status_in;
 
@@ -89,9 +90,15 @@ fn die_of_closed_pipes() {
 /// Replaces this process by `rblk-targetd`, in the same directory, with the same arguments.
 fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
-    // The daemon keeps no descriptor of the script or the terminal that starts it.
-    rblk_fabric::close_lent_on_exec()
-        .context("closing what this process inherited (close_range)")?;
+    // The daemon keeps no descriptor of the script or the terminal that starts it. But it needs
+    // those that a target left open which became this program.
+    if !Inherited::is_there()
+        && let Err(error) = rblk_fabric::close_lent_on_exec()
+    {
+        Output::Table.aside(format_args!(
+            "rblk-target: WARN cannot close what this process inherited (close_range): {error}"
+        ));
+    }
     let (variable, value) = rblk_fabric::ENVIRONMENT;
     let error = std::process::Command::new(&daemon)
         .args(std::env::args_os().skip(1))

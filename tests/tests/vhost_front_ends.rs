@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 use std::fs::File;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rblk_tests::guest::{Ask, DATA, GUEST, Guest, MEMORY, RING, Served, shareable};
@@ -23,6 +26,7 @@ const ENABLE: u32 = 18;
 const SET_CALL: u32 = 13;
 const SET_ERROR: u32 = 14;
 const SET_KICK: u32 = 12;
+const SET_BACK_CHANNEL: u32 = 21;
 /// What is forced has less time than the command that forces it waits.
 const SOON: Duration = Duration::from_secs(5);
 
@@ -262,6 +266,50 @@ fn an_event_that_is_none_is_refused() {
     bed.wait_for_line("an event that is no eventfd, but pipe:");
     drop(guest);
     bed.goes_on_and_ends();
+}
+
+/// A TCP socket whose close waits a minute for its peer, which takes nothing; and the peer.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 4096]).is_ok() {}
+    socket.set_nonblocking(false).unwrap();
+    let linger = libc::linger { l_onoff: 1, l_linger: 60 };
+    setsockopt(&socket, sockopt::Linger, &linger).unwrap();
+    (socket, peer)
+}
+
+/// Nobody waits for the close of what is refused.
+#[test]
+fn what_is_refused_is_closed_by_somebody_else() {
+    let bed = Bed::new("1");
+    let mut guest = Guest::connect(&bed.served, 1);
+    let begun = Instant::now();
+    let mut peers = Vec::new();
+    for request in [SET_CALL, SET_ERROR, SET_BACK_CHANNEL] {
+        let (socket, peer) = lingering();
+        peers.push(peer);
+        let sent = socket.as_raw_fd();
+        // The process takes the request when this end has closed the socket: it is the last that has
+        // it open.
+        let process = Pid::from_raw(bed.served.pid().try_into().unwrap());
+        kill(process, Signal::SIGSTOP).unwrap();
+        let closing = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(socket);
+            kill(process, Signal::SIGCONT).unwrap();
+        });
+        let body = if request == SET_BACK_CHANNEL { &[][..] } else { &[0; 8] };
+        assert!(!guest.ask(request, body, &[sent]).unwrap());
+        closing.join().unwrap();
+    }
+    assert_eq!(read(&mut guest), OK);
+    drop(guest);
+    bed.goes_on_and_ends();
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    drop(peers);
 }
 
 /// A body that comes a byte at a time: each byte comes soon, the whole never does.

@@ -14,6 +14,7 @@ use super::mounts_of;
 use crate::mount::leftovers::{self, Condition};
 use crate::mount::lock::MountLock;
 use crate::mount::run_dir::{RUN_DIR, names};
+use crate::mount::server::ServedBy;
 use crate::ublk::{Control, DeviceInfo, Features, UblkError, disk_path};
 
 /// The unit of mounts.
@@ -45,7 +46,7 @@ pub(super) struct Facts {
     pub served: usize,
     pub dead: Vec<DeadMount>,
     /// Disks whose notes are gone, each with the process that serves it.
-    pub without_note: Vec<(String, Option<i32>)>,
+    pub without_note: Vec<(String, ServedBy)>,
 }
 
 impl Facts {
@@ -81,8 +82,8 @@ impl Facts {
     }
 }
 
-fn without_note(info: &DeviceInfo) -> (String, Option<i32>) {
-    (disk_path(info.id).display().to_string(), leftovers::server_of(info))
+fn without_note(info: &DeviceInfo) -> (String, ServedBy) {
+    (disk_path(info.id).display().to_string(), ServedBy::of(info))
 }
 
 fn dead(name: &str) -> Option<DeadMount> {

@@ -8,6 +8,7 @@ use super::facts::{DeadMount, Facts, UNIT};
 use super::peer::Peer;
 use super::probe::{LargeRead, Probe, ProbeError, ReadFault};
 use crate::mount::leftovers::Condition;
+use crate::mount::server::ServedBy;
 use crate::ublk::{Features, UblkError};
 
 /// The first kernel whose ublk has the commands that are used here.
@@ -343,13 +344,19 @@ pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
     }
     let dead = facts.dead.iter().filter_map(dead_mount);
     let without_note = facts.without_note.iter().map(|(disk, server)| match server {
-        Some(pid) => Finding::warn(
+        ServedBy::Process(pid) => Finding::warn(
             "mounts",
             format!("{disk}: process {pid} serves it, and its note is gone: no command can ask it"),
         )
         .fix(format!("rblk-initiator umount {disk}")),
-        None => Finding::fail("mounts", format!("{disk}: its process died and its note is gone"))
-            .fix(format!("rblk-initiator umount --force {disk}")),
+        ServedBy::Elsewhere => Finding::warn(
+            "mounts",
+            format!("{disk}: it is served elsewhere: in another PID namespace or container"),
+        ),
+        ServedBy::Nobody => {
+            Finding::fail("mounts", format!("{disk}: its process died and its note is gone"))
+                .fix(format!("rblk-initiator umount --force {disk}"))
+        }
     });
     let mut found: Vec<Finding> = dead.chain(without_note).collect();
     if found.is_empty() {

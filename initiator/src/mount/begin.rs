@@ -2,7 +2,6 @@
 //! nothing behind.
 
 use std::cell::RefCell;
-use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use super::neighbour;
 use super::reconnect::NotTested;
 use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
 use super::shared_memory::SharedMemory;
+use super::target_keys::KeysFile;
 use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::{Path, QueueMemory};
@@ -38,7 +38,7 @@ pub(super) struct First<'f> {
     /// How the volume is to be mounted.
     pub(super) config: &'f MountConfig,
     /// The file that says which keys the target may prove.
-    pub(super) keys_file: Option<&'f FilePath>,
+    pub(super) keys_file: Option<&'f KeysFile>,
     /// The name of the mount; empty where there is no disk that has a name.
     pub(super) name: &'f str,
     /// Another host that holds the volume is fenced.
@@ -242,7 +242,7 @@ async fn open_first(
         addresses,
         host,
         credentials,
-        keys_file: keys_file.map(FilePath::to_owned),
+        keys_file: keys_file.cloned(),
         wish,
         queues,
         buffers,

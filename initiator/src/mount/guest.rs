@@ -171,7 +171,7 @@ pub async fn run_guest(
     let same = before.as_ref().filter(|note| note.is_of(&config.volume));
     let generation = same.map_or(Generation::FRESH, GuestNote::generation);
     let user = User::Guest;
-    let keys_file = keys_file.as_deref();
+    let keys_file = keys_file.as_ref();
     let mut first =
         First { config, keys_file, name, take_over, spare_buffers: 0, user, generation };
     let connected = match connect(first, host, listed.as_ref(), &mut signals).await {

@@ -292,12 +292,6 @@ fn only_without_note(mut devices: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
     devices
 }
 
-/// The process that serves a device.
-#[must_use]
-pub fn server_of(info: &DeviceInfo) -> Option<i32> {
-    info.server_pid.filter(|_| info.state == DeviceState::Live)
-}
-
 /// Whether a device is still there.
 ///
 /// # Errors
@@ -307,12 +301,20 @@ pub fn is_there(info: &DeviceInfo) -> Result<bool, UblkError> {
     Ok(devices.iter().any(|other| other.id == info.id && other.token == info.token))
 }
 
-/// Removes a device whose server died and whose note is gone.
+/// Removes a device whose server died and whose note is gone. One that has a server by now stays,
+/// wherever that is.
 ///
 /// # Errors
-/// The driver's.
+/// The driver's, or it is served.
 pub fn remove_without_note(info: &DeviceInfo) -> Result<(), UblkError> {
-    Control::open()?.remove(info.id, REMOVE_DEADLINE)
+    let mut control = Control::open()?;
+    let now = info.token.map(|token| control.find(token, Some(info.id))).transpose()?.flatten();
+    if let Some(DeviceInfo { id, server_pid: pid, .. }) =
+        now.filter(|now| now.state == DeviceState::Live)
+    {
+        return Err(UblkError::StillServed { id, pid });
+    }
+    control.remove(info.id, REMOVE_DEADLINE)
 }
 
 #[cfg(test)]

@@ -181,7 +181,7 @@ impl Link {
             *fault = Some(why);
         }
         link.stuck.connected(now);
-        let link = Self { course, session: Some(session), ..link };
+        let mut link = Self { course, session: Some(session), ..link };
         link.say_fallback();
         link
     }
@@ -195,8 +195,11 @@ impl Link {
     }
 
     /// Says that the mount is connected by an address that is not its best, if so.
-    fn say_fallback(&self) {
+    fn say_fallback(&mut self) {
         let Some(Fallback { preferred, reason }) = self.fallback() else { return };
+        if !self.may_log(LinkLine::Fallback) {
+            return;
+        }
         tracing::warn!(
             rblk_event = "fallback",
             address = self.setup.endpoint.address,

@@ -16,11 +16,13 @@ pub(super) enum LinkLine {
     Session,
     /// It tells something.
     News,
+    /// It is reached by an address that is not the best.
+    Fallback,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct LinkLines([LogLimit; 4]);
+pub(super) struct LinkLines([LogLimit; 5]);
 
 impl LinkLines {
     /// Whether another line of that kind may be written now. If not, it is counted, and the next
@@ -45,7 +47,13 @@ mod tests {
         let (mut lines, begun) = (LinkLines::default(), Instant::now());
         for second in 0..3 {
             let now = begun + Duration::from_secs(second);
-            for line in [LinkLine::Loss, LinkLine::Resume, LinkLine::Session, LinkLine::News] {
+            for line in [
+                LinkLine::Loss,
+                LinkLine::Resume,
+                LinkLine::Session,
+                LinkLine::News,
+                LinkLine::Fallback,
+            ] {
                 assert_eq!((0..500).filter(|_| lines.may_write(line, now)).count(), 10);
             }
         }

@@ -58,6 +58,8 @@ mod queues;
 mod reconnect;
 mod recover;
 pub mod run_dir;
+#[allow(unsafe_code)] // descriptors of processes have no safe call
+pub mod server;
 mod serving;
 pub mod settle;
 mod setup;
@@ -95,7 +97,7 @@ use serving::{HandOver, Serving};
 use signals::Signals;
 use socket::MountSocket;
 use status::MountStatus;
-pub use target_keys::Configured;
+pub use target_keys::{ByFlags, Configured, KeysFile};
 pub use waiting::ToldToEnd;
 
 const EIO: i32 = 5;
@@ -193,7 +195,7 @@ async fn begin(
     })?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
-    let keys_file = configured.keys_file.as_deref();
+    let keys_file = configured.keys_file.as_ref();
     let first = First { keys_file, ..First::of_driver(config, lock.name(), take_over) };
     let (mut mount, paths) = waiting::connect(&socket, first, host, signals).await?;
     let built = async {

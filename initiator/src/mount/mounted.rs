@@ -24,7 +24,7 @@ use super::queues::{QueuePlan, Queues};
 use super::setup::{Setup, credentials_of};
 use super::socket::Response;
 use super::status::MountStatus;
-use super::target_keys::{self, NotReread};
+use super::target_keys;
 use super::{EIO, device};
 use crate::durability::Durability;
 use crate::engine::{DigestFailure, MountTimes, QueueCounts};
@@ -286,14 +286,8 @@ impl Mount {
 
     fn reread_keys(&mut self, keys: &[String]) -> anyhow::Result<String> {
         let keys = keys.iter().map(|key| key.parse()).collect::<Result<Vec<PublicKey>, _>>()?;
-        let config = match (&self.link.setup().keys_file, keys.is_empty()) {
-            (_, false) => target_keys::with_keys(&self.config, keys, self.config.key_file.clone())?,
-            (Some(file), true) => target_keys::read(&self.config, file)?,
-            (None, true) if self.config.target_keys.is_empty() => (*self.config).clone(),
-            (None, true) => {
-                return Err(NotReread::ByFlags { name: self.status.name.clone() }.into());
-            }
-        };
+        let file = self.link.setup().keys_file.as_ref();
+        let config = target_keys::reread(&self.config, file, &self.status.name, keys)?;
         let credentials = credentials_of(&config)?;
         let config = Arc::new(config);
         self.link.change_keys(&config, credentials);

@@ -29,6 +29,7 @@ use super::run_dir::{self, RUN_DIR};
 use super::setup::{Endpoint, Setup, digest_wish};
 use super::shared_memory::{NotedFile, SharedMemory};
 use super::status::MountStatus;
+use super::target_keys::{ByFlags, KeysFile};
 use crate::session::{HostIdentity, MESSAGES, QueueWish};
 use crate::ublk::{DeviceToken, disk_path};
 
@@ -94,6 +95,9 @@ pub struct Note {
     // The file that says which keys the target may prove.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     keys_file: Option<PathBuf>,
+    // What flags said beside it.
+    #[serde(default, skip_serializing_if = "ByFlags::is_none")]
+    keys_by_flags: ByFlags,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -178,7 +182,8 @@ impl Note {
             address: cut(&setup.endpoint.address),
             rdma_device: cut(&setup.endpoint.rdma_device),
             transport: cut(&setup.endpoint.transport),
-            keys_file: setup.keys_file.clone(),
+            keys_file: setup.keys_file.as_ref().map(|file| file.path().to_owned()),
+            keys_by_flags: setup.keys_file.as_ref().map(KeysFile::by_flags).unwrap_or_default(),
         }
     }
 
@@ -333,7 +338,7 @@ impl Note {
             host: HostIdentity { id: HostId(self.host), name: host_name },
             // No secret is in a note.
             credentials: None,
-            keys_file: self.keys_file.clone(),
+            keys_file: self.keys_file(),
             wish: QueueWish {
                 depth: QueueDepth::new(self.wish.depth).ok_or_else(none)?,
                 io_max_bytes: self.wish.io_max,
@@ -359,8 +364,8 @@ impl Note {
     }
 
     /// The file that says which keys the target may prove.
-    pub(super) fn keys_file(&self) -> Option<&Path> {
-        self.keys_file.as_deref()
+    pub(super) fn keys_file(&self) -> Option<KeysFile> {
+        self.keys_file.clone().map(|path| KeysFile::new(path, self.keys_by_flags))
     }
 
     /// The host that the target knows as the holder.

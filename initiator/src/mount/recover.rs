@@ -11,7 +11,6 @@
 //! lost, and FLUSHes fail as `on_loss` says: copies that the dead process retained died with it. A
 //! loss that the dead process had to tell is in the note, and this process has to tell it.
 
-use std::path::Path as FilePath;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -85,7 +84,7 @@ pub(super) async fn resume(lock: MountLock, signals: &mut Signals) -> anyhow::Re
 /// [`NotMounted`], or the note or the keys of the mount's file are of no use.
 pub fn check(name: &str) -> anyhow::Result<()> {
     let note = Note::read(name)?.ok_or_else(|| NotMounted { what: name.to_owned() })?;
-    target_keys::check(&note.config, note.keys_file())?;
+    target_keys::check(&note.config, note.keys_file().as_ref())?;
     note.restore(&note.config, host_name(note.config.host_name.as_deref())).map(drop)
 }
 
@@ -139,15 +138,16 @@ fn recovered_times(note: &Note) -> u32 {
 fn mount_of(name: &str, note: &Note, configured: Option<&Configured>) -> anyhow::Result<Mount> {
     let (config, credentials, keys_file) = match configured {
         Some(Configured { config, keys_file }) => {
-            (config.clone(), credentials_of(config)?, keys_file.as_deref())
+            (config.clone(), credentials_of(config)?, keys_file.clone())
         }
         None => {
-            let (config, credentials) = target_keys::taken_over(&note.config, note.keys_file())?;
-            (config, credentials, note.keys_file())
+            let keys_file = note.keys_file();
+            let (config, credentials) = target_keys::taken_over(&note.config, keys_file.as_ref())?;
+            (config, credentials, keys_file)
         }
     };
     let (mut setup, facts) = note.restore(&config, host_name(config.host_name.as_deref()))?;
-    (setup.credentials, setup.keys_file) = (credentials, keys_file.map(FilePath::to_owned));
+    (setup.credentials, setup.keys_file) = (credentials, keys_file);
     for _ in 0..setup.queues {
         let memory = begin::queue_memory(&setup.wish, 0)?;
         touch(&memory);

@@ -2,7 +2,6 @@
 //! and the [`Facts`](super::course::Facts) can serve the device and reconnect, whether it opened
 //! the volume itself or read the note of the process before it.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use rblk_config::{DigestWish, MountConfig};
@@ -10,6 +9,7 @@ use rblk_fabric::{Address, Region};
 use rblk_protocol::{Features, Name};
 
 use super::shared_memory::SharedMemory;
+use super::target_keys::KeysFile;
 use crate::path::Path;
 use crate::session::{Credentials, HostIdentity, QueueWish, Session};
 
@@ -26,7 +26,7 @@ pub(super) struct Setup {
     /// the mount up, and again when it is told to; no note holds it.
     pub(super) credentials: Option<Arc<Credentials>>,
     /// The file that says which keys the target may prove.
-    pub(super) keys_file: Option<PathBuf>,
+    pub(super) keys_file: Option<KeysFile>,
     /// What every queue asks for: what the target granted the first time.
     pub(super) wish: QueueWish,
     /// Hardware queues.

@@ -8,8 +8,9 @@ use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What the log says of a SIGHUP.
-const HUNG_UP: &str = "SIGHUP: nothing was reloaded, and the mount goes on. `rblk-initiator upgrade NAME` starts the \
-                       program anew while the disk is in use; to apply a changed configuration file, unmount and mount";
+const HUNG_UP: &str = "SIGHUP: nothing was reloaded, and the mount goes on. `rblk-initiator reload NAME` reads its keys \
+                       again, and `rblk-initiator upgrade NAME` starts the program anew, both while the disk is in \
+                       use; to apply other changes of a configuration file, unmount and mount";
 
 /// What tells this process to end.
 #[derive(Debug)]

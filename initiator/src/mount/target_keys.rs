@@ -8,8 +8,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rblk_config::key_file::credential;
 use rblk_config::{ConfigError, MountConfig, said_once};
 use rblk_protocol::auth::PublicKey;
+use serde::{Deserialize, Serialize};
 
 use super::setup::credentials_of;
 use crate::session::Credentials;
@@ -19,9 +21,50 @@ use crate::session::Credentials;
 pub struct Configured {
     /// What file and flags say together.
     pub config: MountConfig,
-    /// The file that says which keys the target may prove, an absolute path. None where flags said
-    /// it, or nothing.
-    pub keys_file: Option<PathBuf>,
+    /// The file that says which keys the target may prove. None where flags said it, or nothing.
+    pub keys_file: Option<KeysFile>,
+}
+
+/// The file that says which keys the target may prove.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeysFile {
+    path: PathBuf,
+    by_flags: ByFlags,
+}
+
+/// What flags said beside the file that a mount was made of. They win whenever it is read again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ByFlags {
+    /// Which volume it is.
+    pub volume: bool,
+    /// Where the key of this host is.
+    pub key_file: bool,
+}
+
+impl ByFlags {
+    /// Flags said nothing.
+    pub(super) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl KeysFile {
+    /// A file with that absolute path.
+    #[must_use]
+    pub fn new(path: PathBuf, by_flags: ByFlags) -> Self {
+        Self { path, by_flags }
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What flags said beside it.
+    pub(super) fn by_flags(&self) -> ByFlags {
+        self.by_flags
+    }
 }
 
 /// Why the keys stay as they were.
@@ -34,6 +77,18 @@ pub(super) enum NotReread {
     ByFlags {
         /// The mount.
         name: String,
+    },
+    /// They are named, and the next process would read others.
+    #[error(
+        "its keys come from {}: write them into `target_keys` there, and run `rblk-initiator reload {name}` without \
+         --target-key; an upgrade or a recovery would undo keys that are named here",
+        file.display()
+    )]
+    ByFile {
+        /// The mount.
+        name: String,
+        /// The file.
+        file: PathBuf,
     },
     /// The file is missing or has faults.
     #[error(transparent)]
@@ -58,24 +113,41 @@ pub(super) enum NotReread {
     NewKeys,
 }
 
-/// The configuration of a mount with the keys that its file has now.
+/// The configuration of the mount of a name with other keys: those that are named, or those that its
+/// file has now.
 ///
 /// # Errors
 /// [`NotReread`].
-pub(super) fn read(config: &MountConfig, file: &Path) -> Result<MountConfig, NotReread> {
-    let now = MountConfig::load(file)?;
-    if now.volume != config.volume {
-        let (found, volume) = (now.volume, config.volume.clone());
-        return Err(NotReread::OtherVolume { file: file.to_owned(), found, volume });
+pub(super) fn reread(
+    config: &MountConfig,
+    keys_file: Option<&KeysFile>,
+    name: &str,
+    named: Vec<PublicKey>,
+) -> Result<MountConfig, NotReread> {
+    let name = || name.to_owned();
+    match (keys_file, named.is_empty()) {
+        (Some(file), true) => read(config, file),
+        (Some(file), false) => Err(NotReread::ByFile { name: name(), file: file.path.clone() }),
+        (None, false) => with_keys(config, named, config.key_file.clone()),
+        (None, true) if config.target_keys.is_empty() => Ok(config.clone()),
+        (None, true) => Err(NotReread::ByFlags { name: name() }),
     }
-    with_keys(config, now.target_keys, now.key_file)
+}
+
+/// The configuration of a mount with the keys that its file has now.
+fn read(config: &MountConfig, file: &KeysFile) -> Result<MountConfig, NotReread> {
+    let KeysFile { path, by_flags } = file;
+    let now = MountConfig::load(path)?;
+    if now.volume != config.volume && !by_flags.volume {
+        let (found, volume) = (now.volume, config.volume.clone());
+        return Err(NotReread::OtherVolume { file: path.clone(), found, volume });
+    }
+    let key_file = if by_flags.key_file { config.key_file.clone() } else { now.key_file };
+    with_keys(config, now.target_keys, key_file)
 }
 
 /// The configuration of a mount with other keys.
-///
-/// # Errors
-/// [`NotReread`].
-pub(super) fn with_keys(
+fn with_keys(
     config: &MountConfig,
     target_keys: Vec<PublicKey>,
     key_file: PathBuf,
@@ -92,16 +164,17 @@ pub(super) fn with_keys(
 }
 
 /// Whether a process could take a mount over with the keys of its file: the file may be gone, but
-/// what is there must be of use.
+/// what is there must be of use. A credential of systemd is read by the process of the service
+/// alone, which takes the mount over.
 ///
 /// # Errors
 /// It is not.
-pub(super) fn check(config: &MountConfig, keys_file: Option<&Path>) -> anyhow::Result<()> {
-    match keys_file {
-        Some(file) if file.exists() => {
-            credentials_of(&read(config, file)?)?;
-        }
-        _ => {}
+pub(super) fn check(config: &MountConfig, keys_file: Option<&KeysFile>) -> anyhow::Result<()> {
+    let Some(file) = keys_file.filter(|file| file.path.exists()) else { return Ok(()) };
+    let config = read(config, file)?;
+    let is_of_service = credential(&config.key_file).is_some();
+    if !is_of_service || std::env::var_os("CREDENTIALS_DIRECTORY").is_some() {
+        credentials_of(&config)?;
     }
     Ok(())
 }
@@ -114,7 +187,7 @@ pub(super) fn check(config: &MountConfig, keys_file: Option<&Path>) -> anyhow::R
 /// The key file of this host is of no use.
 pub(super) fn taken_over(
     config: &MountConfig,
-    keys_file: Option<&Path>,
+    keys_file: Option<&KeysFile>,
 ) -> anyhow::Result<(MountConfig, Option<Arc<Credentials>>)> {
     if let Some(file) = keys_file {
         let found = read(config, file).map_err(anyhow::Error::from);
@@ -139,7 +212,7 @@ mod tests {
         SecretKey::generate().unwrap().public()
     }
 
-    fn file(dir: &Path, volume: &str, keys: &[PublicKey]) -> PathBuf {
+    fn file(dir: &Path, volume: &str, keys: &[PublicKey]) -> KeysFile {
         let path = dir.join("m.toml");
         let keys: Vec<String> = keys.iter().map(|key| format!("'{key}'")).collect();
         let keys = format!("target_keys = [{}]\n", keys.join(", "));
@@ -147,7 +220,7 @@ mod tests {
         let text =
             format!("target = ['tcp://192.0.2.1']\nvolume = '{volume}'\n{keys}detect = '1s'\n");
         std::fs::write(&path, text).unwrap();
-        path
+        KeysFile::new(path, ByFlags::default())
     }
 
     #[test]
@@ -178,9 +251,65 @@ mod tests {
         let path = file(dir.path(), "w", &[]);
         assert_eq!(taken_over(&config, Some(&path)).unwrap().0, config);
         assert!(check(&config, Some(&path)).is_err());
-        let gone = dir.path().join("gone.toml");
+        let gone = KeysFile::new(dir.path().join("gone.toml"), ByFlags::default());
         assert_eq!(taken_over(&config, Some(&gone)).unwrap().0, config);
         assert!(check(&config, Some(&gone)).is_ok(), "it may be removed while the disk is used");
         assert!(check(&config, None).is_ok());
+    }
+
+    #[test]
+    fn what_flags_said_beside_the_file_wins_when_it_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (key(), key());
+        let mut config = MountConfig::new("tcp://192.0.2.9", "of-flag");
+        (config.target_keys, config.key_file) = (vec![old], "/of/flag.key".into());
+        let file = file(dir.path(), "of-file", &[new]);
+        let with =
+            |volume, key_file| KeysFile { by_flags: ByFlags { volume, key_file }, ..file.clone() };
+        let reread = |file: &KeysFile| reread(&config, Some(file), "m", Vec::new());
+        let again = reread(&with(true, true)).unwrap();
+        assert_eq!((again.target_keys, again.key_file), (vec![new], "/of/flag.key".into()));
+        let again = reread(&with(true, false)).unwrap();
+        assert_eq!(again.key_file, Path::new(rblk_config::key_file::HOST_KEY_FILE));
+        assert_eq!(again.volume, "of-flag");
+        assert!(matches!(reread(&with(false, true)), Err(NotReread::OtherVolume { .. })));
+    }
+
+    #[test]
+    fn keys_are_named_only_where_no_file_has_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (key(), key());
+        let mut config = MountConfig::new("tcp://192.0.2.9", "v");
+        config.target_keys = vec![old];
+        let file = file(dir.path(), "v", &[old]);
+        let error = reread(&config, Some(&file), "m", vec![new]).unwrap_err().to_string();
+        let path = file.path().display();
+        assert!(error.starts_with(&format!("its keys come from {path}: write them")), "{error}");
+        assert!(error.contains("`target_keys`"), "{error}");
+        assert_eq!(reread(&config, None, "m", vec![new]).unwrap().target_keys, [new]);
+        assert!(matches!(reread(&config, None, "m", vec![]), Err(NotReread::ByFlags { .. })));
+    }
+
+    #[test]
+    fn a_credential_of_a_service_keeps_no_upgrade_by_hand_away() {
+        assert!(std::env::var_os("CREDENTIALS_DIRECTORY").is_none(), "this test is no service");
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = MountConfig::new("tcp://192.0.2.9", "v");
+        config.target_keys = vec![key()];
+        let file = file(dir.path(), "v", &[key()]);
+        let add = |line: &str| {
+            let text = std::fs::read_to_string(file.path()).unwrap();
+            std::fs::write(file.path(), format!("{text}{line}\n")).unwrap();
+        };
+        add("key_file = 'credential:host.key'");
+        check(&config, Some(&file)).unwrap();
+        add("no_such_key = 1");
+        assert!(check(&config, Some(&file)).is_err(), "the file itself has to be of use");
+        let file = self::file(dir.path(), "v", &[key()]);
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        let no_key = dir.path().join("none.key");
+        let text = format!("{text}key_file = '{}'\n", no_key.display());
+        std::fs::write(file.path(), text).unwrap();
+        assert!(check(&config, Some(&file)).is_err(), "a key of its own has to be there");
     }
 }

@@ -4,8 +4,10 @@
 //! relied on: the socket for messages of this end comes from the front end, which can change them.
 
 use std::fs::File;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +15,12 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, getsockopt, recv, recvmsg, send, sockopt};
+use nix::sys::socket::{MsgFlags, UnixAddr, getsockname, send};
 
+use super::memory::is_memory;
 use super::message::{Broken, HEADER_BYTES, Header, REGIONS_MAX, Request};
+use super::received::{Received, receive};
+use super::refused::put_away;
 
 /// How long a message may take from its first byte to its last, in either direction.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -25,7 +30,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A socket of a front end.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: UnixStream,
+    // Closed by `put_away`.
+    stream: ManuallyDrop<UnixStream>,
     ends: Arc<AtomicBool>,
 }
 
@@ -39,12 +45,8 @@ pub(super) struct Message {
 
 impl Connection {
     /// Takes a socket over. Nobody waits for a message when the disk `ends`.
-    ///
-    /// # Errors
-    /// It is none.
-    pub(super) fn new(stream: UnixStream, ends: Arc<AtomicBool>) -> io::Result<Self> {
-        getsockopt(&stream, sockopt::SockType)?;
-        Ok(Self { stream, ends })
+    pub(super) fn new(stream: UnixStream, ends: Arc<AtomicBool>) -> Self {
+        Self { stream: ManuallyDrop::new(stream), ends }
     }
 
     /// The next message, which has to have begun; `None` at the end of the connection.
@@ -52,52 +54,89 @@ impl Connection {
     /// # Errors
     /// The connection broke, the front end broke a rule, or the message is not there in time.
     pub(super) fn receive(&mut self) -> io::Result<Option<Message>> {
+        let mut files = Vec::new();
+        match self.receive_with(&mut files) {
+            Ok(Some((header, request))) => Ok(Some(Message { header, request, files })),
+            other => {
+                self.put_away(files);
+                other.map(|_| None)
+            }
+        }
+    }
+
+    fn receive_with(&self, files: &mut Vec<File>) -> io::Result<Option<(Header, Request)>> {
         let by = Instant::now() + PATIENCE;
         let mut header = [0; HEADER_BYTES];
-        let (received, files) = self.receive_files(&mut header, by)?;
+        let received = self.receive_some(&mut header, by, files)?;
         if received == 0 {
             return Ok(None);
         }
-        self.receive_all(&mut header[received..], by)?;
-        let header = Header::parse(header).map_err(broken)?;
-        let mut body = vec![0; header.len];
-        self.receive_all(&mut body, by)?;
-        let request = header.request(&body).map_err(broken)?;
-        Ok(Some(Message { header, request, files }))
+        // Descriptors belong to the first byte. What comes later is of no use.
+        let mut late = Vec::new();
+        let received = self
+            .receive_all(&mut header[received..], by, &mut late)
+            .and_then(|()| self.receive_rest(header, by, &mut late));
+        self.put_away(late);
+        received.map(Some)
     }
 
-    fn receive_files(&self, bytes: &mut [u8], by: Instant) -> io::Result<(usize, Vec<File>)> {
-        let mut space = nix::cmsg_space!([RawFd; REGIONS_MAX]);
-        let mut into = [IoSliceMut::new(bytes)];
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
-        let message = loop {
-            match recvmsg::<()>(self.stream.as_raw_fd(), &mut into, Some(&mut space), flags) {
-                Ok(message) => break message,
+    /// The rest of a message with that header.
+    fn receive_rest(
+        &self,
+        header: [u8; HEADER_BYTES],
+        by: Instant,
+        late: &mut Vec<File>,
+    ) -> io::Result<(Header, Request)> {
+        let header = Header::parse(header).map_err(broken)?;
+        let mut body = vec![0; header.len];
+        self.receive_all(&mut body, by, late)?;
+        Ok((header, header.request(&body).map_err(broken)?))
+    }
+
+    /// What is there, at least a byte unless it is the end.
+    fn receive_some(
+        &self,
+        bytes: &mut [u8],
+        by: Instant,
+        files: &mut Vec<File>,
+    ) -> io::Result<usize> {
+        let Received { bytes, cut } = loop {
+            match receive(self.stream.as_fd(), bytes, files) {
+                Ok(received) => break received,
                 Err(error) => self.try_again(error, PollFlags::POLLIN, by)?,
             }
         };
-        let mut files = Vec::new();
-        for control in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(descriptors) = control {
-                files.extend(descriptors.into_iter().map(|descriptor| {
-                    // SAFETY: the kernel made this descriptor for this message, and nobody else
-                    // has its number.
-                    File::from(unsafe { OwnedFd::from_raw_fd(descriptor) })
-                }));
-            }
+        if cut {
+            return Err(io::Error::other(
+                "this process has no room for the descriptors of a message",
+            ));
         }
-        Ok((message.bytes, files))
+        if files.len() > REGIONS_MAX {
+            return Err(broken(Broken("a message with more than 8 descriptors")));
+        }
+        Ok(bytes)
     }
 
-    fn receive_all(&self, mut bytes: &mut [u8], by: Instant) -> io::Result<()> {
+    fn receive_all(
+        &self,
+        mut bytes: &mut [u8],
+        by: Instant,
+        late: &mut Vec<File>,
+    ) -> io::Result<()> {
         while !bytes.is_empty() {
-            match recv(self.stream.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(received) => bytes = &mut bytes[received..],
-                Err(error) => self.try_again(error, PollFlags::POLLIN, by)?,
+            match self.receive_some(bytes, by, late)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                received => bytes = &mut bytes[received..],
             }
         }
         Ok(())
+    }
+
+    /// Closes files of the front end that are of no use, without a wait for them.
+    pub(super) fn put_away(&self, files: Vec<File>) {
+        // The close of memory never waits.
+        let others = files.into_iter().filter(|file| !is_memory(file.as_fd()));
+        put_away(others.map(OwnedFd::from).collect(), &self.ends);
     }
 
     /// Sends a message.
@@ -142,10 +181,30 @@ impl Connection {
     }
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The front end hears of it now, whenever the socket is closed.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        // SAFETY: nothing uses the socket after this.
+        let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
+        put_away(vec![stream.into()], &self.ends);
+    }
+}
+
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
+}
+
+/// Whether a file is a socket of this host: neither a message nor the close of it leaves the host.
+///
+/// # Errors
+/// It is none.
+pub(super) fn must_be_unix_socket(file: &File) -> io::Result<()> {
+    getsockname::<UnixAddr>(file.as_raw_fd()).map(drop).map_err(|error| {
+        io::Error::other(format!("a channel that is no Unix socket: {}", error.desc()))
+    })
 }
 
 pub(super) fn broken(broken: Broken) -> io::Error {
@@ -154,13 +213,82 @@ pub(super) fn broken(broken: Broken) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{IoSlice, Write};
+    use std::os::fd::RawFd;
 
+    use nix::sys::socket::{ControlMessage, sendmsg};
+
+    use super::super::lingering::lingering;
     use super::*;
+
+    fn send_with(front_end: &UnixStream, bytes: &[u8], files: &[RawFd]) {
+        let rights = [ControlMessage::ScmRights(files)];
+        let bytes = [IoSlice::new(bytes)];
+        sendmsg::<()>(front_end.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
+    }
+
+    /// How many descriptors of this process are of a file.
+    fn descriptors_of(path: &std::path::Path) -> usize {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        open.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path)).count()
+    }
+
+    #[test]
+    fn descriptors_that_are_too_many_or_late_are_refused_and_closed() {
+        // No other test of this process has it open.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let header = [1u32, 1, 0].map(u32::to_le_bytes).concat();
+        let before = descriptors_of(file.path());
+        for (count, is_taken) in [(8, true), (9, false), (16, false), (253, false)] {
+            let (mut connection, front_end) = pair();
+            send_with(&front_end, &header, &vec![file.as_raw_fd(); count]);
+            let received = connection.receive();
+            match received {
+                Ok(Some(message)) => {
+                    assert!(is_taken, "{count}");
+                    assert_eq!(message.files.len(), count);
+                }
+                Ok(None) => panic!("{count}: the end"),
+                Err(error) => {
+                    assert!(!is_taken, "{count}: {error}");
+                    assert!(error.to_string().contains("more than 8 descriptors"), "{error}");
+                }
+            }
+        }
+        let (mut connection, mut front_end) = pair();
+        front_end.write_all(&[16u32, 1, 8].map(u32::to_le_bytes).concat()).unwrap();
+        send_with(&front_end, &[0; 8], &[file.as_raw_fd(); 3]);
+        assert!(connection.receive().unwrap().unwrap().files.is_empty(), "they came late");
+        // Threads of their own close them.
+        let until = Instant::now() + PATIENCE;
+        while descriptors_of(file.path()) > before {
+            assert!(Instant::now() < until, "{} are open", descriptors_of(file.path()));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_close_that_waits_keeps_nobody() {
+        let (file, _peer) = lingering();
+        let (late, _late_peer) = lingering();
+        let (unread, _unread_peer) = lingering();
+        let (mut connection, mut front_end) = pair();
+        let header = [5u32, 1, 8].map(u32::to_le_bytes).concat();
+        send_with(&front_end, &header, &[file.as_raw_fd()]);
+        send_with(&front_end, &[9; 8], &[late.as_raw_fd()]);
+        send_with(&front_end, &header, &[unread.as_raw_fd()]);
+        front_end.flush().unwrap();
+        // The messages alone have them open now.
+        let begun = Instant::now();
+        std::thread::spawn(move || drop((file, late, unread))).join().unwrap();
+        assert!(connection.receive().is_err(), "a table of memory that is none");
+        drop(connection);
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    }
 
     fn pair() -> (Connection, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        (Connection::new(here, Arc::default()).unwrap(), there)
+        (Connection::new(here, Arc::default()), there)
     }
 
     #[test]
@@ -208,8 +336,10 @@ mod tests {
         assert_eq!(request, Request::SetProtocolFeatures(0x0707_0707_0707_0707));
         later.join().unwrap();
         assert!(connection.receive().unwrap().is_none(), "the end");
-        let no_socket = UnixStream::from(OwnedFd::from(File::open("/").unwrap()));
-        assert!(Connection::new(no_socket, Arc::default()).is_err());
+        assert!(must_be_unix_socket(&File::open("/").unwrap()).is_err());
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(must_be_unix_socket(&File::from(OwnedFd::from(tcp))).is_err());
+        assert!(must_be_unix_socket(&File::from(OwnedFd::from(pair().1))).is_ok());
     }
 
     #[test]

@@ -122,8 +122,12 @@ fn is_refused(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|error| refusals.contains(&Errno::from_raw(error)))
 }
 
-/// Anything else, such as a pipe or a file of FUSE, can have a reader or writer wait.
-fn must_be_eventfd(file: &File) -> io::Result<()> {
+/// Anything else, such as a pipe or a file of FUSE, can have a reader or writer wait, or who closes
+/// it: only what this has found good is for [`Event`] and [`Kick`].
+///
+/// # Errors
+/// It is something else.
+pub(super) fn must_be_eventfd(file: &File) -> io::Result<()> {
     let kind = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     if kind.as_os_str() == EVENTFD {
         return Ok(());

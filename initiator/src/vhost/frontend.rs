@@ -3,15 +3,15 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::{Connection, Message, broken};
+use super::connection::{Connection, Message, broken, must_be_unix_socket};
 use super::device::Device;
 use super::disk::{Disk, PROTOCOL_FEATURES};
-use super::event::{Event, Kick};
+use super::event::{Event, Kick, must_be_eventfd};
 use super::memory::GuestMemory;
 use super::message::{
     Broken, Header, MemoryPart, Request, RingEvent, RingPlaces, config_change, protocol,
@@ -58,14 +58,11 @@ pub(super) struct FrontEnd<'d> {
 
 impl<'d> FrontEnd<'d> {
     /// A front end that has just connected.
-    ///
-    /// # Errors
-    /// The system's.
-    pub(super) fn new(stream: UnixStream, device: &'d mut Device) -> io::Result<Self> {
+    pub(super) fn new(stream: UnixStream, device: &'d mut Device) -> Self {
         let rings = (0..device.rings()).map(|_| RingState::default()).collect();
         let (told, ends) = (device.disk(), device.news().ends_flag());
-        Ok(Self {
-            connection: Connection::new(stream, ends)?,
+        Self {
+            connection: Connection::new(stream, ends),
             device,
             back_channel: None,
             features: 0,
@@ -75,7 +72,7 @@ impl<'d> FrontEnd<'d> {
             has_served: false,
             refusals: 0,
             told,
-        })
+        }
     }
 
     /// Readable when there is a message.
@@ -97,7 +94,10 @@ impl<'d> FrontEnd<'d> {
             return Ok(false);
         };
         tracing::trace!(?request, files = files.len(), "vhost-user");
-        match self.answer(request, &mut files)? {
+        let answer = self.answer(request, &mut files);
+        // Those that are left are refused, or of no use.
+        self.connection.put_away(files);
+        match answer? {
             Answer::Bytes(bytes) => self.connection.send(&header.answer(&bytes))?,
             Answer::Done(done) => self.acknowledge(header, done)?,
         }
@@ -200,9 +200,11 @@ impl<'d> FrontEnd<'d> {
                 self.device.order(ring, Order::Enable(enable))
             }
             Request::SetBackChannel => {
-                let file = files.pop().ok_or_else(|| rule("a channel without a descriptor"))?;
-                let stream = UnixStream::from(std::os::fd::OwnedFd::from(file));
-                self.back_channel = Some(Connection::new(stream, self.device.news().ends_flag())?);
+                let no_file = || rule("a channel without a descriptor");
+                must_be_unix_socket(files.last().ok_or_else(no_file)?)?;
+                let stream = files.pop().map(|file| UnixStream::from(OwnedFd::from(file)));
+                let ends = self.device.news().ends_flag();
+                self.back_channel = stream.map(|stream| Connection::new(stream, ends));
                 Ok(())
             }
             // The cache of a volume is the target's matter.
@@ -329,11 +331,14 @@ fn rule(text: &'static str) -> io::Error {
     broken(Broken(text))
 }
 
-/// The descriptor of a ring's event.
+/// The descriptor of a ring's event, an eventfd. What is refused stays where it is.
 fn file(event: RingEvent, files: &mut Vec<File>) -> io::Result<Option<File>> {
-    match (event.has_descriptor, files.pop()) {
+    match (event.has_descriptor, files.last()) {
         (true, None) => Err(rule("an event without a descriptor")),
-        (true, file) => Ok(file),
+        (true, Some(last)) => {
+            must_be_eventfd(last)?;
+            Ok(files.pop())
+        }
         (false, _) => Ok(None),
     }
 }

@@ -154,7 +154,7 @@ impl FileId {
 
 /// Whether a file is memory: of a memfd, tmpfs or hugetlbfs. Asks nobody but the kernel: a file of
 /// FUSE would have its daemon answer, which the front end may run.
-fn is_memory(file: BorrowedFd<'_>) -> bool {
+pub(super) fn is_memory(file: BorrowedFd<'_>) -> bool {
     nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_GET_SEALS).is_ok()
 }
 

@@ -21,12 +21,16 @@ mod event;
 mod frontend;
 #[cfg(feature = "fuzzing")]
 mod fuzzed;
+#[cfg(test)]
+mod lingering;
 mod memory;
 mod message;
 mod news;
 mod orders;
 #[cfg(feature = "fuzzing")]
 mod pace;
+mod received;
+mod refused;
 mod request;
 mod ring;
 mod thread;
@@ -142,7 +146,7 @@ fn serve_one(
     device: &mut Device,
     news: &News,
 ) -> io::Result<()> {
-    let mut front_end = FrontEnd::new(stream, device)?;
+    let mut front_end = FrontEnd::new(stream, device);
     tracing::info!(rblk_event = "front-end", "a front end has connected");
     news.set_front_end(true);
     let end = loop {

@@ -61,6 +61,14 @@ impl Inherited {
         Ok(note.map(Self::of))
     }
 
+    /// Whether a program left descriptors open to this process, which [`take`](Self::take) would
+    /// give. Takes nothing.
+    #[must_use]
+    pub fn is_there() -> bool {
+        let text = std::env::var(VARIABLE).unwrap_or_default();
+        matches!(HandOver::from_text(&text, std::process::id()), Ok(Some(_)))
+    }
+
     fn of(note: HandOver) -> Self {
         let is_socket = |what: &str| what.starts_with("socket:");
         let is_file = |what: &str| what.starts_with('/');

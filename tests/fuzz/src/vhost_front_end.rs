@@ -274,7 +274,7 @@ fn talk(front_end: &mut FrontEnd, bed: &Bed, event: &EventFd, input: &mut Input<
         body.splice(at..end, bytes.iter().copied());
     }
     let mut files = Vec::new();
-    for _ in 0..if how & 0x80 != 0 { input.below(9) } else { files_of(request, number) } {
+    for _ in 0..if how & 0x80 != 0 { input.below(12) } else { files_of(request, number) } {
         let kind = if how & 0x10 != 0 { input.below(8) } else { kind_of(request) };
         files.push(bed.descriptor(kind, event));
     }

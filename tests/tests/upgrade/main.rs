@@ -148,6 +148,27 @@ fn a_mount_notices_a_pause_and_nothing_else() {
 }
 
 #[test]
+fn a_target_is_handed_over_by_way_of_the_command_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = start(dir.path());
+    let mut client = Client::connect(&target.address, "v", 1).unwrap();
+    client.write(0, &pattern(1, 64 << 10));
+    let before = target.status();
+    // `rblk-target serve` becomes the daemon, and that keeps what the target left open: also a store
+    // that no path leads to any more.
+    std::fs::remove_file(dir.path().join("v.img")).unwrap();
+    let command = program("rblk-target").display().to_string();
+    let upgrade = begin(&target, &["--force", "--program", &command]);
+    let mut client = go_along(client, &target);
+    let (code, said, complaint) = end(upgrade);
+    assert_eq!(code, Some(0), "{said} {complaint}\n{}", target.log());
+    let now = target.status();
+    assert_eq!(now.pid, before.pid);
+    assert_ne!(now.instance, before.instance, "another program serves");
+    assert!(client.read(0, 64 << 10) == pattern(1, 64 << 10));
+}
+
+#[test]
 fn another_host_cannot_slip_in() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());

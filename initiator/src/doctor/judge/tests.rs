@@ -246,9 +246,15 @@ fn each_leftover_has_the_command_that_clears_it() {
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].verdict, found[0].fix.as_deref()), (verdict, Some(fix)));
     }
-    let without_note = vec![("/dev/ublkb3".to_owned(), None), ("/dev/ublkb4".to_owned(), Some(7))];
+    let without_note = [
+        ("/dev/ublkb3", ServedBy::Nobody),
+        ("/dev/ublkb4", ServedBy::Process(7)),
+        ("/dev/ublkb5", ServedBy::Elsewhere),
+    ];
+    let without_note = without_note.map(|(disk, by)| (disk.to_owned(), by)).to_vec();
     let found = leftovers(&Facts { without_note, ..facts() });
-    assert_eq!((found.len(), found[1].verdict), (2, Verdict::Warn));
+    assert_eq!((found.len(), found[1].verdict), (3, Verdict::Warn));
+    assert_eq!((found[2].verdict, found[2].fix.as_deref()), (Verdict::Warn, None), "it lives");
     assert!(found[1].found.contains("/dev/ublkb4: process 7 serves it"), "{found:?}");
     assert_eq!(found[1].fix.as_deref(), Some("rblk-initiator umount /dev/ublkb4"));
     assert_eq!(found[0].fix.as_deref(), Some("rblk-initiator umount --force /dev/ublkb3"));

@@ -13,7 +13,10 @@ fn setup() -> Setup {
         addresses: vec!["rdma://10.0.0.1".parse().unwrap(), "tcp://store".parse().unwrap()],
         host: host(),
         credentials: None,
-        keys_file: Some("/etc/rblk/mounts.d/vol0.toml".into()),
+        keys_file: Some(KeysFile::new(
+            "/etc/rblk/mounts.d/vol0.toml".into(),
+            ByFlags { volume: false, key_file: true },
+        )),
         wish: QueueWish {
             depth: QueueDepth::new(128).unwrap(),
             io_max_bytes: 262_144,
@@ -97,7 +100,7 @@ fn a_note_restores_what_the_mount_knew() {
         let setup = setup();
         assert_eq!((again.wish, again.queues), (setup.wish, setup.queues));
         assert_eq!((again.volume_name, again.addresses), (setup.volume_name, setup.addresses));
-        assert_eq!(again.endpoint, setup.endpoint);
+        assert_eq!((again.endpoint, again.keys_file), (setup.endpoint, setup.keys_file));
     }
 }
 
