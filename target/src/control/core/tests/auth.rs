@@ -543,7 +543,7 @@ fn a_host_that_died_finds_room_beside_what_its_lease_keeps() {
             return Err(text);
         }
         proven.link = w.as_it_is(link);
-        assert_eq!(w.opens(&mut proven, reader.clone()).0, Status::Ok);
+        assert_eq!(w.opens(&mut proven, reader).0, Status::Ok);
         Ok(proven.link)
     };
     // A quarter, and all of them die.
