@@ -79,7 +79,8 @@ mod tests {
         }
         add(&mut pending, "[::ffff:192.0.2.9]:1", 4);
         assert_eq!(add(&mut pending, "192.0.2.2:1", 5), Some(1));
-        assert_eq!(add(&mut pending, "192.0.2.9:2", 6), Some(4), "an address of IPv4 all the same");
+        assert_eq!(add(&mut pending, "192.0.2.9:2", 6), Some(2), "all have one");
+        assert_eq!(add(&mut pending, "192.0.2.3:1", 7), Some(4), "an address of IPv4 all the same");
         // Each machine of a link has one of its own.
         let mut pending = Pending::new(2);
         add(&mut pending, "192.0.2.1:1", 1);
