@@ -55,6 +55,7 @@ mod readiness;
 mod region;
 mod route;
 pub mod soft;
+mod source;
 pub mod spin;
 mod stream_keys;
 #[cfg(feature = "verbs")]
@@ -89,6 +90,7 @@ pub use poller_counters::PollerCounters;
 pub use readiness::Readiness;
 pub use region::{PageKind, Region, RegionError};
 pub use route::Route;
+pub use source::Source;
 pub use stream_keys::{CipherKey, StreamKeys};
 pub use work::{
     Access, Completion, Lkey, MAX_SGE, MemoryOrder, Owner, QpIndex, RecvWr, Recvs, RemoteBuffer,

@@ -4,6 +4,7 @@
 //! sees that it was lost, and reconnects.
 
 mod credentials;
+mod crowded;
 mod lanes;
 mod list;
 mod login;

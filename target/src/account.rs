@@ -3,19 +3,14 @@
 //! A host that has proven its key is known by that, from wherever it comes. Whoever has proven
 //! nothing, or need not, is known by where it comes from ([`Origin`]).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
+use rblk_fabric::Source;
 use rblk_protocol::HostId;
 
 /// Where a peer comes from, as far as it counts for what the peer may take.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Origin {
-    /// An address of IPv4.
-    V4(Ipv4Addr),
-    /// The first half of an address of IPv6. One machine may have every address of its /64.
-    Net(u64),
-    /// A link-local address: every machine of the link has the same /64.
-    Link(Ipv6Addr),
+    /// An address, or a network of one machine.
+    Source(Source),
     /// What is no address of IP.
     Other(String),
 }
@@ -37,10 +32,8 @@ impl Origin {
         let bare = bare.trim_start_matches('[').trim_end_matches(']');
         // The interface of a link-local address.
         let bare = bare.split_once('%').map_or(bare, |(address, _)| address);
-        match bare.parse().map(|address: IpAddr| address.to_canonical()) {
-            Ok(IpAddr::V4(address)) => Self::V4(address),
-            Ok(IpAddr::V6(address)) if address.is_unicast_link_local() => Self::Link(address),
-            Ok(IpAddr::V6(address)) => Self::Net((address.to_bits() >> 64) as u64),
+        match bare.parse() {
+            Ok(address) => Self::Source(Source::of(address)),
             Err(_) => Self::Other(address.to_owned()),
         }
     }

@@ -4,26 +4,9 @@
 //! most: peers that stall lose theirs, and peers that speak do not, however far away they are.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-/// An address of IPv4, or the first half of one of IPv6: a machine may have all of its /64.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Source {
-    Address(IpAddr),
-    Net(u64),
-}
-
-impl Source {
-    fn of(peer: SocketAddr) -> Self {
-        match peer.ip().to_canonical() {
-            // Every machine of a link has the same half.
-            IpAddr::V6(address) if !address.is_unicast_link_local() => {
-                Self::Net((address.to_bits() >> 64) as u64)
-            }
-            address => Self::Address(address),
-        }
-    }
-}
+use crate::Source;
 
 /// See the module. `T` is how a handshake is known.
 #[derive(Debug)]
@@ -58,7 +41,7 @@ impl<T> Pending<T> {
 
     /// A handshake begins, for which there is [room](Self::make_room).
     pub(super) fn add(&mut self, peer: SocketAddr, handshake: T) {
-        self.handshakes.push_back((Source::of(peer), handshake));
+        self.handshakes.push_back((Source::of(peer.ip()), handshake));
     }
 }
 

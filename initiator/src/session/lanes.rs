@@ -1,5 +1,7 @@
 //! [`Lanes`]: connects the QPs of an I/O queue, its lanes, and makes a [`Path`] of them.
 
+use std::time::Instant;
+
 use rblk_config::DigestWish;
 use rblk_config::Encrypt;
 use rblk_fabric::soft::tls::kernel_has_tls;
@@ -13,6 +15,7 @@ use rblk_protocol::{
     VolumeHandle, limits,
 };
 
+use super::crowded::Crowded;
 use super::wish::QueueWish;
 use super::{explain, parse_accept};
 use crate::error::SessionError;
@@ -78,7 +81,6 @@ impl Lanes<'_> {
         volume: VolumeHandle,
         memory: Registering,
     ) -> Result<Path, SessionError> {
-        let route = self.route().await?;
         self.can_encrypt()?;
         let asked = self.hello(queue, wish);
         let caps = self.device.caps();
@@ -86,7 +88,7 @@ impl Lanes<'_> {
         let sizes = layout.qp_limits(caps.inline_bytes, asked.reads_in, asked.features);
         let entries = u32::from(wish.lanes(caps)) * (sizes.send_wrs + sizes.recv_wrs);
         let (poller, handle) = self.pd.poller(entries)?;
-        let first = self.connect_lane(route, &handle, sizes, &asked).await?;
+        let first = self.connect_lane(&handle, sizes, &asked).await?;
         let Connected { connection, accept, proof } = first;
         let mut made = Made {
             connections: vec![connection],
@@ -200,10 +202,7 @@ impl Lanes<'_> {
                 features: without_data(first.features),
                 ..*first
             };
-            let connect = async {
-                let route = self.route().await?;
-                self.connect_lane(route, poller, sizes, &asked).await
-            };
+            let connect = self.connect_lane(poller, sizes, &asked);
             match tokio::time::timeout(self.options.timeout, connect).await {
                 Ok(Ok(lane)) if is_wanted(&lane.accept) => {
                     made.connections.push(lane.connection);
@@ -226,15 +225,30 @@ impl Lanes<'_> {
         }
     }
 
-    /// Connects one QP.
+    /// Connects one QP, where need be when the target has a place for it again.
     async fn connect_lane(
         &self,
-        route: Route,
+        poller: &PollerHandle,
+        sizes: QpLimits,
+        asked: &HelloRequest,
+    ) -> Result<Connected, SessionError> {
+        let crowded = Crowded::new(self.options.timeout, Instant::now());
+        loop {
+            let tried = self.try_lane(poller, sizes, asked).await;
+            let Some(pause) = crowded.pause_after(&tried, Instant::now()) else { return tried };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Connects one QP.
+    async fn try_lane(
+        &self,
         poller: &PollerHandle,
         sizes: QpLimits,
         asked: &HelloRequest,
     ) -> Result<Connected, SessionError> {
         let request = asked.to_wire();
+        let route = self.route().await?;
         let mut established = route
             .connect(self.pd, poller, sizes, &ConnectionHello(request.to_vec()))
             .await

@@ -15,22 +15,15 @@ use rblk_protocol::auth::{
 use rblk_protocol::limits::{self, ADMIN_DEPTH};
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloRequest, LoginReply, LoginRequest, Opcode, QueueDepth,
-    RejectReason, SessionId, Status, Version, VolumeHandle,
+    SessionId, Status, Version, VolumeHandle,
 };
 
+use super::crowded::Crowded;
 use super::{Credentials, HostIdentity, QUIESCE_TIMEOUT, explain, parse_accept, text_in, text_of};
 use crate::admin::{AdminChannel, Pulse};
 use crate::error::SessionError;
 use crate::path::QueueMemory;
 use crate::path::registering::Early;
-
-/// How long to wait for a place of a stranger, where that is longer than the time for a connect:
-/// the target is there, and logs in others, such as all other mounts of this host at boot.
-const CROWDED_MAX: Duration = Duration::from_secs(30);
-
-/// Shortest and longest pause before a try where the target had no place for a stranger. A login
-/// takes some milliseconds, and hosts that were refused together do not come back together.
-const PAUSE_MS: (u64, u64) = (5, 40);
 
 /// The longest silence of a host that has not logged in. A target gives a stranger 5 s, and
 /// Soft-iWARP may leave the first message of a connection unseen until the next one comes.
@@ -124,18 +117,11 @@ impl Login<'_> {
 
     /// Makes the admin connection, where need be when the target has a place for a stranger again.
     async fn find_place(&self, with_keys: bool) -> Result<Fresh, SessionError> {
-        let until = Instant::now() + self.options.timeout.max(CROWDED_MAX);
+        let crowded = Crowded::new(self.options.timeout, Instant::now());
         loop {
-            match self.connect(with_keys).await {
-                Err(SessionError::Refused { reject, .. })
-                    if reject.reason == Some(RejectReason::Crowded) && Instant::now() < until =>
-                {
-                    // Without random numbers the pause is the shortest.
-                    let more = getrandom::u64().unwrap_or(0) % (PAUSE_MS.1 - PAUSE_MS.0);
-                    tokio::time::sleep(Duration::from_millis(PAUSE_MS.0 + more)).await;
-                }
-                result => return result,
-            }
+            let tried = self.connect(with_keys).await;
+            let Some(pause) = crowded.pause_after(&tried, Instant::now()) else { return tried };
+            tokio::time::sleep(pause).await;
         }
     }
 

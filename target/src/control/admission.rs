@@ -264,7 +264,7 @@ pub(super) fn prepare(
     let proof = proof_due(&admitted, hellos);
     // Where the domain is its own, no slot of the arena can be named.
     let landing_slots = match bounce {
-        None => slots_of_recv(&terms.accept, incoming.device().caps().max_sges),
+        None => landing_slots(&admitted, &terms.accept, incoming.device().caps().max_sges),
         Some(_) => 0,
     };
     let sizes = QpLimits {
@@ -303,6 +303,12 @@ pub(super) fn prepare(
     };
     let hello = ConnectionHello(accept.to_wire().to_vec());
     Ok((connection, params, AcceptParams { hello, reads_out, reads_in: 0 }))
+}
+
+/// Slots of the cache that a RECV of a connection names. A stranger gets none: they would be missing
+/// where hosts write.
+fn landing_slots(admitted: &Admitted, accept: &HelloAccept, device_sges: u32) -> u32 {
+    if admitted.is_stranger { 0 } else { slots_of_recv(accept, device_sges) }
 }
 
 /// A domain for one connection alone, and memory in it that the data of the connection passes
@@ -497,6 +503,7 @@ mod tests {
             session: SessionIndex::NONE,
             epoch: Epoch(7),
             queue: Some(3),
+            is_stranger: false,
             secret: Some((secret, std::time::Duration::from_secs(1))),
         };
         assert!(stream_keys(&admitted, &accept, &hellos).is_none(), "it was not agreed");
@@ -505,6 +512,12 @@ mod tests {
         assert!(stream_keys(&admitted, &accept, &hellos).is_some());
         let strange = Admitted { secret: None, ..admitted };
         assert!(stream_keys(&strange, &accept, &hellos).is_none(), "nobody proves anything");
+        // Data lands in slots of the cache by the queues of hosts, and not by those of strangers.
+        let features = Features::CAPSULE_LISTS.or(Features::DATA_LISTS).or(Features::DATA_FIRST);
+        let accept = HelloAccept { features, in_capsule_bytes: 4096, ..accept };
+        assert!(landing_slots(&strange, &accept, 30) > 0);
+        let strange = Admitted { is_stranger: true, ..strange };
+        assert_eq!(landing_slots(&strange, &accept, 30), 0);
     }
 
     #[test]

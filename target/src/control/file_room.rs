@@ -9,15 +9,16 @@ const FAR: u64 = 60;
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FileRoom {
-    // `None`: it is not known.
+    // `None`: it is not known, or connections take no files.
     limit: Option<u64>,
     is_told: bool,
 }
 
 impl FileRoom {
-    /// For so many files.
-    pub(super) fn new(limit: Option<u64>) -> Self {
-        Self { limit, is_told: false }
+    /// For so many files, where one of these addresses is of connections that take some.
+    pub(super) fn new(limit: Option<u64>, listening: &[String]) -> Self {
+        let takes_files = listening.iter().any(|address| address.starts_with("tcp://"));
+        Self { limit: limit.filter(|_| takes_files), is_told: false }
     }
 
     /// What is to be said of so many open files.
@@ -43,13 +44,15 @@ mod tests {
 
     #[test]
     fn it_is_told_once_when_connections_come_near() {
-        let mut room = FileRoom::new(Some(1000));
+        let listening = ["0.0.0.0:7720".to_owned(), "tcp://0.0.0.0:7720".to_owned()];
+        let mut room = FileRoom::new(Some(1000), &listening);
         assert_eq!((room.look(0), room.look(799)), (None, None));
         let text = room.look(800).unwrap();
         assert!(text.contains("800 of 1000 files") && text.contains("LimitNOFILE"), "{text}");
         assert_eq!((room.look(900), room.look(700), room.look(850)), (None, None, None));
         assert_eq!(room.look(599), None);
         assert!(room.look(1000).is_some(), "again");
-        assert_eq!(FileRoom::new(None).look(u64::MAX), None);
+        assert_eq!(FileRoom::new(None, &listening).look(u64::MAX), None);
+        assert_eq!(FileRoom::new(Some(1000), &listening[..1]).look(1000), None, "RDMA alone");
     }
 }

@@ -91,7 +91,7 @@ use registering::Registering;
 use reread::Reading;
 use sampling::Sampling;
 use settling::SettlesUnderWay;
-use shares::{CqPlace, CqShares};
+use shares::{CqPlace, CqShares, NoEntries};
 use status::UnsavedStatus;
 use tally::Tally;
 use trace::Traces;
@@ -297,7 +297,7 @@ impl Control {
             holders,
             auth: parts.auth,
         };
-        let started = Instant::now();
+        let (started, files) = (Instant::now(), getrlimit(Resource::RLIMIT_NOFILE));
         Ok(Self {
             core: Core::new(core, started),
             groups: Groups::new(parts.groups),
@@ -314,7 +314,7 @@ impl Control {
             persister,
             losses: LossNotes::default(),
             ends: Ends::default(),
-            files: FileRoom::new(getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(limit, _)| limit)),
+            files: FileRoom::new(files.ok().map(|(limit, _)| limit), &parts.listening),
             events: Events::default(),
             settling: SettlesUnderWay::default(),
             volumes: Volumes::new(parts.running, parts.backings, parts.places),
@@ -634,9 +634,6 @@ impl Control {
             is_encrypted: accept.features.has(Features::ENCRYPT),
         };
         let admitted = self.core.connect(&knock, Instant::now())?;
-        if admitted.queue.is_none() {
-            self.look_at_file_room();
-        }
         if admitted.queue.is_some() {
             self.core.note_digest(admitted.session, accept.features.has(Features::DIGEST));
         }
@@ -645,7 +642,11 @@ impl Control {
         let entries = admission::cq_entries(&accept, asked.kind);
         let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
         let made = admission::reads_out(incoming, asked).and_then(|reads_out| {
-            self.shares.take(admitted.id, cq, whose, entries, capacity).map_err(no_room)?;
+            let taken = match admitted.is_stranger {
+                true => self.shares.take_for_stranger(admitted.id, cq, whose, entries, capacity),
+                false => self.shares.take(admitted.id, cq, whose, entries, capacity),
+            };
+            taken.map_err(Refused::from)?;
             let poller = self.devices.poller(place, group, &mut self.groups).map_err(no_room)?;
             Ok((reads_out, poller))
         });
@@ -701,19 +702,31 @@ impl Control {
         }
     }
 
-    /// A connection has proven whose it is. Returns whether its host has room in the CQ.
-    fn book(&mut self, id: AdmissionId, session: SessionIndex) -> bool {
+    /// A connection has proven whose it is.
+    ///
+    /// # Errors
+    /// Its host has no room in the CQ: it stays booked where it comes from.
+    fn book(&mut self, id: AdmissionId, session: SessionIndex) -> Result<(), NoEntries> {
         let Self { core, shares, devices, .. } = self;
-        let Some(session) = core.sessions().get(session) else { return true };
-        let (host, peer) = (session.host_name, session.peer.clone());
+        let Some(session) = core.sessions().get(session) else { return Ok(()) };
         let capacity = |cq: CqPlace| devices.cq_entries(cq.device);
-        let booked = shares.book_on(id, session.account.clone(), capacity);
-        if let Err(text) = &booked
-            && core.lines().may_write(PeerLine::Refused, Instant::now())
-        {
-            tracing::warn!(%host, peer, text, "a connection is more than its host may have");
+        shares.book_on(id, session.account.clone(), capacity)
+    }
+
+    /// A connection has proven itself, and its host has no room for it in the CQ.
+    fn end_too_much(&mut self, connection: ConnectionRef, session: SessionIndex, why: &NoEntries) {
+        let (host, peer) = self
+            .core
+            .sessions()
+            .get(session)
+            .map(|session| (session.host_name, session.peer.clone()))
+            .unzip();
+        let (of, text) = (peer.as_deref().unwrap_or_default(), why.text());
+        if self.core.lines().may_say(PeerLine::Refused, of, text, Instant::now()) {
+            let host = host.map(tracing::field::display);
+            tracing::warn!(host, peer, text, "ending a connection that its host may not have");
         }
-        booked.is_ok()
+        self.groups.send(connection.group, ToGroup::Expel { connection: connection.connection });
     }
 
     /// Ends a connection whose place went to another one.
@@ -756,8 +769,10 @@ impl Control {
                 }
                 Effect::Adopt { connection: to, admission, session, epoch, silence } => {
                     self.place_host(session);
-                    // It is small, and its host is let in.
-                    self.book(admission, session);
+                    // It is small, and its host is let in: where it has no room in the CQ, the
+                    // connection stays booked on where it comes from.
+                    let _ = self.book(admission, session);
+                    self.look_at_file_room();
                     let connection = to.connection;
                     let adopt = ToGroup::Adopt { connection, session, epoch, silence };
                     self.groups.send(to.group, adopt);
@@ -847,8 +862,8 @@ impl Control {
 
     fn on_proven(&mut self, from: ConnectionRef, admission: AdmissionId) {
         let Some(session) = self.core.proved(from, admission, Instant::now()) else { return };
-        if !self.book(admission, session) {
-            self.groups.send(from.group, ToGroup::Expel { connection: from.connection });
+        if let Err(why) = self.book(admission, session) {
+            self.end_too_much(from, session, &why);
         }
     }
 

@@ -3,10 +3,14 @@
 //! A CQ of a poll group has room for the WRs of many connections, and no more. An [`Account`] may
 //! have at most three quarters of what the others leave, so that one that connects often or deep
 //! leaves room for a next one. A connection is booked on where it comes from until it has proven
-//! whose it is.
+//! whose it is. All strangers together have at most a quarter of a CQ, from however many addresses
+//! they come.
 
 use std::collections::BTreeMap;
 
+use rblk_protocol::RejectReason;
+
+use super::core::Refused;
 use crate::account::Account;
 use crate::identity::AdmissionId;
 
@@ -24,6 +28,7 @@ struct Share {
     cq: CqPlace,
     account: Account,
     entries: u32,
+    is_stranger: bool,
 }
 
 /// See the module.
@@ -33,13 +38,69 @@ pub(super) struct CqShares {
     // Entries taken.
     by_account: BTreeMap<(CqPlace, Account), u32>,
     by_cq: BTreeMap<CqPlace, u32>,
+    by_strangers: BTreeMap<CqPlace, u32>,
+}
+
+/// Why a connection gets no entries: the text for its peer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum NoEntries {
+    /// Its account would have too large a part.
+    Share(&'static str),
+    /// Strangers have their part. They prove themselves in a moment, or end.
+    Crowded(&'static str),
+}
+
+impl NoEntries {
+    /// The text for the peer.
+    pub(super) fn text(&self) -> &'static str {
+        match self {
+            Self::Share(text) | Self::Crowded(text) => text,
+        }
+    }
+}
+
+impl From<NoEntries> for Refused {
+    fn from(why: NoEntries) -> Self {
+        let reason = match why {
+            NoEntries::Share(_) => RejectReason::LimitReached,
+            NoEntries::Crowded(_) => RejectReason::Crowded,
+        };
+        Self { reason, text: why.text().to_owned() }
+    }
 }
 
 impl CqShares {
+    /// A stranger takes entries of a CQ that has `capacity` of them.
+    ///
+    /// # Errors
+    /// [`NoEntries`].
+    pub(super) fn take_for_stranger(
+        &mut self,
+        id: AdmissionId,
+        cq: CqPlace,
+        account: Account,
+        entries: u32,
+        capacity: u32,
+    ) -> Result<(), NoEntries> {
+        let theirs = self.by_strangers.get(&cq).copied().unwrap_or(0);
+        // One that is larger than all of it fits where no other is.
+        if theirs > 0 && theirs.saturating_add(entries) > capacity / 4 {
+            return Err(NoEntries::Crowded(
+                "too many connections have proven nothing here: connect again",
+            ));
+        }
+        self.take(id, cq, account, entries, capacity)?;
+        if let Some(share) = self.by_connection.get_mut(&id) {
+            share.is_stranger = true;
+            *self.by_strangers.entry(cq).or_insert(0) += entries;
+        }
+        Ok(())
+    }
+
     /// A connection takes entries of a CQ that has `capacity` of them.
     ///
     /// # Errors
-    /// The text for the peer: its account would have too large a part.
+    /// [`NoEntries::Share`].
     pub(super) fn take(
         &mut self,
         id: AdmissionId,
@@ -47,40 +108,39 @@ impl CqShares {
         account: Account,
         entries: u32,
         capacity: u32,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoEntries> {
         let of_account = (cq, account);
         let own = self.by_account.get(&of_account).copied().unwrap_or(0);
         let all = self.by_cq.get(&cq).copied().unwrap_or(0);
         let left = capacity.saturating_sub(all.saturating_sub(own));
         if own.saturating_add(entries) > left / 4 * 3 {
-            return Err(
+            return Err(NoEntries::Share(
                 "your share of a CQ is used: fewer --queues or --lanes, less --queue-depth, \
-                        more --poll-groups"
-                    .to_owned(),
-            );
+                        more --poll-groups",
+            ));
         }
         debug_assert!(!self.by_connection.contains_key(&id), "{id:?} takes twice");
-        self.put(id, Share { cq, account: of_account.1, entries });
+        self.put(id, Share { cq, account: of_account.1, entries, is_stranger: false });
         Ok(())
     }
 
-    /// A connection has proven whose it is: from now on its entries are booked there. `capacity`
-    /// says how many a CQ has.
+    /// A connection has proven whose it is: its entries are booked there. `capacity` says how many a
+    /// CQ has.
     ///
     /// # Errors
-    /// The account would have too large a part: nothing has changed.
+    /// The account would have too large a part: they stay booked where it comes from.
     pub(super) fn book_on(
         &mut self,
         id: AdmissionId,
         account: Account,
         capacity: impl FnOnce(CqPlace) -> u32,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoEntries> {
         let Some(Share { cq, entries, .. }) = self.by_connection.get(&id) else { return Ok(()) };
         let (cq, entries, capacity) = (*cq, *entries, capacity(*cq));
         let Some(Share { account: before, .. }) = self.give_back(id) else { return Ok(()) };
         let taken = self.take(id, cq, account, entries, capacity);
         if taken.is_err() {
-            self.put(id, Share { cq, account: before, entries });
+            self.put(id, Share { cq, account: before, entries, is_stranger: false });
         }
         taken
     }
@@ -91,7 +151,7 @@ impl CqShares {
     }
 
     fn put(&mut self, id: AdmissionId, share: Share) {
-        let Share { cq, ref account, entries } = share;
+        let Share { cq, ref account, entries, .. } = share;
         *self.by_account.entry((cq, account.clone())).or_insert(0) += entries;
         *self.by_cq.entry(cq).or_insert(0) += entries;
         self.by_connection.insert(id, share);
@@ -113,6 +173,11 @@ impl CqShares {
         }
         if let Some(all) = self.by_cq.get_mut(&share.cq) {
             *all = all.saturating_sub(share.entries);
+        }
+        if share.is_stranger
+            && let Some(theirs) = self.by_strangers.get_mut(&share.cq)
+        {
+            *theirs = theirs.saturating_sub(share.entries);
         }
         Some(share)
     }
@@ -156,6 +221,30 @@ mod tests {
     }
 
     #[test]
+    fn strangers_from_anywhere_have_a_quarter_together() {
+        let mut shares = CqShares::default();
+        let (cq, host) = (CqPlace { device: 0, group: 0 }, Account::Host(HostId([1; 16])));
+        let stranger = |shares: &mut CqShares, id: u64, entries| {
+            let account = from(&format!("10.0.0.{id}:1"));
+            shares.take_for_stranger(AdmissionId(id), cq, account, entries, 1000)
+        };
+        (1..6).for_each(|id| stranger(&mut shares, id, 50).unwrap());
+        let Err(NoEntries::Crowded(text)) = stranger(&mut shares, 6, 50) else { panic!("room") };
+        assert!(text.len() <= REJECT_TEXT_BYTES, "{} bytes", text.len());
+        shares.take(AdmissionId(7), cq, host.clone(), 560, 1000).expect("of what they leave");
+        // One that has proven itself is no stranger, and neither is one that ended.
+        shares.book_on(AdmissionId(1), host, |_| 1000).unwrap_err();
+        stranger(&mut shares, 6, 50).unwrap();
+        stranger(&mut shares, 8, 50).unwrap_err();
+        shares.gone(AdmissionId(2));
+        stranger(&mut shares, 8, 50).unwrap();
+        (1..9).for_each(|id| shares.gone(AdmissionId(id)));
+        assert_eq!((shares.by_strangers[&cq], shares.by_cq[&cq]), (0, 0));
+        stranger(&mut shares, 9, 400).expect("alone");
+        stranger(&mut shares, 10, 1).unwrap_err();
+    }
+
+    #[test]
     fn one_peer_never_takes_a_whole_completion_queue() {
         let mut shares = CqShares::default();
         let (cq, other) = (CqPlace { device: 0, group: 0 }, CqPlace { device: 0, group: 1 });
@@ -166,7 +255,8 @@ mod tests {
                 let id = ids.next().unwrap();
                 match shares.take(id, cq, from(peer), entries, 1000) {
                     Ok(()) => taken.push(id),
-                    Err(text) => {
+                    Err(NoEntries::Crowded(_)) => panic!("{peer} is no stranger"),
+                    Err(NoEntries::Share(text)) => {
                         assert!(text.len() <= REJECT_TEXT_BYTES, "{} bytes", text.len());
                         return taken;
                     }

@@ -274,6 +274,36 @@ fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
     assert!(kept.len() == 1 && told(kept[0]), "it is not forgotten: {kept:?}");
 }
 
+#[test]
+fn an_accepted_login_is_a_look_at_the_files() {
+    let mut control = control_of(StateDirectory::nothing(), ended_groups(), Vec::new()).unwrap();
+    let tcp = ["tcp://192.0.2.1:7721".to_owned()];
+    control.files = FileRoom::new(Some(1), &tcp);
+    let knock = Knock {
+        asked: &hello(),
+        introduction: None,
+        peer: "peer",
+        memory_bytes: 1,
+        fresh: SessionId([7; 16]),
+        is_encrypted: false,
+    };
+    let admitted = control.core.connect(&knock, Instant::now()).expect("there is room");
+    let login = rblk_protocol::LoginRequest {
+        host: rblk_protocol::HostId([5; 16]),
+        host_name: Name::new("host").unwrap(),
+        keep_alive_ms: 1000,
+    };
+    let (opcode, tag, sequence) =
+        (rblk_protocol::Opcode::Login, rblk_protocol::Tag(1), rblk_protocol::Sequence(1));
+    let command = rblk_protocol::CommandCapsule::new(opcode, tag, admitted.epoch, sequence);
+    let connection = ConnectionId { index: 0, generation: 1 };
+    let from = ConnectionRef { group: 0, connection };
+    control.core.command(from, admitted.id, &command, &login.to_wire(), Instant::now());
+    control.carry_out();
+    assert_eq!(control.core.sessions().iter().count(), 1);
+    assert_eq!(control.files.look(u64::MAX), None, "it was told already");
+}
+
 /// A control of target `t`, which nothing is served by.
 fn of_state(dir: &std::path::Path) -> anyhow::Result<Control> {
     control(StateDirectory::open(dir, &Name::new("t").unwrap()).unwrap())

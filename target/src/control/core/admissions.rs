@@ -8,13 +8,15 @@
 //! session, and nothing of another's. Strangers, and I/O connections that come from elsewhere than
 //! their session, share one set of places. I/O connections that come from where their session comes
 //! from have another, so that a host can connect all its queues at once. When the places are full,
-//! one that has proven nothing [ends](Gone) for the newcomer. Their poll group ends them all when
+//! one that has proven nothing [ends](Evicted) for the newcomer,
+//! or the newcomer is told to come again. Their poll group ends them all when
 //! they have not proven themselves in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use rblk_protocol::auth::TargetHandshake;
+use rblk_protocol::width::wide;
 use rblk_protocol::{Epoch, SessionId};
 
 use super::budget::Budget;
@@ -68,7 +70,7 @@ pub(super) struct Member {
 /// A connection that gave its place up. The caller ends it.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Gone(pub(super) AdmissionId);
+pub(super) struct Evicted(pub(super) AdmissionId);
 
 /// See the module.
 #[derive(Debug)]
@@ -112,52 +114,67 @@ impl Admissions {
         &mut self,
         origin: &Origin,
         now: Instant,
-    ) -> Result<Option<Gone>, String> {
+    ) -> Result<Option<Evicted>, String> {
         let crowded = || "too many connections wait for their login here: connect again".to_owned();
-        if self.ending.len() >= ENDING_MAX {
-            return Err(crowded());
-        }
         match self.places.room_for(origin, STRANGERS_MAX, now) {
             Room::Free => Ok(None),
-            Room::InPlaceOf(id) => Ok(Some(self.give_place_up(id))),
-            Room::None => Err(crowded()),
+            Room::InPlaceOf(id) if self.ending.len() < ENDING_MAX => {
+                Ok(Some(self.give_place_up(id)))
+            }
+            Room::InPlaceOf(_) | Room::None => Err(crowded()),
         }
     }
 
     /// Makes room for another I/O connection that comes from where its session comes from and has
-    /// proven nothing. Returns who gave their places up.
+    /// proven nothing. Returns who gave their places up. Of one session the newest ends the oldest;
+    /// of different sessions, those end that [may](Places::in_place_of).
     ///
     /// # Errors
-    /// There is none, for the peer.
+    /// There is none, for the peer. Nobody gave a place up.
     pub(super) fn make_room_to_join(
         &mut self,
         session: SessionIndex,
         memory_bytes: u64,
-    ) -> Result<Vec<Gone>, String> {
+        now: Instant,
+    ) -> Result<Vec<Evicted>, String> {
+        let is_full = |joining: &Places<SessionIndex>| {
+            let (count, used) = (joining.len(), joining.memory_bytes());
+            !self.joining_max.has_room(count, used, memory_bytes)
+        };
+        let is_its_own_full = |joining: &Places<SessionIndex>| {
+            let (count, used) = joining.of(&session);
+            !JOINING.has_room(count, used, memory_bytes)
+        };
+        if !is_full(&self.joining) && !is_its_own_full(&self.joining) {
+            return Ok(Vec::new());
+        }
+        let crowded = || "too many connections have proven nothing here: connect again".to_owned();
         if self.ending_to_join.len() >= ENDING_MAX {
-            return Err("too many connections have proven nothing here: connect again".to_owned());
+            return Err(crowded());
         }
-        let mut gone = Vec::new();
+        // Nobody goes in vain: first it is seen whether there would be room.
+        let (mut left, mut going) = (self.joining.clone(), Vec::new());
         loop {
-            let (count, used) = self.joining.of(&session);
-            let oldest = if JOINING.has_room(count, used, memory_bytes) {
-                let (count, used) = (self.joining.len(), self.joining.memory_bytes());
-                match self.joining_max.has_room(count, used, memory_bytes) {
-                    true => None,
-                    false => self.joining.oldest_of_most(),
-                }
+            // Of more than a session may have in the end, not all are its own.
+            let has_strange = || left.of(&session).0 >= wide(Budget::OF_A_SESSION.connections_max);
+            let its_own = || left.oldest_of(&session);
+            let next = if is_its_own_full(&left) {
+                its_own()
+            } else if is_full(&left) {
+                let other = left.in_place_of(&session, now);
+                other.or_else(|| has_strange().then(its_own).flatten())
             } else {
-                self.joining.oldest_of(&session)
+                break;
             };
-            match oldest {
-                Some(oldest) => gone.push(self.give_place_up(oldest)),
-                None => return Ok(gone),
-            }
+            let next = next.ok_or_else(crowded)?;
+            left.remove(next);
+            going.push(next);
         }
+        Ok(going.into_iter().map(|id| self.give_place_up(id)).collect())
     }
 
-    fn give_place_up(&mut self, id: AdmissionId) -> Gone {
-        // What it says from now on is not heard.
+    fn give_place_up(&mut self, id: AdmissionId) -> Evicted {
+        // What it says after this is not heard.
         self.strangers.remove(&id);
         if self.joining.remove(id) {
             self.ending_to_join.insert(id);
@@ -165,7 +182,7 @@ impl Admissions {
             self.places.remove(id);
             self.ending.insert(id);
         }
-        Gone(id)
+        Evicted(id)
     }
 
     /// An admin connection is admitted, for which there is a [place](Self::make_place).
@@ -318,7 +335,7 @@ mod tests {
         let ids: Vec<_> = (0..STRANGERS_MAX)
             .map(|n| all.add_stranger(stranger(&format!("a:{n}")), origin("a"), now))
             .collect();
-        assert_eq!(all.make_place(&origin("b"), now), Ok(Some(Gone(ids[0]))));
+        assert_eq!(all.make_place(&origin("b"), now), Ok(Some(Evicted(ids[0]))));
         assert!(all.stranger_mut(ids[0]).is_none() && all.stranger_mut(ids[1]).is_some());
         // Newcomers find a place as long as those before them really end.
         for n in 0..ENDING_MAX - 1 {
@@ -326,7 +343,18 @@ mod tests {
             all.add_stranger(stranger("c"), from, now);
             assert!(matches!(all.make_place(&origin("d"), now), Ok(Some(_))), "{n}");
         }
-        all.add_stranger(stranger("c"), origin("d"), now);
+        let last = all.add_stranger(stranger("c"), origin("d"), now);
+        assert!(all.make_place(&origin("e"), now).is_err());
+        // A place that is free is nobody's who ends.
+        while all.strangers() >= STRANGERS_MAX {
+            let other = all.strangers.keys().copied().find(|id| *id != last).unwrap();
+            all.remove(other);
+        }
+        assert_eq!(all.ending.len(), ENDING_MAX);
+        assert_eq!(all.make_place(&origin("e"), now), Ok(None));
+        while all.strangers() < STRANGERS_MAX {
+            all.add_stranger(stranger("c"), origin("c"), now);
+        }
         assert!(all.make_place(&origin("e"), now).is_err());
         all.remove(ids[0]);
         assert!(matches!(all.make_place(&origin("e"), now), Ok(Some(_))));
@@ -336,23 +364,55 @@ mod tests {
     fn of_those_who_join_a_session_the_newest_ends_the_oldest() {
         let (mut all, now) = (Admissions::new(BUDGET), Instant::now());
         let join = |all: &mut Admissions, of: u16| {
-            let gone = all.make_room_to_join(session(of), 1).unwrap();
+            let gone = all.make_room_to_join(session(of), 1, now).unwrap();
             (all.add_member(member(session(of), Some(0), false), None, now), gone)
         };
         let ids: Vec<_> = (0..260).map(|_| join(&mut all, 0).0).collect();
-        assert_eq!(join(&mut all, 0).1, [Gone(ids[0])]);
+        assert_eq!(join(&mut all, 0).1, [Evicted(ids[0])]);
         assert!(all.unproven(ids[0]).is_none() && all.unproven(ids[1]).is_some());
         // All together: the session that has most gives one up.
         (0..40).for_each(|_| assert_eq!(join(&mut all, 1).1, []));
-        assert_eq!(join(&mut all, 2).1, [Gone(ids[1])]);
+        assert_eq!(join(&mut all, 2).1, [Evicted(ids[1])]);
         // Memory counts as well.
         let half = Budget::OF_A_SESSION.memory_max / 2;
-        let gone = all.make_room_to_join(session(2), half).unwrap();
+        let gone = all.make_room_to_join(session(2), half, now).unwrap();
         assert_eq!(gone.len(), 1);
         let large = Member { memory_bytes: half + 1, ..member(session(2), Some(1), false) };
         let large = all.add_member(large, None, now);
-        let gone = all.make_room_to_join(session(2), half).unwrap();
-        assert!(gone.contains(&Gone(large)), "{gone:?}");
+        let gone = all.make_room_to_join(session(2), half, now).unwrap();
+        assert!(gone.contains(&Evicted(large)), "{gone:?}");
         assert_eq!(all.strangers(), 0);
+    }
+
+    #[test]
+    fn sessions_that_join_at_once_end_nobody_who_may_prove_itself() {
+        let few = Budget { connections_max: 100, memory_max: 80 << 20 };
+        let (mut all, now) = (Admissions::new(few), Instant::now());
+        let lane = 10 << 20;
+        let join = |all: &mut Admissions, of: u16, now| {
+            let gone = all.make_room_to_join(session(of), lane, now)?;
+            let member = Member { memory_bytes: lane, ..member(session(of), Some(0), false) };
+            Ok::<_, String>((all.add_member(member, None, now), gone))
+        };
+        let ids: Vec<_> = (0..8).map(|of| join(&mut all, of / 2, now).unwrap().0).collect();
+        // Others have as many, or one more: it comes again.
+        for _ in 0..10 {
+            let text = join(&mut all, 0, now).unwrap_err();
+            assert!(text.contains("connect again"), "{text}");
+        }
+        assert!(ids.iter().all(|id| all.unproven(*id).is_some()), "nobody ended");
+        // One of a session that has none finds its place, and no more.
+        let (first, gone) = join(&mut all, 9, now).unwrap();
+        assert_eq!(gone, [Evicted(ids[0])]);
+        join(&mut all, 9, now).unwrap_err();
+        // A large one for which there is no room ends nobody in vain.
+        let text = all.make_room_to_join(session(8), 80 << 20, now).unwrap_err();
+        assert!(text.len() <= rblk_protocol::limits::REJECT_TEXT_BYTES, "{text}");
+        assert_eq!((all.joining.len(), all.ending_to_join.len()), (8, 1));
+        // Those that had their time make room.
+        let late = now + super::super::places::GRACE + std::time::Duration::from_millis(1);
+        assert_eq!(join(&mut all, 9, late).unwrap().1, [Evicted(ids[2])]);
+        all.prove(first);
+        assert_eq!(join(&mut all, 9, late).unwrap().1, []);
     }
 }

@@ -19,15 +19,20 @@ use crate::session::Session;
 /// What a host has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Used {
+    // Those with connections.
     sessions: u64,
+    // Those without, which are kept for the lease.
+    kept_sessions: u64,
     connections: u64,
     memory_bytes: u64,
 }
 
 impl Used {
     fn and(self, session: &Session) -> Self {
+        let is_kept = session.connections() == 0;
         Self {
-            sessions: self.sessions + 1,
+            sessions: self.sessions + u64::from(!is_kept),
+            kept_sessions: self.kept_sessions + u64::from(is_kept),
             // A session that lost all of them may come back to one at any time.
             connections: self.connections + wide64(session.connections()).max(1),
             memory_bytes: self.memory_bytes.saturating_add(session.memory_bytes()),
@@ -63,6 +68,12 @@ impl Core {
         if used.sessions >= u64::from(sessions_max) {
             return Err(format!(
                 "{sessions_max} sessions are your limit here, a quarter of sessions_max"
+            ));
+        }
+        let kept_max = self.capacity.kept_sessions_of_a_host();
+        if used.sessions + used.kept_sessions >= u64::from(kept_max) {
+            return Err(format!(
+                "{kept_max} sessions are your limit here with those that a lease keeps: wait for its end"
             ));
         }
         self.budget_of(host).check(used.connections, used.memory_bytes, memory_bytes)

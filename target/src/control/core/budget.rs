@@ -1,6 +1,6 @@
 //! [`Budget`] and [`Capacity`]: what connections may take together. Pure.
 //!
-//! Every host has a part of what the target has, whether or not its entry says so: no host has more
+//! Every host has a part of what the target has, whether or not its entry says so: no host uses more
 //! than a quarter, so that there is room for others whatever a host does.
 
 use rblk_protocol::limits::QUEUES_MAX;
@@ -43,9 +43,15 @@ impl Capacity {
         Self { sessions, connections, memory_bytes }
     }
 
-    /// Sessions that one host may have at a time: a quarter.
+    /// Sessions with connections that one host may have at a time: a quarter.
     pub(super) fn sessions_of_a_host(self) -> u32 {
         self.sessions.div_ceil(4).max(SESSIONS_MIN).min(self.sessions)
+    }
+
+    /// The same, with those that lost their connections and are kept: twice as many. So a host that
+    /// died finds room beside what its lease keeps.
+    pub(super) fn kept_sessions_of_a_host(self) -> u32 {
+        self.sessions_of_a_host().saturating_mul(2).min(self.sessions)
     }
 
     /// What the connections of one host may take: a quarter. At the least what one session may,
@@ -128,5 +134,7 @@ mod tests {
         // Whoever allows few sessions does not mean a quarter of them.
         let sessions = [1, 4, 8, 20, 64].map(|n| Capacity::new(n, None, 0).sessions_of_a_host());
         assert_eq!(sessions, [1, 4, 8, 8, 16]);
+        let kept = [1, 4, 8, 20, 64].map(|n| Capacity::new(n, None, 0).kept_sessions_of_a_host());
+        assert_eq!(kept, [1, 4, 8, 16, 32]);
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::auth::SessionSecret;
 use rblk_protocol::{ConnectionKind, Epoch, HelloRequest, RejectReason, SessionId};
 
-use super::admissions::{Gone, Member, Stranger};
+use super::admissions::{Evicted, Member, Stranger};
 use super::proof::{Introduction, NO_KEYS};
 use super::refused::{Refused, refused};
 use super::{Core, Effect, QUIESCE_DEADLINE};
@@ -43,12 +43,15 @@ pub struct Admitted {
     pub epoch: Epoch,
     /// Its index, for an I/O queue.
     pub queue: Option<u16>,
+    /// It has the place of a stranger: it is an admin connection, or has to prove itself and comes
+    /// from elsewhere than its session.
+    pub is_stranger: bool,
     /// The secret of its session, with which it must prove itself in its self-test, for an I/O
     /// queue that has to, and the time that it has for that. Then [`Core::proved`] must be called.
     pub secret: Option<(SessionSecret, Duration)>,
 }
 
-/// There is no place for another stranger now.
+/// There is no place for another connection now that has proven nothing.
 fn crowded(text: String) -> Refused {
     refused(RejectReason::Crowded, text)
 }
@@ -86,13 +89,14 @@ impl Core {
             Some(_) | None => {}
         }
         let origin = Origin::of(peer);
-        let gone = self.admissions.make_place(&origin, now).map_err(crowded)?;
-        self.end_all_of(gone);
+        let evicted = self.admissions.make_place(&origin, now).map_err(crowded)?;
+        self.end_all_of(evicted);
         let peer = peer.to_owned();
         let stranger = Stranger { peer, fresh, resume, memory_bytes, handshake };
         let id = self.admissions.add_stranger(stranger, origin, now);
         let epoch = resume.map_or(Epoch(1), |(_, epoch)| epoch);
-        Ok(Admitted { id, session: SessionIndex::NONE, epoch, queue: None, secret: None })
+        let session = SessionIndex::NONE;
+        Ok(Admitted { id, session, epoch, queue: None, is_stranger: true, secret: None })
     }
 
     /// An I/O connection. One that has to prove itself takes nothing of its host until then: the id
@@ -125,11 +129,11 @@ impl Core {
         }
         self.check_budget(session, memory_bytes)?;
         if is_foreign {
-            let gone = self.admissions.make_place(&origin, now).map_err(crowded)?;
-            self.end_all_of(gone);
+            let evicted = self.admissions.make_place(&origin, now).map_err(crowded)?;
+            self.end_all_of(evicted);
         } else if secret.is_some() {
-            let gone = self.admissions.make_room_to_join(session, memory_bytes);
-            self.end_all_of(gone.map_err(crowded)?);
+            let evicted = self.admissions.make_room_to_join(session, memory_bytes, now);
+            self.end_all_of(evicted.map_err(crowded)?);
         }
         let (queue, is_proven) = (Some(queue), secret.is_none());
         let member = Member { session, epoch, queue, memory_bytes, is_proven, is_encrypted };
@@ -138,12 +142,12 @@ impl Core {
         // An initiator may connect many queues before it tests the first.
         let within = if is_foreign { STRANGER_TIME } else { QUIESCE_DEADLINE };
         let secret = secret.map(|secret| (secret, within));
-        Ok(Admitted { id, session, epoch, queue, secret })
+        Ok(Admitted { id, session, epoch, queue, is_stranger: is_foreign, secret })
     }
 
     /// Connections that gave their places up end.
-    fn end_all_of(&mut self, gone: impl IntoIterator<Item = Gone>) {
-        let ended = gone.into_iter().map(|Gone(admission)| Effect::Evict { admission });
+    fn end_all_of(&mut self, evicted: impl IntoIterator<Item = Evicted>) {
+        let ended = evicted.into_iter().map(|Evicted(admission)| Effect::Evict { admission });
         self.effects.extend(ended);
     }
 }

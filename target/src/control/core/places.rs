@@ -3,7 +3,8 @@
 //!
 //! Whoever comes first is not the one who keeps a place: nothing but a proof does that. Each place
 //! has a key: where its connection comes from, or the session that it says it is of. When the
-//! places are full, the key that has most gives one up, and of its connections the oldest.
+//! places are full, a key that has more than the newcomer's gives one up, and of its connections
+//! the oldest. Connections of one key wait for each other.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::identity::AdmissionId;
 /// LOGIN takes milliseconds, and on a busy host or a long way some more.
 pub(super) const GRACE: Duration = Duration::from_millis(250);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Waiting<K> {
     key: K,
     since: Instant,
@@ -22,7 +23,7 @@ struct Waiting<K> {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Places<K> {
     // Names are given in the order of arrival: the first one is the oldest.
     waiting: BTreeMap<AdmissionId, Waiting<K>>,
@@ -36,8 +37,15 @@ pub(super) enum Room {
     Free,
     /// This one has to go.
     InPlaceOf(AdmissionId),
-    /// None: the key has as many as any other, and all may prove themselves in a moment.
+    /// None: the key has about as many as any other. Those before it prove themselves in a moment,
+    /// or end.
     None,
+}
+
+impl<K> Waiting<K> {
+    fn is_late(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) > GRACE
+    }
 }
 
 impl<K> Default for Places<K> {
@@ -86,42 +94,43 @@ impl<K: Ord + Clone> Places<K> {
         self.waiting.iter().find(|(_, waiting)| waiting.key == *key).map(|(id, _)| *id)
     }
 
-    /// The oldest one of the key that has most.
-    pub(super) fn oldest_of_most(&self) -> Option<AdmissionId> {
-        self.oldest_where(|_| true)
-    }
-
     fn counts(&self) -> BTreeMap<&K, usize> {
         let mut counts = BTreeMap::new();
         self.waiting.values().for_each(|waiting| *counts.entry(&waiting.key).or_insert(0) += 1);
         counts
     }
 
-    // Of the key that has most among those that may go. Of several such keys, the oldest of all.
-    fn oldest_where(&self, may_go: impl Fn(&Waiting<K>) -> bool) -> Option<AdmissionId> {
+    // Of the key that has most among those that may go, where it says so of one and of how many its
+    // key has. Of several such keys, the oldest of all.
+    fn oldest_where(&self, may_go: impl Fn(&Waiting<K>, usize) -> bool) -> Option<AdmissionId> {
         let counts = self.counts();
-        let may_go = self.waiting.iter().filter(|(_, waiting)| may_go(waiting));
         let of = |waiting: &Waiting<K>| counts.get(&waiting.key).copied().unwrap_or(0);
+        let may_go = self.waiting.iter().filter(|(_, waiting)| may_go(waiting, of(waiting)));
         may_go.min_by_key(|(id, waiting)| (usize::MAX - of(waiting), **id)).map(|(id, _)| *id)
     }
 
-    /// Whether another connection of that key has one of so many places. First those go that have
-    /// had the time to prove themselves. Else a key that has none yet takes from the one that has
-    /// most, and so does one that would still have less than that.
+    /// The one that goes for another connection of that key where all together are too many: one
+    /// that has had the time to prove itself, if its key has no fewer than the newcomer's. Else the
+    /// oldest one of the key that has most, if that would still have no fewer than the newcomer's.
+    /// `None`: all may prove themselves in a moment.
+    pub(super) fn in_place_of(&self, key: &K, now: Instant) -> Option<AdmissionId> {
+        let own = self.of(key).0;
+        let late = self.oldest_where(|waiting, count| waiting.is_late(now) && count >= own);
+        late.or_else(|| self.oldest_where(|_, count| count > own + 1))
+    }
+
+    /// Whether another connection of that key has one of so many places. First one goes that has
+    /// had the time to prove itself, if its key has more than the newcomer's. Else a key that has
+    /// none yet takes from the one that has most, and so does one that would still have less than
+    /// that.
     pub(super) fn room_for(&self, key: &K, most: usize, now: Instant) -> Room {
         if self.len() < most {
             return Room::Free;
         }
-        let is_late = |waiting: &Waiting<K>| now.saturating_duration_since(waiting.since) > GRACE;
-        if let Some(late) = self.oldest_where(is_late) {
-            return Room::InPlaceOf(late);
-        }
         let own = self.of(key).0;
-        let top = self.counts().into_values().max().unwrap_or(0);
-        match self.oldest_of_most() {
-            Some(oldest) if own == 0 || own + 1 < top => Room::InPlaceOf(oldest),
-            _ => Room::None,
-        }
+        let late = self.oldest_where(|waiting, count| waiting.is_late(now) && count > own);
+        let of_most = || self.oldest_where(|_, count| own == 0 || count > own + 1);
+        late.or_else(of_most).map_or(Room::None, Room::InPlaceOf)
     }
 }
 
@@ -155,17 +164,48 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_had_its_time_goes_first() {
+    fn whoever_has_had_its_time_goes_first_for_a_key_with_less() {
         let now = Instant::now();
         let mut all = places(&["a", "b"], now);
         let later = now + GRACE + Duration::from_millis(1);
         for id in 3..6 {
             all.add(AdmissionId(id), "c", 10, later);
         }
-        assert_eq!(all.room_for(&"c", 5, now), Room::None);
-        assert_eq!(all.room_for(&"c", 5, later), Room::InPlaceOf(AdmissionId(1)));
+        assert_eq!(all.room_for(&"z", 5, now), Room::InPlaceOf(AdmissionId(3)));
+        assert_eq!(all.room_for(&"z", 5, later), Room::InPlaceOf(AdmissionId(1)));
+        // A crowd of one key ends nobody who is slow.
+        assert_eq!(all.room_for(&"c", 5, later), Room::None);
+        assert_eq!(all.room_for(&"a", 5, later), Room::InPlaceOf(AdmissionId(3)));
         assert_eq!((all.of(&"c"), all.memory_bytes()), ((3, 30), 50));
         assert!(all.remove(AdmissionId(1)) && !all.remove(AdmissionId(1)));
         assert_eq!((all.len(), all.memory_bytes(), all.has(AdmissionId(1))), (4, 40, false));
+    }
+
+    #[test]
+    fn siblings_wait_for_each_other_however_long() {
+        let now = Instant::now();
+        let all = places(&["a"; 64], now);
+        for waited in [Duration::ZERO, 2 * GRACE, 100 * GRACE] {
+            assert_eq!(all.room_for(&"a", 64, now + waited), Room::None, "{waited:?}");
+        }
+        assert_eq!(all.room_for(&"b", 64, now), Room::InPlaceOf(AdmissionId(1)));
+    }
+
+    #[test]
+    fn of_keys_with_as_many_only_the_late_go() {
+        let now = Instant::now();
+        let later = now + GRACE + Duration::from_millis(1);
+        let all = places(&["a", "b", "b", "c", "c", "c"], now);
+        assert_eq!(all.in_place_of(&"z", now), Some(AdmissionId(4)));
+        assert_eq!(all.in_place_of(&"a", now), Some(AdmissionId(4)));
+        assert_eq!(all.in_place_of(&"b", now), None, "it would only change sides for ever");
+        assert_eq!(all.in_place_of(&"c", now), None);
+        assert_eq!(all.in_place_of(&"c", later), Some(AdmissionId(4)), "its own");
+        // A key with more takes from none with less.
+        assert_eq!(places(&["a", "b"], now).in_place_of(&"z", now), None);
+        assert_eq!(places(&["a", "b"], now).in_place_of(&"z", later), Some(AdmissionId(1)));
+        let mut one = places(&["a"], now);
+        (2..5).for_each(|id| one.add(AdmissionId(id), "b", 10, later));
+        assert_eq!(one.in_place_of(&"b", later), None);
     }
 }

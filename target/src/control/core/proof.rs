@@ -264,7 +264,9 @@ impl Core {
         let fits = self.check_budget(session, memory_bytes);
         if let (Err(Refused { text, .. }), Some(state)) = (&fits, self.sessions.get(session)) {
             let (host, peer) = (state.host_name, state.peer.clone());
-            tracing::warn!(%host, peer, text, "ending a connection that its host may not have");
+            if self.lines.may_say(PeerLine::Refused, &peer, text, now) {
+                tracing::warn!(%host, peer, text, "ending a connection that its host may not have");
+            }
             self.told_limit(host, &peer, text);
         }
         let connection = (epoch, queue, memory_bytes);

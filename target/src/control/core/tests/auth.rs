@@ -477,12 +477,15 @@ fn a_host_keeps_to_its_budget_over_all_its_sessions() {
     let mut w = world(&[small, entry(2, &["*:rw"])]);
     let (a, again, b) = (w.proven(1), w.proven(1), w.proven(2));
     // What has not proven itself is not its own.
-    let queues: Vec<Link> = (0..3).map(|queue| w.queue(a.link, queue)).collect();
+    let queues: Vec<Link> = (0..4).map(|queue| w.queue(a.link, queue)).collect();
     let other = w.queue(again.link, 0);
     assert!(w.prove(queues[0]) && w.prove(other));
     let refused = w.join_from("peer", a.link, 9).unwrap_err();
     assert!(refused.text.starts_with("4 connections are your limit"), "{}", refused.text);
     assert!(!w.prove(queues[1]) && w.is_dying(queues[1]) && !w.is_dying(queues[0]));
+    // The log says so once in a second.
+    assert!(!w.core.lines().owes());
+    assert!(!w.prove(queues[3]) && w.core.lines().owes());
     w.bury(other);
     assert!(w.prove(queues[2]), "there is room again");
     for queue in 0..8 {
@@ -519,6 +522,43 @@ fn a_host_has_no_more_sessions_than_connections() {
     let all: Vec<Proven> = (0..8).map(|_| w.proven(1)).collect();
     w.bury(all[0].link);
     w.proven(1);
+}
+
+#[test]
+fn a_host_that_died_finds_room_beside_what_its_lease_keeps() {
+    let auth = AuthConfig { keys: vec![secret_key(TARGET)], hosts: hosts(&[entry(1, &["*:ro"])]) };
+    let capacity = Capacity::new(32, None, 64 << 30);
+    let now = Instant::now();
+    let mut w = World::having(capacity, Holders::durable([]), BTreeMap::new(), now, Some(auth));
+    let reader = open_as(0, AccessMode::ReadOnly);
+    let log_in = |w: &mut World| {
+        let link = w.stranger(None);
+        let mut proven = w.ask_in(link, 1);
+        let said = w.hear(&proven, 2).expect("an answer");
+        if said.status != Status::Ok {
+            let text = String::from_utf8_lossy(&said.payload[..said.value as usize]).into_owned();
+            assert_eq!(said.status, Status::LimitReached);
+            assert!(text.len() <= rblk_protocol::limits::REJECT_TEXT_BYTES, "{text}");
+            w.bury(link);
+            return Err(text);
+        }
+        proven.link = w.as_it_is(link);
+        assert_eq!(w.opens(&mut proven, reader).0, Status::Ok);
+        Ok(proven.link)
+    };
+    // A quarter, and all of them die.
+    for _ in 0..2 {
+        let links: Vec<Link> = (0..8).map(|_| log_in(&mut w).expect("a quarter")).collect();
+        assert_eq!(w.core.sessions().iter().filter(|s| s.connections() > 0).count(), 8);
+        let text = log_in(&mut w).unwrap_err();
+        assert!(text.contains("your limit"), "{text}");
+        links.into_iter().for_each(|link| w.bury(link));
+    }
+    // What is kept is bounded, too, and the lease ends.
+    let text = log_in(&mut w).unwrap_err();
+    assert!(text.starts_with("16 sessions are your limit"), "{text}");
+    w.pass(LEASE + Duration::from_secs(1));
+    log_in(&mut w).unwrap();
 }
 
 #[test]

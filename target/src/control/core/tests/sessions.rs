@@ -208,16 +208,50 @@ fn a_known_host_logs_in_while_strangers_fill_every_place() {
         w.log_out(host);
         w.bury(host);
     }
-    // From its own address there are many, too: those go that have had their time.
+}
+
+#[test]
+fn mounts_of_one_host_that_come_at_once_wait_for_each_other() {
+    let mut w = World::with_sessions(1024);
+    let (mut waiting, mut logged_in) = (200, 0);
+    let mut logging_in: Vec<Link> = Vec::new();
+    while logged_in < 200 {
+        // Whoever found no place comes again and again.
+        for port in 0..waiting {
+            match w.stranger_from(&format!("tcp://192.0.2.7:{port}")) {
+                Ok(link) => logging_in.push(link),
+                Err(refused) => assert_eq!(refused.reason, RejectReason::Crowded),
+            }
+        }
+        waiting = 200 - logged_in - logging_in.len();
+        // A way so long that the target is slower than that.
+        w.now += Duration::from_millis(300);
+        assert!(logging_in.iter().all(|link| !w.is_dying(*link)), "after {logged_in}");
+        for link in logging_in.drain(..20.min(logging_in.len())) {
+            assert_eq!(w.log_in(link, 1, 7).unwrap().status, Status::Ok);
+            logged_in += 1;
+        }
+    }
+}
+
+#[test]
+fn a_crowd_of_one_address_does_not_end_a_host_far_away() {
     let mut w = World::new();
-    let mut crowded: Vec<Link> =
-        (0..200).filter_map(|n| w.stranger_from(&format!("tcp://192.0.2.7:{n}")).ok()).collect();
+    let crowd = |w: &mut World| {
+        (0..100).filter_map(|n| w.stranger_from(&format!("tcp://10.0.0.1:{n}")).ok()).collect()
+    };
+    let mut young: Vec<Link> = crowd(&mut w);
+    let host = w.stranger_from("tcp://192.0.2.7:1").expect("a place");
     w.bury_the_dying();
-    w.now += Duration::from_millis(251);
-    let host = w.stranger_from("tcp://192.0.2.7:999").expect("a place");
-    assert_eq!(w.log_in(host, 1, 7).unwrap().status, Status::Ok);
-    crowded.retain(|link| w.is_dying(*link));
-    assert_eq!(crowded.len(), 1, "no more than it needs");
+    // Its proof takes four ways there and back, and the crowd keeps its places young.
+    for _ in 0..10 {
+        w.now += Duration::from_millis(50);
+        young.retain(|link| w.links.contains(link));
+        young.drain(..).for_each(|link| w.bury(link));
+        young = crowd(&mut w);
+        assert!(young.len() >= 63);
+    }
+    assert_eq!(w.log_in(host, 1, 7).expect("it is there").status, Status::Ok);
 }
 
 #[test]
@@ -290,7 +324,11 @@ impl World {
     fn session_from(&mut self, address: &str) -> Result<Link, Replied> {
         let link = self.stranger_from(&format!("{address}:{}", self.made)).unwrap();
         let said = self.log_in(link, 1, 1).expect("an answer");
-        if said.status == Status::Ok { Ok(self.as_it_is(link)) } else { Err(said) }
+        if said.status == Status::Ok {
+            return Ok(self.as_it_is(link));
+        }
+        self.bury(link);
+        Err(said)
     }
 }
 
