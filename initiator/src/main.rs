@@ -515,8 +515,8 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Every mount of this host, dead ones too, and what is to be told of those that do not answer. With
-/// `rates`, as [`living`].
+/// Every mount of this host, dead ones too, and what is to be told of those that do not answer.
+/// With `rates`, as [`living`].
 fn all_mounts(names: &[String], rates: bool) -> anyhow::Result<(Vec<MountStatus>, Vec<Silent>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut mounts = living(&runtime, rates);

@@ -1,10 +1,9 @@
 //! [`Past`]: what the volumes of a target did in each of the last seconds, for a page that opens in
 //! the middle of an outage. Pure: the time is an argument.
 //!
-//! Bounded: [`MOMENTS_MAX`] moments, and the room of [`BUCKETS_MAX`] buckets of histograms in all of
-//! them.
-//! Where many volumes are busy, the past is shorter. A second in which nothing was answered takes
-//! no memory.
+//! Bounded: [`MOMENTS_MAX`] moments, and the room of [`BUCKETS_MAX`] buckets of histograms in all
+//! of them. Where many volumes are busy, the past is shorter. A second in which nothing was
+//! answered takes no memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};

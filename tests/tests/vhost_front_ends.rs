@@ -292,8 +292,8 @@ fn what_is_refused_is_closed_by_somebody_else() {
         let (socket, peer) = lingering();
         peers.push(peer);
         let sent = socket.as_raw_fd();
-        // The process takes the request when this end has closed the socket: it is the last that has
-        // it open.
+        // The process takes the request when this end has closed the socket: it is the last that
+        // has it open.
         let process = Pid::from_raw(bed.served.pid().try_into().unwrap());
         kill(process, Signal::SIGSTOP).unwrap();
         let closing = std::thread::spawn(move || {

@@ -11,6 +11,7 @@ use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Generation, Name, QueueDepth, limits};
 
+use super::configured::KeysFile;
 use super::course::Facts;
 use super::link::{access_mode, options};
 use super::mounted::Mount;
@@ -18,7 +19,6 @@ use super::neighbour;
 use super::reconnect::NotTested;
 use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
 use super::shared_memory::SharedMemory;
-use super::target_keys::KeysFile;
 use crate::engine::PathEnd;
 use crate::error::SessionError;
 use crate::path::{Path, QueueMemory};

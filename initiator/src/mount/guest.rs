@@ -18,6 +18,7 @@ use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
 use super::begin::{First, User, connect_first};
+use super::configured::Configured;
 use super::guest_end::GuestEnd;
 use super::guest_note::{GuestNote, Inherited};
 use super::leftovers::{Purpose, claim};
@@ -27,7 +28,6 @@ use super::queues::spin_mode;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::target_keys::Configured;
 use super::{OnReady, neighbour, recover, task, waiting};
 use crate::error::SessionError;
 use crate::identity::id_of_guest;

@@ -27,6 +27,7 @@
 
 mod begin;
 mod child;
+mod configured;
 pub mod course;
 mod device;
 pub(crate) mod direct;
@@ -84,6 +85,7 @@ use crate::session::HostIdentity;
 use crate::ublk::{Control, Device};
 use begin::First;
 pub(crate) use begin::may_pass;
+pub use configured::{ByFlags, Configured, KeysFile};
 pub use file_systems::mounts_on;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
@@ -97,7 +99,6 @@ use serving::{HandOver, Serving};
 use signals::Signals;
 use socket::MountSocket;
 use status::MountStatus;
-pub use target_keys::{ByFlags, Configured, KeysFile};
 pub use waiting::ToldToEnd;
 
 const EIO: i32 = 5;

@@ -23,13 +23,13 @@ use rblk_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::configured::{ByFlags, KeysFile};
 use super::course::Facts;
 use super::note_form;
 use super::run_dir::{self, RUN_DIR};
 use super::setup::{Endpoint, Setup, digest_wish};
 use super::shared_memory::{NotedFile, SharedMemory};
 use super::status::MountStatus;
-use super::target_keys::{ByFlags, KeysFile};
 use crate::session::{HostIdentity, MESSAGES, QueueWish};
 use crate::ublk::{DeviceToken, disk_path};
 

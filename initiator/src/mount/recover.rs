@@ -19,6 +19,7 @@ use rblk_fabric::Region;
 use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
 
+use super::configured::Configured;
 use super::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
 use super::link::Link;
 use super::lock::MountLock;
@@ -29,7 +30,7 @@ use super::setup::credentials_of;
 use super::signals::Signals;
 use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
-use super::target_keys::{self, Configured};
+use super::target_keys;
 use super::{AlreadyMounted, NotMounted, begin};
 use crate::durability::Durability;
 use crate::identity::host_name;

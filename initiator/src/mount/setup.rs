@@ -8,8 +8,8 @@ use rblk_config::{DigestWish, MountConfig};
 use rblk_fabric::{Address, Region};
 use rblk_protocol::{Features, Name};
 
+use super::configured::KeysFile;
 use super::shared_memory::SharedMemory;
-use super::target_keys::KeysFile;
 use crate::path::Path;
 use crate::session::{Credentials, HostIdentity, QueueWish, Session};
 

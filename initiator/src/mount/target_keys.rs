@@ -1,71 +1,20 @@
 //! The keys by which a target and this host prove who they are, read again while a mount goes on:
 //! by `rblk-initiator reload`, and by each process that takes the mount over.
 //!
-//! They come from the file that the mount was made of ([`Configured`]). Nothing else of the file is
+//! They come from the file that the mount was made of ([`KeysFile`]). Nothing else of the file is
 //! read again: the disk has been made by the rest. A mount with keys does not become one without,
 //! nor the reverse: who may connect is for a new mount to say.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rblk_config::key_file::credential;
 use rblk_config::{ConfigError, MountConfig, said_once};
 use rblk_protocol::auth::PublicKey;
-use serde::{Deserialize, Serialize};
 
+use super::configured::KeysFile;
 use super::setup::credentials_of;
 use crate::session::Credentials;
-
-/// What a mount is made of.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Configured {
-    /// What file and flags say together.
-    pub config: MountConfig,
-    /// The file that says which keys the target may prove. None where flags said it, or nothing.
-    pub keys_file: Option<KeysFile>,
-}
-
-/// The file that says which keys the target may prove.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct KeysFile {
-    path: PathBuf,
-    by_flags: ByFlags,
-}
-
-/// What flags said beside the file that a mount was made of. They win whenever it is read again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct ByFlags {
-    /// Which volume it is.
-    pub volume: bool,
-    /// Where the key of this host is.
-    pub key_file: bool,
-}
-
-impl ByFlags {
-    /// Flags said nothing.
-    pub(super) fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-impl KeysFile {
-    /// A file with that absolute path.
-    #[must_use]
-    pub fn new(path: PathBuf, by_flags: ByFlags) -> Self {
-        Self { path, by_flags }
-    }
-
-    /// Its path.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// What flags said beside it.
-    pub(super) fn by_flags(&self) -> ByFlags {
-        self.by_flags
-    }
-}
 
 /// Why the keys stay as they were.
 #[derive(Debug, thiserror::Error)]
@@ -113,8 +62,8 @@ pub(super) enum NotReread {
     NewKeys,
 }
 
-/// The configuration of the mount of a name with other keys: those that are named, or those that its
-/// file has now.
+/// The configuration of the mount of a name with other keys: those that are named, or those that
+/// its file has now.
 ///
 /// # Errors
 /// [`NotReread`].
@@ -127,7 +76,9 @@ pub(super) fn reread(
     let name = || name.to_owned();
     match (keys_file, named.is_empty()) {
         (Some(file), true) => read(config, file),
-        (Some(file), false) => Err(NotReread::ByFile { name: name(), file: file.path.clone() }),
+        (Some(file), false) => {
+            Err(NotReread::ByFile { name: name(), file: file.path().to_owned() })
+        }
         (None, false) => with_keys(config, named, config.key_file.clone()),
         (None, true) if config.target_keys.is_empty() => Ok(config.clone()),
         (None, true) => Err(NotReread::ByFlags { name: name() }),
@@ -136,11 +87,11 @@ pub(super) fn reread(
 
 /// The configuration of a mount with the keys that its file has now.
 fn read(config: &MountConfig, file: &KeysFile) -> Result<MountConfig, NotReread> {
-    let KeysFile { path, by_flags } = file;
+    let (path, by_flags) = (file.path(), file.by_flags());
     let now = MountConfig::load(path)?;
     if now.volume != config.volume && !by_flags.volume {
         let (found, volume) = (now.volume, config.volume.clone());
-        return Err(NotReread::OtherVolume { file: path.clone(), found, volume });
+        return Err(NotReread::OtherVolume { file: path.to_owned(), found, volume });
     }
     let key_file = if by_flags.key_file { config.key_file.clone() } else { now.key_file };
     with_keys(config, now.target_keys, key_file)
@@ -170,7 +121,7 @@ fn with_keys(
 /// # Errors
 /// It is not.
 pub(super) fn check(config: &MountConfig, keys_file: Option<&KeysFile>) -> anyhow::Result<()> {
-    let Some(file) = keys_file.filter(|file| file.path.exists()) else { return Ok(()) };
+    let Some(file) = keys_file.filter(|file| file.path().exists()) else { return Ok(()) };
     let config = read(config, file)?;
     let is_of_service = credential(&config.key_file).is_some();
     if !is_of_service || std::env::var_os("CREDENTIALS_DIRECTORY").is_some() {
@@ -204,8 +155,11 @@ pub(super) fn taken_over(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use rblk_protocol::auth::SecretKey;
 
+    use super::super::configured::ByFlags;
     use super::*;
 
     fn key() -> PublicKey {
@@ -265,7 +219,7 @@ mod tests {
         (config.target_keys, config.key_file) = (vec![old], "/of/flag.key".into());
         let file = file(dir.path(), "of-file", &[new]);
         let with =
-            |volume, key_file| KeysFile { by_flags: ByFlags { volume, key_file }, ..file.clone() };
+            |volume, key_file| KeysFile::new(file.path().to_owned(), ByFlags { volume, key_file });
         let reread = |file: &KeysFile| reread(&config, Some(file), "m", Vec::new());
         let again = reread(&with(true, true)).unwrap();
         assert_eq!((again.target_keys, again.key_file), (vec![new], "/of/flag.key".into()));

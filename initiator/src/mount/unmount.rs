@@ -234,8 +234,9 @@ impl Ending {
         }
     }
 
-    /// The write-back of an unmount was refused or failed. A command is told, and the mount goes on.
-    /// A process that was told to end meanwhile begins an unmount that no user keeps from its end.
+    /// The write-back of an unmount was refused or failed. A command is told, and the mount goes
+    /// on. A process that was told to end meanwhile begins an unmount that no user keeps from its
+    /// end.
     fn stay_or_end(&mut self, response: Response) -> Option<End> {
         if self.forced {
             return Some(End::Unmount { force: true });

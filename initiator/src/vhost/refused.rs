@@ -1,8 +1,8 @@
 //! [`put_away`]: closes descriptors of a front end that are of no use, on threads of their own.
 //!
 //! close(2) may wait: a file of FUSE for its daemon (FLUSH), a TCP socket with `SO_LINGER` for its
-//! peer. Both may be the front end's. The close of a socket waits, too, if such a TCP socket is in a
-//! message that nobody has read.
+//! peer. Both may be the front end's. The close of a socket waits, too, if such a TCP socket is in
+//! a message that nobody has read.
 //!
 //! A front end that holds up all of these threads is served no more until one is done. Its disk can
 //! be taken away all the same.

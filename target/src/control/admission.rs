@@ -305,8 +305,8 @@ pub(super) fn prepare(
     Ok((connection, params, AcceptParams { hello, reads_out, reads_in: 0 }))
 }
 
-/// Slots of the cache that a RECV of a connection names. A stranger gets none: they would be missing
-/// where hosts write.
+/// Slots of the cache that a RECV of a connection names. A stranger gets none: they would be
+/// missing where hosts write.
 fn landing_slots(admitted: &Admitted, accept: &HelloAccept, device_sges: u32) -> u32 {
     if admitted.is_stranger { 0 } else { slots_of_recv(accept, device_sges) }
 }

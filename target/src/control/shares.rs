@@ -124,8 +124,8 @@ impl CqShares {
         Ok(())
     }
 
-    /// A connection has proven whose it is: its entries are booked there. `capacity` says how many a
-    /// CQ has.
+    /// A connection has proven whose it is: its entries are booked there. `capacity` says how many
+    /// a CQ has.
     ///
     /// # Errors
     /// The account would have too large a part: they stay booked where it comes from.

@@ -154,8 +154,8 @@ fn a_target_is_handed_over_by_way_of_the_command_too() {
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
     client.write(0, &pattern(1, 64 << 10));
     let before = target.status();
-    // `rblk-target serve` becomes the daemon, and that keeps what the target left open: also a store
-    // that no path leads to any more.
+    // `rblk-target serve` becomes the daemon, and that keeps what the target left open: also a
+    // store that no path leads to any more.
     std::fs::remove_file(dir.path().join("v.img")).unwrap();
     let command = program("rblk-target").display().to_string();
     let upgrade = begin(&target, &["--force", "--program", &command]);

@@ -1,7 +1,7 @@
 //! [`Budget`] and [`Capacity`]: what connections may take together. Pure.
 //!
-//! Every host has a part of what the target has, whether or not its entry says so: no host uses more
-//! than a quarter, so that there is room for others whatever a host does.
+//! Every host has a part of what the target has, whether or not its entry says so: no host uses
+//! more than a quarter, so that there is room for others whatever a host does.
 
 use rblk_protocol::limits::QUEUES_MAX;
 use rblk_protocol::width::wide64;
