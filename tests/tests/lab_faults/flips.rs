@@ -168,11 +168,13 @@ fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> O
     let mount = MountFlags::new(lab.rdma(), "v0").flag("--digest", digest).flag("--spin", "0s");
     let mounted = Mounted::new(lab, &mount.environment(flips.environment()));
     let is_over = || flips.total() >= goal;
-    let users: Vec<User> = thread::scope(|scope| {
+    // None of them has the disk open when it is unmounted.
+    let users: Vec<(usize, Vec<Block>, Seen)> = thread::scope(|scope| {
         let (device, is_over) = (mounted.device(), &is_over);
         let start = |part| scope.spawn(move || User::new(device, part).run(is_over));
         let users: Vec<_> = (0..USERS).map(start).collect();
-        users.into_iter().map(|user| user.join().expect("a user")).collect()
+        let ended = users.into_iter().map(|user| user.join().expect("a user"));
+        ended.map(|User { first, blocks, seen, .. }| (first, blocks, seen)).collect()
     });
     let epoch = mounted.status().epoch;
     let at_initiator = mounted.counts();
@@ -181,11 +183,11 @@ fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> O
     drop(target);
     let image = File::open(lab.path("v0.img")).expect("the image");
     let (mut seen, mut stored) = (Seen::default(), 0);
-    for user in &users {
-        seen.add(&user.seen);
-        for (at, block) in user.blocks.iter().enumerate() {
+    for (first, blocks, of_user) in &users {
+        seen.add(of_user);
+        for (at, block) in blocks.iter().enumerate() {
             let mut found = vec![0; BLOCK];
-            let offset = ((user.first + at) * BLOCK) as u64;
+            let offset = ((first + at) * BLOCK) as u64;
             image.read_exact_at(&mut found, offset).expect("reading the image");
             stored += u64::from(!block.may_hold(&found));
         }

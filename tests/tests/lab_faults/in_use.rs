@@ -249,7 +249,7 @@ fn a_fenced_disk_below_a_file_system_stays() {
             (first.status().state == "fenced").then_some(())
         });
         let listed = list(lab);
-        assert!(listed.contains("v0: another mount of this host has its volume"), "{listed}");
+        assert!(listed.contains("held by another mount of this host"), "{listed}");
         assert!(!listed.contains("another host"), "{listed}");
         let refused = lab.initiator(&["umount", "v0"], 3 * DEADLINE);
         let _ = refused.fails_with(1, &["in use", "mounted at", &dir.display().to_string()]);
