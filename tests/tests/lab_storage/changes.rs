@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use rblk_tests::lab::{FileSystem, Fio, Running, RunningFio, pattern, run};
+use rblk_tests::lab::{FileSystem, Finished, Fio, Running, RunningFio, pattern, run};
 use serde_json::Value;
 
 use super::*;
@@ -89,12 +89,23 @@ impl Bed<'_> {
 }
 
 fn target(lab: &Lab, words: &[&str]) -> String {
+    ended(lab, words).ok()
+}
+
+/// What a reload says while some keys wait for a restart.
+fn needs_restart(lab: &Lab, words: &[&str]) -> String {
+    let ended = ended(lab, words);
+    assert_eq!(ended.code(), 12, "{ended}");
+    ended.stdout
+}
+
+fn ended(lab: &Lab, words: &[&str]) -> Finished {
     let mut command = lab.program("rblk-target");
     command.args(words).args(["--control-socket", rblk_target::args::CONTROL_SOCKET]);
     if words.contains(&"--persist") {
         command.arg("--config").arg(lab.path("target.toml"));
     }
-    Running::start(command).finish(2 * DEADLINE).ok()
+    Running::start(command).finish(2 * DEADLINE)
 }
 
 /// A target without a volume gets `v0`, which stays.
@@ -181,9 +192,9 @@ fn reload(bed: &Bed<'_>) {
     let table = format!("[[volume]]\nname = \"logs\"\nstore = \"file\"\npath = {image:?}\n");
     std::fs::write(bed.lab.path("target.d/logs.toml"), table).expect("another file");
     let epoch = bed.mount.status().epoch;
-    let would = bed.target(&["reload", "--dry-run"]);
+    let would = needs_restart(bed.lab, &["reload", "--dry-run"]);
     assert!(would.contains("add volume logs") && would.contains("slow_io"), "{would}");
-    bed.target(&["reload"]);
+    let _ = needs_restart(bed.lab, &["reload"]);
     let list = bed.target(&["volume", "list"]);
     assert!(list.contains("logs"), "{list}");
     assert_eq!(bed.mount.status().epoch, epoch, "the mount notices nothing");
