@@ -32,8 +32,10 @@ fn upgrades(lab: &Lab, target_flags: &TargetFlags, address: String) {
     let target = Target::start(lab, target_flags);
     // An upgrade is announced, so nothing has to be detected; and what is on its way must be
     // answered within the time that the mount waits for that, which is 1 s at most.
-    // The socket of the second address is there all the time. The listener of RDMA is not.
-    let mount_flags = MountFlags::new(address, "v0").path(&lab.tcp()).flag("--detect", "20s");
+    // The socket of a second address by TCP is there all the time. The listener of RDMA is not.
+    let is_tcp = address == lab.tcp();
+    let flags = MountFlags::new(address, "v0").flag("--detect", "20s");
+    let mount_flags = if is_tcp { flags } else { flags.path(&lab.tcp()) };
     let mounted = Mounted::new(lab, &mount_flags);
     let path = mounted.status().address;
     assert!(locked_kib(mounted.pid()) > 0, "its pages could be swapped to its own disk");
