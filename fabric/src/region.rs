@@ -90,7 +90,14 @@ impl Region {
     /// # Errors
     /// The file is empty or not whole pages, or the system cannot map it.
     pub fn map_file(file: &File) -> io::Result<Arc<Self>> {
-        Self::map(file, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE)
+        let region = Self::map(file, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE)?;
+        // MAP_POPULATE does nothing in a process that locks its memory on fault (mlockall(2)).
+        // Before Linux 5.14 the advice is refused, and pages come when they are used.
+        // SAFETY: the range is the mapping just made, which may be written.
+        let _ = unsafe {
+            libc::madvise(region.base.as_ptr().cast(), region.len, libc::MADV_POPULATE_WRITE)
+        };
+        Ok(region)
     }
 
     /// The same, and pages of the file that nobody has touched yet take no memory.
