@@ -296,32 +296,7 @@ fn upgrade(name: Option<&str>, program: Option<PathBuf>, output: Output) -> anyh
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let one = |name: &str| runtime.block_on(upgrade_one(name, &program));
-    if let Some(name) = name {
-        let versions = one(name)?;
-        output.aside(upgraded(name, &versions));
-        output.answer(
-            &Came { name: name.to_owned(), outcome: Some(versions), error: None },
-            String::new,
-        )?;
-        return Ok(Exit::Ok);
-    }
-    let (mut exit, mut came) = (Exit::Ok, Vec::new());
-    for name in names().into_iter().filter(|name| MountLock::is_held(name)) {
-        match one(&name) {
-            Ok(versions) => {
-                output.aside(upgraded(&name, &versions));
-                came.push(Came { name, outcome: Some(versions), error: None });
-            }
-            Err(error) => {
-                let text = said_once(error.as_ref());
-                output.aside(format_args!("rblk-initiator: {name}: {text}"));
-                exit = Exit::Failure;
-                came.push(Came { name, outcome: None, error: Some(text) });
-            }
-        }
-    }
-    output.answer(&came, String::new)?;
-    Ok(exit)
+    of_living(name, output, one, upgraded)
 }
 
 /// The versions of the programs before and after an upgrade.
@@ -371,19 +346,30 @@ fn reload(name: Option<&str>, target_keys: &[PublicKey], output: Output) -> anyh
     let keys: Vec<String> = target_keys.iter().map(ToString::to_string).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let one = |name: &str| runtime.block_on(reload_one(name, &keys));
+    of_living(name, output, one, |name, said| format!("{name}: {said}"))
+}
+
+/// Does something with one mount, or with each that a process serves, and tells what came of it.
+/// With several mounts, each is tried.
+fn of_living<T: Serialize>(
+    name: Option<&str>,
+    output: Output,
+    one: impl Fn(&str) -> anyhow::Result<T>,
+    words: impl Fn(&str, &T) -> String,
+) -> anyhow::Result<Exit> {
     if let Some(name) = name {
-        let said = one(name)?;
-        output.aside(format_args!("{name}: {said}"));
-        let came = Came { name: name.to_owned(), outcome: Some(said), error: None };
+        let outcome = one(name)?;
+        output.aside(words(name, &outcome));
+        let came = Came { name: name.to_owned(), outcome: Some(outcome), error: None };
         output.answer(&came, String::new)?;
         return Ok(Exit::Ok);
     }
     let (mut exit, mut came) = (Exit::Ok, Vec::new());
     for name in names().into_iter().filter(|name| MountLock::is_held(name)) {
         match one(&name) {
-            Ok(said) => {
-                output.aside(format_args!("{name}: {said}"));
-                came.push(Came { name, outcome: Some(said), error: None });
+            Ok(outcome) => {
+                output.aside(words(&name, &outcome));
+                came.push(Came { name, outcome: Some(outcome), error: None });
             }
             Err(error) => {
                 let text = said_once(error.as_ref());

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -318,6 +319,16 @@ fn drip(guest: &mut Guest) {
     let _ = guest.send_raw(&[0]);
 }
 
+/// Goes on with a drip until the program hangs up.
+fn drip_on(mut guest: Guest) -> JoinHandle<()> {
+    drip(&mut guest);
+    std::thread::spawn(move || {
+        while guest.send_raw(&[0]).is_ok() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    })
+}
+
 #[test]
 fn a_message_that_drips_ends() {
     let bed = Bed::new("1");
@@ -335,13 +346,7 @@ fn a_message_that_drips_ends() {
 #[test]
 fn a_message_that_drips_keeps_no_signal() {
     let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
-    drip(&mut guest);
-    let dripping = std::thread::spawn(move || {
-        while guest.send_raw(&[0]).is_ok() {
-            std::thread::sleep(Duration::from_millis(200));
-        }
-    });
+    let dripping = drip_on(Guest::connect(&bed.served, 1));
     let begun = Instant::now();
     assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
     assert!(begun.elapsed() < SOON);
@@ -352,13 +357,7 @@ fn a_message_that_drips_keeps_no_signal() {
 #[ignore = "needs root: the mount is listed"]
 fn as_root_a_message_that_drips_keeps_no_unmount() {
     let mut bed = Bed::new("1");
-    let mut guest = Guest::connect(&bed.served, 1);
-    drip(&mut guest);
-    let dripping = std::thread::spawn(move || {
-        while guest.send_raw(&[0]).is_ok() {
-            std::thread::sleep(Duration::from_millis(200));
-        }
-    });
+    let dripping = drip_on(Guest::connect(&bed.served, 1));
     let begun = Instant::now();
     assert_eq!(bed.served.unmount_by_force(), Some(0), "{}", bed.served.log());
     assert!(begun.elapsed() < SOON);
