@@ -261,6 +261,9 @@ impl Plan {
                     .push((When::Steps(random.below(40)), Fault::Mount { host: to, take_over }));
             }
         }
+        if let Some(fault) = failing_store(seed) {
+            plan.faults.insert(0, fault);
+        }
         plan
     }
 
@@ -428,4 +431,14 @@ impl Plan {
 fn on_loss(seed: u64) -> OnLoss {
     let lasts = Random::new(seed ^ 0x6f6e_5f6c_6f73).chance(500);
     if lasts { OnLoss::UntilRemount } else { OnLoss::Once }
+}
+
+/// In one plan of ten the store fails many ops, also FLUSHes, and serves again afterwards. Drawn from
+/// the seed alone too.
+fn failing_store(seed: u64) -> Option<(When, Fault)> {
+    let mut random = Random::new(seed ^ 0x66_6169_6c73);
+    random.chance(100).then(|| {
+        let when = When::Steps(random.below(200));
+        (when, Fault::Errors { steps: random.within(20, 400), per_mille: 400 })
+    })
 }
