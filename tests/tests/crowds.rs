@@ -44,7 +44,7 @@ impl Bed {
         };
         let text = format!(
             "listen = ['tcp://127.0.0.1:1']\nauth = 'required'\nencrypt = 'off'\narena = '{arena}'\n\
-             key_file = '{key_file}'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\n{}{}",
+             sessions_max = 2048\nkey_file = '{key_file}'\n[[volume]]\nname = 'v'\nstore = 'file'\npath = '{}'\n{}{}",
             store.display(),
             entry(("many", &hosts[0])),
             entry(("one", &hosts[1])),
