@@ -8,8 +8,8 @@ use rblk_protocol::auth::PublicKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
-use crate::limits::{self, ByteRate, Limits};
-use crate::rule::{Key, NAME, Rule, Schema, check_name, join};
+use crate::schema::rule::{Key, NAME, Rule, Schema, check_name, join};
+use crate::setting::limits::{self, ByteRate, Limits};
 use crate::units::ByteSize;
 
 /// Most keys of a host, and of a target as a mount knows it: the one in use and the next one.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Uid, User};
 
 /// Where units are, the first place wins.
-pub(crate) const PLACES: [&str; 4] =
+pub const PLACES: [&str; 4] =
     ["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
 
 /// Most bytes of a file that are read.

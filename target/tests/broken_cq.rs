@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::soft::network::Network;
-use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{
     AcceptParams, Access, Completion, Connection, Device, DeviceCaps, FabricError, PageKind,
     Poller, PollerCounters, PostError, QpIndex, Recvs, Region, SendWr,
 };
+use rblk_runtime::spin::SpinMode;
 use rblk_target::arena::Arena;
 use rblk_target::cache::{Shard, ShardOptions};
 use rblk_target::poll_group::peers::Peers;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use rblk_protocol::width::narrow;
 
-use super::tls;
+use super::wire::tls;
 use crate::caps::{DeviceCaps, Transport};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};

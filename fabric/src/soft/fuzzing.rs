@@ -6,8 +6,8 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use super::frame::{HEADER, Header};
-use super::handshake::{self, Reply, Verdict};
+use super::wire::frame::{HEADER, Header};
+use super::wire::handshake::{self, Reply, Verdict};
 
 /// The header of a frame. An accepted header has one form in bytes.
 #[must_use]

@@ -9,9 +9,9 @@ use tokio::time::timeout;
 
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::handshake::{self, Failure, Request, Verdict};
-use super::link::TcpLink;
 use super::queue_pair::Connection;
+use super::wire::handshake::{self, Failure, Request, Verdict};
+use super::wire::link::TcpLink;
 use crate::address::end_name;
 use crate::connect::{ACCEPTED_DETECT_MAX, ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};

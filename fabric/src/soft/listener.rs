@@ -12,9 +12,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
-use super::handshake::set_tos;
 use super::incoming::{self, Incoming, Outcome};
-use super::pending::Pending;
+use super::wire::handshake::set_tos;
+use super::wire::pending::Pending;
 use crate::address::{Address, end_name};
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};

@@ -15,9 +15,9 @@ use rblk_protocol::width::{wide, wide64};
 
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::late::Landing;
-use super::link::{Link, Moved};
 use super::queue_pair::Connection;
+use super::wire::late::Landing;
+use super::wire::link::{Link, Moved};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 

@@ -8,13 +8,13 @@ use tokio::time::timeout;
 
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::handshake::{self, Failure, Request, Verdict};
-use super::link::TcpLink;
 use super::queue_pair::Connection;
+use super::wire::handshake::{self, Failure, Request, Verdict};
+use super::wire::link::TcpLink;
 use crate::address::Address;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
-use crate::connection::Established;
 use crate::error::{FabricError, FirewallPort, Result};
+use crate::provider::connection::Established;
 
 /// A resolved route to a TCP peer.
 #[derive(Debug)]

@@ -13,13 +13,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use super::cm_id::CmId;
+use super::cm::cm_id::CmId;
+use super::cm::event_channel::{EventChannel, Ids, Known, Reply, Role};
+use super::cm::slow_verbs::SlowVerbs;
 use super::device::Device;
-use super::event_channel::{EventChannel, Ids, Known, Reply, Role};
+use super::device::presence;
 use super::ffi::{self, event};
 use super::incoming::Incoming;
-use super::presence;
-use super::slow_verbs::SlowVerbs;
 use crate::connect::ConnectionHello;
 use crate::error::{FabricError, Result};
 

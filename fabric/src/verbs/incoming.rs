@@ -1,11 +1,11 @@
 //! [`Incoming`]: a peer that asks to connect.
 
-use super::cm_id::CmId;
+use super::cm::cm_id::CmId;
 use super::completion_queue::PollerHandle;
 use super::device::Device;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::Connection;
-use crate::ack_timeout::AckTimeout;
+use crate::connect::ack_timeout::AckTimeout;
 use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 

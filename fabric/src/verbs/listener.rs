@@ -6,12 +6,12 @@ use std::ptr::NonNull;
 
 use tokio::sync::{mpsc, watch};
 
-use super::cm_id::CmId;
+use super::cm::cm_id::CmId;
+use super::cm::event_channel::Role;
 use super::device::Device;
-use super::event_channel::Role;
+use super::device::presence::{self, Presence};
 use super::event_task::{self, Door};
 use super::incoming::Incoming;
-use super::presence::{self, Presence};
 use crate::address::Address;
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};

@@ -29,50 +29,34 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `ffi` | librdmacm and the names of `ibverbs-sys` |
-//! | `nonblocking`, `qp_state`, `device_caps` | single calls |
-//! | `async_events`, `cq_health` | the thread that reads device events, and what it sets |
-//! | `threads`, `slow_verbs` | threads for verbs that may take long, and those of an id |
-//! | `event_channel`, `cm_id` | rdma_cm ids, and the lock under which events are handled |
-//! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
-//! | `completion_queue`, `cq_room`, `queue_pair` | CQ, QP, and how much of a CQ a QP may fill |
+//! | `nonblocking`, `qp_state`, `device_caps`, `threads` | single calls; threads for slow verbs |
+//! | `cm/` | rdma_cm ids, the lock under which events are handled, the slow verbs of an id |
+//! | `device/` | context, the thread that reads device events, and what it sets |
+//! | `protection_domain`, `memory_region` | PD, MR |
+//! | `completion_queue/` | CQ, how much of it a QP may fill, WCs, completion events |
+//! | `queue_pair/` | QP, WRs as a provider takes them, the QPs of a poller |
 //! | `incoming`, `event_task`, `listener`, `route` | how connections are made |
 //! | `facts` | what device and QP say of themselves, for diagnosis |
-//! | `provider_calls`, `wr_lists`, `inline_source` | what the data path hands to a provider |
-//! | `work_completion`, `work_queue`, `late_flushes` | what it gets back, and what it counts |
-//! | `cq_events`, `qp_table`, [`Poller`] | the data path |
+//! | `provider_calls`, [`Poller`] | the data path |
 
-mod async_events;
-mod cm_id;
+mod cm;
 mod completion_queue;
-mod cq_events;
-mod cq_health;
-mod cq_room;
 mod device;
 mod device_caps;
-mod device_list;
-mod event_channel;
 mod event_task;
 mod facts;
 mod ffi;
 mod incoming;
-mod inline_source;
-mod late_flushes;
 mod listener;
 mod memory_region;
 mod nonblocking;
 mod poller;
-mod presence;
 mod protection_domain;
 mod provider_calls;
 mod qp_state;
-mod qp_table;
 mod queue_pair;
 mod route;
-mod slow_verbs;
 mod threads;
-mod work_completion;
-mod work_queue;
-mod wr_lists;
 
 pub(crate) use completion_queue::PollerHandle;
 pub(crate) use device::Device;

@@ -27,23 +27,23 @@ use std::sync::Arc;
 
 use rblk_protocol::width::{narrow, wide, wide64};
 
+use super::completion_queue::cq_events::CqEvents;
+use super::completion_queue::cq_room::CqRoom;
+use super::completion_queue::late_flushes::LateFlushes;
+use super::completion_queue::work_completion::completion;
 use super::completion_queue::{CompletionQueue, PollerHandle, broken};
-use super::cq_events::CqEvents;
-use super::cq_room::CqRoom;
 use super::ffi;
-use super::inline_source::InlineSources;
-use super::late_flushes::LateFlushes;
 use super::protection_domain::ProtectionDomain;
 use super::provider_calls::ProviderCalls;
-use super::qp_table::QpTable;
+use super::queue_pair::inline_source::InlineSources;
+use super::queue_pair::qp_table::QpTable;
 use super::queue_pair::retire;
-use super::work_completion::completion;
-use super::wr_lists::{BATCH, WrLists};
+use super::queue_pair::wr_lists::{BATCH, WrLists};
 use crate::caps::DeviceCaps;
 use crate::connect::{AcceptParams, ConnectionHello};
-use crate::device::CompletionVector;
 use crate::error::{FabricError, PostError, Result};
-use crate::poller_counters::PollerCounters;
+use crate::provider::device::CompletionVector;
+use crate::work::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, Recvs, SendWr, WcStatus};
 
 /// A data thread's CQ and QPs.

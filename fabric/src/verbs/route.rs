@@ -13,10 +13,10 @@ use rblk_protocol::width::wide64;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::cm_id::{CmId, ConnectParams};
+use super::cm::cm_id::{CmId, ConnectParams};
+use super::cm::event_channel::{Reply, Role};
 use super::completion_queue::PollerHandle;
 use super::device::Device;
-use super::event_channel::{Reply, Role};
 use super::event_task;
 use super::ffi::event;
 use super::protection_domain::ProtectionDomain;
@@ -24,8 +24,8 @@ use super::queue_pair::{Connection, retire};
 use super::threads::{Call, Threads};
 use crate::address::Address;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
-use crate::connection::Established;
 use crate::error::{FabricError, FirewallPort, Result};
+use crate::provider::connection::Established;
 
 /// Longest call of `rdma_resolve_addr`.
 const ADDRESS_WINDOW: Duration = Duration::from_millis(500);

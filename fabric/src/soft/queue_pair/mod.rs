@@ -3,7 +3,13 @@
 //! The queues, the frames on their way and the link are types of their own. This file moves a QP
 //! from state to state. Its children move bytes: `transmit` sends, `receive` receives.
 
+pub(super) mod acks;
+pub(super) mod completions;
+pub(super) mod outbound;
+pub(super) mod reads;
 mod receive;
+pub(super) mod recv_queue;
+pub(super) mod send_queue;
 mod state;
 mod transmit;
 
@@ -14,26 +20,26 @@ use nix::sys::eventfd::EventFd;
 use rblk_protocol::width::wide64;
 
 pub(super) use self::state::State;
-use super::acks::Acks;
-use super::completions::{CompletionQueue, Returns};
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::frame::Refusal;
-use super::handshake::{self, Verdict};
-use super::inbound::Inbound;
 use super::keys::KeyCopy;
-use super::late::landings;
-use super::link::Link;
-use super::metered_link::MeteredLink;
-use super::outbound::Outbound;
-use super::reads::{ReadsIn, ReadsOut};
-use super::recv_queue::RecvQueue;
-use super::send_queue::SendQueue;
-use super::tls::{BadRecord, NoTls};
+use super::wire::frame::Refusal;
+use super::wire::handshake::{self, Verdict};
+use super::wire::inbound::Inbound;
+use super::wire::late::landings;
+use super::wire::link::Link;
+use super::wire::metered_link::MeteredLink;
+use super::wire::tls::{BadRecord, NoTls};
+use crate::connect::stream_keys::{CipherKey, StreamKeys};
 use crate::connect::{AcceptParams, ConnectionHello, QpLimits};
 use crate::error::{FabricError, PostError, Result};
-use crate::poller_counters::PollerCounters;
-use crate::stream_keys::{CipherKey, StreamKeys};
+use crate::work::poller_counters::PollerCounters;
 use crate::work::{QpIndex, Recvs, SendWr, WcStatus};
+use acks::Acks;
+use completions::{CompletionQueue, Returns};
+use outbound::Outbound;
+use reads::{ReadsIn, ReadsOut};
+use recv_queue::RecvQueue;
+use send_queue::SendQueue;
 
 /// Bytes to discard when a QP that refused a request is dropped. TCP resets a connection that is
 /// closed with unread bytes, and the reset could overtake the refusal.

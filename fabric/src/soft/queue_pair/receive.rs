@@ -11,12 +11,12 @@ use rblk_protocol::width::{narrow, wide};
 
 use super::{QueuePair, State};
 use crate::region::copy_apart;
-use crate::soft::completions::CompletionQueue;
-use crate::soft::frame::{Header, Kind, Refusal, low32};
-use crate::soft::inbound::{Body, Sink};
 use crate::soft::keys::{KeyTable, Right};
-use crate::soft::outbound::Response;
-use crate::soft::pieces::{NO_PIECE, local_pieces};
+use crate::soft::queue_pair::completions::CompletionQueue;
+use crate::soft::queue_pair::outbound::Response;
+use crate::soft::wire::frame::{Header, Kind, Refusal, low32};
+use crate::soft::wire::inbound::{Body, Sink};
+use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
 
 /// Offered of the staging buffer behind a large payload, and where the next large payload is

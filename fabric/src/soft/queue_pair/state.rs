@@ -1,6 +1,6 @@
 //! [`State`]: where a QP is in its life.
 
-use crate::soft::frame::Refusal;
+use crate::soft::wire::frame::Refusal;
 use crate::work::WcStatus;
 
 /// Where a QP is in its life.

@@ -3,11 +3,11 @@
 use std::io;
 
 use super::{QueuePair, State};
-use crate::soft::completions::CompletionQueue;
-use crate::soft::frame::Refusal;
-use crate::soft::gathered::Gathered;
 use crate::soft::keys::KeyTable;
-use crate::soft::outbound::{Origin, Response};
+use crate::soft::queue_pair::completions::CompletionQueue;
+use crate::soft::queue_pair::outbound::{Origin, Response};
+use crate::soft::wire::frame::Refusal;
+use crate::soft::wire::gathered::Gathered;
 use crate::work::WcStatus;
 
 /// Bytes that one call sends. A kernel that does not preempt its own code keeps every other thread
