@@ -4,7 +4,7 @@
 //!
 //! | file | type | holds |
 //! | --- | --- | --- |
-//! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
+//! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | the volumes and resources of a target |
 //! | `/etc/rblk/target.d/host-NAME.toml` | [`HostFile`] | one host that may connect |
 //! | `/etc/rblk/target.d/volume-NAME.toml` | [`VolumeFile`] | one volume |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
@@ -14,8 +14,8 @@
 //! rules of a file. [`ByteSize`] and [`Duration`] are `FromStr`, so a file and a command line
 //! accept the same texts. `dump` writes TOML that loads to the same value.
 //!
-//! An error names the place (file, line, column), the key, the value, what is wrong and what to
-//! write instead. All faults of a configuration are reported at once.
+//! An error names the place (file, line, column), the key, the value, the cause and the fix. All
+//! faults of a configuration are reported at once.
 //!
 //! ```
 //! use rblk_config::TargetConfig;

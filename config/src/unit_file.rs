@@ -80,7 +80,7 @@ impl UnitFile {
     }
 }
 
-/// The user of the target's unit on this host. `None`: the unit is not installed, or names nobody.
+/// The user of the target's unit on this host. `None`: the unit is not installed, or names no user.
 #[must_use]
 pub fn user_of_target() -> Option<User> {
     let unit = UnitFile::find(Path::new("/"), TARGET_UNIT)?;

@@ -1,7 +1,7 @@
-//! [`DeviceFacts`] and [`QpFacts`]: what a provider says of a device and of a QP, for people who
-//! look for the cause of something. Nothing on the data path depends on them.
+//! [`DeviceFacts`] and [`QpFacts`]: facts that a provider reports about a device and a QP, for
+//! troubleshooting. Nothing on the data path depends on them.
 
-/// What a verbs device says of itself, as it says it: not lowered to what rblk uses.
+/// The limits that a verbs device reports, not lowered to those that rblk uses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DeviceFacts {
     /// Firmware, in the words of the driver. Empty where it has none.
@@ -44,7 +44,7 @@ pub struct DeviceFacts {
     pub max_mtu: u32,
 }
 
-/// What a provider says of one QP.
+/// The facts that a provider reports about one QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QpFacts {
     /// WRs that the send queue holds. Some providers round up.

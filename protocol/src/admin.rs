@@ -65,7 +65,7 @@ pub struct OpenRequest {
     pub generation: Generation,
 }
 
-/// What a volume is and can do.
+/// The properties and abilities of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct VolumeFlags(pub u32);
 
@@ -89,7 +89,7 @@ impl VolumeFlags {
         self.0 & other.0 == other.0
     }
 
-    /// The same, and with `other` if `yes`.
+    /// The flags, with `other` if `yes`.
     #[must_use]
     pub fn with(self, other: Self, yes: bool) -> Self {
         if yes { Self(self.0 | other.0) } else { self }
@@ -142,7 +142,7 @@ pub struct VolumeEntry {
     pub uuid: [u8; 16],
 }
 
-/// What a target tells when it answers ASYNC_EVENT. The number is the value of the response.
+/// The event in the answer to ASYNC_EVENT. The number is the value of the response.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum AsyncEvent {

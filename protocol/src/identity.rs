@@ -1,4 +1,4 @@
-//! What identifies sessions, hosts, targets, holders and volumes.
+//! The identifiers of sessions, hosts, targets, holders and volumes.
 
 use std::fmt;
 
@@ -53,8 +53,8 @@ id128! {
 }
 
 id128! {
-    /// What one end picks at random for one connection, so that no proof fits another one. It is no
-    /// secret.
+    /// The random value of one end for one connection, so that a proof fits one connection only. It
+    /// is no secret.
     Nonce
 }
 

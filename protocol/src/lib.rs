@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! What goes over the wire: the bytes, and the rules about them. No I/O, no async, no unsafe.
+//! The wire protocol: the bytes, and the rules about them. No I/O, no async, no unsafe.
 //!
 //! # A conversation
 //!

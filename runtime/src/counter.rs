@@ -1,8 +1,8 @@
 //! [`Counter`]: a number that one data thread writes and any thread reads;
 //! [`counters!`](crate::counters): many of them.
 //!
-//! It uses a relaxed load and store, not an atomic addition: there is one writer, and a reader may
-//! see a slightly old value.
+//! `add` is a relaxed load and store, not an atomic addition: a counter has one writer, and a
+//! reader may see a slightly old value.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -10,9 +10,9 @@
 //!
 //! Invariants:
 //!
-//! - **No event is slept through.** A thread sleeps only after it armed what wakes it and then
-//!   looked once more and found nothing. What came before the arming is found by that look; what
-//!   comes later ends the sleep.
+//! - **No event is slept through.** A thread arms its wake-ups, looks once more, and sleeps only if
+//!   that look finds nothing. The look finds every event from before the arming; a later event ends
+//!   the sleep.
 //! - Every sleep is bounded ([`DataThread::longest_sleep`]). A sleep that took its whole time asks
 //!   the devices again, in case a device lost its event.
 //! - A turn enters the kernel at most once, by [`DataThread::enter`].
@@ -25,7 +25,7 @@ use crate::moment::{Moment, MomentClock};
 use crate::spin::{Hint, Idle, SpinMode, SpinPolicy};
 use crate::wake_cost::measure_wake_cost;
 
-/// What a turn found to do.
+/// The work that a turn found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
     /// Nothing.
@@ -51,7 +51,7 @@ impl Found {
 /// The result of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Turn {
-    /// What was found.
+    /// The work found.
     pub found: Found,
     /// The thread may look for work, or sleep, before its next turn. Always so when nothing was
     /// found. Where work was found, the thread may sleep if one system call can both submit the
@@ -62,19 +62,19 @@ pub struct Turn {
 /// How a call of the kernel ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// It was not allowed to sleep.
+    /// The thread was not allowed to sleep.
     DidNotSleep,
-    /// It slept, and something woke it.
+    /// An event ended the sleep.
     ByEvent,
-    /// It slept its whole time.
+    /// The sleep timed out.
     ByTime,
 }
 
-/// What [`run`] drives.
+/// The thread that [`run`] drives.
 pub trait DataThread {
-    /// What the thread ends with.
+    /// The result with which the thread ends.
     type End;
-    /// What breaks the thread.
+    /// The error that breaks the thread.
     type Error;
 
     /// Takes mail and events, does the work, and posts.
@@ -83,7 +83,7 @@ pub trait DataThread {
     /// The thread cannot go on.
     fn turn(&mut self, now: Moment) -> Result<ControlFlow<Self::End, Turn>, Self::Error>;
 
-    /// What is under way, for the spin policy. `None`: nothing that is worth a look.
+    /// The I/O under way, for the spin policy. `None`: nothing that is worth a look.
     fn awaited(&mut self) -> Option<Hint>;
 
     /// Asks the devices for an event at their next completion.
@@ -134,8 +134,7 @@ impl Turns {
         self.clock.now()
     }
 
-    /// A turn, and the look or the sleep after it. Returns what the turn ended the loop with, if it
-    /// did.
+    /// A turn, and the look or the sleep after it. Returns the result if the turn ended the loop.
     ///
     /// # Errors
     /// What broke the thread.
@@ -214,7 +213,7 @@ fn sleep_after<T: DataThread>(
 mod tests {
     use super::*;
 
-    /// Does what it is told, and notes the calls.
+    /// Follows a script, and notes the calls.
     struct Scripted {
         turns: Vec<ControlFlow<u32, Turn>>,
         look_again: Vec<Found>,

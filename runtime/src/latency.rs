@@ -1,5 +1,5 @@
 //! [`Latency`]: a histogram of times that one data thread writes and any thread reads, and
-//! [`LatencyCounts`]: what it held at one moment, or a sum of several.
+//! [`LatencyCounts`]: its counts at one moment, or the sum of several.
 //!
 //! Times are whole microseconds, rounded down. The bins are log-linear ([`log_linear`]): four for
 //! each power of two, from 1 µs to 67 s; the last bin is open. So a quantile, which is told as the
@@ -23,7 +23,7 @@ fn bin(us: u64) -> usize {
     bin_of::<BITS>(us).min(BINS - 1)
 }
 
-/// A time whose bin is known, for many that take equally long.
+/// A time with its bin, for many operations that take equally long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BinnedUs(u64);
 
@@ -88,7 +88,7 @@ impl Latency {
         self.bins[0].add(1);
     }
 
-    /// What it holds now. The numbers are read one after the other, so they are not of exactly one
+    /// The counts now. The numbers are read one after the other, so they are not of exactly one
     /// moment.
     #[must_use]
     pub fn snapshot(&self) -> LatencyCounts {

@@ -65,8 +65,8 @@ impl<T> Sender<T> {
         self.send_over(message, |_, _| false).map(drop)
     }
 
-    /// The same, and takes back every message that was not received and that the new one
-    /// `supersedes`: it gets the new one, and then the earlier one.
+    /// Sends a message and takes back every unreceived message that the new one `supersedes`, a
+    /// function of the new message and an earlier one.
     ///
     /// # Errors
     /// As of [`Self::send`]. Nothing is taken back then.

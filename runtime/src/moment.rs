@@ -125,7 +125,7 @@ mod tests {
             assert!(told.since(now.us()) <= 1 && now.us().since(told) <= 1, "{now:?} {told:?}");
             last = now;
         }
-        // It began with a look at `Instant::now`, and lags behind it by no more than that took.
+        // The clock started at `Instant::now`, so it lags by no more than that call took.
         assert!(Instant::now() >= last.instant());
     }
 

@@ -1,9 +1,9 @@
 //! [`Rates`]: how much a volume, a session or a mount did per second, and [`RateWindow`]: when that
 //! is measured. Pure: time is an argument.
 //!
-//! Nothing is measured while nobody asks. From the first question on, and until a minute after the
-//! last one, the owner of a window takes what was counted so far about once in a second; the rates
-//! are those between the last two of these moments.
+//! Rates are measured on demand. From the first query until a minute after the last one, the owner
+//! of a window samples the counters about once a second. The rates cover the time between the last
+//! two samples.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::LatencyCounts;
 
-/// How often what was counted is taken, while somebody asks.
+/// The time between two samples.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
 /// For how long after a question it goes on.
 const WANTED_FOR: Duration = Duration::from_secs(60);
 
-/// What was counted up to one moment.
+/// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Reads, and their times.
     pub reads: LatencyCounts,
     /// Writes, and their times.
     pub writes: LatencyCounts,
-    /// What reads and writes waited for the store.
+    /// Times that reads and writes waited for the store.
     pub store: LatencyCounts,
     /// Bytes read.
     pub read_bytes: u64,
@@ -68,7 +68,7 @@ pub struct Rates {
     /// 99th percentile of the writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_p99_us: Option<u64>,
-    /// 99th percentile of what reads and writes waited for the store.
+    /// 99th percentile of the times that reads and writes waited for the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_p99_us: Option<u64>,
 }
@@ -99,7 +99,7 @@ impl Rates {
     }
 }
 
-/// The last two moments at which what was counted was taken. `T` is what was counted.
+/// The last two samples. `T` holds the counters of a sample.
 #[derive(Debug)]
 pub struct RateWindow<T> {
     asked: Option<Instant>,
@@ -114,8 +114,8 @@ impl<T> Default for RateWindow<T> {
 }
 
 impl<T> RateWindow<T> {
-    /// Somebody asks. Returns whether what was counted is to be taken now, by [`Self::take`]: for a
-    /// while nobody had asked.
+    /// Records a query. Returns whether the caller should take a sample now, by [`Self::take`]: no
+    /// query came for a while.
     pub fn ask(&mut self, now: Instant) -> bool {
         let was_wanted = self.is_wanted(now);
         self.asked = Some(now);
@@ -125,12 +125,12 @@ impl<T> RateWindow<T> {
         !was_wanted
     }
 
-    // Whether somebody asked a short while ago.
+    // Whether a query came a short while ago.
     fn is_wanted(&self, now: Instant) -> bool {
         self.asked.is_some_and(|at| now.saturating_duration_since(at) < WANTED_FOR)
     }
 
-    /// When what was counted is to be taken next; none while nobody asks.
+    /// The time of the next sample; none without recent queries.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         let (asked, (taken, _)) = (self.asked?, self.later.as_ref()?);
@@ -138,14 +138,13 @@ impl<T> RateWindow<T> {
         (due < asked + WANTED_FOR).then_some(due)
     }
 
-    /// What was counted up to now.
+    /// Adds a sample: the counters now.
     pub fn take(&mut self, now: Instant, counted: T) {
         self.earlier = self.later.take();
         self.later = Some((now, counted));
     }
 
-    /// The two moments: what was counted up to each, and how far they lie apart. None before there
-    /// are two.
+    /// The two samples and the time between them. None before the second sample.
     #[must_use]
     pub fn moments(&self) -> Option<(&T, &T, Duration)> {
         let ((from, earlier), (to, later)) = (self.earlier.as_ref()?, self.later.as_ref()?);

@@ -1,10 +1,10 @@
 //! [`SpinPolicy`]: how long a data thread looks for work before it sleeps.
 //!
-//! To look costs CPU time, to sleep costs a wake-up. What is cheaper depends on how long the next
-//! wait takes. That is not known, but a wait resembles the waits before it. So the policy keeps the
+//! To look costs CPU time, to sleep costs a wake-up. The length of the next wait decides which is
+//! cheaper. That is not known, but a wait resembles the waits before it. So the policy keeps the
 //! last 16 waits of each kind, and the thread looks for as long as would have cost least in them. A
 //! wait shorter than the look costs what it took; a longer one costs the look and a wake-up. A
-//! wake-up counts as a multiple of what it takes here ([`measure_wake_cost`]), because the client
+//! wake-up counts as a multiple of its measured time ([`measure_wake_cost`]), because the client
 //! waits for it, too.
 //!
 //! To look pays only on a CPU that no other thread wants for long. The threads that do the awaited
@@ -37,17 +37,18 @@ const WINDOW: usize = 16;
 const PLAN_EVERY: u8 = 4;
 /// A look is never planned for less than this, nor is a wake-up worth less.
 const LEAST: Duration = Duration::from_micros(50);
-/// What a wake-up is worth, in times of what it takes: the other end, which sleeps because this end
+/// The cost of a wake-up as a multiple of its time: the other end, which sleeps because this end
 /// does, and the client pay for it, too.
 const WORTH: u32 = 64;
 /// More requests than these are many.
 const FEW: u32 = 8;
-/// Requests of at least so many bytes each wait for the wire, whose work the CPU may have to do.
+/// Requests of at least this size wait for the wire, and the CPU may have to do the work of the
+/// wire.
 const BULK_BYTES: u64 = 32 << 10;
-/// A yield that takes so long let a thread run that does not work for us, whatever a yield takes
-/// alone: a time slice.
+/// A yield that takes so long let an unrelated thread run for a time slice. A yield without another
+/// thread is far shorter.
 const CONTENDED: Duration = Duration::from_millis(1);
-/// The same in times of a wake-up, for hosts where everything takes long.
+/// The limit in multiples of a wake-up, for slow hosts.
 const CONTENDED_WAKES: u32 = 32;
 /// A yield that takes so many times as long as the shortest one let others run.
 const CONTENDED_TIMES: u32 = 4;
@@ -59,16 +60,16 @@ const REST_MOST: u32 = 256;
 /// Whether and how a thread looks for work before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpinMode {
-    /// It sleeps at once.
+    /// Sleeps at once.
     Never,
-    /// It looks for so long.
+    /// Looks for a fixed time.
     Fixed(Duration),
-    /// It looks for as long as looking paid lately, at most so long.
+    /// Looks for as long as looking paid lately, within a bound.
     Adaptive {
         /// The longest look.
         most: Duration,
     },
-    /// It never sleeps while it may have work.
+    /// Never sleeps while it may have work.
     Always,
 }
 
@@ -77,7 +78,7 @@ impl SpinMode {
     pub const ADAPTIVE: Self = Self::Adaptive { most: Duration::from_millis(5) };
 }
 
-/// What is known about a wait when it begins: what is under way.
+/// The facts known at the start of a wait: the I/O under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Hint {
     /// Bytes of the requests that are under way.
@@ -86,7 +87,7 @@ pub struct Hint {
     pub outstanding: u32,
 }
 
-/// What to do when there is no work.
+/// The next step without work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Idle {
     /// Give the CPU up, [say](SpinPolicy::yielded) how long that took, and look again.
@@ -159,7 +160,7 @@ struct Wait {
 /// Whether other threads want the CPU.
 #[derive(Clone, Copy, Debug)]
 struct Contention {
-    // They wanted it in this wait, or in one shortly before.
+    // Another thread wanted the CPU in this wait, or in one shortly before.
     now: bool,
     shortest_yield: Duration,
     // Waits to sleep through, because others want the CPU, and how many the next time.
@@ -206,7 +207,7 @@ pub(crate) struct SpinPolicy {
 }
 
 impl SpinPolicy {
-    /// With what a wake-up takes here.
+    /// `wake_cost` is the time of a wake-up on this host.
     #[must_use]
     pub(crate) fn new(mode: SpinMode, wake_cost: Duration) -> Self {
         Self {
@@ -219,7 +220,7 @@ impl SpinPolicy {
         }
     }
 
-    /// There is no work: what to do. `hint` counts when the wait begins.
+    /// Decides the next step without work. `hint` counts when the wait begins.
     pub(crate) fn next(&mut self, now: Instant, hint: Hint) -> Idle {
         let wait = match self.wait {
             Some(wait) => wait,
@@ -238,7 +239,7 @@ impl SpinPolicy {
         if looks { Idle::Look } else { Idle::Sleep }
     }
 
-    /// There was work. `was_io`: it was what clients wait for, and not a beat or mail.
+    /// Records work. `was_io`: clients wait for it; it was no beat and no mail.
     pub(crate) fn worked(&mut self, now: Instant, was_io: bool) {
         if !was_io {
             return;
@@ -293,7 +294,7 @@ impl SpinPolicy {
         *self.wait.insert(Wait { since: now, kind, budget, woke: None })
     }
 
-    /// What a wake-up is worth in a wait of that kind. Bulk data comes by work that may need this
+    /// The cost of a wake-up in a wait of that kind. Bulk data comes by work that may need this
     /// CPU.
     fn worth(&self, kind: usize) -> Duration {
         match kind {

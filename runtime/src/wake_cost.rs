@@ -1,4 +1,4 @@
-//! [`measure_wake_cost`]: what it takes on this host to wake a thread.
+//! [`measure_wake_cost`]: the time to wake a thread on this host.
 
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
@@ -10,8 +10,9 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 /// Rounds of the measurement.
 const ROUNDS: usize = 16;
 
-/// What it takes here to wake a thread that sleeps, until it runs: the median of a few rounds with
-/// a helper thread, measured once in a process. At most 1 ms; 10 µs when it cannot be measured.
+/// The time from the wake-up of a sleeping thread until it runs, on this host: the median of a few
+/// rounds with a helper thread, measured once in a process. At most 1 ms; 10 µs when it cannot be
+/// measured.
 #[must_use]
 pub(crate) fn measure_wake_cost() -> Duration {
     static COST: OnceLock<Duration> = OnceLock::new();

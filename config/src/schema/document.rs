@@ -62,7 +62,7 @@ impl Document {
         Ok(())
     }
 
-    /// Checks the whole table and decodes it. `relate` adds what is wrong between keys.
+    /// Checks the whole table and decodes it. `relate` adds the faults between keys.
     pub(crate) fn decode<T: DeserializeOwned>(
         self,
         schema: &Schema,
@@ -110,7 +110,7 @@ impl Sites {
 pub(crate) struct Draft {
     /// The file, whether it is there or not.
     pub(crate) path: PathBuf,
-    /// What it will hold. `None`: it will be gone.
+    /// The new content. `None`: the file will be removed.
     pub(crate) text: Option<String>,
 }
 

@@ -1,7 +1,7 @@
 //! [`judge`]: all faults of a table of keys at once: of each key alone, and between keys.
 //!
-//! Contract: a relation between keys is judged by valid values only. It is left out if a key that
-//! it rests on is refused itself, so that nobody reads a fault that is only the shadow of another.
+//! Contract: a relation between keys is judged by valid values only. A relation is left out if one
+//! of its keys is refused itself, so that one mistake is one fault.
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -9,8 +9,8 @@ use toml::{Table, Value};
 use crate::error::Fault;
 use crate::schema::rule::Schema;
 
-/// The value of a table, or everything that is wrong with it. `relate` adds what is wrong between
-/// keys that are valid alone.
+/// The value of a table, or all its faults. `relate` adds the faults between keys that are valid
+/// alone.
 pub(crate) fn judge<T: DeserializeOwned>(
     table: Table,
     schema: &Schema,
@@ -38,8 +38,7 @@ pub(crate) fn judge<T: DeserializeOwned>(
     if faults.is_empty() { Ok(value) } else { Err(faults) }
 }
 
-/// Whether a key, a part of it, or what it is a part of, is refused. `volume[].name` is that of any
-/// volume.
+/// Whether a key, a part of it, or its parent is refused. `volume[].name` is that of any volume.
 fn is_refused(key: &str, refused: &[String]) -> bool {
     let is_part = |part: &str, of: &str| match part.strip_prefix(of) {
         Some(rest) => rest.is_empty() || rest.starts_with(['.', '[']),

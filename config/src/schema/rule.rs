@@ -1,4 +1,4 @@
-//! What a key may be set to. Files, command lines and manual pages use the same tables of keys.
+//! The allowed values of keys. Files, command lines and manual pages use the same tables of keys.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -23,7 +23,7 @@ pub struct Key {
     pub name: &'static str,
     /// Whether the key must be given.
     pub required: bool,
-    /// What the key may be set to.
+    /// The allowed values of the key.
     pub rule: Rule,
 }
 
@@ -39,7 +39,7 @@ impl Key {
     }
 }
 
-/// What a value may be. Bounds are inclusive.
+/// The rule of a value. Bounds are inclusive.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Rule {
@@ -86,9 +86,9 @@ pub enum Rule {
     Flag,
     /// A string that a function checks.
     Text {
-        /// What to write, as an example or a description.
+        /// The fix, as an example or a description.
         form: &'static str,
-        /// Returns what is wrong.
+        /// Returns the fault.
         check: fn(&str) -> Result<(), String>,
     },
     /// An array of different values.
@@ -102,7 +102,7 @@ pub enum Rule {
     Tables(&'static Schema),
 }
 
-/// A name of a volume, host, target or mount: what the protocol allows, safe in paths and on
+/// A name of a volume, host, target or mount, as the protocol allows it: safe in paths and on
 /// command lines.
 pub(crate) const NAME: Rule = Rule::Text {
     form: "1 to 64 letters, digits, \".\", \"_\" or \"-\", not starting with \".\" or \"-\"",
@@ -148,8 +148,7 @@ pub(crate) const MEMORY_FILE: Rule = Rule::Text {
 };
 
 impl Schema {
-    /// Adds what is wrong with a table to `faults`. `path` is the path of the table, empty for a
-    /// file.
+    /// Adds the faults of a table to `faults`. `path` is the path of the table, empty for a file.
     pub(crate) fn judge(&self, path: &str, table: &toml::Table, faults: &mut Vec<Fault>) {
         for (name, value) in table {
             match self.keys.iter().find(|key| key.name == name) {
@@ -173,7 +172,7 @@ impl Schema {
 }
 
 impl Rule {
-    /// What to write, starting with the verb.
+    /// The fix, starting with the verb.
     #[must_use]
     pub(crate) fn fix(&self) -> String {
         match self {
@@ -185,7 +184,7 @@ impl Rule {
         }
     }
 
-    /// What it accepts, as a noun.
+    /// The accepted values, as a noun.
     #[must_use]
     pub(crate) fn accepts(&self) -> String {
         match self {
@@ -307,7 +306,7 @@ impl Rule {
                 Some(text) => check(text),
                 None => Err(format!("{}, not a string", kind(value))),
             },
-            // They have functions of their own.
+            // Lists and tables have functions of their own.
             Self::List { .. } | Self::Tables(_) => Ok(()),
         }
     }
@@ -422,7 +421,7 @@ fn check_socket_address(text: &str) -> Result<(), String> {
     }
 }
 
-/// Checks only what is wrong for every provider. The provider checks the rest.
+/// Checks only the rules that hold for every provider. The provider checks the rest.
 fn check_address(text: &str) -> Result<(), String> {
     let (scheme, host) = text.split_once("://").unwrap_or(("rdma", text));
     if text.is_empty() {

@@ -1,4 +1,4 @@
-//! `words!`: types whose values are words of a configuration, such as `cache = "write-back"`.
+//! `words!`: types with words of a configuration as values, such as `cache = "write-back"`.
 //!
 //! One list of variants and words makes the words of the schema, [`Display`](std::fmt::Display),
 //! [`FromStr`](std::str::FromStr), `Serialize` and `Deserialize`, so these agree.

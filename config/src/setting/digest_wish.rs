@@ -1,9 +1,10 @@
 //! [`DigestWish`]: whether a mount asks its target for digests of capsules and data.
 //!
 //! The default is [`DigestWish::Auto`]. A card checks each packet with a CRC of its own, and so
-//! does the target's; between them a few buses and caches, each with an ECC or a CRC. A software
-//! device leaves 16 bits of sum for a segment of TCP or UDP to find what memory, drivers and
-//! switches do to it. Encrypted data needs no digest: its tag finds every change.
+//! does the target's; between them a few buses and caches, each with an ECC or a CRC. With a
+//! software device, a checksum of 16 bits for each segment of TCP or UDP is the only guard against
+//! faults of memory, drivers and switches. Encrypted data needs no digest: its tag finds every
+//! change.
 
 use crate::schema::word::words;
 

@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for ByteRate {
     }
 }
 
-/// The limits of a volume or of a host. What is absent has no limit.
+/// The limits of a volume or of a host. An absent key is no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -105,8 +105,8 @@ impl Limits {
         self.iops.is_none() && self.bandwidth.is_none()
     }
 
-    /// Commands per second and at once, where they are limited. If no burst is given, it is what
-    /// comes in a tenth of a second.
+    /// Commands per second and at once, where they are limited. Without a given burst, the burst is
+    /// the rate of a tenth of a second.
     #[must_use]
     pub fn commands(&self) -> Option<(u64, u64)> {
         let iops = self.iops?;
@@ -114,8 +114,8 @@ impl Limits {
         Some((iops.into(), burst.into()))
     }
 
-    /// Bytes per second and at once, where they are limited. If no burst is given, it is what comes
-    /// in a tenth of a second, in whole 4 KiB, and at least 1 MiB.
+    /// Bytes per second and at once, where they are limited. Without a given burst, the burst is
+    /// the rate of a tenth of a second, in whole 4 KiB, and at least 1 MiB.
     #[must_use]
     pub fn bytes(&self) -> Option<(u64, u64)> {
         let ByteRate(rate) = self.bandwidth?;
@@ -124,7 +124,7 @@ impl Limits {
         Some((rate, self.bandwidth_burst.map_or(tenth, |burst| burst.0)))
     }
 
-    /// Adds what is wrong between the keys. `path` is the path of the table.
+    /// Adds the faults between the keys. `path` is the path of the table.
     pub(crate) fn relate(&self, path: &str, max_io: ByteSize, faults: &mut Vec<Fault>) {
         let mut add = |key: &str, value: String, problem: String, fix: &str| {
             let mut fault = Fault::new(join(path, key), problem, fix).value(value);

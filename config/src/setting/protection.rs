@@ -1,14 +1,13 @@
-//! What protects the connections: [`Auth`] and [`Encrypt`], and which addresses need no
-//! protection.
+//! The protection of connections: [`Auth`] and [`Encrypt`], and the addresses that need none.
 
 use std::net::IpAddr;
 
 use crate::schema::word::words;
 
-/// Who may connect to a target.
+/// The hosts that may connect to a target.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Auth {
-    /// Everybody who reaches an address of the target.
+    /// Every host that reaches an address of the target.
     None,
     /// The hosts of the `[[host]]` tables. Each proves its key, and the target proves its own.
     Required,

@@ -1,5 +1,4 @@
-//! [`Difference`]: what has to change so that a target that runs with one configuration runs with
-//! another one. Pure.
+//! [`Difference`]: the steps that bring a running target from one configuration to another. Pure.
 
 use std::fmt;
 
@@ -40,12 +39,12 @@ pub struct KeyChange {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "change")]
 pub enum VolumeChange {
-    /// It is new.
+    /// The volume is new.
     Add {
         /// The volume.
         volume: VolumeConfig,
     },
-    /// It is gone.
+    /// The volume is gone.
     Remove {
         /// Its name.
         name: String,
@@ -59,7 +58,7 @@ pub enum VolumeChange {
     },
 }
 
-/// What is different between two configurations of one target.
+/// The difference between two configurations of one target.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Difference {
     /// Volumes, in the order of the new configuration, the removed ones first.
@@ -96,7 +95,7 @@ impl VolumeChange {
 }
 
 impl Difference {
-    /// What has to change from one configuration to the other.
+    /// The changes from one configuration to the other.
     ///
     /// # Errors
     /// [`ConfigError::Dump`] if a path is not UTF-8.

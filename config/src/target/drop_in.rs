@@ -28,16 +28,16 @@ use crate::{Exit, TargetConfig};
 const LOCK_TIME: Duration = Duration::from_secs(60);
 /// Time between two looks.
 const LOCK_LOOK: Duration = Duration::from_millis(20);
-/// A directory with this bit gives its group to what is made in it.
+/// A directory with this bit gives its group to new files in it.
 const SETGID: u32 = 0o2000;
-/// Everybody may read.
+/// Owner, group and others may read.
 const OTHERS_READ: u32 = 0o004;
 
 static HOST_FILE: Schema = Schema { keys: &[Key::optional("host", Rule::Tables(&HOST_KEYS))] };
 static VOLUME_FILE: Schema =
     Schema { keys: &[Key::optional("volume", Rule::Tables(&VOLUME_KEYS))] };
 
-/// What a drop-in can hold: one table of a list of the configuration.
+/// The content of a drop-in: one table of a list of the configuration.
 pub trait Entry: Serialize + DeserializeOwned {
     /// The name of the list, and the first word of the file.
     const LIST: &'static str;
@@ -115,7 +115,7 @@ pub enum DropInError {
         list: &'static str,
         /// The text.
         name: String,
-        /// What is wrong.
+        /// The cause.
         problem: String,
     },
     /// A configuration that has no directory of drop-ins.
@@ -291,7 +291,7 @@ impl<T: Entry> DropIn<T> {
 
     /// The new file gets the owner and the mode of the main file, so that a target that may read
     /// the one may read the other. Its group is that of the main file, too, unless the directory
-    /// gives its own group to what is made in it (setgid).
+    /// gives its own group to new files (setgid).
     fn replace(&self, text: &str) -> io::Result<()> {
         let new = self.path.with_file_name(format!(".{}-{}.toml.new", T::LIST, self.name));
         match fs::remove_file(&new) {
@@ -305,7 +305,7 @@ impl<T: Entry> DropIn<T> {
             let gives_group = self.directory.metadata()?.mode() & SETGID != 0;
             fchown(&file, Some(main.uid()), (!gives_group).then_some(main.gid()))?;
         }
-        // Whatever the umask is.
+        // Independent of the umask.
         file.set_permissions(Permissions::from_mode(0o640 | main.mode() & OTHERS_READ))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
@@ -318,7 +318,7 @@ impl<T: Entry> DropIn<T> {
     }
 }
 
-/// Locks a directory of drop-ins as soon as nobody else has it locked.
+/// Locks a directory of drop-ins once no other process has it locked.
 fn lock(directory: &File, patience: Duration, config: &Path) -> Result<(), DropInError> {
     let until = Instant::now() + patience;
     loop {

@@ -1,4 +1,4 @@
-//! What a target serves, and which resources it uses.
+//! The volumes that a target serves, and the resources that it uses.
 
 pub(crate) mod difference;
 pub(crate) mod drop_in;
@@ -32,10 +32,10 @@ use crate::volume::{VOLUME_KEYS, VolumeConfig};
 /// one that is written to it, and one in transfer in each direction.
 const ARENA_IOS_MIN: u64 = 4;
 
-/// How long a target that stops tries to write what is dirty, unless somebody says otherwise.
+/// How long a target that stops tries to write dirty blocks, by default.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a target listens on in any case, if nobody says where.
+/// The addresses that a target without `listen` listens on in any case.
 pub const LISTEN_DEFAULT: &str = "tcp://[::]:7721";
 
 /// Most bytes of the arena.
@@ -171,10 +171,10 @@ pub struct TargetConfig {
     pub lease: Duration,
     /// How long an idle data thread looks for work before it sleeps.
     pub spin: Spin,
-    /// Who may connect. If absent: see [`Self::authentication`].
+    /// The hosts that may connect. If absent: see [`Self::authentication`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<Auth>,
-    /// Whether everybody may connect by an address that other hosts reach.
+    /// Whether every host may connect by an address that other hosts reach.
     pub insecure: bool,
     /// The file of the secret key of the target, or `credential:NAME`.
     pub key_file: PathBuf,
@@ -183,8 +183,8 @@ pub struct TargetConfig {
     pub key_file_next: Option<PathBuf>,
     /// Whether `tcp://` connections are encrypted.
     pub encrypt: Encrypt,
-    /// Where metrics, health and the live page are served over HTTP, to everybody who reaches it.
-    /// If absent: nowhere.
+    /// Where metrics, health and the live page are served over HTTP, to every host that reaches the
+    /// address. If absent: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http: Option<SocketAddr>,
     /// Commands that take at least so long become events. If absent: none.
@@ -336,8 +336,8 @@ impl TargetConfig {
         self.dirty_max.unwrap_or(ByteSize(self.arena.0 / ARENA_IOS_MIN / 4096 * 4096))
     }
 
-    /// Who may connect: `auth`, or its default. Without `auth`, hosts must prove their keys, unless
-    /// only this host reaches the target, or `insecure` says that everybody may connect.
+    /// The hosts that may connect: `auth`, or its default. Without `auth`, hosts must prove their
+    /// keys, unless only this host reaches the target, or `insecure` lets every host connect.
     #[must_use]
     pub fn authentication(&self) -> Auth {
         let default = match self.exposed().is_none() || self.insecure {
@@ -348,7 +348,7 @@ impl TargetConfig {
     }
 
     /// The secret keys that the target proves: of `key_file`, and of `key_file_next` if there is
-    /// one. None if nobody must prove anything.
+    /// one. None if no key is proven.
     ///
     /// # Errors
     /// A file is missing, others may read it, or it is no key file.
@@ -393,7 +393,7 @@ impl TargetConfig {
         toml::Table::try_from(self).map_err(|error| ConfigError::Dump(error.to_string()))
     }
 
-    /// Adds what is wrong between keys that are valid alone.
+    /// Adds the faults between keys that are valid alone.
     fn relate(&self, faults: &mut Vec<Fault>) {
         let arena_min = ByteSize(ARENA_IOS_MIN * self.max_io.0);
         if self.arena < arena_min {

@@ -1,11 +1,11 @@
-//! What one configuration takes from hosts and from volumes that the one before gave. Pure.
+//! The rights that a new configuration takes from hosts and volumes. Pure.
 //!
 //! A target takes first and gives last, so that no host has a new volume, or a volume more, by a
 //! key or a right that goes in the same edit.
 
 use crate::host::{HostConfig, VolumeAccess, VolumeRight};
 
-/// The hosts that both configurations let in, each with what both of them allow.
+/// The hosts that both configurations let in, each with the rights that both of them allow.
 #[must_use]
 pub fn narrowed(from: &[HostConfig], to: &[HostConfig]) -> Vec<HostConfig> {
     from.iter()
@@ -34,7 +34,7 @@ fn allows_all_of(left: &HostConfig, was: &HostConfig) -> bool {
     left.keys == was.keys && limits(left) == limits(was) && volumes.into_iter().all(keeps)
 }
 
-/// What a host may do with a volume, or (`None`) with those that it has no right of its own to.
+/// The access of a host to a volume, or (`None`) to all volumes without a right of their own.
 fn access(host: &HostConfig, volume: Option<&str>) -> Option<VolumeAccess> {
     match volume {
         Some(volume) => host.access(volume),
@@ -42,7 +42,7 @@ fn access(host: &HostConfig, volume: Option<&str>) -> Option<VolumeAccess> {
     }
 }
 
-/// What two entries of a host both allow.
+/// The rights that two entries of a host both allow.
 fn common(one: &HostConfig, other: &HostConfig) -> HostConfig {
     let keys = one.keys.iter().filter(|key| other.keys.contains(key)).copied().collect();
     let mut volumes: Vec<VolumeRight> = Vec::new();

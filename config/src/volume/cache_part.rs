@@ -1,12 +1,12 @@
-//! How much of the cache the volumes of a target may have: [`Room`] for what they keep, their
-//! `cache_min` together, and each `cache_max` alone.
+//! How much of the cache the volumes of a target may have: [`Room`] for all their `cache_min`
+//! together, and for each `cache_max` alone.
 
 use crate::error::Fault;
 use crate::units::ByteSize;
 use crate::volume::{CACHE_PART_LEAST, CacheMode, StoreKind, VolumeConfig};
 
-/// At most one of so many parts of the arena without what may be dirty is kept for volumes: the
-/// rest is for whoever needs memory.
+/// The fraction of the arena, less the dirty limit, that volumes may keep at most: one of this many
+/// parts. The rest is shared.
 const PART: u64 = 2;
 
 /// The memory that volumes may keep a part of.
@@ -14,9 +14,9 @@ const PART: u64 = 2;
 pub(crate) struct Room {
     /// All of it.
     pub(crate) arena: ByteSize,
-    /// What may be dirty, if it is given.
+    /// The dirty limit, if it is given.
     pub(crate) dirty_max: Option<ByteSize>,
-    /// What may be dirty, given or not.
+    /// The dirty limit, given or default.
     pub(crate) dirty_limit: ByteSize,
 }
 
@@ -43,7 +43,7 @@ fn write_back(volumes: &[VolumeConfig]) -> bool {
     volumes.iter().any(|volume| volume.cache == Some(CacheMode::WriteBack))
 }
 
-/// Adds what is wrong between `cache_min`, `cache_max` and other keys.
+/// Adds the faults between `cache_min`, `cache_max` and other keys.
 pub(crate) fn relate(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fault>) {
     relate_mins(volumes, room, faults);
     for (index, volume) in volumes.iter().enumerate() {
@@ -51,7 +51,7 @@ pub(crate) fn relate(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fau
     }
 }
 
-/// What is wrong with the `cache_max` of a volume.
+/// The fault of the `cache_max` of a volume.
 fn max_fault(volume: &VolumeConfig, index: usize, arena: ByteSize) -> Option<Fault> {
     let max = volume.cache_max?;
     let key = format!("volume[{index}].cache_max");

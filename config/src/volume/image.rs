@@ -10,8 +10,8 @@
 //!
 //! An MBR counts in sectors. It is found by partitions that end behind the volume.
 //!
-//! What works with blocks of any size is left out: ext4 with blocks of 4 KiB, btrfs, LUKS, LVM,
-//! swap. So is an image with a GPT for both sizes, as installers have them.
+//! Formats that work with blocks of any size are left out: ext4 with blocks of 4 KiB, btrfs, LUKS,
+//! LVM, swap. So is an image with a GPT for both sizes, as installers have them.
 //!
 //! An MBR of 4096-byte sectors on blocks of 512 bytes looks like one of a smaller disk, so it is
 //! not found. The image may change with the next write: this is for people to read, and decides
@@ -34,7 +34,7 @@ const MBR_ENTRY_BYTES: usize = 16;
 /// The number of sectors of an MBR entry that says nothing: as many as there are.
 const UNBOUNDED: u32 = u32::MAX;
 
-/// What an image has that contradicts the block size of its volume.
+/// The part of an image that contradicts the block size of its volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Contradiction {
     what: What,
@@ -83,8 +83,8 @@ impl Serialize for Contradiction {
     }
 }
 
-/// What contradicts the block size of a volume of that many bytes, in the first [`HEAD_BYTES`] of
-/// it. Fewer bytes tell less.
+/// The contradiction to the block size of a volume of that many bytes, found in its first
+/// [`HEAD_BYTES`]. Fewer bytes show fewer contradictions.
 #[must_use]
 pub fn contradiction(head: &[u8], size_bytes: u64, block_size: u32) -> Option<Contradiction> {
     let head = Head(head);
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(fix(&table, 64 * MIB, 512), None);
         assert_eq!(fix(&table, 512 * MIB, 4096), None, "it may be right");
         assert_eq!(fix(&table, MIB, 4096), None, "it is wrong in any case");
-        // What protects a GPT, and ends with the disk; one that says nothing.
+        // A protective MBR of a GPT, which ends with the disk; an MBR without partitions.
         assert_eq!(fix(&mbr(&[(0xee, 1, 131_071)]), 64 * MIB, 4096), Some(512));
         assert_eq!(fix(&mbr(&[(0xee, 1, u32::MAX)]), 64 * MIB, 4096), None);
         assert_eq!(fix(&mbr(&[]), MIB, 4096), None, "no partition");

@@ -88,8 +88,7 @@ pub struct VolumeConfig {
     /// Whether the page cache of the kernel is bypassed. Has an effect for `file` only.
     #[serde(default)]
     pub direct: DirectIo,
-    /// What the block cache of the target does for the volume. For `file` only. If absent there:
-    /// `write-through`.
+    /// The cache mode of the volume. For `file` only. If absent there: `write-through`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheMode>,
     /// How far ahead of a sequential reader the target reads. 0 is off. Has an effect only with a
@@ -144,7 +143,7 @@ pub enum DirectIo {
     Off,
 }
 
-/// What the block cache of the target does for a volume.
+/// The work of the target's block cache for a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CacheMode {
     /// Every read and every write goes to the store.
@@ -159,7 +158,7 @@ pub enum CacheMode {
     WriteBack,
 }
 
-/// What the store of a volume needs: the keys that apply to it.
+/// The keys that apply to the store of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Backing<'c> {
     /// A file or a block device.
@@ -227,7 +226,7 @@ impl VolumeConfig {
         }
     }
 
-    /// What it may have per second.
+    /// The limits per second.
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits {
@@ -251,7 +250,7 @@ impl VolumeConfig {
         &VOLUME_KEYS
     }
 
-    /// What the store needs.
+    /// The keys of the store.
     ///
     /// # Errors
     /// A key that the store needs is absent, or a key that it cannot have is set. Never after
@@ -291,7 +290,7 @@ impl VolumeConfig {
         }
     }
 
-    /// Adds what is wrong between keys that are valid alone. `path` is the path of the table.
+    /// Adds the faults between keys that are valid alone. `path` is the path of the table.
     pub(crate) fn relate(&self, path: &str, faults: &mut Vec<Fault>) {
         let lacking = self.choose().err().map(|fault| *fault);
         let own = lacking.into_iter().chain(self.misfit()).chain(self.miscached());

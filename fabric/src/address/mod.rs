@@ -125,8 +125,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// An IP address and a port of an end, as people know it, whatever carries the connection: a
-/// listener of `[::]` sees a peer of IPv4 as one of IPv6 (`::ffff:192.0.2.1`).
+/// The IP address and port of an end as people write them, for both schemes: a listener of `[::]`
+/// sees a peer of IPv4 as one of IPv6 (`::ffff:192.0.2.1`).
 pub(crate) fn end_name(end: SocketAddr) -> String {
     match end.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::from((ip, end.port())).to_string(),

@@ -1,4 +1,4 @@
-//! What a connection is made with: sizes, options, and the bytes that travel with the handshake.
+//! The parameters of a connection: sizes, options, and the bytes that travel with the handshake.
 
 pub(crate) mod ack_timeout;
 pub(crate) mod stream_keys;
@@ -21,7 +21,7 @@ pub struct QpLimits {
     pub send_sges: u32,
     /// SGEs per RECV.
     pub recv_sges: u32,
-    /// Bytes of inline payload wanted. Lowered silently to what the device can do.
+    /// Bytes of inline payload wanted. Lowered silently to the limit of the device.
     pub inline_bytes: u32,
     /// READs that this side will have outstanding.
     pub reads_out: u8,
@@ -70,7 +70,7 @@ impl ConnectOptions {
 }
 
 /// The longest time in which an acceptor sees that a path is dead or that the peer takes nothing,
-/// whatever the peer asks for.
+/// even if the peer asks for a longer one.
 pub const ACCEPTED_DETECT_MAX: Duration = Duration::from_secs(5);
 
 impl Default for ConnectOptions {
@@ -92,8 +92,8 @@ pub struct ListenOptions {
     /// As [`ConnectOptions::tos`], for the connections that are accepted. On RoCE the kernel takes
     /// that of the peer for both directions, and this counts for nothing.
     pub tos: Option<u8>,
-    /// What a peer is told for which the queue of the listener has no room. Empty: it learns that
-    /// the listener is [busy](crate::FabricError::Busy).
+    /// The reply to a peer for which the queue of the listener has no room. Empty: the peer learns
+    /// that the listener is [busy](crate::FabricError::Busy).
     pub busy: ConnectionHello,
 }
 
@@ -109,12 +109,12 @@ impl ConnectionHello {
     pub const REPLY_MAX: usize = 148;
 }
 
-/// What the acceptor answers.
+/// The answer of the acceptor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AcceptParams {
     /// Reply that the peer gets with ESTABLISHED.
     pub hello: ConnectionHello,
-    /// READs that this side will have outstanding. At most what the peer serves.
+    /// READs that this side will have outstanding. At most as many as the peer serves.
     pub reads_out: u8,
     /// READs of the peer that this side serves at once.
     pub reads_in: u8,

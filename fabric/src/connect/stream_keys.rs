@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 /// section 5.3).
 ///
 /// A key encrypts one direction of one connection. A key that is used for a second connection, or
-/// for both directions, tells a listener what was said.
+/// for both directions, lets an eavesdropper read the data.
 pub struct CipherKey(Box<Zeroizing<Material>>);
 
 type Material = [u8; CipherKey::KEY + CipherKey::IV];
@@ -49,12 +49,13 @@ impl fmt::Debug for CipherKey {
     }
 }
 
-/// The keys of one end of a connection. What one end sends with, the other end receives with.
+/// The keys of one end of a connection. The sending key of one end is the receiving key of the
+/// other.
 #[derive(Debug)]
 pub struct StreamKeys {
-    /// Of what this end sends.
+    /// Encrypts the bytes that this end sends.
     pub send: CipherKey,
-    /// Of what this end receives.
+    /// Decrypts the bytes that this end receives.
     pub receive: CipherKey,
 }
 

@@ -25,9 +25,9 @@ impl Connection {
     /// Encrypts the connection with these keys: everything behind the handshake, both ways. Call it
     /// once, before the connection is attached to a poller.
     ///
-    /// On the side that was connected to, call it on what [`prepare`](crate::Incoming::prepare)
-    /// made. The reply goes out in plain, and everything behind the reply is encrypted. On the side
-    /// that connects, see [`Established::secure`]. The other end must do the same, with the keys
+    /// On the accepting side, call it on the result of [`prepare`](crate::Incoming::prepare). The
+    /// reply goes out in plain, and everything behind the reply is encrypted. On the side that
+    /// connects, see [`Established::secure`]. The other end must do the same, with the keys
     /// swapped. An end with another key, or with none, finds a bad record and ends the connection
     /// ([`bad_records`](crate::PollerCounters::bad_records)).
     ///
@@ -47,7 +47,7 @@ impl Connection {
         }
     }
 
-    /// What the provider says of the QP. `None` of the software provider.
+    /// The facts that the provider reports about the QP. `None` for the software provider.
     ///
     /// # Errors
     /// The errno of the verbs call.

@@ -1,4 +1,4 @@
-//! Devices and what is made on them, over the providers: [`Device`], [`ProtectionDomain`],
+//! Devices and their objects, over the providers: [`Device`], [`ProtectionDomain`],
 //! [`MemoryRegion`], [`PollerHandle`].
 //!
 //! These belong to control, so each is an enum over the providers. The data side is one trait,
@@ -31,7 +31,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// What the device can do.
+    /// The abilities of the device.
     #[must_use]
     pub fn caps(&self) -> &DeviceCaps {
         match self {
@@ -41,14 +41,14 @@ impl Device {
         }
     }
 
-    /// What the device and its port say of themselves. `None` of the software provider.
+    /// The facts that the device and its port report. `None` for the software provider.
     ///
     /// # Errors
     /// The verbs call's errno.
     pub fn facts(&self, port: u8) -> Result<Option<DeviceFacts>> {
         match self {
             Self::Soft(_) => {
-                // It has no ports.
+                // The device has no ports.
                 let _ = port;
                 Ok(None)
             }
@@ -119,10 +119,10 @@ impl ProtectionDomain {
 
     /// Registers the whole region. The MR keeps the region alive and is deregistered on drop.
     ///
-    /// What a peer may reach has another address for peers than in this process: a random one for
-    /// each registration. So the address in a command does not tell a peer where memory of this
-    /// process is. iWARP is the exception: its software provider takes the process's own addresses
-    /// only (`siw_reg_user_mr` of the kernel).
+    /// Remote memory has another address for peers than in this process: a random one for each
+    /// registration. So the address in a command does not tell a peer where memory of this process
+    /// is. iWARP is the exception: its software provider takes the process's own addresses only
+    /// (`siw_reg_user_mr` of the kernel).
     ///
     /// # Errors
     /// [`MemlockTooSmall`](crate::FabricError::MemlockTooSmall) with limit and fix if that is the
@@ -153,8 +153,8 @@ impl ProtectionDomain {
         }
     }
 
-    /// A CQ of at least `cq_entries`, whose vector takes turns. The box goes to the data thread.
-    /// The handle stays with control, which needs it to make QPs.
+    /// A CQ of at least `cq_entries`. Successive CQs take successive completion vectors. The box
+    /// goes to the data thread. The handle stays with control, which needs it to make QPs.
     ///
     /// # Errors
     /// [`Limit`](crate::FabricError::Limit) when the device has fewer entries; else the errno.
@@ -162,7 +162,7 @@ impl ProtectionDomain {
         self.poller_at(cq_entries, CompletionVector::Turn)
     }
 
-    /// The same with that vector.
+    /// A CQ of at least `cq_entries` on the given completion vector.
     ///
     /// # Errors
     /// As there.
@@ -264,7 +264,7 @@ impl MemoryRegion {
         })
     }
 
-    /// What a peer needs to reach `offset` of the region.
+    /// The address and rkey by which a peer reaches `offset` of the region.
     #[must_use]
     pub fn remote(&self, offset: usize) -> RemoteBuffer {
         RemoteBuffer { addr: self.base + wide64(offset), rkey: self.rkey() }
@@ -282,8 +282,8 @@ pub enum PollerHandle {
 }
 
 impl PollerHandle {
-    /// Entries that the CQ has: what was asked for, or more. `None` of the software provider, whose
-    /// queues are not of a device.
+    /// The entries of the CQ: the requested number, or more. `None` for the software provider: its
+    /// queues belong to no device.
     #[must_use]
     pub fn entries(&self) -> Option<u32> {
         match self {

@@ -136,7 +136,7 @@ impl Incoming {
         }
     }
 
-    /// What the peer said. The CM may have padded it.
+    /// The hello of the peer. The CM may have padded it.
     #[must_use]
     pub fn hello(&self) -> &ConnectionHello {
         match self {
@@ -166,7 +166,7 @@ impl Incoming {
         }
     }
 
-    /// Sets what the peer is told when this value, or the [`Connection`] made of it, is dropped
+    /// Sets the reply for a peer whose [`Incoming`], or [`Connection`] made of it, is dropped
     /// without an answer. Cut to [`ConnectionHello::REPLY_MAX`] bytes. Empty unless it is set.
     pub fn refuse_with(&mut self, mut hello: ConnectionHello) {
         hello.0.truncate(ConnectionHello::REPLY_MAX);

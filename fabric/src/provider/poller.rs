@@ -1,7 +1,6 @@
 //! [`Poller`]: the part of a provider that a data thread uses.
 //!
-//! It is called once per batch, so the indirect call of the trait is paid once per turn and not
-//! once per I/O.
+//! A call covers a batch, so a turn pays the indirect call of the trait once, not once per I/O.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -19,7 +18,7 @@ use crate::work::{Completion, Owner, QpIndex, RecvWr, Recvs, SendWr};
 /// QP. To sleep, [`arm`](Self::arm), poll once more, and only if that was empty wait until one of
 /// [`event_fds`](Self::event_fds) is readable; then [`clear_event`](Self::clear_event).
 pub trait Poller: Send + fmt::Debug {
-    /// What the device can do.
+    /// The abilities of the device.
     fn caps(&self) -> &DeviceCaps;
 
     /// Takes over a QP that was made for the handle of this poller. On error the QP is destroyed.
@@ -34,11 +33,11 @@ pub trait Poller: Send + fmt::Debug {
     /// flushed.
     ///
     /// # Errors
-    /// The hello is too long, or there is nobody to accept. The software provider: what its
-    /// connection says. The QP is then dead, and its WRs are flushed.
+    /// The hello is too long, or no peer waits. The software provider: an error of its connection.
+    /// The QP is then dead, and its WRs are flushed.
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> Result<()>;
 
-    /// Says whose QP it is. A software poller moves the bytes of all QPs itself, and shares its
+    /// Sets the owner of a QP. A software poller moves the bytes of all QPs itself, and shares its
     /// turns fairly between owners, not between QPs. Until this is called all QPs have one owner.
     /// Devices share their link by themselves, and ignore it.
     fn set_owner(&mut self, _qp: QpIndex, _owner: Owner) {}
@@ -52,7 +51,7 @@ pub trait Poller: Send + fmt::Debug {
     /// A row is outside of the table.
     fn post_recvs(&mut self, qp: QpIndex, recvs: Recvs<'_>) -> std::result::Result<(), PostError>;
 
-    /// The same for RECVs that are in no table.
+    /// Posts RECVs that are in no table.
     ///
     /// # Errors
     /// [`PostError`]; an unknown `qp` gives EINVAL.
@@ -89,7 +88,7 @@ pub trait Poller: Send + fmt::Debug {
     /// The CQ itself is broken.
     fn arm(&mut self) -> Result<()>;
 
-    /// Sends what this end still owes its peers: acknowledgements of the software provider, which
+    /// Sends the acknowledgements that this end still owes its peers. In the software provider they
     /// otherwise leave with the next data, or after some empty polls. Call it when nothing is under
     /// way and the next poll may be long in coming. Devices owe nothing.
     fn settle(&mut self) {}
@@ -117,9 +116,9 @@ pub trait Poller: Send + fmt::Debug {
     /// Idempotent; no effect on an index that is not in use.
     fn fail(&mut self, qp: QpIndex);
 
-    /// Removes a QP. Drop or [retire](Connection::retire) the result to destroy the QP. What is
-    /// outstanding never completes. The room of the QP in the CQ is free when the QP is destroyed
-    /// and the CQ was found empty after that. `None` for an index that is not in use.
+    /// Removes a QP. Drop or [retire](Connection::retire) the result to destroy the QP. Its
+    /// outstanding WRs never complete. The room of the QP in the CQ is free when the QP is
+    /// destroyed and the CQ was found empty after that. `None` for an index that is not in use.
     fn detach(&mut self, qp: QpIndex) -> Option<Connection>;
 
     /// Doorbells, WRs and completions so far.

@@ -14,7 +14,8 @@ use tokio::io::unix::AsyncFd;
 pub struct Readiness([Option<AsyncFd<OwnedFd>>; 2]);
 
 impl Readiness {
-    /// Watches what [`crate::Poller::event_fds`] returns now. Make it after the QPs are attached.
+    /// Watches the descriptors that [`crate::Poller::event_fds`] returns now. Make it after the QPs
+    /// are attached.
     ///
     /// # Errors
     /// A descriptor cannot be duplicated or registered.

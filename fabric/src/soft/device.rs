@@ -11,7 +11,7 @@ use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 
-/// Largest MR: what a process can map.
+/// Largest MR: the address space of a process.
 const REGION_MAX_BYTES: u64 = 1 << 47;
 
 /// A software device: the one TCP device of the process, or one of an in-memory network.
@@ -59,7 +59,7 @@ impl Device {
         Self::new(seed, late, caps)
     }
 
-    /// Varies what is decided at random.
+    /// Seeds the random decisions.
     pub(super) fn salt(&self) -> u64 {
         self.0.salt
     }
@@ -94,7 +94,7 @@ impl Device {
         }
     }
 
-    /// What the device can do.
+    /// The abilities of the device.
     #[must_use]
     pub fn caps(&self) -> &DeviceCaps {
         &self.0.caps

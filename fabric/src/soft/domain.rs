@@ -77,7 +77,7 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Registers a region, whose first byte has the address `base` in WRs.
+    /// Registers a region. Its first byte has the address `base` in WRs.
     ///
     /// # Errors
     /// EINVAL for remote write without local write, as in verbs; [`FabricError::Limit`] when all

@@ -1,4 +1,4 @@
-//! What `tests/fuzz` feeds with bytes: parsers that only this crate calls.
+//! Private parsers, opened to `tests/fuzz`.
 //!
 //! Each function returns whether the bytes were accepted. It panics when the parser breaks a
 //! promise. The type of a stream that is a slice: it has the bytes, and then its end.

@@ -16,7 +16,7 @@ use crate::address::end_name;
 use crate::connect::{ACCEPTED_DETECT_MAX, ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
-/// What a handshake leads to: a peer, or the peer's address and why it is dropped.
+/// The result of a handshake: a peer, or the peer's address and the reason for the drop.
 pub(super) type Outcome = std::result::Result<Incoming, (SocketAddr, String)>;
 
 /// Reads the request of a peer. The peer has so long to send it.
@@ -31,7 +31,7 @@ pub(super) async fn read_request(
         Ok(Err(Failure::Foreign(reason))) => return Err((peer, reason)),
         Ok(Ok(request)) => request,
     };
-    // A peer that keeps its window closed keeps what was lent for it.
+    // A peer that keeps its window closed keeps the memory lent to its connection.
     let detect = request.detect.min(ACCEPTED_DETECT_MAX);
     handshake::tune(&stream, detect).map_err(|e| (peer, e.to_string()))?;
     let stream = stream.into_std().map_err(|e| (peer, e.to_string()))?;
@@ -55,7 +55,7 @@ impl Incoming {
         Device::tcp()
     }
 
-    /// What the peer said.
+    /// The hello of the peer.
     #[must_use]
     pub(crate) fn hello(&self) -> &ConnectionHello {
         &self.request.hello
@@ -73,8 +73,8 @@ impl Incoming {
         (self.request.reads_in, self.request.reads_out)
     }
 
-    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
-    /// an answer.
+    /// The reply to the peer if this value, or the [`Connection`] made of it, is dropped without an
+    /// answer.
     pub(crate) fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
     }

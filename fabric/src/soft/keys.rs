@@ -66,7 +66,7 @@ impl Entry {
     }
 }
 
-/// What a peer wants to do with an MR.
+/// The access that a peer requests to an MR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Right {
     Read,
@@ -133,7 +133,7 @@ impl KeyTable {
         self.entry(sge.lkey.0)?.place(sge.addr)
     }
 
-    /// The region and offset of what a peer writes.
+    /// The region and offset of a write by a peer.
     pub(super) fn remote_place(
         &self,
         key: Rkey,
@@ -144,7 +144,7 @@ impl KeyTable {
         self.entry(key.0)?.place(addr)
     }
 
-    /// Sets what the keys of an index stand for. `None` for nothing any more.
+    /// Sets the MR behind the keys of an index. `None` revokes the keys.
     pub(super) fn set(&mut self, index: usize, entry: Option<Entry>) {
         if self.entries.len() <= index {
             self.entries.resize(index + 1, None);

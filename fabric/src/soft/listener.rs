@@ -80,7 +80,7 @@ impl Listener {
         Ok(Self::over(TcpListener::from_std(socket).map_err(fail)?, address.clone()))
     }
 
-    /// The socket. Unfinished handshakes end; peers that nobody accepted wait on.
+    /// The socket. Unfinished handshakes end; finished ones keep waiting for an accept.
     pub(crate) fn into_socket(self) -> io::Result<std::net::TcpListener> {
         self.socket.into_std()
     }

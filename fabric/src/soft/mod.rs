@@ -7,7 +7,7 @@
 //! receiving side: long payloads go straight into the MR; many short payloads come in one call and
 //! are copied.
 //!
-//! | file | what is in it |
+//! | file | holds |
 //! |---|---|
 //! | `keys` | the key tables |
 //! | `device`, `domain` | [`Device`] and its claims; [`ProtectionDomain`], [`MemoryRegion`] |

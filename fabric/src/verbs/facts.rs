@@ -1,4 +1,4 @@
-//! What a verbs device and a QP say of themselves: [`DeviceFacts`], [`QpFacts`].
+//! Facts that a verbs device and a QP report: [`DeviceFacts`], [`QpFacts`].
 
 use std::ffi::{CStr, c_char};
 use std::io;
@@ -80,7 +80,7 @@ pub(crate) fn facts_of_qp(connection: &Connection) -> Result<QpFacts> {
     })
 }
 
-/// Entries of the CQ of a poller: what the provider granted.
+/// Entries of the CQ of a poller: the number that the provider granted.
 pub(crate) fn entries_of_cq(handle: &PollerHandle) -> u32 {
     handle.queue().entries()
 }

@@ -1,7 +1,6 @@
 //! The `verbs` provider: InfiniBand, RoCE and iWARP through libibverbs and librdmacm.
 //!
-//! It is the only module of rblk that calls verbs. So it is the only one whose `unsafe` relies on
-//! their contracts.
+//! No other module of rblk calls verbs. So only the `unsafe` here relies on their contracts.
 //!
 //! # Contracts
 //!
@@ -18,7 +17,7 @@
 //! - **Verbs that may take long** (accept, error state, disconnect) are made by threads of their
 //!   own (`slow_verbs`), in the order of a connection's life: no data thread and no task waits for
 //!   a device's firmware.
-//! - **A dead QP** is reported to a data thread by completions only. Whatever ends a connection
+//! - **A dead QP** is reported to a data thread by completions only. Every end of a connection
 //!   moves its QP to the error state, and that flushes the QP.
 //! - **fork**: verbs objects do not survive it. The process must not fork and continue in the
 //!   child. A `fork` with `exec` is fine: all descriptors are close-on-exec, and regions are
@@ -26,17 +25,17 @@
 //!
 //! # Files, lowest first
 //!
-//! | file | what is in it |
+//! | file | holds |
 //! |---|---|
 //! | `ffi` | librdmacm and the names of `ibverbs-sys` |
 //! | `nonblocking`, `qp_state`, `device_caps`, `threads` | single calls; threads for slow verbs |
 //! | `cm/` | rdma_cm ids, the lock under which events are handled, the slow verbs of an id |
-//! | `device/` | context, the thread that reads device events, and what it sets |
+//! | `device/` | context, the thread that reads device events, the flags that it sets |
 //! | `protection_domain`, `memory_region` | PD, MR |
 //! | `completion_queue/` | CQ, how much of it a QP may fill, WCs, completion events |
 //! | `queue_pair/` | QP, WRs as a provider takes them, the QPs of a poller |
 //! | `incoming`, `event_task`, `listener`, `route` | how connections are made |
-//! | `facts` | what device and QP say of themselves, for diagnosis |
+//! | `facts` | facts that device and QP report, for diagnosis |
 //! | `provider_calls`, [`Poller`] | the data path |
 
 mod cm;

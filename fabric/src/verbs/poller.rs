@@ -3,21 +3,21 @@
 //! - **Batches.** WRs are posted as linked lists of at most [`BATCH`] WRs: one provider call, and
 //!   so one doorbell, for each list. Nothing allocates after [`attach`](crate::Poller::attach);
 //!   nothing logs or locks.
-//! - **Queue sizes.** A queue holds what the caller asked for, even if the provider rounded the
+//! - **Queue sizes.** A queue holds the requested number of WRs, even if the provider rounded the
 //!   size up. The CQ has room for exactly that, so it cannot overrun. A caller that posts more gets
 //!   ENOMEM. See [`CqRoom`] for when that room is free again.
 //! - **Empty messages.** An empty message completes with [`WcStatus::LocalLength`] and kills its
-//!   QP, as hardware does with a bad WR. The devices differ here, and some lose such a message.
+//!   QP, as hardware does with a bad WR. The devices differ here, and some lose an empty message.
 //! - **Dead QPs.** The poller knows that a QP is dead after the first failed completion, or after
 //!   [`fail`](crate::Poller::fail). WRs that are posted later do not reach the device. The poller
 //!   itself returns a flush for each, once the CQ is empty. Hardware would do the same, but the
-//!   software devices do not flush what is posted late: rxe looks at its receive queue, and siw at
-//!   both queues, only when the state changes.
+//!   software devices do not flush late WRs: rxe looks at its receive queue, and siw at both
+//!   queues, only when the state changes.
 //! - **Late WRs.** That leaves WRs posted after the QP died and before its first flush was polled.
 //!   The QP is moved to the error state once more when it is found dead, and rxe then looks again.
-//!   siw does not: such a WR may never complete there. So a caller must not wait for the flush of a
-//!   dead QP. Detach and destroy end all WRs of the QP. A flush says nothing about what the device
-//!   still does.
+//!   siw does not: a late WR may never complete there. So a caller must not wait for the flush of a
+//!   dead QP. Detach and destroy end all WRs of the QP. A flush does not prove that the device has
+//!   stopped.
 
 use std::fmt;
 use std::io;
@@ -53,7 +53,7 @@ pub(crate) struct Poller {
     room: CqRoom,
     late: LateFlushes,
     lists: Box<WrLists>,
-    // What `ibv_poll_cq` writes to.
+    // The buffer of `ibv_poll_cq`.
     polled: Box<[ffi::ibv_wc; BATCH]>,
     inline: InlineSources,
     calls: ProviderCalls,

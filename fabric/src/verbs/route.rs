@@ -162,8 +162,8 @@ impl Route {
         }
         Ok(Established {
             connection: crate::Connection::Verbs(connection.established()?),
-            // Named from the side of the receiver (rdma_get_cm_event(3)): what this side may have
-            // outstanding, and what it serves.
+            // Named from the side of the receiver (rdma_get_cm_event(3)): READs that this side may
+            // have outstanding, and READs that it serves.
             reads_out: reads_out.min(reply.initiator_depth),
             reads_in: reads_in.min(reply.responder_resources),
             hello: ConnectionHello(reply.private_data),
@@ -171,7 +171,8 @@ impl Route {
     }
 }
 
-/// No answer in time. `port` is what firewalls must pass, once the device of the route is known.
+/// No answer in time. `port` is the port that firewalls must pass, once the device of the route is
+/// known.
 fn silent(address: &Address, after: Duration, port: Option<FirewallPort>) -> FabricError {
     FabricError::TimedOut { what: address.to_string(), after, port }
 }

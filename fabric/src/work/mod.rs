@@ -18,7 +18,7 @@ pub const MAX_SGE: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Lkey(pub u32);
 
-/// A remote key: what a peer needs to reach an MR. It is never the same as an [`Lkey`].
+/// A remote key, by which a peer reaches an MR. It never equals an [`Lkey`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Rkey(pub u32);
 
@@ -28,7 +28,7 @@ impl fmt::Debug for Rkey {
     }
 }
 
-/// What an MR may be used for. Local read is always allowed (ibv_reg_mr(3)).
+/// The allowed uses of an MR. Local read is always allowed (ibv_reg_mr(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access {
     /// The device may write it locally: RECV buffers, RDMA READ sinks.
@@ -50,11 +50,11 @@ impl Access {
     pub const REMOTE: Self = Self { local_write: true, remote_write: true, remote_read: true };
 }
 
-/// In which order a device may write to memory what it received.
+/// The order in which a device may write received data to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MemoryOrder {
-    /// In any order, as far as PCIe allows; a completion comes after all that it tells of. For
-    /// those who look at memory only after a completion, as all of rblk does.
+    /// In any order, as far as PCIe allows; a completion comes after all data that it reports. For
+    /// code that looks at memory only after a completion, as all of rblk does.
     #[default]
     Relaxed,
     /// In the order of arrival.
@@ -77,7 +77,7 @@ impl WrId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct QpIndex(pub u16);
 
-/// Whose QP it is: QPs of one owner share what they get of a poller
+/// The owner of a QP. QPs of one owner share one part of a poller's turns
 /// ([`Poller::set_owner`](crate::Poller::set_owner)). The number is the caller's.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Owner(pub u64);
@@ -158,7 +158,7 @@ impl SgeList {
         self.entries.get(at)
     }
 
-    /// The same, to be changed.
+    /// As [`Self::entry`], mutable.
     #[inline]
     pub fn entry_mut(&mut self, at: usize) -> Option<&mut Sge> {
         self.entries.get_mut(at)
@@ -217,7 +217,7 @@ pub struct RemoteBuffer {
     pub rkey: Rkey,
 }
 
-/// What a send-queue WR does.
+/// The operation of a send-queue WR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendOp {
     /// Two-sided message into the peer's next RECV.
@@ -260,7 +260,7 @@ pub struct RecvWr {
 }
 
 impl RecvWr {
-    /// One whose message is written to one place.
+    /// A RECV with one place for the message.
     #[must_use]
     #[inline]
     pub fn one(id: WrId, sge: Sge) -> Self {
@@ -356,7 +356,7 @@ pub struct Completion {
     pub id: WrId,
     /// Outcome.
     pub status: WcStatus,
-    /// What completed. Undefined unless `status` is success.
+    /// The operation that completed. Undefined unless `status` is success.
     pub opcode: WcOpcode,
     /// Bytes received (RECV), written by the peer (WRITE_WITH_IMM) or transferred (READ); 0
     /// otherwise.

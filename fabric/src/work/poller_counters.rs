@@ -1,8 +1,8 @@
-//! [`PollerCounters`]: what one poller did.
+//! [`PollerCounters`]: the counters of one poller.
 
 use crate::work::{SendOp, SendWr};
 
-/// What one poller did since it was made. Messages are WRs that were posted.
+/// The work of one poller since it was made. Messages are posted WRs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PollerCounters {
     /// post_send calls with at least one WR.

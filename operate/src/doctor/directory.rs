@@ -42,7 +42,7 @@ impl Directory {
         }
     }
 
-    /// Judges it for a user, whose name is for the fix. Others may not write there.
+    /// Judges it for a user. `name` is for the fix. Others may not write there.
     #[must_use]
     pub fn judge(&self, subject: &str, user: u32, name: &str) -> Finding {
         let (path, nearest) = (self.path.display(), self.nearest.display());

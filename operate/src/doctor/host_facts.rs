@@ -39,7 +39,7 @@ pub struct HostFacts {
     pub memlock: Option<u64>,
     /// Whether that limit does not count for this process.
     pub locks_beyond: bool,
-    /// What the clock says.
+    /// The time of the clock.
     pub now: SystemTime,
     /// When the file of this program was written.
     pub built: Option<SystemTime>,
@@ -48,7 +48,7 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
-    /// Reads what there is to read. The caller has tried an io_uring, and asked the kernel about
+    /// Reads the facts of this host. The caller has tried an io_uring, and asked the kernel about
     /// the clock.
     #[must_use]
     pub fn read(root: &Path, io_uring: &io::Result<()>, synchronised: Option<bool>) -> Self {
@@ -69,7 +69,7 @@ impl HostFacts {
         }
     }
 
-    /// Judges the release of the kernel. `purpose` says what the least one is for.
+    /// Judges the release of the kernel. `purpose` is the feature that needs the least release.
     #[must_use]
     pub fn judge_kernel(&self, least: KernelVersion, purpose: &str) -> Finding {
         match KernelVersion::parse(&self.kernel) {
@@ -103,7 +103,7 @@ impl HostFacts {
         }
     }
 
-    /// Judges the limit of locked memory against what is needed.
+    /// Judges the limit of locked memory against the need.
     #[must_use]
     pub fn judge_memlock(&self, needed: u64, what: &str) -> Finding {
         let Some(limit) = self.memlock else {
@@ -149,11 +149,11 @@ impl HostFacts {
     }
 }
 
-/// Judges whether the kernel can encrypt `tcp://`: `has` says what it lacks, and how to mend that.
+/// Judges whether the kernel can encrypt `tcp://`: `has` names the missing part and its fix.
 #[must_use]
 pub fn judge_tls(has: Result<(), String>, required: bool) -> Finding {
     let Err(lack) = has else { return Finding::ok("tls", "the kernel encrypts tcp://") };
-    // What comes then is the fix, which has a place of its own here.
+    // The rest of the text is the fix, which has a field of its own here.
     let (why, module) = match lack.split_once(": run `modprobe ") {
         Some((why, fix)) => (why, fix.split('`').next()),
         None => (lack.as_str(), None),

@@ -1,11 +1,12 @@
-//! What `rblk-target doctor` and `rblk-initiator doctor` share: the [`Report`] and the parts of a
-//! host that both ends need.
+//! The shared part of `rblk-target doctor` and `rblk-initiator doctor`: the [`Report`] and the
+//! facts of a host that both ends need.
 //!
 //! Each part has facts, which are read once, and a judgement of them, which is pure: facts in,
 //! [`Finding`]s out. Facts are read below a directory, `/` on a real host, so that a test can lay
-//! out a host that it does not have. What cannot be read is absent, and never a fault by itself.
+//! out a host that it does not have. A fact that cannot be read is absent, and never a fault by
+//! itself.
 //!
-//! One fault is one finding: what follows from a fault that is named already is skipped.
+//! One fault is one finding: the consequences of a named fault are skipped.
 
 mod directory;
 mod host_facts;

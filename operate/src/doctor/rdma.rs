@@ -1,4 +1,4 @@
-//! [`RdmaDevice`]: an RDMA device as sysfs shows it, without libibverbs; and what of it is wrong.
+//! [`RdmaDevice`]: an RDMA device as sysfs shows it, without libibverbs; and its faults.
 //!
 //! sysfs shows no MTU of a RoCE port. The kernel takes the largest one of RDMA that fits the
 //! interface (`iboe_get_mtu`), so it is computed here in the same way.
@@ -21,11 +21,11 @@ const MTU_WANTED: u32 = 4200;
 /// State of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortState {
-    /// It has no link.
+    /// The port has no link.
     Down,
-    /// It has a link, and no subnet manager has configured it.
+    /// The port has a link, and no subnet manager has configured it.
     Init,
-    /// It works.
+    /// The port works.
     Active,
     /// Another state, or none that can be read.
     Other,
@@ -90,8 +90,8 @@ impl RdmaDevice {
     }
 }
 
-/// What is said of CPUs that are on another NUMA node than a device: a sentence for each of
-/// `devices` that is used. Those with these `names` are used, or all.
+/// The warnings about CPUs on another NUMA node than a device: a sentence for each used device of
+/// `devices`. Those with these `names` are used, or all.
 #[must_use]
 pub fn far_cpus(devices: &[RdmaDevice], names: Option<&[String]>, cpus: &[u16]) -> Vec<String> {
     let is_used = |device: &&RdmaDevice| names.is_none_or(|names| names.contains(&device.name));
@@ -137,7 +137,7 @@ fn port(device: &Path, number: &str, is_iwarp: bool, all: &[Interface]) -> Optio
         let raw = text(&gids.join(&index));
         add(text(&attributes.join("ndevs").join(&index)));
         if is_iwarp {
-            // It is the hardware address of the interface, and zeros.
+            // This form is the hardware address of the interface, and zeros.
             let mac = mac_of(&raw);
             all.iter().filter(|i| mac.as_ref() == Some(&i.mac)).for_each(|i| add(i.name.clone()));
             continue;
@@ -202,7 +202,7 @@ pub(super) fn find_gid(devices: &[RdmaDevice], address: IpAddr) -> GidMatch<'_> 
     found
 }
 
-/// What RDMA is needed for.
+/// The use of RDMA.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Needs {
     /// Whether it is needed at all.
@@ -290,7 +290,7 @@ fn judge_port(
     found = format!("{found}, {}, MTU {payload}", interface.name);
     if payload < MTU_MAX && (is_needed || any_will_do) {
         let name = &interface.name;
-        // A larger MTU is a change for everybody on that network: it is proposed only for the
+        // A larger MTU is a change for every host on that network: it is proposed only for the
         // interface that is to be used, where the interface alone decides.
         return match is_needed && !any_will_do && !interface.is_tied {
             true => Finding::warn(subject, format!("{found} of {MTU_MAX}"))
@@ -305,7 +305,7 @@ fn judge_port(
     Finding::ok(subject, found)
 }
 
-/// Why a port does not work, and what mends it.
+/// Why a port does not work, and the fix.
 fn why_not_active(port: &RdmaPort, interface: Option<&Interface>) -> (String, Option<String>) {
     match (port.state, interface) {
         (PortState::Init, _) if port.is_infiniband => (

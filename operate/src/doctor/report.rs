@@ -1,4 +1,4 @@
-//! [`Report`]: what a doctor found, as lines for people and as a value for programs.
+//! [`Report`]: the findings of a doctor, as lines for people and as a value for programs.
 //!
 //! A line has at most 100 columns. A fix stands in the line of its finding if there is room, else
 //! below it. A command that is longer than a line is continued with a backslash, so it can be
@@ -26,7 +26,7 @@ pub enum Verdict {
     Warn,
     /// It does not work.
     Fail,
-    /// Not looked at, and why.
+    /// Not checked, and why.
     Skip,
 }
 
@@ -41,14 +41,14 @@ impl Verdict {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
     /// How it is.
     pub verdict: Verdict,
-    /// What was looked at.
+    /// The subject of the check.
     pub subject: String,
-    /// What was found.
+    /// The finding in words.
     pub found: String,
     /// The command that mends it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,7 +100,7 @@ impl Finding {
         Self { fix_at: Some(host.into()), ..self.fix(command) }
     }
 
-    /// The fix with what stands before it.
+    /// The fix with its lead-in.
     fn advice(&self) -> Option<String> {
         let fix = self.fix.as_ref()?;
         Some(match &self.fix_at {
@@ -110,19 +110,19 @@ impl Finding {
     }
 }
 
-/// Everything that was looked at, in order.
+/// All findings, in the order of the checks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Adds what was found.
+    /// Adds findings.
     pub fn add(&mut self, findings: impl IntoIterator<Item = Finding>) {
         self.findings.extend(findings);
     }
 
-    /// What was found.
+    /// All findings.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         &self.findings
@@ -143,7 +143,7 @@ impl Report {
         }
     }
 
-    /// The column where what was found begins.
+    /// The column where the facts begin.
     fn indent(&self) -> usize {
         let widest = self.findings.iter().map(|f| f.subject.chars().count()).max().unwrap_or(0);
         // One long subject does not take the room of all others.

@@ -1,4 +1,4 @@
-//! What this process may lock of memory.
+//! The memory that this process may lock.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Small files and directories of the kernel and of systemd, read without a fault: what is absent
-//! is empty.
+//! Small files and directories of the kernel and of systemd, read without a fault: an absent file
+//! reads as empty.
 
 use std::path::Path;
 

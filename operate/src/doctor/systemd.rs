@@ -14,7 +14,7 @@ pub struct Unit {
     pub enabled: bool,
 }
 
-/// What systemd has of rblk.
+/// The units of rblk in systemd.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SystemdFacts {
     /// Whether systemd is the init of this host.

@@ -1,5 +1,5 @@
-//! [`take`]: what a process of rblk does to live long and to keep its keys, if it was started by
-//! hand. For a service of systemd, its unit says so (`OOMScoreAdjust=`, `LimitCORE=`).
+//! [`take`]: the precautions of a process started by hand: it survives memory pressure and keeps
+//! its keys secret. For a service of systemd, its unit says so (`OOMScoreAdjust=`, `LimitCORE=`).
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub fn take(oom_score: i16) {
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
 }
 
-/// Somebody may have chosen a lower score.
+/// Sets the score, unless a lower one is set already.
 fn lower(file: &Path, score: i16) {
     let now = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
     if now.is_some_and(|now: i16| now > score) {

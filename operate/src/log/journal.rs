@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes what is written, as the writer of a log.
+    /// Takes the written lines, as the writer of a log.
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
 

@@ -1,9 +1,9 @@
 //! [`Log`]: the lines of a daemon's log, on their way to stderr.
 //!
-//! Whoever reads stderr may be slow, or read nothing: a journal whose disk is full, a pipe without
-//! a reader. No thread that serves I/O may wait for it. So a line is put in a bounded queue, and a
-//! thread of its own writes the lines. What does not fit in the queue is dropped and counted, and
-//! the log says how many lines are missing when its reader reads again.
+//! The reader of stderr may be slow or stuck: a journal on a full disk, a pipe that is not read. No
+//! thread that serves I/O may wait for it. So a line is put in a bounded queue, and a thread of its
+//! own writes the lines. A line that does not fit in the queue is dropped and counted, and the log
+//! says how many lines are missing when its reader reads again.
 
 pub mod journal;
 
@@ -101,7 +101,7 @@ impl Log {
     }
 }
 
-// A log that cannot be written is nobody's loss but the reader's.
+// A failed write of the log must not stop the daemon.
 fn write_all(lines: impl Iterator<Item = Vec<u8>>, counts: &Counts, mut out: impl Write) {
     for line in lines {
         let _ = out.write_all(&line);

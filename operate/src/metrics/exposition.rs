@@ -35,7 +35,7 @@ impl Scale {
 /// Labels of a sample: names and values.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// What the samples of a family are.
+/// The type of a family's samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Only rises. The name ends in `_total`.

@@ -1,8 +1,8 @@
 //! [`bind`]: a Unix socket that only its owner may use, at no moment anybody else.
 //!
 //! The mode is set before the file exists: Linux gives the file of a socket the mode that the
-//! socket has at bind(2), less the umask. A chmod after bind(2) would come too late for whoever
-//! connects in between.
+//! socket has at bind(2), less the umask. A chmod after bind(2) would come too late: another user
+//! could connect in between.
 
 use std::fs::{File, Permissions};
 use std::io;

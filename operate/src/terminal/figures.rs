@@ -66,7 +66,7 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
-/// A share of 1: `94%`; `-` for none. What is not all is never told as 100 %.
+/// A share of 1: `94%`; `-` for none. A share below 1 is never shown as 100 %.
 #[must_use]
 pub fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.0}%", (share * 100.0).floor()))

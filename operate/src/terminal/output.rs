@@ -7,10 +7,11 @@
 //!
 //! A command that goes on (`top`, `events`, `trace`) prints a document on each line. The object of
 //! an error is `{"error": "...", "exit_code": N}`, and it is there whenever the exit code is not 0,
-//! also beside a document. What people read as a warning on the standard error is in the document.
+//! also beside a document. The document also holds the warnings that people read on the standard
+//! error.
 //!
-//! An answer that cannot be written is an error ([`CannotPrint`]), never a panic. Whoever does not
-//! take what is on the standard error misses it.
+//! An answer that cannot be written is an error ([`CannotPrint`]), never a panic. A failed write to
+//! the standard error is ignored.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -147,7 +148,7 @@ impl Output {
     }
 
     /// Tells people something beside the answer: a warning, a hint, how far it is. Programs find
-    /// what they need of it in the document.
+    /// the relevant parts in the document.
     pub fn aside(self, text: impl fmt::Display) {
         if self == Self::Table {
             to_stderr(&text.to_string());
@@ -155,7 +156,7 @@ impl Output {
     }
 
     /// The end of a program whose command line its parser did not take: `asked` for help or the
-    /// version, or wrong. `show` shows what there is to say as the parser does.
+    /// version, or wrong. `show` prints the text in the form of the parser.
     pub fn end_of_parser(
         program: &str,
         asked: bool,
@@ -199,7 +200,7 @@ impl Output {
     }
 }
 
-/// Whether a stream may have colours: it is a terminal, and nobody asked for none.
+/// Whether a stream may have colours: a terminal with colours, and `NO_COLOR` is not set.
 #[must_use]
 pub fn wants_colour(stream: &impl IsTerminal) -> bool {
     let asks_for_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-/// An error and its causes, `what: why: why`. Many errors name their cause in their own text; such
-/// a cause is not said again.
+/// An error and its causes, `fault: cause: cause`. Many errors name their cause in their own text;
+/// such a cause is not said again.
 #[must_use]
 pub fn said_once(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();

@@ -25,7 +25,7 @@ const CTRL_C: u8 = 3;
 const BEGIN: &str = "\x1b[H\x1b[J\x1b[?7l";
 /// Long lines are broken again.
 const END: &str = "\x1b[?7h";
-/// The keys, below what is drawn.
+/// The key hints, below the frame.
 const KEYS: &str = "q or ctrl-C: end\n";
 /// The signals that end a program from outside.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
@@ -42,7 +42,7 @@ struct Terminal {
     before: Termios,
     // None where the kernel has no descriptor left: then the signals are not blocked.
     signals: Option<SignalFd>,
-    // It can be cleared. A dumb one cannot: there the frames come one after the other.
+    // The terminal can be cleared. A dumb one cannot: there the frames come one after the other.
     clears: bool,
 }
 
@@ -50,7 +50,7 @@ impl Terminal {
     fn take(before: Termios) -> Self {
         let ending: SigSet = ENDING.into_iter().collect();
         let signals = SignalFd::with_flags(&ending, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK);
-        // From here on they wait: what comes before the terminal is changed changes nothing.
+        // From here on signals wait. A signal before the change of the terminal needs no restore.
         let signals = signals.ok().filter(|_| ending.thread_block().is_ok());
         let mut raw = before.clone();
         raw.local_flags &= !(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG);
@@ -93,7 +93,7 @@ impl Screen {
         Self { terminal: before.map(Terminal::take) }
     }
 
-    /// No terminal: what is drawn comes one after the other.
+    /// No terminal: the frames come one after the other.
     #[must_use]
     pub fn lines() -> Self {
         Self { terminal: None }
@@ -143,7 +143,7 @@ impl Screen {
             if let Some(signal) = terminal.signal() {
                 terminal.set_back();
                 raise(signal)?;
-                // Somebody has this program ignore the signal. The terminal is theirs again.
+                // The program ignores this signal. The terminal is set back for its next owner.
                 return Ok(true);
             }
             if !polled[0].any().unwrap_or(true) {

@@ -11,8 +11,8 @@
 //!
 //! The prologue is both hellos and the carrier, so a hello that was changed on its way makes the
 //! first message fail. The roles are in the pattern, so a message that is sent back to its sender
-//! fails, too. Messages cannot be told from random bytes, and nobody learns the key of the host but
-//! who has the secret key of the target.
+//! fails, too. Messages cannot be told from random bytes, and only the holder of the target's
+//! secret key learns the key of the host.
 //!
 //! Each step takes the handshake, or takes it out of its place: after an error there is nothing to
 //! go on with, and the connection ends.
@@ -44,7 +44,7 @@ pub struct InitiatorHandshake(HandshakeState);
 /// The target's end.
 pub struct TargetHandshake(State);
 
-/// What a target learns from an authenticated LOGIN.
+/// The result of an authenticated LOGIN, at the target.
 #[derive(Debug)]
 pub struct LoggedIn {
     /// The key that the host has proven. It is not said that this host may log in.
@@ -53,7 +53,7 @@ pub struct LoggedIn {
     pub target: PublicKey,
     /// The body of the LOGIN, as of an unauthenticated one.
     pub login: [u8; LoginRequest::BYTES],
-    /// Seals this connection from now on.
+    /// Seals all further messages of this connection.
     pub seal: TargetSeal,
     /// The right to answer the LOGIN.
     pub ticket: Ticket,
@@ -109,7 +109,7 @@ impl InitiatorHandshake {
     }
 
     /// Reads the reply to AUTHENTICATE, which proves the key of the target. Returns the body of the
-    /// LOGIN, and the seal for what follows. `sequence` is that of the LOGIN.
+    /// LOGIN, and the seal for the later messages. `sequence` is that of the LOGIN.
     ///
     /// # Errors
     /// [`AuthError::Handshake`]: the target has not that key.

@@ -24,12 +24,12 @@ const TEXT_LEN: usize = base32::text_len(CODED_BYTES);
 const PUBLIC: &str = "rblk1";
 const SECRET: &str = "rblk1-secret";
 
-/// The key that an end is known by. Safe to show to everybody.
+/// The key that identifies an end. Safe to publish.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey([u8; KEY_BYTES]);
 
-/// The key by which an end proves that it is who it is. Its memory is cleared when it is dropped,
-/// and no format prints it, except [`text`](Self::text).
+/// The key by which an end proves its identity. Its memory is cleared when it is dropped, and no
+/// format prints it, except [`text`](Self::text).
 #[derive(Clone)]
 pub struct SecretKey {
     bytes: Zeroizing<[u8; KEY_BYTES]>,
@@ -107,7 +107,7 @@ impl fmt::Debug for PublicKey {
 impl FromStr for PublicKey {
     type Err = KeyError;
 
-    /// The text must be exactly what [`Display`](fmt::Display) prints.
+    /// The text must be exactly the output of [`Display`](fmt::Display).
     fn from_str(text: &str) -> Result<Self, KeyError> {
         let coded = match text.strip_prefix(PUBLIC) {
             Some(rest) if rest.starts_with("-secret:") => return Err(KeyError::SecretInPublic),
@@ -150,7 +150,8 @@ impl SecretKey {
         encode(SECRET, &self.bytes)
     }
 
-    /// What a key file holds: a comment line with the public key, and a line with the secret key.
+    /// The content of a key file: a comment line with the public key, and a line with the secret
+    /// key.
     #[must_use]
     pub fn file_text(&self) -> Zeroizing<String> {
         let (public, secret) = (self.public, self.text());

@@ -6,9 +6,9 @@
 //! reply:    AEAD(to initiator, sequence, status, 2 | reserved, 2 | value, 4 | payload)
 //! ```
 //!
-//! The capsule is sent in the clear, too, because it says what to do with the message. Its twin in
-//! the seal must be the same. The nonce is the sequence of the command. So no nonce is used twice:
-//! the sequences of an admin connection rise and never wrap, and a [`Ticket`] answers once.
+//! The capsule is sent in the clear, too, because it names the operation. Its twin in the seal must
+//! be equal. The nonce is the sequence of the command. So no nonce is used twice: the sequences of
+//! an admin connection rise and never wrap, and a [`Ticket`] answers once.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ pub struct TargetSeal(Keys);
 #[derive(PartialEq, Eq, Debug)]
 pub struct Ticket(Sequence);
 
-/// An answer that was opened: what the response capsule says is not proven, this is.
+/// An opened answer. The response capsule is not proven; this value is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SealedReply {
     /// The outcome.
@@ -93,7 +93,7 @@ impl InitiatorSeal {
         Self(Keys { transport, last: login })
     }
 
-    /// What is sent behind a capsule: its sealed body. `capsule` already says how long that is:
+    /// The bytes behind a capsule: its sealed body. `capsule` already holds their length:
     /// [`COMMAND_SEAL_BYTES`] more than `body`.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl TargetSeal {
         (Self(Keys { transport, last: login }), Ticket(login))
     }
 
-    /// Opens the body of a command, whose capsule is in the clear.
+    /// Opens the body of a command. The capsule is in the clear.
     ///
     /// # Errors
     /// [`AuthError`]: the connection must end.
@@ -152,7 +152,7 @@ impl TargetSeal {
         Ok((Zeroizing::new(body.to_vec()), Ticket(sequence)))
     }
 
-    /// What is written into the buffer of a command: its sealed answer. It is [`REPLY_SEAL_BYTES`]
+    /// The bytes written into the buffer of a command: its sealed answer, [`REPLY_SEAL_BYTES`]
     /// longer than the payload.
     ///
     /// # Errors

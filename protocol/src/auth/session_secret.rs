@@ -1,5 +1,5 @@
-//! [`SessionSecret`]: what the two ends of a session know in one epoch, and nobody else does. The
-//! keys of its I/O connections are derived from it.
+//! [`SessionSecret`]: the shared secret of the two ends of a session, for one epoch. The keys of
+//! its I/O connections are derived from it.
 
 use std::fmt;
 

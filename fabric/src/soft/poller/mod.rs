@@ -1,6 +1,6 @@
 //! [`Poller`]: the data thread's end: turns over the QPs, and the completion queue.
 //!
-//! `schedule` says which links a turn asks, `wake` says what wakes the thread.
+//! `schedule` says which links a turn asks, `wake` holds the events that wake the thread.
 
 mod qp_set;
 mod schedule;
@@ -32,11 +32,12 @@ use shares::Shares;
 use visit::{Visits, pump, settle};
 use wake::Wake;
 
-/// Size of the staging buffer: what the socket of a deep queue of small messages holds, so that one
-/// call receives it. Pages that were never filled take no memory.
+/// Size of the staging buffer: one call receives all that a socket holds for a deep queue of small
+/// messages. Pages that were never filled take no memory.
 const STAGING: usize = 128 << 10;
 /// Empty polls before an acknowledgement goes out in a frame of its own. The first empty poll ends
-/// the turn in which the request came; what the caller posts then carries the acknowledgement.
+/// the turn in which the request came; the next frame that the caller posts carries the
+/// acknowledgement.
 const ACK_POLLS: u8 = 2;
 
 /// Memory that the turns of a poller use again and again.
@@ -46,7 +47,7 @@ struct Buffers {
     staging: Box<[u8]>,
     // Headers and short payloads to be sent.
     lines: Box<[u8]>,
-    // What epoll writes to: one more than there are QPs.
+    // The buffer of epoll_wait: one entry more than there are QPs.
     events: Vec<EpollEvent>,
 }
 
@@ -59,7 +60,7 @@ pub struct Poller {
     schedule: Schedule,
     shares: Shares,
     qps: QpSet,
-    // QPs whose peer may wait for an acknowledgement.
+    // QPs that may owe their peer an acknowledgement.
     owing: Vec<QpIndex>,
     buffers: Buffers,
     cq: CompletionQueue,
@@ -100,7 +101,7 @@ impl Poller {
     }
 
     /// One turn of the engine: receives until the links are drained or `room` completions are
-    /// there, and sends what came of it.
+    /// there, and sends the responses.
     fn turn(&mut self, room: usize) -> Result<()> {
         let Self { keys, wake, schedule, shares, qps, owing, buffers, cq, counters, .. } = self;
         let ask = schedule.begin(qps);
@@ -180,7 +181,7 @@ impl Poller {
         }
     }
 
-    /// What every change from outside of a turn ends with.
+    /// The last step of every change from outside of a turn.
     fn after(&mut self, qp: QpIndex) {
         self.schedule.stir();
         if let Some(attached) = self.qps.get_mut(qp) {
@@ -325,8 +326,8 @@ impl crate::Poller for Poller {
     fn arm(&mut self) -> Result<()> {
         self.acknowledge(0);
         self.counters.arms += u64::from(self.wake.arm());
-        // Sockets are level-triggered in epoll: what comes from now on keeps the event readable, so
-        // the poll that follows need not ask the sockets. It returns waiting completions anyway.
+        // Sockets are level-triggered in epoll: later data keeps the event readable, so the poll
+        // that follows need not ask the sockets. It returns waiting completions anyway.
         self.schedule.skip_next(true);
         self.wake_for_more();
         Ok(())
@@ -362,7 +363,7 @@ impl crate::Poller for Poller {
         self.shares.leave(attached.account);
         self.shares.forget(qp);
         self.wake.gather(&self.qps);
-        // What is outstanding never completes, also when the QP is attached again.
+        // Outstanding WRs never complete, also when the QP is attached again.
         if attached.pair.ends_at_detach() {
             attached.pair.fail(&mut self.cq);
         }

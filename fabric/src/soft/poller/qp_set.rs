@@ -6,7 +6,7 @@ use super::shares::AccountIndex;
 use crate::soft::queue_pair::QueuePair;
 use crate::work::QpIndex;
 
-/// What epoll watches of the link of a QP.
+/// The readiness of a QP's link that epoll watches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Interest {
     /// Nothing: the link has no descriptor, the QP is dead, or the sleeping thread watches the
@@ -23,11 +23,11 @@ pub(super) enum Interest {
 pub(in crate::soft) struct Attached {
     /// The QP.
     pub(super) pair: Box<QueuePair>,
-    /// What epoll watches of it now.
+    /// The readiness that epoll watches now.
     pub(super) interest: Cell<Interest>,
     /// The account of its owner.
     pub(super) account: AccountIndex,
-    /// It waits for the next share of its owner.
+    /// The QP waits for the next share of its owner.
     pub(super) in_line: bool,
     /// The poller remembers that it may owe its peer an acknowledgement.
     pub(super) owing: bool,

@@ -35,7 +35,7 @@ pub(super) enum Ask {
     Epoll,
 }
 
-/// What the turns so far found.
+/// The results of the turns so far.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     // Turns since epoll was asked.

@@ -1,17 +1,17 @@
-//! [`Shares`]: what the owners of a poller's QPs may move in one turn, so that an owner with much
-//! to move does not keep the others waiting.
+//! [`Shares`]: the bytes that each owner of a poller's QPs may move in one turn, so that an owner
+//! with much to move does not delay the others.
 //!
 //! The QPs of an owner share one account. While several owners moved bytes lately, each owner may
-//! receive [`RECEIVED`] bytes and send [`SENT`] bytes in a turn. So there is a bound of what is in
-//! front of what one owner asks, however many QPs the other owners have. A QP with more
-//! to move waits in a line for the next turn. The line begins with those that got nothing. A turn
-//! that brought completions puts the line off, once, so that the caller answers them first.
+//! receive [`RECEIVED`] bytes and send [`SENT`] bytes in a turn. So the bytes in front of an
+//! owner's request are bounded, however many QPs the other owners have. A QP with more to move
+//! waits in a line for the next turn. The line begins with those that got nothing. A turn that
+//! brought completions puts the line off, once, so that the caller answers them first.
 //!
 //! An owner alone is never bounded: more and shorter calls would only cost it time.
 
 use crate::work::{Owner, QpIndex};
 
-/// Bytes that an owner may send in one turn: what a link takes in about 8 us.
+/// Bytes that an owner may send in one turn: about 8 us of a link.
 const SENT: usize = 32 << 10;
 /// Bytes that an owner may receive in one turn. More than [`SENT`], because smaller parts need more
 /// calls; eight times as many kept a quiet owner waiting four to five times as long.
@@ -58,7 +58,7 @@ pub(super) struct Shares {
     turn: u64,
     // Bytes that all owners moved so far.
     moved: u64,
-    // Who moved the last of them.
+    // The owner that moved the last of them.
     latest: AccountIndex,
     // Shares are bounded until `moved` is this.
     bounded_until: u64,

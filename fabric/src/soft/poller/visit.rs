@@ -1,4 +1,4 @@
-//! [`Visits`]: what a turn of a poller does with each QP: it receives, and sends what came of it.
+//! [`Visits`]: the work of a poller's turn on each QP: it receives, and sends the responses.
 
 use super::qp_set::{Attached, QpSet};
 use super::shares::{Shares, Way};
@@ -10,7 +10,7 @@ use crate::work::QpIndex;
 /// Receive calls per QP and turn, so that one busy peer cannot delay the others.
 const CALLS_PER_TURN: usize = 16;
 
-/// The visits of one turn, and what they found.
+/// The visits of one turn, and their results.
 pub(super) struct Visits<'a> {
     pub(super) keys: &'a KeyTable,
     pub(super) wake: &'a Wake,
@@ -30,8 +30,8 @@ pub(super) struct Visits<'a> {
 }
 
 impl Visits<'_> {
-    /// Visits a QP, unless it waits in the line of its owner. `readable` and `writable` say what
-    /// its link is asked for.
+    /// Visits a QP, unless it waits in the line of its owner. `readable` and `writable`: the
+    /// directions that the link is asked for.
     #[inline]
     pub(super) fn visit(&mut self, attached: &mut Attached, readable: bool, writable: bool) {
         if writable {
@@ -76,8 +76,8 @@ impl Visits<'_> {
     }
 }
 
-/// Sends what a QP has to send, as far as its owner has a share left. Returns whether the QP waits
-/// for the next share.
+/// Sends the waiting frames of a QP, as far as its owner has a share left. Returns whether the QP
+/// waits for the next share.
 #[inline]
 pub(super) fn pump(
     shares: &mut Shares,
@@ -109,8 +109,8 @@ fn wait(shares: &mut Shares, attached: &mut Attached, served: bool) {
     }
 }
 
-/// Books what a QP did: what epoll watches of it, whether its peer waits for an acknowledgement,
-/// and the calls it made. Returns the calls.
+/// Books the visit of a QP: the readiness that epoll watches, an acknowledgement due to the peer,
+/// and the calls made. Returns the calls.
 #[inline]
 pub(super) fn settle(wake: &Wake, attached: &mut Attached, owing: &mut Vec<QpIndex>) -> u64 {
     if attached.pair.acks().is_due() && !attached.owing {

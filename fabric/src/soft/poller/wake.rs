@@ -1,4 +1,5 @@
-//! [`Wake`]: what wakes the thread of a poller: sockets, and completions without a socket.
+//! [`Wake`]: the events that wake the thread of a poller: sockets, and completions without a
+//! socket.
 //!
 //! epoll has every socket, and an eventfd that is written when something completes and no socket
 //! says so. If the only QP is not blocked, [`event_fds`](crate::Poller::event_fds) returns its
@@ -32,7 +33,7 @@ pub(super) struct Wake {
     kicked_by_links: bool,
     // `event_fds` returned the socket of the only QP.
     direct: Cell<bool>,
-    // Somebody wants an event at the next completion.
+    // The caller wants an event at the next completion.
     armed: bool,
 }
 
@@ -58,7 +59,7 @@ impl Wake {
         })
     }
 
-    /// What a link without a descriptor writes to.
+    /// The eventfd that a link without a descriptor writes to.
     pub(super) fn kick_event(&self) -> &Arc<EventFd> {
         &self.kick
     }
@@ -86,12 +87,12 @@ impl Wake {
         {
             // SAFETY: the descriptor belongs to the link, which is still here.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            // It can only fail when the socket is not there.
+            // epoll_ctl fails only without the socket.
             let _ = self.epoll.delete(fd);
         }
     }
 
-    /// Brings what epoll watches of a QP up to date. Returns the calls that took.
+    /// Updates the readiness of a QP that epoll watches. Returns the number of calls.
     pub(super) fn update(&self, attached: &Attached) -> u64 {
         self.watch(attached, self.direct.get())
     }
@@ -188,7 +189,7 @@ impl Wake {
         let _ = self.kick.write(1);
     }
 
-    /// Takes what kicked.
+    /// Drains the eventfd.
     pub(super) fn clear_kick(&mut self) {
         if std::mem::take(&mut self.kicked) || self.kicked_by_links {
             // EAGAIN means that nothing kicked.

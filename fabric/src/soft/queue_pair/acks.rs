@@ -23,7 +23,7 @@ impl Acks {
         self.executed += 1;
     }
 
-    /// The peer wants an acknowledgement of what is executed.
+    /// The peer wants an acknowledgement of the executed requests.
     #[inline]
     pub(super) fn want(&mut self) {
         self.due.get_or_insert(0);
@@ -57,7 +57,7 @@ impl Acks {
         *age >= polls
     }
 
-    /// A frame goes out. Every frame tells the peer what is executed.
+    /// A frame goes out. Every frame carries the number of executed requests.
     #[inline]
     pub(super) fn told(&mut self) {
         self.due = None;

@@ -11,7 +11,7 @@ use rblk_runtime::log_limit::LogLimit;
 /// Polls between two flushes, at most, on a device that flushes late.
 const LATE_POLLS: u64 = 4;
 
-/// What a QP gets back when the caller polls a completion.
+/// The resources that return to a QP when the caller polls a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::soft) enum Returns {
     /// Every entry of the send queue before this position.
@@ -34,7 +34,7 @@ pub(in crate::soft) struct CompletionQueue {
     lateness: Option<u64>,
     // QPs that ended because of a record of their peer.
     bad_records: u64,
-    // What the log says of them.
+    // Limits their log lines.
     bad_record_lines: LogLimit,
 }
 
@@ -82,7 +82,7 @@ impl CompletionQueue {
         self.promised = entries;
     }
 
-    /// From now on, what fails or is flushed comes some polls later. The seed decides how many.
+    /// Delays all later completions with an error by some polls. The seed decides the number.
     pub(in crate::soft) fn flush_late(&mut self, seed: u64) {
         self.lateness = Some(seed);
     }

@@ -89,7 +89,7 @@ impl Connection {
         Ok(Self { pair, poller: poller.id() })
     }
 
-    /// Encrypts what is behind the handshake.
+    /// Encrypts both streams behind the handshake.
     ///
     /// # Errors
     /// [`FabricError::Encrypt`]; EINVAL for a QP that ended.
@@ -125,7 +125,7 @@ pub(super) struct QueuePair {
     link: MeteredLink,
     state: State,
     index: QpIndex,
-    // What a peer that waits for the answer is told when this is dropped.
+    // The reply to a waiting peer when this value is dropped.
     refusal: ConnectionHello,
     sends: SendQueue,
     recvs: RecvQueue,
@@ -137,7 +137,7 @@ pub(super) struct QueuePair {
     keys: Option<Arc<KeyCopy>>,
     // The keys of the QP, if the device touches memory after the end of the QP.
     late_keys: Option<Arc<KeyCopy>>,
-    // What is sent behind the reply is encrypted with this key.
+    // The key for all bytes sent behind the reply.
     send_key: Option<CipherKey>,
 }
 
@@ -161,8 +161,8 @@ impl QueuePair {
         })
     }
 
-    /// Encrypts what is behind the handshake. A peer that waits for the reply sends nothing before
-    /// it has the reply, so what it sends is encrypted from its first byte on.
+    /// Encrypts both streams behind the handshake. A peer that waits for the reply sends nothing
+    /// before it, so its first byte is encrypted.
     fn secure(&mut self, keys: StreamKeys) -> std::result::Result<(), NoTls> {
         let StreamKeys { send, receive } = keys;
         self.link.encrypt_receive(&receive)?;
@@ -293,7 +293,7 @@ impl QueuePair {
         self.recvs.complete(self.index, status, byte_len, imm, cq);
     }
 
-    /// Completes what is done, in the order of posting, and a WR that cannot be sent once it is the
+    /// Completes finished WRs, in the order of posting, and a WR that cannot be sent once it is the
     /// oldest.
     fn advance(&mut self, cq: &mut CompletionQueue) {
         if self.state.is_error() {
@@ -348,7 +348,7 @@ impl QueuePair {
         self.recvs.flush(self.index, cq);
     }
 
-    /// The QP is about to end: leaves what is to land later. Nothing, where the device touches no
+    /// Hands over the RDMA that lands after the end of the QP. Nothing, where the device touches no
     /// memory after the end of a QP.
     fn leave_landings(&mut self) {
         let Some(keys) = self.late_keys.clone() else { return };
@@ -375,12 +375,12 @@ impl QueuePair {
         self.lost(&error.to_string(), cq);
     }
 
-    /// The link ended, or carried what no peer of this version sends.
+    /// The link ended, or carried bytes that no peer of this version sends.
     fn lost(&mut self, reason: &str, cq: &mut CompletionQueue) {
         self.end(reason, WcStatus::RetryExceeded, cq);
     }
 
-    /// The peer closed the link. Verbs learn of that by rdma_cm and flush what is outstanding:
+    /// The peer closed the link. Verbs learn of that by rdma_cm and flush the outstanding WRs:
     /// nothing failed.
     fn parted(&mut self, cq: &mut CompletionQueue) {
         self.end("the peer closed the connection", WcStatus::Flushed, cq);

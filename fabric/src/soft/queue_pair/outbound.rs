@@ -1,7 +1,7 @@
 //! [`Outbound`]: frames on their way to the peer: requests, READ responses, acknowledgements.
 //!
-//! Frames are built in batches and gathered into as few calls as possible. What the link does not
-//! take stays in the batch. Short payloads are copied again for the next call, so the bytes of a
+//! Frames are built in batches and gathered into as few calls as possible. Bytes that the link does
+//! not take stay in the batch. Short payloads are copied again for the next call, so the bytes of a
 //! payload are kept nowhere but in their region.
 
 use std::collections::VecDeque;
@@ -28,10 +28,10 @@ pub(super) struct Response {
     pub(super) len: u32,
 }
 
-/// What a frame was built of.
+/// The source of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin {
-    /// The WR at this position. The payload is what its SGEs name.
+    /// The WR at this position. The payload is in its SGEs.
     Request(usize),
     /// The READ of the peer that it answers.
     Response(Response),
@@ -81,7 +81,7 @@ impl Frame {
     }
 }
 
-/// What is on its way to the peer.
+/// The frames on their way to the peer.
 #[derive(Debug)]
 pub(super) struct Outbound {
     // Frames that were built and are not wholly sent.
@@ -97,7 +97,7 @@ pub(super) struct Outbound {
     nak_built: bool,
     // The link took less than was offered.
     blocked: bool,
-    // Sending failed. What the peer has sent is still read.
+    // Sending failed. Bytes that the peer has sent are still read.
     broken: bool,
 }
 
@@ -127,7 +127,7 @@ impl Outbound {
         self.blocked = false;
     }
 
-    /// What the peer is told about its requests.
+    /// The answer to the peer's requests.
     pub(super) fn acks(&mut self) -> &mut Acks {
         &mut self.acks
     }

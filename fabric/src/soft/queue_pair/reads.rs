@@ -39,8 +39,8 @@ impl ReadsOut {
         self.answered = self.answered.wrapping_add(1);
     }
 
-    /// Responses received so far. A READ request tells the peer, so that it knows how many READs
-    /// are outstanding, whatever is in flight.
+    /// Responses received so far. A READ request tells the peer, so that the responder counts
+    /// outstanding READs exactly.
     pub(super) fn answered(&self) -> u32 {
         self.answered
     }
@@ -66,8 +66,8 @@ impl ReadsIn {
         Self { depth: u32::from(depth), requested: 0, responded: 0, received: 0 }
     }
 
-    /// A READ request arrived whose sender has received `received` responses. Returns whether it is
-    /// within the negotiated depth.
+    /// Counts a READ request, sent after `received` responses arrived at the peer. Returns whether
+    /// it is within the negotiated depth.
     ///
     /// # Errors
     /// The peer cannot have received that many.

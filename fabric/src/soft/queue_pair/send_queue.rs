@@ -177,7 +177,7 @@ impl SendQueue {
         }
     }
 
-    /// Completes what is done, in the order of posting. Returns the WR that cannot be sent when it
+    /// Completes finished WRs, in the order of posting. Returns the WR that cannot be sent when it
     /// is the oldest.
     #[inline]
     pub(super) fn complete_done(

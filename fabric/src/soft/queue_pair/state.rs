@@ -20,7 +20,7 @@ pub(in crate::soft) enum State {
     Refusing {
         /// Sequence number of the request.
         seq: usize,
-        /// What the peer is told.
+        /// The refusal sent to the peer.
         refusal: Refusal,
         /// How the RECV that the request met completes, if it does.
         recv: Option<WcStatus>,

@@ -1,4 +1,5 @@
-//! The sending side of a queue pair: hands frames to the link, and books what the link took.
+//! The sending side of a queue pair: hands frames to the link, and books the bytes that the link
+//! took.
 
 use std::io;
 
@@ -40,8 +41,8 @@ impl QueuePair {
         }
     }
 
-    /// Sends what can be sent, until the bytes of `share` are used up, which it takes off. `lines`
-    /// is the buffer for headers and short payloads.
+    /// Sends frames until the link is full or the bytes of `share` are used up, and reduces
+    /// `share`. `lines` is the buffer for headers and short payloads.
     pub(in crate::soft) fn pump(
         &mut self,
         keys: &KeyTable,

@@ -1,6 +1,6 @@
 //! The header in front of every frame: 32 bytes, little-endian.
 //!
-//! | at | what |
+//! | at | field |
 //! |---|---|
 //! | 0 | kind |
 //! | 1 | flags: bit 0 asks for an acknowledgement |
@@ -28,7 +28,7 @@ pub(in crate::soft) fn low32(position: usize) -> u32 {
     narrow(position & 0xffff_ffff)
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::soft) enum Kind {
     Send,
@@ -106,7 +106,7 @@ impl Refusal {
         })
     }
 
-    /// What the requester sees.
+    /// The status that the requester sees.
     pub(in crate::soft) fn status(self) -> WcStatus {
         match self {
             Self::Access => WcStatus::RemoteAccess,
@@ -149,7 +149,7 @@ impl Header {
         bytes
     }
 
-    /// Parses what a peer sent; the reason why not otherwise.
+    /// Parses a header from a peer, or returns the reason for the refusal.
     pub(in crate::soft) fn decode(bytes: &[u8; HEADER]) -> Result<Self, &'static str> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

@@ -52,7 +52,7 @@ impl<'a> Gathered<'a> {
         &self.pieces[..self.count]
     }
 
-    /// Whether a frame fits whose payload has `parts` parts of any length.
+    /// Whether there is room for a frame with a payload of `parts` parts of any length.
     #[inline]
     pub(in crate::soft) fn has_room(&self, parts: usize) -> bool {
         self.count + 1 + parts <= PIECES

@@ -222,7 +222,7 @@ pub(in crate::soft) fn tune(stream: &TcpStream, detect: Duration) -> io::Result<
     Ok(())
 }
 
-/// Sets the type of service of what a socket sends, and of what it accepts. A socket of IPv6 may
+/// Sets the type of service of a socket and of the connections it accepts. A socket of IPv6 may
 /// speak to peers of IPv4, and has both.
 pub(in crate::soft) fn set_tos(socket: &impl AsFd, tos: Option<u8>) {
     let Some(tos) = tos else { return };

@@ -39,7 +39,7 @@ impl Body {
     }
 }
 
-/// What is on its way in: a part of a header, or a payload whose header was parsed.
+/// The incoming frame: a part of a header, or the payload behind a parsed header.
 #[derive(Default, Debug)]
 pub(in crate::soft) struct Inbound {
     header: [u8; HEADER],

@@ -1,4 +1,4 @@
-//! What a device does after the end of a QP: a mode of the in-memory network, for tests.
+//! RDMA that lands after the end of a QP: a mode of the in-memory network, for tests.
 //!
 //! On a card a QP in the error state still touches memory. RDMA that is under way still lands,
 //! flushes come later, and only a destroyed QP touches nothing. This mode does the same where the
@@ -19,7 +19,7 @@ use crate::region::Region;
 use crate::soft::keys::KeyTable;
 use crate::work::{Rkey, SgeList};
 
-/// What a late READ brings: bytes that no test writes.
+/// The payload of a late READ: bytes that no test writes.
 const GARBAGE: u8 = 0xdb;
 
 /// Bytes that are to land late.
@@ -37,7 +37,7 @@ impl Landing {
     }
 }
 
-/// What is to land after the end of a QP. `sinks` are its READs on the wire and the RECV of the
+/// The RDMA that lands after the end of a QP. `sinks` are its READs on the wire and the RECV of the
 /// next message, `inbound` is the frame that has begun to arrive, `unread` are the bytes of the
 /// peer that were not received.
 pub(in crate::soft) fn landings<'a>(

@@ -13,7 +13,7 @@ use super::tls::{self, BadRecord, NoTls};
 use crate::address::end_name;
 use crate::connect::stream_keys::CipherKey;
 
-/// What a call moved.
+/// The bytes that a call moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::soft) struct Moved {
     /// Bytes; 0 from a receive is the end of the stream.
@@ -36,7 +36,7 @@ pub(in crate::soft) trait Link: Send + fmt::Debug {
     /// Every piece is writable for its length during the call.
     unsafe fn receive(&mut self, pieces: &[libc::iovec]) -> io::Result<Moved>;
 
-    /// Says that nothing more will be sent. What was sent still arrives.
+    /// Ends the outgoing stream. Bytes sent before still arrive.
     fn finish(&mut self);
 
     /// Ends both directions.
@@ -48,7 +48,7 @@ pub(in crate::soft) trait Link: Send + fmt::Debug {
     /// A link without a descriptor writes to `event` when something changes.
     fn wake_by(&mut self, event: &Arc<EventFd>);
 
-    /// What is received from now on must be encrypted with this key. A failed
+    /// All further incoming bytes must be encrypted with this key. A failed
     /// [`receive`](Self::receive) may then be a [`BadRecord`]. Nothing may have been received that
     /// the peer encrypted. Call it before [`encrypt_send`](Self::encrypt_send).
     fn encrypt_receive(&mut self, key: &CipherKey) -> Result<(), NoTls> {
@@ -56,7 +56,7 @@ pub(in crate::soft) trait Link: Send + fmt::Debug {
         Err(NoTls::no_socket())
     }
 
-    /// What is sent from now on is encrypted with this key.
+    /// Encrypts all further outgoing bytes with this key.
     fn encrypt_send(&mut self, key: &CipherKey) -> Result<(), NoTls> {
         let _ = key;
         Err(NoTls::no_socket())
@@ -80,7 +80,7 @@ pub(in crate::soft) trait Link: Send + fmt::Debug {
 #[derive(Debug)]
 pub(in crate::soft) struct TcpLink {
     stream: TcpStream,
-    // What is received are TLS records.
+    // The incoming bytes are TLS records.
     encrypted: bool,
 }
 
@@ -143,7 +143,7 @@ impl Link for TcpLink {
     }
 
     fn finish(&mut self) {
-        // It fails only when the connection is gone already.
+        // shutdown(2) fails only when the connection is gone already.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
@@ -170,7 +170,7 @@ impl Link for TcpLink {
     }
 
     fn peer(&self) -> String {
-        // A socket whose peer is gone has no name for it.
+        // getpeername(2) fails when the peer is gone.
         self.stream.peer_addr().map_or_else(|_| "a tcp:// peer".to_owned(), end_name)
     }
 }

@@ -69,7 +69,7 @@ impl MeteredLink {
         true
     }
 
-    /// Receives and drops what is there, at most about `bytes`.
+    /// Receives and drops the waiting bytes, at most about `bytes`.
     pub(in crate::soft) fn discard(&mut self, bytes: usize) {
         let mut sink = [0u8; 16 << 10];
         let mut left = bytes;
@@ -95,7 +95,7 @@ impl MeteredLink {
         self.quiet
     }
 
-    /// A new poller has the link: count from now on.
+    /// Restarts the counts for a new poller of the link.
     pub(in crate::soft) fn restart(&mut self) {
         self.quiet = 0;
     }

@@ -36,7 +36,7 @@ const CRYPTO_INFO: usize = size_of::<libc::tls12_crypto_info_chacha20_poly1305>(
 /// How long the connection to this host may take that tries TLS.
 const TRIAL: Duration = Duration::from_secs(1);
 
-/// What the kernel could not do.
+/// The failed call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// A connection to this host, to try TLS on.
@@ -94,22 +94,22 @@ impl fmt::Display for NoTls {
 impl std::error::Error for NoTls {}
 
 /// Whether this kernel can encrypt TCP connections. The first call tries it, on a connection of
-/// this host to itself; later calls return what the first one found.
+/// this host to itself; later calls return the first result.
 ///
 /// # Errors
-/// What the kernel lacks, with the fix.
+/// The missing part of the kernel, with the fix.
 pub fn kernel_has_tls() -> Result<(), NoTls> {
     static FOUND: OnceLock<Result<(), NoTls>> = OnceLock::new();
     *FOUND.get_or_init(try_tls)
 }
 
-/// Sets everything on a connection that nobody uses, with a key that nobody uses.
+/// Tries all settings on a spare connection, with a throwaway key.
 fn try_tls() -> Result<(), NoTls> {
     let failed = |error: io::Error| NoTls::new(Step::Trial, &error);
     let any_port = [(Ipv4Addr::LOCALHOST, 0).into(), (Ipv6Addr::LOCALHOST, 0).into()];
     let listener = TcpListener::bind(&any_port[..]).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    // The kernel connects it; nobody has to accept.
+    // The kernel completes the connection; no accept is needed.
     let stream = TcpStream::connect_timeout(&address, TRIAL).map_err(failed)?;
     let key = CipherKey::new(&[0; CipherKey::KEY], &[0; CipherKey::IV]);
     attach(&stream)?;
@@ -123,13 +123,13 @@ pub(super) fn attach(stream: &TcpStream) -> Result<(), NoTls> {
         .map_err(|error| NoTls::new(Step::Attach, &error))
 }
 
-/// What is sent from now on goes out as records.
+/// All further outgoing bytes go out as records.
 pub(super) fn encrypt_send(stream: &TcpStream, key: &CipherKey) -> Result<(), NoTls> {
     set(stream, libc::SOL_TLS, libc::TLS_TX, &*crypto_info(key))
         .map_err(|error| NoTls::new(Step::Keys, &error))
 }
 
-/// What is received from now on must come in as records.
+/// All further incoming bytes must be records.
 pub(super) fn encrypt_receive(stream: &TcpStream, key: &CipherKey) -> Result<(), NoTls> {
     set(stream, libc::SOL_TLS, libc::TLS_RX, &*crypto_info(key))
         .map_err(|error| NoTls::new(Step::Keys, &error))?;
@@ -166,7 +166,8 @@ fn set(stream: &TcpStream, level: i32, name: i32, value: &[u8]) -> io::Result<()
 pub(in crate::soft) struct BadRecord(&'static str);
 
 impl BadRecord {
-    /// What a failed receive of an encrypted socket says of the peer's records, if anything.
+    /// The fault of the peer's records behind a failed receive of an encrypted socket, if there is
+    /// one.
     pub(super) fn of(errno: i32) -> Option<Self> {
         // The errnos are those of net/tls/tls_sw.c and tls_strp.c.
         Some(Self(match errno {

@@ -1,9 +1,9 @@
 //! [`CmId`]: an `rdma_cm_id` and, once made, its QP.
 //!
 //! One value owns an id. Dropping it destroys the QP and then the id. The lock of the event channel
-//! is held wherever the event code of librdmacm could read what changes (see `event_channel`), and
-//! not while the device or the kernel destroys: that may take long, and every other id of the
-//! channel waits for the lock.
+//! is held wherever the event code of librdmacm could read a field that changes (see
+//! `event_channel`), and not while the device or the kernel destroys: that may take long, and every
+//! other id of the channel waits for the lock.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -39,7 +39,7 @@ pub(in crate::verbs) struct CmId {
     channel: Arc<EventChannel>,
 }
 
-/// What connect and accept tell the peer.
+/// The parameters that connect and accept send to the peer.
 #[derive(Debug)]
 pub(in crate::verbs) struct ConnectParams<'a> {
     pub(in crate::verbs) hello: &'a [u8],
@@ -71,7 +71,7 @@ impl CmId {
     }
 
     /// Another id, bound to the same local address, so to the same device. It keeps the context of
-    /// that device open, and no other. Nobody reads its events; they go with its channel. When the
+    /// that device open, and no other. Its events stay unread and go with its channel. When the
     /// device is removed, the kernel takes its side of the id back by itself.
     pub(in crate::verbs) fn another(&self) -> Result<Self> {
         let no_address = || FabricError::Call {
@@ -157,8 +157,8 @@ impl CmId {
     }
 
     /// Sets the type of service of the packets. Call it before the address is resolved or bound to.
-    /// Connections that a listening id accepts have it, too, on iWARP. On RoCE the kernel gives
-    /// them what the request of the peer says.
+    /// Connections that a listening id accepts have it, too, on iWARP. On RoCE the kernel copies
+    /// the value from the peer's request.
     pub(in crate::verbs) fn set_tos(&self, tos: u8) {
         if let Err(error) = self.set_byte(ffi::OPTION_ID_TOS, tos) {
             tracing::warn!(tos, %error, "the type of service cannot be set");
@@ -221,7 +221,7 @@ impl CmId {
         u16::from_be(unsafe { ffi::rdma_get_src_port(self.as_ptr()) })
     }
 
-    /// Makes the QP, and writes to `attr` what was granted.
+    /// Makes the QP, and writes the granted sizes to `attr`.
     pub(in crate::verbs) fn create_qp(
         &mut self,
         pd: *mut ffi::ibv_pd,
@@ -266,8 +266,8 @@ impl CmId {
         check("rdma_connect", unsafe { ffi::rdma_connect(self.as_ptr(), &raw mut param) })
     }
 
-    /// Has the peer accepted, soon and by another thread. Where that fails, the QP is moved to the
-    /// error state. `refusal`: what the peer is told if the end is asked for before.
+    /// Accepts the peer, soon and on another thread. Where that fails, the QP is moved to the error
+    /// state. `refusal`: the reply to the peer if the connection ends before that.
     pub(in crate::verbs) fn accept(
         &self,
         params: &ConnectParams<'_>,

@@ -54,13 +54,13 @@ pub(in crate::verbs) struct Ids {
 /// An id that is alive.
 #[derive(Debug)]
 pub(in crate::verbs) struct Known {
-    /// What it is for.
+    /// The role of the id.
     pub(in crate::verbs) role: Role,
-    /// What events ask for.
+    /// The events that an id asks for.
     pub(in crate::verbs) verbs: Arc<SlowVerbs>,
 }
 
-/// What an id is for. It decides where the events of the id go.
+/// The role of an id. It decides where its events go.
 #[derive(Debug)]
 pub(in crate::verbs) enum Role {
     /// Connects, or has connected. The sender is the one that waits for the present step.
@@ -81,7 +81,8 @@ pub(in crate::verbs) struct Reply {
     pub(in crate::verbs) initiator_depth: u8,
 }
 
-// SAFETY: librdmacm allows a channel on any thread; what it does not serialise is under `ids`.
+// SAFETY: librdmacm allows a channel on any thread; its unserialised parts are under the lock of
+// `ids`.
 unsafe impl Send for EventChannel {}
 // SAFETY: as for Send.
 unsafe impl Sync for EventChannel {}
@@ -198,14 +199,14 @@ impl Role {
         if let Self::Active(waiter) = self
             && let Some(waiter) = waiter.take()
         {
-            // It fails when the step has timed out. The id is then about to be destroyed.
+            // The send fails when the step has timed out. The id is then about to be destroyed.
             let _ = waiter.send(reply);
         }
     }
 }
 
 impl Reply {
-    /// Copies what is needed of an event.
+    /// Copies the needed fields of an event.
     pub(in crate::verbs) fn copy(event: &ffi::CmEvent) -> Self {
         let conn = &event.conn;
         let private_data = if conn.private_data.is_null() || conn.private_data_len == 0 {

@@ -1,11 +1,11 @@
-//! [`SlowVerbs`]: the verbs of one connection that may take long, and that nobody waits for:
-//! accepting the peer, the error state of the QP, telling the peer that the connection ends.
+//! [`SlowVerbs`]: the slow verbs of one connection, which no caller waits for: accepting the peer,
+//! the error state of the QP, telling the peer that the connection ends.
 //!
-//! Data threads and the task of rdma_cm events ask for them here. A thread of [`Threads`] makes
-//! the calls, for one id one at a time and in the order in which a connection lives: what was not
-//! accepted when its end is asked for is refused, and never accepted. What was done once is not
-//! done again: data thread and peer often ask for the same end. The id and its QP are destroyed
-//! when no call is under way and none will begin ([`SlowVerbs::close`]).
+//! Data threads and the task of rdma_cm events ask for them here. A thread of [`Threads`] makes the
+//! calls, for one id one at a time and in the order in which a connection lives: a connection that
+//! ends before it is accepted is refused, and never accepted. Each verb is called once: data thread
+//! and peer often ask for the same end. The id and its QP are destroyed when no call is under way
+//! and none will begin ([`SlowVerbs::close`]).
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -37,11 +37,11 @@ pub(in crate::verbs) struct SlowVerbs {
 /// How a peer is accepted.
 #[derive(Debug)]
 pub(super) struct Accept {
-    /// What it is told.
+    /// The reply to the peer.
     pub(super) hello: Box<[u8]>,
-    /// The rest of what it is told: `private_data` is set when it is used.
+    /// The other fields of the reply: `private_data` is set before the call.
     pub(super) param: ffi::ConnParam,
-    /// What it is told if the connection ends before.
+    /// The refusal if the connection ends before that.
     pub(super) refusal: Box<[u8]>,
 }
 
@@ -97,7 +97,7 @@ impl SlowVerbs {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The id has a QP from now on.
+    /// Records that the id has a QP.
     pub(super) fn have_qp(&self, qp: *mut ffi::ibv_qp) {
         self.lock().qp = QpPointer(qp);
     }
@@ -190,7 +190,7 @@ impl SlowVerbs {
         // SAFETY: as in `make`, of the QP.
         let move_to_error = || unsafe { qp_state::move_to_error(qp) };
         if self.disconnect_moves_qp() {
-            // It fails where there is no connection yet.
+            // rdma_disconnect fails before there is a connection.
             if !(tell && disconnect()) && error {
                 move_to_error();
             }
@@ -205,7 +205,7 @@ impl SlowVerbs {
     }
 
     /// Whether `rdma_disconnect` also moves the QP to the error state (rdma_disconnect(3)). On
-    /// iWARP the QP would first send what is queued (`ucma_modify_qp_sqd` of librdmacm).
+    /// iWARP the QP would first send its queued WRs (`ucma_modify_qp_sqd` of librdmacm).
     fn disconnect_moves_qp(&self) -> bool {
         // SAFETY: the id lives until `close` returned.
         let context = NonNull::new(unsafe { (*self.id.as_ptr()).verbs });

@@ -48,7 +48,7 @@ impl CqEvents {
     /// Takes the event, if there is one. Returns whether there was. The CQ is not armed afterwards.
     pub(in crate::verbs) fn take(&mut self, queue: &CompletionQueue) -> bool {
         // An armed CQ gives one event, and no other CQ uses the channel. A second read would find
-        // nothing. The next sleep arms the CQ again, whatever this read finds.
+        // nothing. The next sleep arms the CQ again, with or without an event here.
         self.armed = false;
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: channel and its only CQ live; the descriptor is nonblocking.

@@ -75,7 +75,8 @@ impl CqRoom {
         Ok(())
     }
 
-    /// The CQ was found empty. `released` is what [`CompletionQueue::released`] said before that.
+    /// Records that the CQ was found empty. `released`: the value of [`CompletionQueue::released`]
+    /// before that.
     #[inline]
     pub(in crate::verbs) fn found_empty(&mut self, released: u64) {
         self.reserved -= released - self.returned;

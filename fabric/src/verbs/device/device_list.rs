@@ -12,8 +12,8 @@ pub(super) struct DeviceList {
 }
 
 impl DeviceList {
-    /// `None` when the call failed; errno says why. For `presence::list`, which remembers whose
-    /// contexts are open.
+    /// `None` when the call failed; errno says why. For `presence::list`, which remembers the open
+    /// contexts.
     pub(super) fn get() -> Option<Self> {
         let mut count = 0;
         // SAFETY: plain call; the list is freed in drop.

@@ -3,9 +3,9 @@
 //! librdmacm opens one context per device and process. It closes the context only when the device
 //! is gone and nothing refers to it. Memory and queues outlive ids, so a `Device` holds a reference
 //! of its own: an id that is bound to the device. So the context of a device that was removed is
-//! closed when its `Device` goes, whatever other devices there are. Where no such id can be had,
-//! the list that `rdma_get_devices` returns does, cut down to the one context; librdmacm makes it
-//! only if all devices open.
+//! closed when its `Device` goes, independently of other devices. Where no such id can be had, the
+//! list that `rdma_get_devices` returns does, cut down to the one context; librdmacm makes it only
+//! if all devices open.
 
 pub(super) mod async_events;
 pub(super) mod cq_health;
@@ -136,7 +136,7 @@ impl Device {
         contexts().filter_map(usable).collect()
     }
 
-    /// What the device can do.
+    /// The abilities of the device.
     #[must_use]
     pub(crate) fn caps(&self) -> &DeviceCaps {
         &self.0.caps
@@ -205,7 +205,7 @@ fn names_of_all() -> Vec<String> {
     devices.iter().filter_map(name).collect()
 }
 
-/// A context, and what keeps it open: it alone.
+/// A context and the reference that keeps it open. The reference keeps no other context open.
 #[derive(Debug)]
 struct Pinned {
     raw: NonNull<ffi::ibv_context>,

@@ -1,14 +1,16 @@
-//! [`Presence`]: whether the kernel still shows a device whose context this process has open.
+//! [`Presence`]: whether the kernel still shows a device of which this process has the context
+//! open.
 //!
 //! A driver that cannot take its objects back (rxe, siw) lets a device go only when the last
 //! process has closed the device: `rdma link del` waits for that in `ib_uverbs_remove_one`. rdma_cm
-//! tells of the removal only where its module was loaded after that of uverbs, and only who has an
-//! id on the device. But before the kernel waits, it takes the device out of
-//! `/sys/class/infiniband_verbs`, so a look there tells everybody.
+//! tells of the removal only where its module was loaded after that of uverbs, and only to
+//! processes with an id on the device. But before the kernel waits, it takes the device out of
+//! `/sys/class/infiniband_verbs`, so a look there shows the removal to every process.
 //!
-//! librdmacm opens contexts, also of devices that nobody here uses. It closes a context when two
-//! things have happened: nothing refers to the context, and librdmacm has listed the devices
-//! without that one. So who finds that a device has gone has librdmacm list them ([`look_around`]).
+//! librdmacm opens contexts, also of devices that this process does not use. It closes a context
+//! when two things have happened: nothing refers to the context, and librdmacm has listed the
+//! devices without that one. So the finder of a gone device has librdmacm list the devices
+//! ([`look_around`]).
 
 use std::ffi::CStr;
 use std::path::PathBuf;
@@ -21,9 +23,9 @@ use tokio::sync::watch;
 use super::device_list::DeviceList;
 use crate::verbs::ffi;
 
-/// Entries of devices whose contexts may be open.
+/// Devices with contexts that may be open.
 static SHOWN: Mutex<Vec<Presence>> = Mutex::new(Vec::new());
-/// Whoever connects all the time looks once in this time.
+/// The time between two looks while connections are made all the time.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// When [`look_around_at_times`] looked last.
 static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
@@ -53,8 +55,7 @@ impl Presence {
     }
 }
 
-/// The context of that device may be open from now on, whoever uses it. Returns what
-/// [`Presence::of`] does.
+/// Notes that the context of a device may be open. Returns the same as [`Presence::of`].
 ///
 /// # Safety
 /// The context is open.
@@ -79,8 +80,8 @@ pub(super) fn list() -> Option<DeviceList> {
     Some(list)
 }
 
-/// Sees to it that librdmacm closes the contexts of devices that have gone, each as soon as nothing
-/// refers to it, and that those who wait by such a device look again.
+/// Makes librdmacm close the contexts of gone devices, each once nothing refers to it, and wakes
+/// the listeners on such devices.
 pub(in crate::verbs) fn look_around() {
     let has_gone = {
         let mut shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);

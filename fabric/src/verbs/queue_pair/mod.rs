@@ -44,7 +44,7 @@ pub struct Connection {
 struct Unanswered {
     // READs that the peer serves.
     peer_serves: u8,
-    // What the peer is told when it is not accepted.
+    // The reply to a peer that is not accepted.
     refusal: ConnectionHello,
 }
 
@@ -75,7 +75,7 @@ impl Connection {
         })
     }
 
-    /// The same connection, with a peer that waits for [`Self::accept`].
+    /// Turns it into the connection of a peer that waits for [`Self::accept`].
     pub(super) fn unanswered(mut self, peer_serves: u8, refusal: ConnectionHello) -> Self {
         self.unanswered = Some(Unanswered { peer_serves, refusal });
         self

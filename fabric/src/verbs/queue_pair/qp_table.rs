@@ -77,7 +77,7 @@ impl QpTable {
     }
 }
 
-/// What is known of an attached QP.
+/// The state of an attached QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Health {
     /// Nothing failed yet.
@@ -134,7 +134,7 @@ impl Attached {
         self.wr_ids
     }
 
-    /// What a send WR may look like.
+    /// The limits of a send WR.
     #[inline]
     pub(in crate::verbs) fn shape(&self) -> SendShape {
         self.shape
@@ -206,7 +206,7 @@ impl Attached {
     }
 }
 
-/// What a send WR of a QP may look like.
+/// The limits of a send WR of a QP.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct SendShape {
     sges: usize,
