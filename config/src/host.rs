@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
 use crate::schema::rule::{Key, NAME, Rule, Schema, check_name, join};
-use crate::setting::limits::{self, ByteRate, Limits};
+use crate::setting::rate_limits::{self, ByteRate, Limits};
 use crate::units::ByteSize;
 
 /// Most keys of a host, and of a target as a mount knows it: the one in use and the next one.
@@ -47,10 +47,10 @@ pub(crate) static HOST_KEYS: Schema = Schema {
         Key::optional("take_over", Rule::Flag),
         Key::optional("connections_max", Rule::Count { min: 2, max: 65_536 }),
         Key::optional("memory_max", Rule::Size { min: MEMORY_MIN, max: MEMORY_MAX, step: 4096 }),
-        limits::IOPS,
-        limits::BANDWIDTH,
-        limits::IOPS_BURST,
-        limits::BANDWIDTH_BURST,
+        rate_limits::IOPS,
+        rate_limits::BANDWIDTH,
+        rate_limits::IOPS_BURST,
+        rate_limits::BANDWIDTH_BURST,
     ],
 };
 

@@ -10,12 +10,12 @@ use crate::error::{ConfigError, Fault};
 use crate::host::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
 use crate::schema::document::{Document, Sites};
-use crate::schema::judge::judge;
+use crate::schema::faults::judge;
 use crate::schema::rule::{ADDRESS, KEY_FILE, Key, MEMORY_FILE, NAME, Rule, Schema};
+use crate::setting::connection_protection::Encrypt;
 use crate::setting::digest_wish::DigestWish;
 use crate::setting::on_loss::OnLoss;
-use crate::setting::protection::Encrypt;
-use crate::setting::spin::Spin;
+use crate::setting::spin_key::Spin;
 use crate::units::{ByteSize, Duration};
 
 /// Most memory for the buffers of one mount: all queues full of the largest I/Os.

@@ -65,6 +65,6 @@ pub struct DeviceCaps {
     /// thread that ends a QP also serves it.
     pub touches_until_destroyed: bool,
     /// Connections can be encrypted ([`crate::Connection::secure`]): the TCP device of a kernel
-    /// that has TLS. [`crate::soft::wire::tls::kernel_has_tls`] names the missing part.
+    /// that has TLS. [`crate::soft::tls::kernel_has_tls`] names the missing part.
     pub encrypts: bool,
 }

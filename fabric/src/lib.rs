@@ -30,8 +30,8 @@
 mod address;
 mod caps;
 mod connect;
+mod diagnosis;
 mod error;
-mod facts;
 mod provider;
 mod region;
 pub mod soft;
@@ -49,12 +49,12 @@ pub use address::source::Source;
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
 pub use connect::ack_timeout::AckTimeout;
-pub use connect::stream_keys::{CipherKey, StreamKeys};
+pub use connect::cipher_keys::{CipherKey, CipherKeys};
 pub use connect::{
     ACCEPTED_DETECT_MAX, AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits,
 };
+pub use diagnosis::{DeviceFacts, QpFacts};
 pub use error::{FabricError, FirewallPort, PostError, Result};
-pub use facts::{DeviceFacts, QpFacts};
 pub use provider::connection::{Connection, Established};
 pub use provider::device::{
     CompletionVector, Device, MemoryRegion, PollerHandle, ProtectionDomain,

@@ -5,13 +5,13 @@ use std::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::block::{BlockCount, Lba};
 use crate::descriptor::KeyedDescriptor;
 use crate::digest::{DataDigests, of_capsule, of_two_words};
-use crate::identity::{Epoch, Sequence, VolumeHandle};
+use crate::identifiers::{Epoch, Sequence, VolumeHandle};
+use crate::lba::{BlockCount, Lba};
 use crate::limits::{COMMAND_BYTES, DESCRIPTOR_BYTES, IN_CAPSULE_MAX_BYTES, RESPONSE_BYTES};
 use crate::opcode::Opcode;
-use crate::status::Status;
+use crate::status_code::Status;
 use crate::tag::{QueueDepth, Tag};
 use crate::width::wide;
 

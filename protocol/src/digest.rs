@@ -11,7 +11,7 @@
 //! A WRITE has two CRCs because a target may have to commit the data of one stripe before it has
 //! memory for the next: each part can be checked before it is committed, without the other.
 
-use crate::identity::Sequence;
+use crate::identifiers::Sequence;
 use crate::limits::{DIGEST_IO_MAX_BYTES, DIGEST_STRIPE_BYTES, READ_TRAILER_BYTES};
 
 /// The CRC-32C of bytes in one piece.

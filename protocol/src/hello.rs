@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::features::Features;
-use crate::identity::{Epoch, InstanceId, Nonce, SessionId};
+use crate::identifiers::{Epoch, InstanceId, Nonce, SessionId};
 use crate::limits::{self, ACCEPT_BYTES, HELLO_BYTES, REJECT_TEXT_BYTES};
 use crate::tag::QueueDepth;
 use crate::version::Version;

@@ -2,7 +2,7 @@
 
 use crate::features::Features;
 use crate::hello::{HelloAccept, HelloRequest, RejectReason};
-use crate::identity::{InstanceId, Nonce};
+use crate::identifiers::{InstanceId, Nonce};
 use crate::limits;
 use crate::tag::QueueDepth;
 use crate::version::Version;

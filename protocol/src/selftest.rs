@@ -1,6 +1,6 @@
 //! The pattern a target writes in answer to SELF_TEST.
 
-use crate::identity::Sequence;
+use crate::identifiers::Sequence;
 
 /// Bytes of the pattern, and of the buffer that a SELF_TEST must name at least.
 pub const SELF_TEST_BYTES: usize = 64;

@@ -49,7 +49,7 @@ impl Counter {
 /// `add`, which wraps, and `since`.
 ///
 /// ```
-/// crate::counters! {
+/// rblk_runtime::counters! {
 ///     /// Written by one thread.
 ///     #[derive(Debug, Default)]
 ///     pub struct Traffic;

@@ -14,7 +14,7 @@
 pub mod clock;
 mod counter;
 pub mod data_thread;
-mod latency;
+mod latency_histogram;
 mod lent;
 pub mod log_limit;
 pub mod log_linear;
@@ -25,6 +25,6 @@ pub mod spin;
 mod wake_cost;
 
 pub use counter::Counter;
-pub use latency::{BinnedUs, Latency, LatencyCounts};
+pub use latency_histogram::{BinnedUs, Latency, LatencyCounts};
 pub use lent::close_lent_on_exec;
 pub use moment::{Micros, Moment, MomentClock};

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 #[derive(Debug)]
-struct Shared<T> {
+struct Letters<T> {
     queue: Mutex<VecDeque<T>>,
     // Length of the queue, so that an idle receiver need not take the lock.
     waiting: AtomicUsize,
@@ -29,7 +29,7 @@ pub struct Refused<T>(pub T);
 
 /// Sending end; clone it freely.
 #[derive(Debug)]
-pub struct Sender<T>(Arc<Shared<T>>);
+pub struct Sender<T>(Arc<Letters<T>>);
 
 impl<T> Clone for Sender<T> {
     fn clone(&self) -> Self {
@@ -39,7 +39,7 @@ impl<T> Clone for Sender<T> {
 
 /// Receiving end; one owner.
 #[derive(Debug)]
-pub struct Receiver<T>(Arc<Shared<T>>);
+pub struct Receiver<T>(Arc<Letters<T>>);
 
 /// A mailbox of at most `capacity` messages.
 ///
@@ -47,7 +47,7 @@ pub struct Receiver<T>(Arc<Shared<T>>);
 /// No eventfd could be made.
 pub fn mailbox<T>(capacity: usize) -> io::Result<(Sender<T>, Receiver<T>)> {
     let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(Letters {
         queue: Mutex::new(VecDeque::with_capacity(capacity)),
         waiting: AtomicUsize::new(0),
         event,

@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Value};
 
 use crate::error::{ConfigError, Fault, Site};
-use crate::schema::judge::judge;
+use crate::schema::faults::judge;
 use crate::schema::rule::{Schema, join};
 
 /// Most bytes of a configuration file. A larger file is something else, named by mistake.
@@ -39,7 +39,7 @@ impl Document {
     /// As [`Self::lay`], from text. Errors name it `path`.
     pub(crate) fn lay_text(&mut self, text: &str, path: &Path) -> Result<(), ConfigError> {
         let (table, spans) = parse(text, path)?;
-        let source = Source { text, path };
+        let source = SourceText { text, path };
         let start = || KeySite { key: source.site(0), value: source.site(0) };
         self.sites.entry(String::new()).or_insert_with(start);
         for (key, value) in table {
@@ -204,7 +204,7 @@ fn parse<'t>(
     let fail = |error: toml::de::Error| {
         let start = error.span().map_or(0, |span| span.start);
         let problem = error.message().replace('\n', ", ");
-        ConfigError::Syntax { site: Source { text, path }.site(start), problem }
+        ConfigError::Syntax { site: SourceText { text, path }.site(start), problem }
     };
     Ok((text.parse().map_err(fail)?, DeTable::parse(text).map_err(fail)?))
 }
@@ -214,12 +214,12 @@ fn is_tables(values: &[Value]) -> bool {
 }
 
 /// A text, and the name that errors give it.
-struct Source<'s> {
+struct SourceText<'s> {
     text: &'s str,
     path: &'s Path,
 }
 
-impl Source<'_> {
+impl SourceText<'_> {
     fn site(&self, offset: usize) -> Site {
         let before = self.text.get(..offset).unwrap_or(self.text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);

@@ -17,13 +17,13 @@ use crate::error::{ConfigError, Fault};
 use crate::host::{HOST_KEYS, HostConfig};
 use crate::key_file::{self, KeyFileError, Side, TARGET_KEY_FILE};
 use crate::schema::document::{Document, Draft, Sites, lay_with_drop_ins};
-use crate::schema::judge::judge;
+use crate::schema::faults::judge;
 use crate::schema::rule::{
     ADDRESS, DIRECTORY, KEY_FILE, Key, NAME, Rule, SOCKET, SOCKET_ADDRESS, Schema,
 };
 use crate::schema::word::words;
-use crate::setting::protection::{Auth, Encrypt, is_loopback};
-use crate::setting::spin::Spin;
+use crate::setting::connection_protection::{Auth, Encrypt, is_loopback};
+use crate::setting::spin_key::Spin;
 use crate::units::{ByteSize, Duration};
 use crate::volume::cache_part::{self, Room};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};

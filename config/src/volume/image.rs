@@ -37,7 +37,7 @@ const UNBOUNDED: u32 = u32::MAX;
 /// The part of an image that contradicts the block size of its volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Contradiction {
-    what: What,
+    what: Format,
     /// Bytes of its sectors.
     sector: u32,
     /// Bytes of a block of the volume.
@@ -45,7 +45,7 @@ pub struct Contradiction {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum What {
+enum Format {
     Gpt,
     Mbr,
     /// A file system of that name.
@@ -64,9 +64,9 @@ impl fmt::Display for Contradiction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, sector, block_size } = self;
         let (has, harm) = match what {
-            What::Gpt => ("a partition table (GPT)", "hosts find no partition"),
-            What::Mbr => ("a partition table (MBR)", "hosts see partitions at wrong places"),
-            What::FileSystem(name) => (*name, "hosts cannot mount it"),
+            Format::Gpt => ("a partition table (GPT)", "hosts find no partition"),
+            Format::Mbr => ("a partition table (MBR)", "hosts see partitions at wrong places"),
+            Format::FileSystem(name) => (*name, "hosts cannot mount it"),
         };
         let fix = self.block_size();
         write!(
@@ -91,16 +91,16 @@ pub fn contradiction(head: &[u8], size_bytes: u64, block_size: u32) -> Option<Co
     let of = |what, sector| Contradiction { what, sector, block_size };
     match (head.has_gpt(SECTOR), head.has_gpt(BLOCK)) {
         (true, true) => return None,
-        (true, false) => return (block_size != SECTOR).then(|| of(What::Gpt, SECTOR)),
-        (false, true) => return (block_size != BLOCK).then(|| of(What::Gpt, BLOCK)),
+        (true, false) => return (block_size != SECTOR).then(|| of(Format::Gpt, SECTOR)),
+        (false, true) => return (block_size != BLOCK).then(|| of(Format::Gpt, BLOCK)),
         (false, false) => {}
     }
     if let Some((name, sector)) = head.file_system() {
-        return (sector < block_size).then(|| of(What::FileSystem(name), sector));
+        return (sector < block_size).then(|| of(Format::FileSystem(name), sector));
     }
     let last = head.last_mbr_sector()?;
     let fits = |bytes: u32| last.saturating_mul(bytes.into()) <= size_bytes;
-    (block_size > SECTOR && !fits(block_size) && fits(SECTOR)).then(|| of(What::Mbr, SECTOR))
+    (block_size > SECTOR && !fits(block_size) && fits(SECTOR)).then(|| of(Format::Mbr, SECTOR))
 }
 
 /// The first bytes of an image.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ConfigError, Fault};
 use crate::schema::rule::{Key, NAME, PATH, Rule, Schema, join};
 use crate::schema::word::words;
-use crate::setting::limits::{self, ByteRate, Limits};
+use crate::setting::rate_limits::{self, ByteRate, Limits};
 use crate::units::ByteSize;
 
 /// Block size if the key is absent.
@@ -55,10 +55,10 @@ pub(crate) static VOLUME_KEYS: Schema = Schema {
             Rule::Size { min: CACHE_PART_LEAST, max: CACHE_PART_MOST, step: 4096 },
         ),
         Key::optional("snapshot_of", NAME),
-        limits::IOPS,
-        limits::BANDWIDTH,
-        limits::IOPS_BURST,
-        limits::BANDWIDTH_BURST,
+        rate_limits::IOPS,
+        rate_limits::BANDWIDTH,
+        rate_limits::IOPS_BURST,
+        rate_limits::BANDWIDTH_BURST,
     ],
 };
 

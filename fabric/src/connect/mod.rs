@@ -1,7 +1,7 @@
 //! The parameters of a connection: sizes, options, and the bytes that travel with the handshake.
 
 pub(crate) mod ack_timeout;
-pub(crate) mod stream_keys;
+pub(crate) mod cipher_keys;
 
 use std::net::SocketAddr;
 use std::time::Duration;

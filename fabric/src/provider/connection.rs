@@ -1,11 +1,11 @@
 //! [`Connection`]: a QP that no poller has.
 
 use crate::connect::ConnectionHello;
-use crate::connect::stream_keys::StreamKeys;
+use crate::connect::cipher_keys::CipherKeys;
+use crate::diagnosis::QpFacts;
 #[cfg(feature = "verbs")]
 use crate::error::FabricError;
 use crate::error::Result;
-use crate::facts::QpFacts;
 use crate::soft;
 #[cfg(feature = "verbs")]
 use crate::verbs;
@@ -35,7 +35,7 @@ impl Connection {
     /// [`Encrypt`](crate::FabricError::Encrypt): not over TCP, or the kernel cannot
     /// ([`encrypts`](crate::DeviceCaps::encrypts)). The connection is of no use then; drop it. A
     /// peer that waits for the reply is refused.
-    pub fn secure(&mut self, keys: StreamKeys) -> Result<()> {
+    pub fn secure(&mut self, keys: CipherKeys) -> Result<()> {
         match self {
             Self::Soft(connection) => connection.secure(keys),
             #[cfg(feature = "verbs")]
@@ -95,7 +95,7 @@ impl Established {
     ///
     /// # Errors
     /// As [`Connection::secure`].
-    pub fn secure(&mut self, keys: StreamKeys) -> Result<()> {
+    pub fn secure(&mut self, keys: CipherKeys) -> Result<()> {
         self.connection.secure(keys)
     }
 }

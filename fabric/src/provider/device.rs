@@ -11,8 +11,8 @@ use rblk_protocol::width::{wide, wide64};
 use crate::caps::DeviceCaps;
 #[cfg(feature = "verbs")]
 use crate::caps::Transport;
+use crate::diagnosis::DeviceFacts;
 use crate::error::Result;
-use crate::facts::DeviceFacts;
 use crate::provider::poller::Poller;
 use crate::region::Region;
 use crate::soft;

@@ -16,10 +16,10 @@ const REGION_MAX_BYTES: u64 = 1 << 47;
 
 /// A software device: the one TCP device of the process, or one of an in-memory network.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<SoftDevice>);
 
 #[derive(Debug)]
-struct Inner {
+struct SoftDevice {
     caps: DeviceCaps,
     // Varies the keys, so that the keys of two domains or two runs rarely are the same.
     salt: u64,
@@ -72,7 +72,7 @@ impl Device {
 
     fn new(salt: u64, late: bool, caps: DeviceCaps) -> Self {
         let caps = DeviceCaps { touches_until_destroyed: late, ..caps };
-        Self(Arc::new(Inner { caps, salt, domains: AtomicU64::new(0) }))
+        Self(Arc::new(SoftDevice { caps, salt, domains: AtomicU64::new(0) }))
     }
 
     fn caps_of(name: &str, transport: Transport) -> DeviceCaps {

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::queue_pair::Connection;
-use super::wire::handshake::{self, Failure, Request, Verdict};
-use super::wire::link::TcpLink;
+use super::wire::tcp_handshake::{self, Acceptance, HandshakeFailure, Request};
+use super::wire::tcp_link::TcpLink;
 use crate::address::end_name;
 use crate::connect::{ACCEPTED_DETECT_MAX, ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
@@ -25,15 +25,17 @@ pub(super) async fn read_request(
     peer: SocketAddr,
     limit: Duration,
 ) -> Outcome {
-    let request = match timeout(limit, handshake::read_request(&mut stream)).await {
+    let request = match timeout(limit, tcp_handshake::read_request(&mut stream)).await {
         Err(_) => return Err((peer, format!("no request within {limit:?}"))),
-        Ok(Err(Failure::Silence(error))) => return Err((peer, format!("said nothing: {error}"))),
-        Ok(Err(Failure::Foreign(reason))) => return Err((peer, reason)),
+        Ok(Err(HandshakeFailure::Silence(error))) => {
+            return Err((peer, format!("said nothing: {error}")));
+        }
+        Ok(Err(HandshakeFailure::Foreign(reason))) => return Err((peer, reason)),
         Ok(Ok(request)) => request,
     };
     // A peer that keeps its window closed keeps the memory lent to its connection.
     let detect = request.detect.min(ACCEPTED_DETECT_MAX);
-    handshake::tune(&stream, detect).map_err(|e| (peer, e.to_string()))?;
+    tcp_handshake::tune(&stream, detect).map_err(|e| (peer, e.to_string()))?;
     let stream = stream.into_std().map_err(|e| (peer, e.to_string()))?;
     Ok(Incoming { stream: Some(stream), request, peer, refusal: ConnectionHello::default() })
 }
@@ -113,7 +115,7 @@ impl Incoming {
         let Some(mut stream) = self.stream.take() else { return };
         let most = hello.0.len().min(ConnectionHello::REPLY_MAX);
         let hello = ConnectionHello(hello.0[..most].to_vec());
-        if let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &hello) {
+        if let Some(reply) = tcp_handshake::encode_reply(Acceptance::Rejected, 0, 0, &hello) {
             // The buffer of a new socket has room for it. If the peer is gone, the
             // reply is not needed.
             let _ = stream.write_all(&reply);

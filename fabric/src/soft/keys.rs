@@ -17,7 +17,7 @@ pub(super) const INDEX_MAX: u32 = (1 << INDEX_BITS) - 1;
 
 /// A registered region, with its keys.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct KeyEntry {
     lkey: Lkey,
     rkey: Rkey,
     access: Access,
@@ -26,7 +26,7 @@ pub(super) struct Entry {
     region: Arc<Region>,
 }
 
-impl Entry {
+impl KeyEntry {
     /// The entry of an index. `generation` makes its keys differ from those that the index had
     /// before.
     pub(super) fn new(
@@ -76,7 +76,7 @@ pub(super) enum Right {
 /// The live keys of a protection domain.
 #[derive(Clone, Default, Debug)]
 pub(super) struct KeyTable {
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<KeyEntry>>,
     // The sink of a READ needs the right of remote write (iWARP).
     remote_sinks: bool,
 }
@@ -88,7 +88,7 @@ impl KeyTable {
     }
 
     #[inline]
-    fn entry(&self, key: u32) -> Option<&Entry> {
+    fn entry(&self, key: u32) -> Option<&KeyEntry> {
         self.entries.get(wide(key & INDEX_MAX))?.as_ref()
     }
 
@@ -145,7 +145,7 @@ impl KeyTable {
     }
 
     /// Sets the MR behind the keys of an index. `None` revokes the keys.
-    pub(super) fn set(&mut self, index: usize, entry: Option<Entry>) {
+    pub(super) fn set(&mut self, index: usize, entry: Option<KeyEntry>) {
         if self.entries.len() <= index {
             self.entries.resize(index + 1, None);
         }
@@ -173,7 +173,7 @@ impl KeyCopy {
     }
 
     /// As [`KeyTable::set`]. Waits for a turn of the poller at most: turns never block.
-    pub(super) fn set(&self, index: usize, entry: Option<Entry>) {
+    pub(super) fn set(&self, index: usize, entry: Option<KeyEntry>) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).set(index, entry);
     }
 }

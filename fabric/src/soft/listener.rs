@@ -13,8 +13,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
 use super::incoming::{self, Incoming, Outcome};
-use super::wire::handshake::set_tos;
-use super::wire::pending::Pending;
+use super::wire::pending_handshakes::Pending;
+use super::wire::tcp_handshake::set_tos;
 use crate::address::{Address, end_name};
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};

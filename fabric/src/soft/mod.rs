@@ -12,10 +12,10 @@
 //! | `keys` | the key tables |
 //! | `device`, `domain` | [`Device`] and its claims; [`ProtectionDomain`], [`MemoryRegion`] |
 //! | `wire/frame`, `pieces`, `gathered`, `inbound` | frames: header, on the way out, on the way in |
-//! | `wire/link`, `metered_link` | byte streams: the `Link` trait and TCP; the calls into a link |
+//! | `wire/tcp_link`, `metered_link` | byte streams: the `Link` trait and TCP; the calls into a link |
 //! | [`tls`] | encryption of TCP connections by the kernel |
 //! | `wire/late` | for tests: RDMA that lands until a QP is destroyed, as on cards |
-//! | `wire/handshake`, `pending` | request and reply, before the frames |
+//! | `wire/tcp_handshake`, `pending_handshakes` | request and reply, before the frames |
 //! | `queue_pair/` | the states of a QP; sending and receiving; its queues; completions |
 //! | `poller/` | [`Poller`]: which QPs a turn asks, the share of each owner, wake-ups |
 //! | `incoming`, `listener`, `route` | how connections are made |

@@ -17,7 +17,7 @@ use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::queue_pair::Connection;
 use super::wire::late::Landing;
-use super::wire::link::{Link, Moved};
+use super::wire::tcp_link::{Link, Moved};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
@@ -71,7 +71,7 @@ impl End {
 
 /// One direction of a wire.
 #[derive(Debug, Default)]
-struct Stream {
+struct ByteStream {
     bytes: VecDeque<u8>,
     // (how many of `bytes`, arrival), in order.
     arrivals: VecDeque<(usize, u64)>,
@@ -87,7 +87,7 @@ struct Stream {
 #[derive(Debug, Default)]
 struct WireState {
     // Indexed by the end that sends.
-    streams: [Stream; 2],
+    streams: [ByteStream; 2],
     cut: bool,
     // Sent bytes are lost, and neither end learns of the other's fate.
     silent: bool,
@@ -120,7 +120,7 @@ impl WireState {
 }
 
 #[derive(Debug)]
-struct State {
+struct NetworkState {
     random: u64,
     now: u64,
     conditions: Conditions,
@@ -139,7 +139,7 @@ struct Late {
     landings: Vec<Landing>,
 }
 
-impl State {
+impl NetworkState {
     /// splitmix64: every seed is equally good.
     fn next(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -174,7 +174,7 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Network {
     device: Device,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<NetworkState>>,
 }
 
 impl Network {
@@ -211,7 +211,7 @@ impl Network {
     }
 
     fn of(seed: u64, device: Device) -> Self {
-        let state = State {
+        let state = NetworkState {
             random: seed,
             now: 0,
             conditions: Conditions::default(),
@@ -222,7 +222,7 @@ impl Network {
         Self { device, state: Arc::new(Mutex::new(state)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NetworkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::queue_pair::Connection;
-use super::wire::handshake::{self, Failure, Request, Verdict};
-use super::wire::link::TcpLink;
+use super::wire::tcp_handshake::{self, Acceptance, HandshakeFailure, Request};
+use super::wire::tcp_link::TcpLink;
 use crate::address::Address;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::error::{FabricError, FirewallPort, Result};
@@ -67,7 +67,7 @@ impl Route {
             return Err(FabricError::Mixed("a TCP route and another device's protection domain"));
         }
         if hello.0.len() > ConnectionHello::REQUEST_MAX {
-            return Err(handshake::hello_too_long(hello));
+            return Err(tcp_handshake::hello_too_long(hello));
         }
         let mut stream = self.open().await?;
         let request = Request {
@@ -78,15 +78,15 @@ impl Route {
         };
         let limit = self.options.timeout;
         let reply = timeout(limit, async {
-            handshake::write_request(&mut stream, &request).await?;
-            handshake::read_reply(&mut stream).await.map_err(|failure| self.failed(failure))
+            tcp_handshake::write_request(&mut stream, &request).await?;
+            tcp_handshake::read_reply(&mut stream).await.map_err(|failure| self.failed(failure))
         })
         .await
         .map_err(|_| self.timed_out())??;
-        if reply.verdict == Verdict::Rejected && reply.hello.0.is_empty() {
+        if reply.verdict == Acceptance::Rejected && reply.hello.0.is_empty() {
             return Err(FabricError::Busy { address: self.address.to_string() });
         }
-        if reply.verdict == Verdict::Rejected {
+        if reply.verdict == Acceptance::Rejected {
             return Err(FabricError::Rejected {
                 address: self.address.to_string(),
                 hello: reply.hello.0,
@@ -121,12 +121,12 @@ impl Route {
 
     async fn open_one(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        handshake::set_tos(&socket, self.options.tos);
+        tcp_handshake::set_tos(&socket, self.options.tos);
         if let Some(bind) = self.options.bind_for(to) {
             socket.bind(bind)?;
         }
         let stream = socket.connect(to).await?;
-        handshake::tune(&stream, self.options.detect)?;
+        tcp_handshake::tune(&stream, self.options.detect)?;
         Ok(stream)
     }
 
@@ -154,17 +154,17 @@ impl Route {
         }
     }
 
-    fn failed(&self, failure: Failure) -> FabricError {
+    fn failed(&self, failure: HandshakeFailure) -> FabricError {
         match failure {
             // A target that is stopping looks like this too, so it does not prove that the service
             // is a foreign one.
-            Failure::Silence(error) => FabricError::Unreachable {
+            HandshakeFailure::Silence(error) => FabricError::Unreachable {
                 address: self.address.to_string(),
                 reason: format!(
                     "it accepted and then closed the connection ({error}): the target may be restarting, or something else listens there"
                 ),
             },
-            Failure::Foreign(reason) => {
+            HandshakeFailure::Foreign(reason) => {
                 FabricError::NotRblk { peer: self.address.to_string(), reason }
             }
         }

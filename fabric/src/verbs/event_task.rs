@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use super::cm::cm_id::CmId;
-use super::cm::event_channel::{EventChannel, Ids, Known, Reply, Role};
+use super::cm::event_channel::{CmReply, EventChannel, Ids, Known, Role};
 use super::cm::slow_verbs::SlowVerbs;
 use super::device::Device;
 use super::device::presence;
@@ -105,7 +105,7 @@ struct EventTask {
 /// The work left after the lock is released: opening devices and dropping ids.
 enum Unlocked {
     Nothing,
-    Request { id: CmId, reply: Reply, wanted: bool },
+    Request { id: CmId, reply: CmReply, wanted: bool },
     DeviceGone { context: *mut ffi::ibv_context, was_listening: bool },
     AddressMoved,
 }
@@ -137,7 +137,7 @@ impl EventTask {
 
     /// Acts on one event, under the lock.
     fn handle(&self, ids: &mut Ids, event: &ffi::CmEvent) -> Unlocked {
-        let reply = Reply::copy(event);
+        let reply = CmReply::copy(event);
         if event.event == event::CONNECT_REQUEST {
             return self.request(ids, event, reply);
         }
@@ -160,7 +160,7 @@ impl EventTask {
     }
 
     /// Enters the id of a peer that asks to connect in the table.
-    fn request(&self, ids: &mut Ids, event: &ffi::CmEvent, reply: Reply) -> Unlocked {
+    fn request(&self, ids: &mut Ids, event: &ffi::CmEvent, reply: CmReply) -> Unlocked {
         let Some(id) = NonNull::new(event.id) else {
             debug_assert!(false, "a CONNECT_REQUEST without an id");
             return Unlocked::Nothing;

@@ -35,15 +35,15 @@
 //! | `completion_queue/` | CQ, how much of it a QP may fill, WCs, completion events |
 //! | `queue_pair/` | QP, WRs as a provider takes them, the QPs of a poller |
 //! | `incoming`, `event_task`, `listener`, `route` | how connections are made |
-//! | `facts` | facts that device and QP report, for diagnosis |
+//! | `diagnose` | facts that device and QP report, for diagnosis |
 //! | `provider_calls`, [`Poller`] | the data path |
 
 mod cm;
 mod completion_queue;
 mod device;
 mod device_caps;
+mod diagnose;
 mod event_task;
-mod facts;
 mod ffi;
 mod incoming;
 mod listener;
@@ -59,7 +59,7 @@ mod threads;
 
 pub(crate) use completion_queue::PollerHandle;
 pub(crate) use device::Device;
-pub(crate) use facts::{entries_of_cq, facts_of_device, facts_of_qp};
+pub(crate) use diagnose::{entries_of_cq, facts_of_device, facts_of_qp};
 pub(crate) use incoming::Incoming;
 pub(crate) use listener::Listener;
 pub(crate) use memory_region::MemoryRegion;

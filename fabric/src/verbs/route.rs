@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::cm::cm_id::{CmId, ConnectParams};
-use super::cm::event_channel::{Reply, Role};
+use super::cm::event_channel::{CmReply, Role};
 use super::completion_queue::PollerHandle;
 use super::device::Device;
 use super::event_task;
@@ -188,7 +188,11 @@ mod reject_reason {
 
 /// The error for an answer other than ESTABLISHED. The status is a REJ reason on InfiniBand and
 /// RoCE, a negative errno on iWARP.
-fn refusal(reply: Reply, address: &Address, expired: impl FnOnce() -> FabricError) -> FabricError {
+fn refusal(
+    reply: CmReply,
+    address: &Address,
+    expired: impl FnOnce() -> FabricError,
+) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
         // Of the kernel itself, padded: the port has a listener, but not at that address; or the
@@ -387,7 +391,7 @@ mod tests {
     fn refusals() {
         let address: Address = "rdma://10.0.0.1:7720".parse().unwrap();
         let meaning = |event, status, private_data: &[u8]| {
-            let reply = Reply {
+            let reply = CmReply {
                 event,
                 status,
                 private_data: private_data.to_vec(),

@@ -14,7 +14,7 @@ use std::time::Duration;
 const LINGER: Duration = Duration::from_secs(10);
 
 /// The work of a thread.
-pub(super) trait Work: Send + 'static {
+pub(super) trait SlowWork: Send + 'static {
     /// Does it.
     fn run(self);
 }
@@ -22,7 +22,7 @@ pub(super) trait Work: Send + 'static {
 /// Work that its caller describes.
 pub(super) type Call = Box<dyn FnOnce() + Send>;
 
-impl Work for Call {
+impl SlowWork for Call {
     fn run(self) {
         self();
     }
@@ -44,7 +44,7 @@ struct Queue<W> {
     idle: usize,
 }
 
-impl<W: Work> Threads<W> {
+impl<W: SlowWork> Threads<W> {
     /// None yet. Their name, and how many there are at most: more calls that block at once wait for
     /// each other.
     pub(super) const fn new(name: &'static str, most: usize) -> Self {

@@ -8,7 +8,7 @@
 //!
 //! One fault is one finding: the consequences of a named fault are skipped.
 
-mod directory;
+mod directory_access;
 mod host_facts;
 mod interface;
 mod peer_route;
@@ -19,7 +19,7 @@ mod sysfs;
 mod systemd;
 mod tcp_listener;
 
-pub use directory::Directory;
+pub use directory_access::Directory;
 pub use host_facts::{HostFacts, KernelVersion, judge_tls};
 pub use interface::{Interface, Subnet, interfaces};
 pub use peer_route::{PeerRoute, judge_listen, judge_route};

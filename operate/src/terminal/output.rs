@@ -62,7 +62,7 @@ pub struct CannotPrint(#[from] io::Error);
 
 /// An error, in JSON.
 #[derive(Serialize)]
-struct Failure<'e> {
+struct ErrorDocument<'e> {
     error: &'e str,
     exit_code: u8,
 }
@@ -191,7 +191,7 @@ impl Output {
             (Self::Table, Some(error)) => to_stderr(&format!("{program}: {error}")),
             (Self::Json, error) if exit != Exit::Ok => {
                 let error = error.unwrap_or(exit.meaning());
-                let failure = Failure { error, exit_code: exit.code() };
+                let failure = ErrorDocument { error, exit_code: exit.code() };
                 to_stderr(&serde_json::to_string(&failure).unwrap_or_default());
             }
             _ => {}

@@ -14,7 +14,7 @@ const INDENT: &str = "    ";
 
 /// Where a cell stands in its column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum ColumnKind {
     /// At its left.
     Word,
     /// At its right.
@@ -27,26 +27,26 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     header: &'static str,
-    kind: Kind,
+    kind: ColumnKind,
 }
 
 impl Column {
     /// Of short words.
     #[must_use]
     pub const fn word(header: &'static str) -> Self {
-        Self { header, kind: Kind::Word }
+        Self { header, kind: ColumnKind::Word }
     }
 
     /// Of figures.
     #[must_use]
     pub const fn figure(header: &'static str) -> Self {
-        Self { header, kind: Kind::Figure }
+        Self { header, kind: ColumnKind::Figure }
     }
 
     /// Of names, addresses or other text that may be long.
     #[must_use]
     pub const fn name(header: &'static str) -> Self {
-        Self { header, kind: Kind::Name }
+        Self { header, kind: ColumnKind::Name }
     }
 }
 
@@ -87,7 +87,7 @@ impl Table {
             self.columns.iter().enumerate().map(|(at, column)| natural(at, column)).collect();
         let gaps = GAP * widths.len().saturating_sub(1);
         loop {
-            let names = (0..widths.len()).filter(|at| self.columns[*at].kind == Kind::Name);
+            let names = (0..widths.len()).filter(|at| self.columns[*at].kind == ColumnKind::Name);
             let wider = names.filter(|at| widths[*at] > length(self.columns[*at].header));
             let Some(widest) = wider.max_by_key(|at| widths[*at]) else { return widths };
             if widths.iter().sum::<usize>() + gaps <= WIDTH {
@@ -105,8 +105,8 @@ impl Table {
         for (at, (cell, width)) in cells.iter().zip(widths).enumerate() {
             let blank = " ".repeat(width.saturating_sub(length(cell)));
             let (before, after) = match self.columns[at].kind {
-                Kind::Figure => (blank.as_str(), ""),
-                Kind::Word | Kind::Name => ("", blank.as_str()),
+                ColumnKind::Figure => (blank.as_str(), ""),
+                ColumnKind::Word | ColumnKind::Name => ("", blank.as_str()),
             };
             line += &format!("{before}{cell}{after}{}", " ".repeat(GAP));
         }

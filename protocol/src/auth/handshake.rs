@@ -24,8 +24,8 @@ use snow::{Builder, HandshakeState};
 
 use super::noise::Primitives;
 use super::{AuthError, Carrier, Hellos, InitiatorSeal, PublicKey, SecretKey, TargetSeal, Ticket};
-use crate::admin::LoginRequest;
-use crate::identity::Sequence;
+use crate::admin_bodies::LoginRequest;
+use crate::identifiers::Sequence;
 
 const PATTERN: &str = "Noise_XK_25519_ChaChaPoly_SHA256";
 const KEY_BYTES: usize = 32;
@@ -42,7 +42,7 @@ pub const THIRD_BYTES: usize = KEY_BYTES + TAG_BYTES + LoginRequest::BYTES + TAG
 pub struct InitiatorHandshake(HandshakeState);
 
 /// The target's end.
-pub struct TargetHandshake(State);
+pub struct TargetHandshake(LoginProgress);
 
 /// The result of an authenticated LOGIN, at the target.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub struct LoggedIn {
     pub ticket: Ticket,
 }
 
-enum State {
+enum LoginProgress {
     Waits { keys: Vec<SecretKey>, prologue: Vec<u8> },
     Answered { state: Box<HandshakeState>, key: PublicKey },
     Over,
@@ -132,7 +132,7 @@ impl TargetHandshake {
     /// each handshake cost more.
     #[must_use]
     pub fn new(keys: &[SecretKey], hellos: &Hellos, carrier: Carrier) -> Self {
-        Self(State::Waits { keys: keys.to_vec(), prologue: hellos.prologue(carrier) })
+        Self(LoginProgress::Waits { keys: keys.to_vec(), prologue: hellos.prologue(carrier) })
     }
 
     /// Reads the body of AUTHENTICATE. Returns its reply.
@@ -149,7 +149,9 @@ impl TargetHandshake {
         first: &[u8],
         ephemeral: Option<&[u8; KEY_BYTES]>,
     ) -> Result<[u8; SECOND_BYTES], AuthError> {
-        let State::Waits { keys, prologue } = std::mem::replace(&mut self.0, State::Over) else {
+        let LoginProgress::Waits { keys, prologue } =
+            std::mem::replace(&mut self.0, LoginProgress::Over)
+        else {
             return Err(AuthError::Order);
         };
         expect(first, FIRST_BYTES)?;
@@ -166,7 +168,7 @@ impl TargetHandshake {
             }
             let mut second = [0; SECOND_BYTES];
             state.write_message(&[], &mut second)?;
-            self.0 = State::Answered { state: Box::new(state), key: key.public() };
+            self.0 = LoginProgress::Answered { state: Box::new(state), key: key.public() };
             return Ok(second);
         }
         Err(AuthError::Handshake)
@@ -177,7 +179,9 @@ impl TargetHandshake {
     /// # Errors
     /// [`AuthError`]: the connection must end.
     pub fn read_last(&mut self, third: &[u8], sequence: Sequence) -> Result<LoggedIn, AuthError> {
-        let State::Answered { mut state, key } = std::mem::replace(&mut self.0, State::Over) else {
+        let LoginProgress::Answered { mut state, key } =
+            std::mem::replace(&mut self.0, LoginProgress::Over)
+        else {
             return Err(AuthError::Order);
         };
         expect(third, THIRD_BYTES)?;
@@ -201,9 +205,9 @@ impl fmt::Debug for InitiatorHandshake {
 impl fmt::Debug for TargetHandshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            State::Waits { .. } => "TargetHandshake(waits)",
-            State::Answered { .. } => "TargetHandshake(answered)",
-            State::Over => "TargetHandshake(over)",
+            LoginProgress::Waits { .. } => "TargetHandshake(waits)",
+            LoginProgress::Answered { .. } => "TargetHandshake(answered)",
+            LoginProgress::Over => "TargetHandshake(over)",
         })
     }
 }

@@ -19,7 +19,7 @@ mod base32;
 mod error;
 mod handshake;
 mod hellos;
-mod key;
+mod key_pair;
 mod noise;
 mod queue_proof;
 mod seal;
@@ -31,7 +31,7 @@ pub use handshake::{
     FIRST_BYTES, InitiatorHandshake, LoggedIn, SECOND_BYTES, THIRD_BYTES, TargetHandshake,
 };
 pub use hellos::{Carrier, Hellos};
-pub use key::{KEY_BYTES, KeyError, PublicKey, SecretKey};
+pub use key_pair::{KEY_BYTES, KeyError, PublicKey, SecretKey};
 pub use queue_proof::{PROOF_BYTES, QueueKey, QueueProof, TargetProof};
 pub use seal::{
     COMMAND_SEAL_BYTES, InitiatorSeal, REPLY_SEAL_BYTES, SealedReply, TargetSeal, Ticket,

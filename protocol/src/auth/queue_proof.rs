@@ -18,7 +18,7 @@ use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use super::{AuthError, Hellos, SessionSecret};
-use crate::identity::{Epoch, Nonce, Sequence};
+use crate::identifiers::{Epoch, Nonce, Sequence};
 use crate::limits::QUEUE_PROOF_BYTES;
 use crate::selftest::{SELF_TEST_BYTES, self_test_pattern};
 
@@ -130,7 +130,7 @@ mod tests {
     use crate::features::Features;
     use crate::hello::tests::asked;
     use crate::hello::{HelloAccept, HelloRequest};
-    use crate::identity::InstanceId;
+    use crate::identifiers::InstanceId;
     use crate::negotiate::{Offer, negotiate};
     use crate::tag::QueueDepth;
 

@@ -16,9 +16,9 @@ use snow::StatelessTransportState;
 use zeroize::Zeroizing;
 
 use super::AuthError;
-use crate::identity::Sequence;
+use crate::identifiers::Sequence;
 use crate::limits::COMMAND_BYTES;
-use crate::status::Status;
+use crate::status_code::Status;
 use crate::width::narrow;
 
 /// Bytes of the tag of Poly1305.
@@ -31,10 +31,10 @@ pub const COMMAND_SEAL_BYTES: usize = COMMAND_BYTES + TAG_BYTES;
 pub const REPLY_SEAL_BYTES: usize = HEAD_BYTES + TAG_BYTES;
 
 /// The initiator's end.
-pub struct InitiatorSeal(Keys);
+pub struct InitiatorSeal(SealKeys);
 
 /// The target's end.
-pub struct TargetSeal(Keys);
+pub struct TargetSeal(SealKeys);
 
 /// The right to answer one command, once.
 #[derive(PartialEq, Eq, Debug)]
@@ -51,13 +51,13 @@ pub struct SealedReply {
     pub payload: Zeroizing<Vec<u8>>,
 }
 
-struct Keys {
+struct SealKeys {
     transport: StatelessTransportState,
     // The sequence of the last command that was sealed, or opened.
     last: Sequence,
 }
 
-impl Keys {
+impl SealKeys {
     /// The next command has that sequence.
     fn next(&mut self, sequence: Sequence) -> Result<(), AuthError> {
         if sequence.0 <= self.last.0 {
@@ -90,7 +90,7 @@ impl Keys {
 impl InitiatorSeal {
     /// `login` is the sequence of the LOGIN.
     pub(super) fn new(transport: StatelessTransportState, login: Sequence) -> Self {
-        Self(Keys { transport, last: login })
+        Self(SealKeys { transport, last: login })
     }
 
     /// The bytes behind a capsule: its sealed body. `capsule` already holds their length:
@@ -130,7 +130,7 @@ impl InitiatorSeal {
 impl TargetSeal {
     /// `login` is the sequence of the LOGIN.
     pub(super) fn new(transport: StatelessTransportState, login: Sequence) -> (Self, Ticket) {
-        (Self(Keys { transport, last: login }), Ticket(login))
+        (Self(SealKeys { transport, last: login }), Ticket(login))
     }
 
     /// Opens the body of a command. The capsule is in the clear.

@@ -9,7 +9,7 @@ use std::fmt;
 use zeroize::Zeroizing;
 
 use super::{Hellos, SessionSecret};
-use crate::identity::{Epoch, Nonce};
+use crate::identifiers::{Epoch, Nonce};
 
 const KEY_BYTES: usize = 32;
 const IV_BYTES: usize = 12;

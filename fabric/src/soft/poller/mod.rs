@@ -2,9 +2,9 @@
 //!
 //! `schedule` says which links a turn asks, `wake` holds the events that wake the thread.
 
+mod owner_shares;
 mod qp_set;
 mod schedule;
-mod shares;
 mod visit;
 mod wake;
 
@@ -26,9 +26,9 @@ use crate::connect::AcceptParams;
 use crate::error::{FabricError, PostError, Result};
 use crate::work::poller_counters::PollerCounters;
 use crate::work::{Completion, Owner, QpIndex, Recvs, SendWr};
-use qp_set::{Attached, QpSet};
+use owner_shares::Shares;
+use qp_set::{AttachedPair, QpSet};
 use schedule::{Ask, QUIET, Schedule};
-use shares::Shares;
 use visit::{Visits, pump, settle};
 use wake::Wake;
 
@@ -200,7 +200,7 @@ impl Poller {
 }
 
 /// The keys that a QP knows: those of its domain, which mostly is the domain of its poller.
-fn keys_of(attached: &Attached, poller: &Arc<KeyCopy>) -> Arc<KeyCopy> {
+fn keys_of(attached: &AttachedPair, poller: &Arc<KeyCopy>) -> Arc<KeyCopy> {
     Arc::clone(attached.pair.own_keys().unwrap_or(poller))
 }
 
@@ -225,7 +225,7 @@ impl crate::Poller for Poller {
         let index = QpIndex(narrow(at));
         let late = device.caps().touches_until_destroyed.then(|| Arc::clone(&self.keys));
         pair.attach(index, self.wake.kick_event(), late);
-        let attached = Attached::new(pair, self.shares.join(Owner::default()));
+        let attached = AttachedPair::new(pair, self.shares.join(Owner::default()));
         if let Err(error) = self.wake.add(&attached) {
             self.shares.leave(attached.account);
             return Err(error);

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::shares::AccountIndex;
+use super::owner_shares::AccountIndex;
 use crate::soft::queue_pair::QueuePair;
 use crate::work::QpIndex;
 
@@ -20,7 +20,7 @@ pub(super) enum Interest {
 
 /// A QP on a poller.
 #[derive(Debug)]
-pub(in crate::soft) struct Attached {
+pub(in crate::soft) struct AttachedPair {
     /// The QP.
     pub(super) pair: Box<QueuePair>,
     /// The readiness that epoll watches now.
@@ -33,7 +33,7 @@ pub(in crate::soft) struct Attached {
     pub(super) owing: bool,
 }
 
-impl Attached {
+impl AttachedPair {
     pub(super) fn new(pair: Box<QueuePair>, account: AccountIndex) -> Self {
         let interest = Cell::new(Interest::None);
         Self { pair, interest, account, in_line: false, owing: false }
@@ -43,7 +43,7 @@ impl Attached {
 /// The QPs of a poller. An index is given out again after its QP was removed.
 #[derive(Debug, Default)]
 pub(super) struct QpSet {
-    qps: Vec<Option<Attached>>,
+    qps: Vec<Option<AttachedPair>>,
     // The indexes that are in use.
     live: Vec<u16>,
 }
@@ -60,7 +60,7 @@ impl QpSet {
     }
 
     /// Adds a QP on the index that it carries, which [`Self::free_index`] named.
-    pub(super) fn insert(&mut self, attached: Attached) {
+    pub(super) fn insert(&mut self, attached: AttachedPair) {
         let index = attached.pair.index().0;
         let at = usize::from(index);
         if at == self.qps.len() {
@@ -72,7 +72,7 @@ impl QpSet {
     }
 
     /// Takes a QP out.
-    pub(super) fn remove(&mut self, qp: QpIndex) -> Option<Attached> {
+    pub(super) fn remove(&mut self, qp: QpIndex) -> Option<AttachedPair> {
         let attached = self.qps.get_mut(usize::from(qp.0))?.take()?;
         self.live.retain(|i| *i != qp.0);
         Some(attached)
@@ -80,13 +80,13 @@ impl QpSet {
 
     /// The QP of an index.
     #[inline]
-    pub(super) fn get_mut(&mut self, qp: QpIndex) -> Option<&mut Attached> {
+    pub(super) fn get_mut(&mut self, qp: QpIndex) -> Option<&mut AttachedPair> {
         self.qps.get_mut(usize::from(qp.0))?.as_mut()
     }
 
     /// Calls `visit` with each QP.
     #[inline]
-    pub(super) fn for_each(&mut self, mut visit: impl FnMut(&mut Attached)) {
+    pub(super) fn for_each(&mut self, mut visit: impl FnMut(&mut AttachedPair)) {
         for index in &self.live {
             let attached = self.qps.get_mut(usize::from(*index)).and_then(Option::as_mut);
             debug_assert!(attached.is_some(), "QP index {index} is live without a QP");
@@ -98,7 +98,7 @@ impl QpSet {
 
     /// All QPs.
     #[inline]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Attached> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &AttachedPair> {
         self.live.iter().filter_map(|index| {
             let attached = self.qps.get(usize::from(*index)).and_then(Option::as_ref);
             debug_assert!(attached.is_some(), "QP index {index} is live without a QP");
@@ -107,7 +107,7 @@ impl QpSet {
     }
 
     /// The QP, if there is exactly one.
-    pub(super) fn only(&self) -> Option<&Attached> {
+    pub(super) fn only(&self) -> Option<&AttachedPair> {
         if self.live.len() == 1 { self.iter().next() } else { None }
     }
 

@@ -7,7 +7,7 @@
 //! the thread has other pollers to serve.
 
 use super::qp_set::QpSet;
-use crate::soft::queue_pair::State;
+use crate::soft::queue_pair::QpState;
 
 /// Up to this many QPs are asked directly, which is one call each and finds the data at once. Of
 /// more, epoll says which to ask.
@@ -82,7 +82,7 @@ impl Schedule {
         let (mut sockets, mut busy) = (0, 0);
         for attached in qps.iter() {
             let pair = &attached.pair;
-            if pair.link().fd().is_none() || pair.state() == State::Dead {
+            if pair.link().fd().is_none() || pair.state() == QpState::Dead {
                 continue;
             }
             if pair.is_blocked() {

@@ -1,7 +1,7 @@
 //! [`Visits`]: the work of a poller's turn on each QP: it receives, and sends the responses.
 
-use super::qp_set::{Attached, QpSet};
-use super::shares::{Shares, Way};
+use super::owner_shares::{Shares, Way};
+use super::qp_set::{AttachedPair, QpSet};
 use super::wake::Wake;
 use crate::soft::keys::KeyTable;
 use crate::soft::queue_pair::completions::CompletionQueue;
@@ -33,7 +33,7 @@ impl Visits<'_> {
     /// Visits a QP, unless it waits in the line of its owner. `readable` and `writable`: the
     /// directions that the link is asked for.
     #[inline]
-    pub(super) fn visit(&mut self, attached: &mut Attached, readable: bool, writable: bool) {
+    pub(super) fn visit(&mut self, attached: &mut AttachedPair, readable: bool, writable: bool) {
         if writable {
             attached.pair.unblock();
         }
@@ -81,7 +81,7 @@ impl Visits<'_> {
 #[inline]
 pub(super) fn pump(
     shares: &mut Shares,
-    attached: &mut Attached,
+    attached: &mut AttachedPair,
     keys: &KeyTable,
     cq: &mut CompletionQueue,
     lines: &mut [u8],
@@ -103,7 +103,7 @@ pub(super) fn pump(
 
 /// Puts a QP into the line for the next share of its owner. `served` says that it used a share.
 #[cold]
-fn wait(shares: &mut Shares, attached: &mut Attached, served: bool) {
+fn wait(shares: &mut Shares, attached: &mut AttachedPair, served: bool) {
     if !std::mem::replace(&mut attached.in_line, true) {
         shares.wait(attached.pair.index(), served);
     }
@@ -112,7 +112,7 @@ fn wait(shares: &mut Shares, attached: &mut Attached, served: bool) {
 /// Books the visit of a QP: the readiness that epoll watches, an acknowledgement due to the peer,
 /// and the calls made. Returns the calls.
 #[inline]
-pub(super) fn settle(wake: &Wake, attached: &mut Attached, owing: &mut Vec<QpIndex>) -> u64 {
+pub(super) fn settle(wake: &Wake, attached: &mut AttachedPair, owing: &mut Vec<QpIndex>) -> u64 {
     if attached.pair.acks().is_due() && !attached.owing {
         attached.owing = true;
         owing.push(attached.pair.index());

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::qp_set::{Attached, Interest, QpSet};
+use super::qp_set::{AttachedPair, Interest, QpSet};
 use crate::error::{FabricError, Result};
-use crate::soft::queue_pair::State;
+use crate::soft::queue_pair::QpState;
 
 /// Names the eventfd among the QPs in the data of epoll.
 const KICK: u64 = u64::MAX;
@@ -69,11 +69,12 @@ impl Wake {
     ///
     /// # Errors
     /// epoll does not take the socket.
-    pub(super) fn add(&mut self, attached: &Attached) -> Result<()> {
+    pub(super) fn add(&mut self, attached: &AttachedPair) -> Result<()> {
         self.watch(attached, false);
         if attached.pair.link().fd().is_none() {
             self.kicked_by_links = true;
-        } else if attached.interest.get() == Interest::None && attached.pair.state() != State::Dead
+        } else if attached.interest.get() == Interest::None
+            && attached.pair.state() != QpState::Dead
         {
             return Err(FabricError::last_os("epoll_ctl"));
         }
@@ -81,7 +82,7 @@ impl Wake {
     }
 
     /// Stops watching the socket of a QP that leaves the poller.
-    pub(super) fn remove(&self, attached: &Attached) {
+    pub(super) fn remove(&self, attached: &AttachedPair) {
         if let (true, Some(fd)) =
             (attached.interest.replace(Interest::None) != Interest::None, attached.pair.link().fd())
         {
@@ -93,15 +94,15 @@ impl Wake {
     }
 
     /// Updates the readiness of a QP that epoll watches. Returns the number of calls.
-    pub(super) fn update(&self, attached: &Attached) -> u64 {
+    pub(super) fn update(&self, attached: &AttachedPair) -> u64 {
         self.watch(attached, self.direct.get())
     }
 
     /// As [`Self::update`]. With `direct` the thread watches the socket itself. A call fails only
     /// when the kernel lacks memory, and then the next change tries again.
-    fn watch(&self, attached: &Attached, direct: bool) -> u64 {
+    fn watch(&self, attached: &AttachedPair, direct: bool) -> u64 {
         let wanted = match (attached.pair.state(), attached.pair.is_blocked()) {
-            (State::Dead, _) => Interest::None,
+            (QpState::Dead, _) => Interest::None,
             (_, true) => Interest::Both,
             (_, false) if direct => Interest::None,
             _ => Interest::Readable,
@@ -140,9 +141,9 @@ impl Wake {
 
     /// The descriptors that wake the thread: epoll, and the socket of the only QP.
     pub(super) fn fds(&self, qps: &QpSet) -> [Option<BorrowedFd<'_>>; 2] {
-        let alone = qps
-            .only()
-            .filter(|attached| attached.pair.state() != State::Dead && !attached.pair.is_blocked());
+        let alone = qps.only().filter(|attached| {
+            attached.pair.state() != QpState::Dead && !attached.pair.is_blocked()
+        });
         let Some((attached, fd)) = alone.and_then(|a| a.pair.link().fd().map(|fd| (a, fd))) else {
             self.gather(qps);
             return [Some(self.epoll.0.as_fd()), None];

@@ -11,7 +11,7 @@ use rblk_protocol::width::{narrow, wide};
 use super::acks::Acks;
 use super::send_queue::SendQueue;
 use crate::soft::keys::{KeyTable, Right};
-use crate::soft::wire::frame::{HEADER, Header, Kind, MAX_MESSAGE, Refusal, low32};
+use crate::soft::wire::frame::{FrameKind, HEADER, Header, MAX_MESSAGE, Refusal, low32};
 use crate::soft::wire::gathered::Gathered;
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::work::{MAX_SGE, Rkey, SendOp, SendWr, WcStatus};
@@ -202,15 +202,16 @@ impl Outbound {
         if let Some((seq, refusal)) = refusing
             && !self.nak_built
         {
-            let header = Header { seq: low32(seq), imm: refusal.code(), ..Header::new(Kind::Nak) };
+            let header =
+                Header { seq: low32(seq), imm: refusal.code(), ..Header::new(FrameKind::Nak) };
             self.push(header, 0, Origin::Nak);
             self.nak_built = true;
         } else if self.probe {
             self.probe = false;
-            let header = Header { ack_wanted: true, ..Header::new(Kind::Probe) };
+            let header = Header { ack_wanted: true, ..Header::new(FrameKind::Probe) };
             self.push(header, 0, Origin::Control);
         } else if self.acks.is_due_now() {
-            self.push(Header::new(Kind::Ack), 0, Origin::Control);
+            self.push(Header::new(FrameKind::Ack), 0, Origin::Control);
         }
     }
 
@@ -227,7 +228,7 @@ impl Outbound {
         let header = Header {
             len: response.len,
             seq: low32(response.seq),
-            ..Header::new(Kind::ReadResponse)
+            ..Header::new(FrameKind::ReadResponse)
         };
         self.push(header, response.len, Origin::Response(response));
         true
@@ -243,7 +244,7 @@ impl Outbound {
         let Some((position, wr)) = sends.unbuilt() else { return false };
         match request_header(position, &wr, reads_answered, keys) {
             Ok(header) => {
-                let len = if header.kind == Kind::ReadRequest { 0 } else { header.len };
+                let len = if header.kind == FrameKind::ReadRequest { 0 } else { header.len };
                 sends.built();
                 self.push(header, len, Origin::Request(position));
                 true
@@ -340,12 +341,12 @@ fn request_header(
         _ => return Err(WcStatus::LocalLength),
     };
     let (kind, remote, imm) = match wr.op {
-        SendOp::Send => (Kind::Send, None, 0),
-        SendOp::Write(remote) => (Kind::Write, Some(remote), 0),
-        SendOp::WriteWithImm(remote, imm) => (Kind::WriteWithImm, Some(remote), imm),
-        SendOp::Read(remote) => (Kind::ReadRequest, Some(remote), reads_answered),
+        SendOp::Send => (FrameKind::Send, None, 0),
+        SendOp::Write(remote) => (FrameKind::Write, Some(remote), 0),
+        SendOp::WriteWithImm(remote, imm) => (FrameKind::WriteWithImm, Some(remote), imm),
+        SendOp::Read(remote) => (FrameKind::ReadRequest, Some(remote), reads_answered),
     };
-    let is_read = kind == Kind::ReadRequest;
+    let is_read = kind == FrameKind::ReadRequest;
     if is_read {
         // The keys of a payload are checked when it is gathered, which is soon. The sink of a READ
         // would be checked much later.

@@ -30,7 +30,7 @@ pub(in crate::soft) fn low32(position: usize) -> u32 {
 
 /// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::soft) enum Kind {
+pub(in crate::soft) enum FrameKind {
     Send,
     Write,
     WriteWithImm,
@@ -44,7 +44,7 @@ pub(in crate::soft) enum Kind {
     Probe,
 }
 
-impl Kind {
+impl FrameKind {
     fn number(self) -> u8 {
         match self {
             Self::Send => 1,
@@ -120,7 +120,7 @@ impl Refusal {
 /// A parsed header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::soft) struct Header {
-    pub(in crate::soft) kind: Kind,
+    pub(in crate::soft) kind: FrameKind,
     pub(in crate::soft) ack_wanted: bool,
     pub(in crate::soft) len: u32,
     pub(in crate::soft) executed: u32,
@@ -132,7 +132,7 @@ pub(in crate::soft) struct Header {
 
 impl Header {
     /// A header of that kind with the rest zero.
-    pub(in crate::soft) fn new(kind: Kind) -> Self {
+    pub(in crate::soft) fn new(kind: FrameKind) -> Self {
         Self { kind, ack_wanted: false, len: 0, executed: 0, seq: 0, key: 0, imm: 0, addr: 0 }
     }
 
@@ -154,7 +154,7 @@ impl Header {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
-        let kind = Kind::of(bytes[0]).ok_or("unknown kind of frame")?;
+        let kind = FrameKind::of(bytes[0]).ok_or("unknown kind of frame")?;
         if bytes[1] & !ACK_WANTED != 0 {
             return Err("unknown flags");
         }
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn golden_bytes_and_refusals() {
         let header = Header {
-            kind: Kind::WriteWithImm,
+            kind: FrameKind::WriteWithImm,
             ack_wanted: true,
             len: 0x1000,
             executed: 7,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rblk_protocol::width::wide;
 
-use super::frame::{HEADER, Header, Kind};
+use super::frame::{FrameKind, HEADER, Header};
 use super::inbound::{Inbound, Sink};
 use crate::region::Region;
 use crate::soft::keys::KeyTable;
@@ -95,7 +95,7 @@ fn writes<'b>(inbound: &Inbound, unread: &'b [u8]) -> Vec<(Rkey, u64, &'b [u8])>
 }
 
 fn push_write<'b>(header: &Header, writes: &mut Vec<(Rkey, u64, &'b [u8])>, payload: &'b [u8]) {
-    if matches!(header.kind, Kind::Write | Kind::WriteWithImm) {
+    if matches!(header.kind, FrameKind::Write | FrameKind::WriteWithImm) {
         writes.push((Rkey(header.key), header.addr, payload));
     }
 }
@@ -103,7 +103,9 @@ fn push_write<'b>(header: &Header, writes: &mut Vec<(Rkey, u64, &'b [u8])>, payl
 /// Bytes behind a header.
 fn payload(header: &Header) -> usize {
     match header.kind {
-        Kind::Send | Kind::Write | Kind::WriteWithImm | Kind::ReadResponse => wide(header.len),
+        FrameKind::Send | FrameKind::Write | FrameKind::WriteWithImm | FrameKind::ReadResponse => {
+            wide(header.len)
+        }
         _ => 0,
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use nix::sys::eventfd::EventFd;
 
 use super::late::Landing;
-use super::link::{Link, Moved};
+use super::tcp_link::{Link, Moved};
 use super::tls::NoTls;
-use crate::connect::stream_keys::CipherKey;
+use crate::connect::cipher_keys::CipherKey;
 
 /// The link of a QP.
 #[derive(Debug)]

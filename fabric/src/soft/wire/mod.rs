@@ -2,11 +2,11 @@
 
 pub(super) mod frame;
 pub(super) mod gathered;
-pub(super) mod handshake;
 pub(super) mod inbound;
 pub(super) mod late;
-pub(super) mod link;
 pub(super) mod metered_link;
-pub(super) mod pending;
+pub(super) mod pending_handshakes;
 pub(super) mod pieces;
+pub(super) mod tcp_handshake;
+pub(super) mod tcp_link;
 pub mod tls;

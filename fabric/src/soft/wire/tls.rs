@@ -1,7 +1,7 @@
 //! Kernel TLS (kTLS): the kernel encrypts the stream of a socket, as TLS 1.3 records with
 //! ChaCha20-Poly1305.
 //!
-//! There is no TLS handshake. The keys come from outside ([`StreamKeys`](crate::StreamKeys)), and
+//! There is no TLS handshake. The keys come from outside ([`CipherKeys`](crate::CipherKeys)), and
 //! both ends switch at the same place of the stream: behind the reply of the acceptor. Sources: the
 //! kernel's `Documentation/networking/tls.rst` and `include/uapi/linux/tls.h`; RFC 8446, section 5.
 //!
@@ -28,7 +28,7 @@ use std::time::Duration;
 use rblk_protocol::width::narrow;
 use zeroize::Zeroizing;
 
-use crate::connect::stream_keys::CipherKey;
+use crate::connect::cipher_keys::CipherKey;
 
 /// Bytes of `struct tls12_crypto_info_chacha20_poly1305`.
 const CRYPTO_INFO: usize = size_of::<libc::tls12_crypto_info_chacha20_poly1305>();

@@ -15,7 +15,7 @@ use std::sync::{Arc, Once};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 use tokio::sync::oneshot;
 
-use super::event_channel::{EventChannel, Reply, Role};
+use super::event_channel::{CmReply, EventChannel, Role};
 use super::slow_verbs::{self, Accept, SlowVerbs};
 use crate::address::end_name;
 use crate::connect::ack_timeout::{AckTimeout, RETRIES};
@@ -34,7 +34,7 @@ fn socket_address(address: SockaddrStorage) -> Option<SocketAddr> {
 /// An id, and its QP.
 #[derive(Debug)]
 pub(in crate::verbs) struct CmId {
-    raw: NonNull<ffi::CmId>,
+    raw: NonNull<ffi::RawCmId>,
     verbs: Arc<SlowVerbs>,
     channel: Arc<EventChannel>,
 }
@@ -100,19 +100,19 @@ impl CmId {
     /// # Safety
     /// The id is new, on this channel and in its table with `verbs`, and no other value owns it.
     pub(in crate::verbs) unsafe fn adopt(
-        raw: NonNull<ffi::CmId>,
+        raw: NonNull<ffi::RawCmId>,
         verbs: Arc<SlowVerbs>,
         channel: Arc<EventChannel>,
     ) -> Self {
         Self { raw, verbs, channel }
     }
 
-    fn as_ptr(&self) -> *mut ffi::CmId {
+    fn as_ptr(&self) -> *mut ffi::RawCmId {
         self.raw.as_ptr()
     }
 
     /// A receiver for the event that ends the next step. Call it before the step is started.
-    pub(in crate::verbs) fn expect(&self) -> oneshot::Receiver<Reply> {
+    pub(in crate::verbs) fn expect(&self) -> oneshot::Receiver<CmReply> {
         self.channel.lock().expect(self.raw)
     }
 

@@ -38,7 +38,7 @@ const LOG_EVERY: Duration = Duration::from_secs(5);
 /// An open event channel.
 #[derive(Debug)]
 pub(in crate::verbs) struct EventChannel {
-    raw: NonNull<ffi::EventChannel>,
+    raw: NonNull<ffi::RawEventChannel>,
     ids: Mutex<Ids>,
     // Notified when the table has become empty.
     idle: Notify,
@@ -64,7 +64,7 @@ pub(in crate::verbs) struct Known {
 #[derive(Debug)]
 pub(in crate::verbs) enum Role {
     /// Connects, or has connected. The sender is the one that waits for the present step.
-    Active(Option<oneshot::Sender<Reply>>),
+    Active(Option<oneshot::Sender<CmReply>>),
     /// A peer asked for this connection.
     Passive,
     /// Listens. The task of the channel knows where requests go.
@@ -73,7 +73,7 @@ pub(in crate::verbs) enum Role {
 
 /// An event that an active id waited for.
 #[derive(Debug)]
-pub(in crate::verbs) struct Reply {
+pub(in crate::verbs) struct CmReply {
     pub(in crate::verbs) event: u32,
     pub(in crate::verbs) status: i32,
     pub(in crate::verbs) private_data: Vec<u8>,
@@ -106,7 +106,7 @@ impl EventChannel {
     }
 
     /// The channel, valid while `self` lives.
-    pub(in crate::verbs) fn raw(&self) -> *mut ffi::EventChannel {
+    pub(in crate::verbs) fn raw(&self) -> *mut ffi::RawEventChannel {
         self.raw.as_ptr()
     }
 
@@ -149,7 +149,7 @@ impl Ids {
     /// Adds an id that was just made.
     pub(in crate::verbs) fn insert(
         &mut self,
-        id: NonNull<ffi::CmId>,
+        id: NonNull<ffi::RawCmId>,
         role: Role,
     ) -> Arc<SlowVerbs> {
         let verbs = SlowVerbs::of(id);
@@ -159,7 +159,7 @@ impl Ids {
     }
 
     /// Removes an id that is about to be destroyed.
-    pub(super) fn remove(&mut self, id: NonNull<ffi::CmId>, channel: &EventChannel) {
+    pub(super) fn remove(&mut self, id: NonNull<ffi::RawCmId>, channel: &EventChannel) {
         self.known.remove(&(id.as_ptr() as usize));
         if self.known.is_empty() {
             channel.idle.notify_one();
@@ -167,12 +167,12 @@ impl Ids {
     }
 
     /// An id that is alive. The pointer is only compared.
-    pub(in crate::verbs) fn find(&mut self, id: *mut ffi::CmId) -> Option<&mut Known> {
+    pub(in crate::verbs) fn find(&mut self, id: *mut ffi::RawCmId) -> Option<&mut Known> {
         self.known.get_mut(&(id as usize))
     }
 
     /// A receiver for the next event of an active id.
-    pub(super) fn expect(&mut self, id: NonNull<ffi::CmId>) -> oneshot::Receiver<Reply> {
+    pub(super) fn expect(&mut self, id: NonNull<ffi::RawCmId>) -> oneshot::Receiver<CmReply> {
         let (sender, receiver) = oneshot::channel();
         match self.find(id.as_ptr()).map(|known| &mut known.role) {
             Some(role @ Role::Active(_)) => *role = Role::Active(Some(sender)),
@@ -195,7 +195,7 @@ impl Ids {
 
 impl Role {
     /// Gives an event to the task that waits for it, if the id is active.
-    pub(in crate::verbs) fn wake(&mut self, reply: Reply) {
+    pub(in crate::verbs) fn wake(&mut self, reply: CmReply) {
         if let Self::Active(waiter) = self
             && let Some(waiter) = waiter.take()
         {
@@ -205,7 +205,7 @@ impl Role {
     }
 }
 
-impl Reply {
+impl CmReply {
     /// Copies the needed fields of an event.
     pub(in crate::verbs) fn copy(event: &ffi::CmEvent) -> Self {
         let conn = &event.conn;

@@ -16,7 +16,7 @@ use rblk_protocol::width::narrow;
 use crate::verbs::device_caps::is_iwarp;
 use crate::verbs::ffi;
 use crate::verbs::qp_state;
-use crate::verbs::threads::{Threads, Work};
+use crate::verbs::threads::{SlowWork, Threads};
 
 /// A rejection always carries a byte. Without it, a rejection on iWARP looks like "nothing
 /// listens".
@@ -28,8 +28,8 @@ static THREADS: Threads<Arc<SlowVerbs>> = Threads::new("verbs-calls", 64);
 /// The slow verbs of an id.
 #[derive(Debug)]
 pub(in crate::verbs) struct SlowVerbs {
-    id: NonNull<ffi::CmId>,
-    state: Mutex<State>,
+    id: NonNull<ffi::RawCmId>,
+    state: Mutex<CallState>,
     // Notified when no call is under way.
     rests: Condvar,
 }
@@ -46,7 +46,7 @@ pub(super) struct Accept {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CallState {
     // Null before it is made and when it is about to be destroyed.
     qp: QpPointer,
     accept: Option<Accept>,
@@ -88,12 +88,12 @@ enum Call {
 
 impl SlowVerbs {
     /// Those of an id that has no QP yet.
-    pub(super) fn of(id: NonNull<ffi::CmId>) -> Arc<Self> {
+    pub(super) fn of(id: NonNull<ffi::RawCmId>) -> Arc<Self> {
         THREADS.begin();
         Arc::new(Self { id, state: Mutex::default(), rests: Condvar::new() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CallState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -132,7 +132,7 @@ impl SlowVerbs {
         self.ask(|state| state.disconnect |= state.ended);
     }
 
-    fn ask(self: &Arc<Self>, what: impl FnOnce(&mut State)) {
+    fn ask(self: &Arc<Self>, what: impl FnOnce(&mut CallState)) {
         let mut state = self.lock();
         if state.closed {
             return;
@@ -225,7 +225,7 @@ impl SlowVerbs {
     }
 }
 
-impl Work for Arc<SlowVerbs> {
+impl SlowWork for Arc<SlowVerbs> {
     fn run(self) {
         self.make_calls();
     }
@@ -233,7 +233,7 @@ impl Work for Arc<SlowVerbs> {
 
 /// The next call, in the order of a connection's life. The end comes before an accept that has not
 /// begun.
-fn next(state: &mut State) -> Option<(Call, QpPointer)> {
+fn next(state: &mut CallState) -> Option<(Call, QpPointer)> {
     let qp = state.qp;
     if let Some(accept) = state.accept.take() {
         let refused = state.ended || state.closed;
@@ -251,7 +251,7 @@ fn next(state: &mut State) -> Option<(Call, QpPointer)> {
 ///
 /// # Safety
 /// The id lives during the call.
-pub(super) unsafe fn reject(id: NonNull<ffi::CmId>, reason: &[u8]) {
+pub(super) unsafe fn reject(id: NonNull<ffi::RawCmId>, reason: &[u8]) {
     let reason = if reason.is_empty() { &NO_REASON } else { reason };
     let len = narrow(reason.len().min(usize::from(u8::MAX)));
     // SAFETY: `reason` has at least `len` bytes and lives during the call; the id does, too.
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn calls_are_made_in_the_order_of_a_life() {
-        let mut state = State { accept: Some(accept()), ..State::default() };
+        let mut state = CallState { accept: Some(accept()), ..CallState::default() };
         // A failed completion, before the accept was made.
         state.error = true;
         assert!(matches!(next(&mut state), Some((Call::Accept(_), _))));
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_qp_is_moved_to_the_error_state_once() {
         let qp = QpPointer(ptr::dangling_mut());
-        let mut state = State { qp, error: true, disconnect: true, ..State::default() };
+        let mut state = CallState { qp, error: true, disconnect: true, ..CallState::default() };
         let mut ends = |error, disconnect| {
             (state.error, state.disconnect) = (error, disconnect);
             match next(&mut state) {
@@ -301,7 +301,8 @@ mod tests {
     #[test]
     fn who_has_ended_is_refused_and_not_accepted() {
         for (ended, closed) in [(true, false), (false, true)] {
-            let mut state = State { accept: Some(accept()), ended, closed, ..State::default() };
+            let mut state =
+                CallState { accept: Some(accept()), ended, closed, ..CallState::default() };
             let call = next(&mut state).map(|(call, _)| call);
             assert!(matches!(&call, Some(Call::Reject(why)) if **why == [7]), "{call:?}");
         }

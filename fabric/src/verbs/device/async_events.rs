@@ -30,12 +30,12 @@ const LOOK_MS: u16 = 1000;
 /// The thread that reads the events of one device.
 #[derive(Debug)]
 pub(super) struct AsyncEvents {
-    shared: Arc<Shared>,
+    shared: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Watched {
     device: String,
     stop: EventFd,
     queues: Mutex<Vec<Weak<CqHealth>>>,
@@ -54,7 +54,7 @@ impl AsyncEvents {
         set_nonblocking(unsafe { (*context.as_ptr()).async_fd })?;
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)
             .map_err(|e| FabricError::Call { call: "eventfd", source: e.into() })?;
-        let shared = Arc::new(Shared { device, stop, queues: Mutex::new(Vec::new()) });
+        let shared = Arc::new(Watched { device, stop, queues: Mutex::new(Vec::new()) });
         // SAFETY: as above.
         let presence = unsafe { Presence::of(context) };
         let (context, for_thread) = (Context(context), Arc::clone(&shared));
@@ -88,7 +88,7 @@ impl Drop for AsyncEvents {
     }
 }
 
-impl Shared {
+impl Watched {
     /// Marks one CQ, or all.
     fn mark_broken(&self, which: Option<*mut ffi::ibv_cq>) {
         let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ impl Shared {
     }
 }
 
-fn run(context: &Context, presence: Option<&Presence>, shared: &Shared) {
+fn run(context: &Context, presence: Option<&Presence>, shared: &Watched) {
     let context = context.0.as_ptr();
     // SAFETY: the context is open until the thread is joined, and its fd with it.
     let events = unsafe { BorrowedFd::borrow_raw((*context).async_fd) };
@@ -141,7 +141,7 @@ fn run(context: &Context, presence: Option<&Presence>, shared: &Shared) {
     }
 }
 
-fn drain(context: *mut ffi::ibv_context, shared: &Shared) -> io::Result<()> {
+fn drain(context: *mut ffi::ibv_context, shared: &Watched) -> io::Result<()> {
     loop {
         // SAFETY: an all-zero event is a value: integers and a null pointer.
         let mut event: ffi::ibv_async_event = unsafe { std::mem::zeroed() };
@@ -160,7 +160,7 @@ fn drain(context: *mut ffi::ibv_context, shared: &Shared) -> io::Result<()> {
     }
 }
 
-fn handle(event: &ffi::ibv_async_event, shared: &Shared) {
+fn handle(event: &ffi::ibv_async_event, shared: &Watched) {
     let device = shared.device.as_str();
     // SAFETY: the function returns a static string for every value.
     let what =

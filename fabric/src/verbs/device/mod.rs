@@ -32,10 +32,10 @@ use device_list::DeviceList;
 
 /// A verbs device. Clones name the same one.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<OpenDevice>);
 
 #[derive(Debug)]
-struct Inner {
+struct OpenDevice {
     // Dropped first: its thread uses the context.
     events: AsyncEvents,
     caps: DeviceCaps,
@@ -47,7 +47,7 @@ struct Inner {
 }
 
 // Devices in use, by context. All routes that leave by a device share its PDs and event thread.
-static OPEN: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<(usize, Weak<OpenDevice>)>> = Mutex::new(Vec::new());
 
 impl Device {
     /// The device that an id is bound to.
@@ -89,7 +89,7 @@ impl Device {
         let events = AsyncEvents::start(context.raw, caps.name.clone())?;
         // SAFETY: the context is open.
         let vectors = unsafe { (*context.raw.as_ptr()).num_comp_vectors };
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(OpenDevice {
             events,
             caps,
             max_read_sges,

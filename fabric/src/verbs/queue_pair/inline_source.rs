@@ -22,12 +22,12 @@ const REMEMBERED: usize = 4;
 /// The regions that inline payloads came from lately.
 #[derive(Debug)]
 pub(in crate::verbs) struct InlineSources {
-    entries: [Entry; REMEMBERED],
+    entries: [HeldRegion; REMEMBERED],
     next: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct HeldRegion {
     lkey: Lkey,
     region: Weak<Region>,
     // Held from a check to `release`.
@@ -37,7 +37,7 @@ struct Entry {
 impl InlineSources {
     pub(in crate::verbs) fn new() -> Self {
         let entries =
-            std::array::from_fn(|_| Entry { lkey: Lkey(0), region: Weak::new(), held: None });
+            std::array::from_fn(|_| HeldRegion { lkey: Lkey(0), region: Weak::new(), held: None });
         Self { entries, next: 0 }
     }
 
@@ -68,7 +68,7 @@ impl InlineSources {
         if entry.held.is_some() {
             return false;
         }
-        *entry = Entry { lkey: sge.lkey, region: Arc::downgrade(&region), held: Some(region) };
+        *entry = HeldRegion { lkey: sge.lkey, region: Arc::downgrade(&region), held: Some(region) };
         true
     }
 

@@ -19,13 +19,13 @@ use crate::work::{Completion, QpIndex, SendOp, SendWr, WcOpcode, WcStatus};
 /// The QPs of a poller. An index is given out again after its QP was detached.
 #[derive(Debug, Default)]
 pub(in crate::verbs) struct QpTable {
-    entries: Vec<Entry>,
+    entries: Vec<QpSlot>,
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct QpSlot {
     generation: u8,
-    attached: Option<Attached>,
+    attached: Option<AttachedQp>,
 }
 
 impl QpTable {
@@ -39,17 +39,17 @@ impl QpTable {
     pub(in crate::verbs) fn attach(&mut self, index: QpIndex, connection: Connection) {
         let at = usize::from(index.0);
         if at == self.entries.len() {
-            self.entries.push(Entry::default());
+            self.entries.push(QpSlot::default());
         }
         let entry = &mut self.entries[at];
         debug_assert!(entry.attached.is_none(), "QP index {at} is in use");
         let wr_ids = WrIdPrefix::new(index, entry.generation);
-        entry.attached = Some(Attached::new(connection, wr_ids));
+        entry.attached = Some(AttachedQp::new(connection, wr_ids));
     }
 
     /// The QP of an index.
     #[inline]
-    pub(in crate::verbs) fn get_mut(&mut self, qp: QpIndex) -> Option<&mut Attached> {
+    pub(in crate::verbs) fn get_mut(&mut self, qp: QpIndex) -> Option<&mut AttachedQp> {
         self.entries.get_mut(usize::from(qp.0))?.attached.as_mut()
     }
 
@@ -90,7 +90,7 @@ enum Health {
 
 /// A QP on a poller.
 #[derive(Debug)]
-pub(in crate::verbs) struct Attached {
+pub(in crate::verbs) struct AttachedQp {
     connection: Connection,
     wr_ids: WrIdPrefix,
     shape: SendShape,
@@ -99,7 +99,7 @@ pub(in crate::verbs) struct Attached {
     recvs: RecvQueue,
 }
 
-impl Attached {
+impl AttachedQp {
     fn new(connection: Connection, wr_ids: WrIdPrefix) -> Self {
         let limits = connection.limits();
         Self {

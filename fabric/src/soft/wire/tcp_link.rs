@@ -11,7 +11,7 @@ use nix::sys::eventfd::EventFd;
 use super::late::Landing;
 use super::tls::{self, BadRecord, NoTls};
 use crate::address::end_name;
-use crate::connect::stream_keys::CipherKey;
+use crate::connect::cipher_keys::CipherKey;
 
 /// The bytes that a call moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

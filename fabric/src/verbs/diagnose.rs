@@ -10,8 +10,8 @@ use super::completion_queue::PollerHandle;
 use super::device::Device;
 use super::ffi;
 use super::queue_pair::Connection;
+use crate::diagnosis::{DeviceFacts, QpFacts};
 use crate::error::{FabricError, Result};
-use crate::facts::{DeviceFacts, QpFacts};
 
 /// Asks the device, and its port.
 pub(crate) fn facts_of_device(device: &Device, port: u8) -> Result<DeviceFacts> {

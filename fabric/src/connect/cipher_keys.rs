@@ -1,4 +1,4 @@
-//! [`StreamKeys`]: the keys of an encrypted connection.
+//! [`CipherKeys`]: the keys of an encrypted connection.
 //!
 //! The fabric makes no keys and proves none: both ends get them from outside. The bytes of a key
 //! are in one place on the heap, are never printed, and are wiped when the key is dropped. A move
@@ -52,7 +52,7 @@ impl fmt::Debug for CipherKey {
 /// The keys of one end of a connection. The sending key of one end is the receiving key of the
 /// other.
 #[derive(Debug)]
-pub struct StreamKeys {
+pub struct CipherKeys {
     /// Encrypts the bytes that this end sends.
     pub send: CipherKey,
     /// Decrypts the bytes that this end receives.
@@ -67,8 +67,8 @@ mod tests {
     fn a_key_has_its_parts_and_is_not_printed() {
         let key = CipherKey::new(&[0xab; 32], &[0xcd; 12]);
         assert_eq!((key.key(), key.iv()), (&[0xab; 32][..], &[0xcd; 12][..]));
-        let keys = StreamKeys { send: key, receive: CipherKey::new(&[0; 32], &[0; 12]) };
+        let keys = CipherKeys { send: key, receive: CipherKey::new(&[0; 32], &[0; 12]) };
         let text = format!("{keys:?}");
-        assert_eq!(text, "StreamKeys { send: CipherKey(..), receive: CipherKey(..) }");
+        assert_eq!(text, "CipherKeys { send: CipherKey(..), receive: CipherKey(..) }");
     }
 }

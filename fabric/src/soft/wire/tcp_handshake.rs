@@ -30,7 +30,7 @@ const REPLY: usize = 16;
 
 /// The acceptor's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::soft) enum Verdict {
+pub(in crate::soft) enum Acceptance {
     Accepted,
     Rejected,
 }
@@ -46,8 +46,8 @@ pub(in crate::soft) struct Request {
 
 /// A parsed reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::soft) struct Reply {
-    pub(in crate::soft) verdict: Verdict,
+pub(in crate::soft) struct HandshakeReply {
+    pub(in crate::soft) verdict: Acceptance,
     pub(in crate::soft) reads_in: u8,
     pub(in crate::soft) reads_out: u8,
     pub(in crate::soft) hello: ConnectionHello,
@@ -71,7 +71,7 @@ pub(in crate::soft) fn encode_request(request: &Request) -> Option<Vec<u8>> {
 
 /// `None` when the hello is too long.
 pub(in crate::soft) fn encode_reply(
-    verdict: Verdict,
+    verdict: Acceptance,
     reads_out: u8,
     reads_in: u8,
     hello: &ConnectionHello,
@@ -80,8 +80,8 @@ pub(in crate::soft) fn encode_reply(
     let len =
         u8::try_from(hello.len()).ok().filter(|_| hello.len() <= ConnectionHello::REPLY_MAX)?;
     let verdict = match verdict {
-        Verdict::Accepted => 1,
-        Verdict::Rejected => 2,
+        Acceptance::Accepted => 1,
+        Acceptance::Rejected => 2,
     };
     let mut bytes = Vec::with_capacity(REPLY + hello.len());
     bytes.extend(MAGIC);
@@ -93,7 +93,7 @@ pub(in crate::soft) fn encode_reply(
 
 /// Why a handshake failed.
 #[derive(Debug)]
-pub(in crate::soft) enum Failure {
+pub(in crate::soft) enum HandshakeFailure {
     /// The connection ended before the peer sent a byte.
     Silence(io::Error),
     /// Not our protocol.
@@ -105,7 +105,7 @@ pub(in crate::soft) enum Failure {
 /// for more.
 async fn read_fixed<const N: usize>(
     stream: &mut (impl AsyncRead + Unpin),
-) -> std::result::Result<[u8; N], Failure> {
+) -> std::result::Result<[u8; N], HandshakeFailure> {
     let mut bytes = [0; N];
     let mut have = 0;
     while have < N {
@@ -115,20 +115,22 @@ async fn read_fixed<const N: usize>(
         };
         match got {
             Ok(got) => have += got,
-            Err(error) if have == 0 => return Err(Failure::Silence(error)),
+            Err(error) if have == 0 => return Err(HandshakeFailure::Silence(error)),
             Err(error) => {
-                return Err(Failure::Foreign(format!("it stopped in the middle: {error}")));
+                return Err(HandshakeFailure::Foreign(format!(
+                    "it stopped in the middle: {error}"
+                )));
             }
         }
         let seen = have.min(MAGIC.len());
         if bytes[..seen] != MAGIC[..seen] {
             let what = String::from_utf8_lossy(&bytes[..have]);
-            return Err(Failure::Foreign(format!("it said {:?}", what.trim_end())));
+            return Err(HandshakeFailure::Foreign(format!("it said {:?}", what.trim_end())));
         }
     }
     let version = u16::from_le_bytes([bytes[8], bytes[9]]);
     if version != VERSION {
-        return Err(Failure::Foreign(format!(
+        return Err(HandshakeFailure::Foreign(format!(
             "its framing has version {version}, this build has {VERSION}: install the same release on both hosts"
         )));
     }
@@ -139,26 +141,28 @@ async fn read_hello(
     stream: &mut (impl AsyncRead + Unpin),
     len: u8,
     most: usize,
-) -> std::result::Result<ConnectionHello, Failure> {
+) -> std::result::Result<ConnectionHello, HandshakeFailure> {
     let len = usize::from(len);
     if len > most {
-        return Err(Failure::Foreign(format!("its hello has {len} bytes, the limit is {most}")));
+        return Err(HandshakeFailure::Foreign(format!(
+            "its hello has {len} bytes, the limit is {most}"
+        )));
     }
     let mut hello = vec![0; len];
     stream
         .read_exact(&mut hello)
         .await
-        .map_err(|e| Failure::Foreign(format!("its hello is incomplete: {e}")))?;
+        .map_err(|e| HandshakeFailure::Foreign(format!("its hello is incomplete: {e}")))?;
     Ok(ConnectionHello(hello))
 }
 
 /// Reads a peer's request.
 pub(in crate::soft) async fn read_request(
     stream: &mut (impl AsyncRead + Unpin),
-) -> std::result::Result<Request, Failure> {
+) -> std::result::Result<Request, HandshakeFailure> {
     let bytes: [u8; REQUEST] = read_fixed(stream).await?;
     if bytes[17..] != [0; 3] {
-        return Err(Failure::Foreign("reserved bytes are not zero".to_owned()));
+        return Err(HandshakeFailure::Foreign("reserved bytes are not zero".to_owned()));
     }
     let detect = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
     let hello = read_hello(stream, bytes[16], ConnectionHello::REQUEST_MAX).await?;
@@ -173,18 +177,18 @@ pub(in crate::soft) async fn read_request(
 /// Reads the acceptor's reply.
 pub(in crate::soft) async fn read_reply(
     stream: &mut (impl AsyncRead + Unpin),
-) -> std::result::Result<Reply, Failure> {
+) -> std::result::Result<HandshakeReply, HandshakeFailure> {
     let bytes: [u8; REPLY] = read_fixed(stream).await?;
     let verdict = match bytes[10] {
-        1 => Verdict::Accepted,
-        2 => Verdict::Rejected,
-        other => return Err(Failure::Foreign(format!("unknown verdict {other}"))),
+        1 => Acceptance::Accepted,
+        2 => Acceptance::Rejected,
+        other => return Err(HandshakeFailure::Foreign(format!("unknown verdict {other}"))),
     };
     if bytes[14..] != [0; 2] {
-        return Err(Failure::Foreign("reserved bytes are not zero".to_owned()));
+        return Err(HandshakeFailure::Foreign("reserved bytes are not zero".to_owned()));
     }
     let hello = read_hello(stream, bytes[13], ConnectionHello::REPLY_MAX).await?;
-    Ok(Reply { verdict, reads_in: bytes[11], reads_out: bytes[12], hello })
+    Ok(HandshakeReply { verdict, reads_in: bytes[11], reads_out: bytes[12], hello })
 }
 
 /// Sends a request.

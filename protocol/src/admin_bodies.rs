@@ -3,10 +3,10 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::block::{BlockCount, BlockSize};
-use crate::identity::{
+use crate::identifiers::{
     Epoch, Generation, HostId, InstanceId, Name, SessionId, VolumeHandle, WriteVerifier,
 };
+use crate::lba::{BlockCount, BlockSize};
 use crate::limits::NAME_BYTES;
 
 /// A body that breaks a rule: which one.

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::{QueuePair, State};
+use super::{QpState, QueuePair};
 use crate::soft::keys::KeyTable;
 use crate::soft::queue_pair::completions::CompletionQueue;
 use crate::soft::queue_pair::outbound::{Origin, Response};
@@ -23,8 +23,8 @@ impl QueuePair {
             return false;
         }
         match self.state {
-            State::Ready => self.outbound.has_work() || self.sends.has_unbuilt(),
-            State::Refusing { .. } => true,
+            QpState::Ready => self.outbound.has_work() || self.sends.has_unbuilt(),
+            QpState::Refusing { .. } => true,
             _ => false,
         }
     }
@@ -33,8 +33,8 @@ impl QueuePair {
     fn build(&mut self, keys: &KeyTable) {
         let Self { state, outbound, sends, reads_out, .. } = self;
         match *state {
-            State::Ready => outbound.build(Some((sends, reads_out.answered())), None, keys),
-            State::Refusing { seq, refusal, .. } => {
+            QpState::Ready => outbound.build(Some((sends, reads_out.answered())), None, keys),
+            QpState::Refusing { seq, refusal, .. } => {
                 outbound.build(None, Some((seq, refusal)), keys);
             }
             _ => {}
@@ -101,8 +101,8 @@ impl QueuePair {
                 Origin::Response(_) => self.reads_in.responded(),
                 Origin::Nak => {
                     let recv =
-                        if let State::Refusing { recv, .. } = self.state { recv } else { None };
-                    self.break_down(None, recv, State::Draining, cq);
+                        if let QpState::Refusing { recv, .. } = self.state { recv } else { None };
+                    self.break_down(None, recv, QpState::Draining, cq);
                     return;
                 }
                 Origin::Control => {}
@@ -120,7 +120,7 @@ impl QueuePair {
             Origin::Request(position) if begun => {
                 // The peer waits for bytes that may not be sent. Only the end of the link is left.
                 let status = WcStatus::LocalProtection;
-                self.break_down(Some((position, status)), None, State::Dead, cq);
+                self.break_down(Some((position, status)), None, QpState::Dead, cq);
             }
             Origin::Request(position) => {
                 let status = WcStatus::LocalProtection;

@@ -9,12 +9,12 @@ use std::io;
 
 use rblk_protocol::width::{narrow, wide};
 
-use super::{QueuePair, State};
+use super::{QpState, QueuePair};
 use crate::region::copy_apart;
 use crate::soft::keys::{KeyTable, Right};
 use crate::soft::queue_pair::completions::CompletionQueue;
 use crate::soft::queue_pair::outbound::Response;
-use crate::soft::wire::frame::{Header, Kind, Refusal, low32};
+use crate::soft::wire::frame::{FrameKind, Header, Refusal, low32};
 use crate::soft::wire::inbound::{Body, Sink};
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
@@ -33,7 +33,7 @@ impl QueuePair {
         staging: &mut [u8],
         share: &mut usize,
     ) -> bool {
-        if self.state == State::Dead {
+        if self.state == QpState::Dead {
             return false;
         }
         let mut pieces = [NO_PIECE; MAX_SGE + 1];
@@ -44,7 +44,7 @@ impl QueuePair {
             let left = body.left().min(u32::try_from(*share).unwrap_or(u32::MAX));
             let Some(parts) = self.sink_pieces(keys, &body, left, &mut sink) else {
                 self.sink_died(&body, cq);
-                return self.state != State::Dead;
+                return self.state != QpState::Dead;
             };
             pieces[..parts].copy_from_slice(&sink[..parts]);
             count = parts;
@@ -76,14 +76,14 @@ impl QueuePair {
                 }
                 let staged = (moved.bytes - placed).min(staging.len());
                 self.parse(&staging[..staged], keys, cq);
-                moved.more && self.state != State::Dead
+                moved.more && self.state != QpState::Dead
             }
         }
     }
 
     #[inline]
     fn parse(&mut self, mut bytes: &[u8], keys: &KeyTable, cq: &mut CompletionQueue) {
-        while !bytes.is_empty() && self.state == State::Ready {
+        while !bytes.is_empty() && self.state == QpState::Ready {
             if let Some(body) = self.inbound.body() {
                 let take = bytes.len().min(wide(body.left()));
                 let (now, rest) = bytes.split_at(take);
@@ -102,7 +102,7 @@ impl QueuePair {
                 self.lost(reason, cq);
             }
         }
-        if matches!(self.state, State::Prepared { .. }) && !bytes.is_empty() {
+        if matches!(self.state, QpState::Prepared { .. }) && !bytes.is_empty() {
             self.lost("the peer spoke before it was accepted", cq);
         }
     }
@@ -135,19 +135,22 @@ impl QueuePair {
     ) -> Result<(), &'static str> {
         if self.sends.acknowledge(header.executed)? {
             self.advance(cq);
-            if self.state != State::Ready {
+            if self.state != QpState::Ready {
                 return Ok(());
             }
         }
         match header.kind {
-            Kind::Ack => Ok(()),
-            Kind::Probe => {
+            FrameKind::Ack => Ok(()),
+            FrameKind::Probe => {
                 self.outbound.acks().want_now();
                 Ok(())
             }
-            Kind::Nak => self.nak_arrived(header, cq),
-            Kind::ReadResponse => self.response_arrived(header),
-            Kind::Send | Kind::Write | Kind::WriteWithImm | Kind::ReadRequest => {
+            FrameKind::Nak => self.nak_arrived(header, cq),
+            FrameKind::ReadResponse => self.response_arrived(header),
+            FrameKind::Send
+            | FrameKind::Write
+            | FrameKind::WriteWithImm
+            | FrameKind::ReadRequest => {
                 if header.seq != low32(self.outbound.acks().executed()) {
                     return Err("request out of sequence");
                 }
@@ -166,7 +169,7 @@ impl QueuePair {
             return Err("refuses what was not asked");
         }
         let refused = (self.sends.oldest(), refusal.status());
-        self.break_down(Some(refused), None, State::Dead, cq);
+        self.break_down(Some(refused), None, QpState::Dead, cq);
         Ok(())
     }
 
@@ -184,8 +187,8 @@ impl QueuePair {
         let seq = self.outbound.acks().executed();
         let key = Rkey(header.key);
         let sink = match header.kind {
-            Kind::ReadRequest => return self.read_arrived(header, keys),
-            Kind::Send => {
+            FrameKind::ReadRequest => return self.read_arrived(header, keys),
+            FrameKind::Send => {
                 let Some(recv) = self.recvs.waiting() else {
                     self.refuse(seq, Refusal::NotReady, None);
                     return Ok(());
@@ -200,7 +203,9 @@ impl QueuePair {
                 }
                 Sink::Recv
             }
-            Kind::WriteWithImm => Sink::WriteWithImm { key, addr: header.addr, imm: header.imm },
+            FrameKind::WriteWithImm => {
+                Sink::WriteWithImm { key, addr: header.addr, imm: header.imm }
+            }
             _ => Sink::Write { key, addr: header.addr },
         };
         if !matches!(sink, Sink::Recv)
@@ -286,7 +291,7 @@ impl QueuePair {
         match body.sink {
             Sink::Read { position } => {
                 let status = WcStatus::LocalProtection;
-                self.break_down(Some((position, status)), None, State::Dead, cq);
+                self.break_down(Some((position, status)), None, QpState::Dead, cq);
             }
             Sink::Recv => self.refuse(seq, Refusal::Operation, Some(WcStatus::LocalProtection)),
             Sink::Write { .. } | Sink::WriteWithImm { .. } => {
