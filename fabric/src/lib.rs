@@ -10,7 +10,7 @@
 //! | completion queue (CQ), its QPs | [`Poller`] | [`ProtectionDomain::poller`] | one data thread |
 //! | queue pair (QP) | [`Connection`] | [`Route::connect`], [`Incoming::prepare`] | data thread |
 //! | work request (WR) | [`SendWr`], [`RecvWr`] | plain values | |
-//! | work completion (WC) | [`Completion`] | [`Poller::poll`] | |
+//! | work completion (WC) | [`Completion`] | [`DataPath::poll`] | |
 //!
 //! # Rules
 //!
@@ -29,7 +29,9 @@
 
 mod address;
 mod caps;
+mod completion_vector;
 mod connect;
+mod data_path;
 mod diagnosis;
 mod error;
 mod provider;
@@ -48,17 +50,17 @@ pub const ENVIRONMENT: (&str, &str) = ("RDMAV_ALLOW_DISASSOC_DESTROY", "1");
 pub use address::source::Source;
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
+pub use completion_vector::CompletionVector;
 pub use connect::ack_timeout::AckTimeout;
 pub use connect::cipher_keys::{CipherKey, CipherKeys};
 pub use connect::{
     ACCEPTED_DETECT_MAX, AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits,
 };
+pub use data_path::DataPath;
 pub use diagnosis::{DeviceFacts, QpFacts};
 pub use error::{FabricError, FirewallPort, PostError, Result};
 pub use provider::connection::{Connection, Established};
-pub use provider::device::{
-    CompletionVector, Device, MemoryRegion, PollerHandle, ProtectionDomain,
-};
+pub use provider::device::{Device, MemoryRegion, PollerHandle, ProtectionDomain};
 pub use provider::listener::{Incoming, Listener};
 pub use provider::poller::Poller;
 pub use provider::readiness::Readiness;

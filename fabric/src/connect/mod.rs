@@ -120,6 +120,27 @@ pub struct AcceptParams {
     pub reads_in: u8,
 }
 
+/// An established connection, on the side that connected.
+#[derive(Debug)]
+pub struct Established<C> {
+    /// The QP, for [`crate::Poller::attach`].
+    pub connection: C,
+    /// The peer's reply. The CM may have padded it.
+    pub hello: ConnectionHello,
+    /// READs that this side may have outstanding.
+    pub reads_out: u8,
+    /// READs of the peer that this side serves at once.
+    pub reads_in: u8,
+}
+
+impl<C> Established<C> {
+    /// The connection behind the type of both providers.
+    pub(crate) fn map<D>(self, wrap: impl FnOnce(C) -> D) -> Established<D> {
+        let Self { connection, hello, reads_out, reads_in } = self;
+        Established { connection: wrap(connection), hello, reads_out, reads_in }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,5 @@
 //! [`Connection`]: a QP that no poller has.
 
-use crate::connect::ConnectionHello;
 use crate::connect::cipher_keys::CipherKeys;
 use crate::diagnosis::QpFacts;
 #[cfg(feature = "verbs")]
@@ -63,7 +62,7 @@ impl Connection {
     /// registrations. Some drivers wait in the destroy until a silent peer has timed out. There a
     /// thread of its own waits, so that the caller can serve others.
     ///
-    /// The QP must be in the error state ([`crate::Poller::fail`]), or it was never accepted. The
+    /// The QP must be in the error state ([`crate::DataPath::fail`]), or it was never accepted. The
     /// QP may be destroyed later than this call returns. A caller that must know when passes a
     /// `rest` whose drop tells.
     pub fn retire<T: Send + 'static>(self, rest: T) {
@@ -76,17 +75,7 @@ impl Connection {
 }
 
 /// An established connection, on the side that connected.
-#[derive(Debug)]
-pub struct Established {
-    /// The QP, for [`crate::Poller::attach`].
-    pub connection: Connection,
-    /// The peer's reply. The CM may have padded it.
-    pub hello: ConnectionHello,
-    /// READs that this side may have outstanding.
-    pub reads_out: u8,
-    /// READs of the peer that this side serves at once.
-    pub reads_in: u8,
-}
+pub type Established = crate::connect::Established<Connection>;
 
 impl Established {
     /// Encrypts the connection: [`Connection::secure`]. The keys may depend on the reply

@@ -11,6 +11,7 @@ use rblk_protocol::width::{wide, wide64};
 use crate::caps::DeviceCaps;
 #[cfg(feature = "verbs")]
 use crate::caps::Transport;
+use crate::completion_vector::CompletionVector;
 use crate::diagnosis::DeviceFacts;
 use crate::error::Result;
 use crate::provider::poller::Poller;
@@ -184,15 +185,6 @@ impl ProtectionDomain {
             }
         }
     }
-}
-
-/// Which interrupt vector of a device a CQ has: the interrupt that wakes its thread.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CompletionVector {
-    /// The next one. CQs take turns, and each process begins at another vector.
-    Turn,
-    /// This one, of as many as the device has: numbers beyond begin again.
-    At(u32),
 }
 
 /// Low bits that the address of an MR has in common with its memory: devices map pages of up to

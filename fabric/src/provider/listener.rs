@@ -189,8 +189,8 @@ impl Incoming {
     }
 
     /// Makes the QP. The data thread accepts the peer, after it has posted RECVs:
-    /// [`attach`](crate::Poller::attach), [`post_recv`](crate::Poller::post_recv),
-    /// [`accept`](crate::Poller::accept).
+    /// [`attach`](crate::Poller::attach), [`post_recv`](crate::DataPath::post_recv),
+    /// [`accept`](crate::DataPath::accept).
     ///
     /// # Errors
     /// [`FabricError::Mixed`], [`FabricError::Limit`], or a failed call; the peer is then rejected.

@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 pub struct Readiness([Option<AsyncFd<OwnedFd>>; 2]);
 
 impl Readiness {
-    /// Watches the descriptors that [`crate::Poller::event_fds`] returns now. Make it after the QPs
+    /// Watches the descriptors that [`crate::DataPath::event_fds`] returns now. Make it after the QPs
     /// are attached.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use crate::address::{Address, Scheme};
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
-use crate::provider::connection::Established;
+use crate::provider::connection::{Connection, Established};
 use crate::provider::device::{Device, PollerHandle, ProtectionDomain};
 use crate::soft;
 #[cfg(feature = "verbs")]
@@ -60,11 +60,11 @@ impl Route {
     ) -> Result<Established> {
         match (self, pd, poller) {
             (Self::Soft(r), ProtectionDomain::Soft(pd), PollerHandle::Soft(p)) => {
-                r.connect(pd, p, limits, hello).await
+                Ok(r.connect(pd, p, limits, hello).await?.map(Connection::Soft))
             }
             #[cfg(feature = "verbs")]
             (Self::Verbs(r), ProtectionDomain::Verbs(pd), PollerHandle::Verbs(p)) => {
-                r.connect(pd, p, limits, hello).await
+                Ok(r.connect(pd, p, limits, hello).await?.map(Connection::Verbs))
             }
             #[cfg(feature = "verbs")]
             _ => Err(FabricError::Mixed("route, protection domain and poller")),

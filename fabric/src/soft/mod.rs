@@ -34,7 +34,7 @@
 //!
 //! Every header carries the number of requests that its sender has executed. A frame of its own is
 //! sent only if a signaled WR asked for it and no other frame left in the meantime: at the second
-//! empty poll, or at [`arm`](crate::Poller::arm). Unsignaled WRs cause none.
+//! empty poll, or at [`arm`](crate::DataPath::arm). Unsignaled WRs cause none.
 //!
 //! # Dead regions
 //!

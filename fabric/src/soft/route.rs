@@ -12,9 +12,9 @@ use super::queue_pair::Connection;
 use super::wire::tcp_handshake::{self, Acceptance, HandshakeFailure, Request};
 use super::wire::tcp_link::TcpLink;
 use crate::address::Address;
+use crate::connect::Established;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::error::{FabricError, FirewallPort, Result};
-use crate::provider::connection::Established;
 
 /// A resolved route to a TCP peer.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Route {
         poller: &PollerHandle,
         limits: QpLimits,
         hello: &ConnectionHello,
-    ) -> Result<Established> {
+    ) -> Result<Established<Connection>> {
         pd.check(poller, &limits)?;
         if !pd.device().same_as(&Device::tcp()) {
             return Err(FabricError::Mixed("a TCP route and another device's protection domain"));
@@ -98,12 +98,7 @@ impl Route {
             stream.into_std().map_err(|source| FabricError::Call { call: "deregister", source })?;
         let connection =
             Connection::established(Box::new(TcpLink::new(stream)), pd, poller, &limits, reads_in)?;
-        Ok(Established {
-            connection: crate::Connection::Soft(connection),
-            hello: reply.hello,
-            reads_out,
-            reads_in,
-        })
+        Ok(Established { connection, hello: reply.hello, reads_out, reads_in })
     }
 
     /// A connected socket to the first candidate that answers.

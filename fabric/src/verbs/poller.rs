@@ -9,7 +9,7 @@
 //! - **Empty messages.** An empty message completes with [`WcStatus::LocalLength`] and kills its
 //!   QP, as hardware does with a bad WR. The devices differ here, and some lose an empty message.
 //! - **Dead QPs.** The poller knows that a QP is dead after the first failed completion, or after
-//!   [`fail`](crate::Poller::fail). WRs that are posted later do not reach the device. The poller
+//!   [`fail`](crate::DataPath::fail). WRs that are posted later do not reach the device. The poller
 //!   itself returns a flush for each, once the CQ is empty. Hardware would do the same, but the
 //!   software devices do not flush late WRs: rxe looks at its receive queue, and siw at both
 //!   queues, only when the state changes.
@@ -37,12 +37,13 @@ use super::protection_domain::ProtectionDomain;
 use super::provider_calls::ProviderCalls;
 use super::queue_pair::inline_source::InlineSources;
 use super::queue_pair::qp_table::QpTable;
-use super::queue_pair::retire;
 use super::queue_pair::wr_lists::{BATCH, WrLists};
+use super::queue_pair::{Connection, retire};
 use crate::caps::DeviceCaps;
+use crate::completion_vector::CompletionVector;
 use crate::connect::{AcceptParams, ConnectionHello};
+use crate::data_path::DataPath;
 use crate::error::{FabricError, PostError, Result};
-use crate::provider::device::CompletionVector;
 use crate::work::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, Recvs, SendWr, WcStatus};
 
@@ -165,17 +166,9 @@ impl Poller {
         }
         Ok(filled)
     }
-}
 
-impl crate::Poller for Poller {
-    fn caps(&self) -> &DeviceCaps {
-        self.queue.device().caps()
-    }
-
-    fn attach(&mut self, connection: crate::Connection) -> Result<QpIndex> {
-        let crate::Connection::Verbs(mut connection) = connection else {
-            return Err(FabricError::Mixed("a connection of another provider was attached"));
-        };
+    /// As [`attach`](crate::Poller::attach).
+    pub(crate) fn attach_qp(&mut self, mut connection: Connection) -> Result<QpIndex> {
         if !Arc::ptr_eq(connection.queue(), &self.queue) {
             return Err(FabricError::Mixed(
                 "a queue pair was attached to a poller it was not made for",
@@ -193,6 +186,17 @@ impl crate::Poller for Poller {
         }
         self.qps.attach(index, connection);
         Ok(index)
+    }
+
+    /// As [`detach`](crate::Poller::detach).
+    pub(crate) fn detach_qp(&mut self, qp: QpIndex) -> Option<Connection> {
+        self.qps.detach(qp)
+    }
+}
+
+impl DataPath for Poller {
+    fn caps(&self) -> &DeviceCaps {
+        self.queue.device().caps()
     }
 
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> Result<()> {
@@ -317,10 +321,6 @@ impl crate::Poller for Poller {
         if let Some(attached) = self.qps.get_mut(qp) {
             attached.fail();
         }
-    }
-
-    fn detach(&mut self, qp: QpIndex) -> Option<crate::Connection> {
-        self.qps.detach(qp).map(crate::Connection::Verbs)
     }
 
     fn counters(&self) -> PollerCounters {

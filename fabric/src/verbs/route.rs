@@ -23,9 +23,9 @@ use super::protection_domain::ProtectionDomain;
 use super::queue_pair::{Connection, retire};
 use super::threads::{Call, Threads};
 use crate::address::Address;
+use crate::connect::Established;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
 use crate::error::{FabricError, FirewallPort, Result};
-use crate::provider::connection::Established;
 
 /// Longest call of `rdma_resolve_addr`.
 const ADDRESS_WINDOW: Duration = Duration::from_millis(500);
@@ -122,7 +122,7 @@ impl Route {
         poller: &PollerHandle,
         limits: QpLimits,
         hello: &ConnectionHello,
-    ) -> Result<Established> {
+    ) -> Result<Established<Connection>> {
         let Self { id, device, address, timeout } = self;
         let caps = device.caps();
         if hello.0.len() > ConnectionHello::REQUEST_MAX {
@@ -161,7 +161,7 @@ impl Route {
             return Err(refusal(reply, &address, expired));
         }
         Ok(Established {
-            connection: crate::Connection::Verbs(connection.established()?),
+            connection: connection.established()?,
             // Named from the side of the receiver (rdma_get_cm_event(3)): READs that this side may
             // have outstanding, and READs that it serves.
             reads_out: reads_out.min(reply.initiator_depth),

@@ -78,7 +78,7 @@ impl WrId {
 pub struct QpIndex(pub u16);
 
 /// The owner of a QP. QPs of one owner share one part of a poller's turns
-/// ([`Poller::set_owner`](crate::Poller::set_owner)). The number is the caller's.
+/// ([`Poller::set_owner`](crate::DataPath::set_owner)). The number is the caller's.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Owner(pub u64);
 

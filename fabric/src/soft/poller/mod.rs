@@ -23,6 +23,7 @@ use super::queue_pair::completions::CompletionQueue;
 use super::wire::gathered::LINES;
 use crate::caps::DeviceCaps;
 use crate::connect::AcceptParams;
+use crate::data_path::DataPath;
 use crate::error::{FabricError, PostError, Result};
 use crate::work::poller_counters::PollerCounters;
 use crate::work::{Completion, Owner, QpIndex, Recvs, SendWr};
@@ -204,18 +205,9 @@ fn keys_of(attached: &AttachedPair, poller: &Arc<KeyCopy>) -> Arc<KeyCopy> {
     Arc::clone(attached.pair.own_keys().unwrap_or(poller))
 }
 
-impl crate::Poller for Poller {
-    fn caps(&self) -> &DeviceCaps {
-        self.handle.pd().device().caps()
-    }
-
-    fn attach(&mut self, connection: crate::Connection) -> Result<QpIndex> {
-        #[cfg(not(feature = "verbs"))]
-        let crate::Connection::Soft(connection) = connection;
-        #[cfg(feature = "verbs")]
-        let crate::Connection::Soft(connection) = connection else {
-            return Err(FabricError::Mixed("a verbs connection and a soft poller"));
-        };
+impl Poller {
+    /// As [`attach`](crate::Poller::attach).
+    pub(crate) fn attach_pair(&mut self, connection: Connection) -> Result<QpIndex> {
         let mut pair = connection.into_pair(self.handle.id())?;
         let device = self.handle.pd().device();
         let asked = self.cq.promised() + pair.cq_entries();
@@ -238,6 +230,30 @@ impl crate::Poller for Poller {
         self.buffers.events.resize(self.qps.len() + 1, EpollEvent::empty());
         self.schedule.ask_next();
         Ok(index)
+    }
+
+    /// As [`detach`](crate::Poller::detach).
+    pub(crate) fn detach_pair(&mut self, qp: QpIndex) -> Option<Connection> {
+        let mut attached = self.qps.remove(qp)?;
+        self.cq.promise(self.cq.promised() - attached.pair.cq_entries());
+        self.counters.link_calls += attached.pair.take_calls();
+        self.wake.remove(&attached);
+        self.owing.retain(|index| *index != qp);
+        self.shares.leave(attached.account);
+        self.shares.forget(qp);
+        self.wake.gather(&self.qps);
+        // Outstanding WRs never complete, also when the QP is attached again.
+        if attached.pair.ends_at_detach() {
+            attached.pair.fail(&mut self.cq);
+        }
+        self.cq.purge(qp);
+        Some(Connection::detached(attached.pair, self.handle.id()))
+    }
+}
+
+impl DataPath for Poller {
+    fn caps(&self) -> &DeviceCaps {
+        self.handle.pd().device().caps()
     }
 
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> Result<()> {
@@ -352,24 +368,6 @@ impl crate::Poller for Poller {
             attached.pair.fail(&mut self.cq);
         }
         self.after(qp);
-    }
-
-    fn detach(&mut self, qp: QpIndex) -> Option<crate::Connection> {
-        let mut attached = self.qps.remove(qp)?;
-        self.cq.promise(self.cq.promised() - attached.pair.cq_entries());
-        self.counters.link_calls += attached.pair.take_calls();
-        self.wake.remove(&attached);
-        self.owing.retain(|index| *index != qp);
-        self.shares.leave(attached.account);
-        self.shares.forget(qp);
-        self.wake.gather(&self.qps);
-        // Outstanding WRs never complete, also when the QP is attached again.
-        if attached.pair.ends_at_detach() {
-            attached.pair.fail(&mut self.cq);
-        }
-        self.cq.purge(qp);
-        let connection = Connection::detached(attached.pair, self.handle.id());
-        Some(crate::Connection::Soft(connection))
     }
 
     fn counters(&self) -> PollerCounters {

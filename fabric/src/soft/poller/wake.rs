@@ -2,7 +2,7 @@
 //! socket.
 //!
 //! epoll has every socket, and an eventfd that is written when something completes and no socket
-//! says so. If the only QP is not blocked, [`event_fds`](crate::Poller::event_fds) returns its
+//! says so. If the only QP is not blocked, [`event_fds`](crate::DataPath::event_fds) returns its
 //! socket itself, and epoll does not watch it: data then wakes the thread without a detour. epoll
 //! takes the socket back when the QP is blocked or another QP comes. `event_fds` always returns
 //! epoll too, so a thread that watches earlier descriptors misses nothing.

@@ -20,8 +20,8 @@ use super::device::cq_health::CqHealth;
 use super::ffi;
 use super::nonblocking::set_nonblocking;
 use super::protection_domain::ProtectionDomain;
+use crate::completion_vector::CompletionVector;
 use crate::error::{FabricError, Result};
-use crate::provider::device::CompletionVector;
 
 /// A CQ and its completion channel.
 #[derive(Debug)]

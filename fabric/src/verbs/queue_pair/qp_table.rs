@@ -84,7 +84,7 @@ enum Health {
     Alive,
     /// A WR failed: the QP is in the error state.
     Dead,
-    /// [`crate::Poller::fail`] was called: the QP is in the error state, and the peer was told.
+    /// [`crate::DataPath::fail`] was called: the QP is in the error state, and the peer was told.
     Failed,
 }
 
