@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, where, and what to write instead.
+//! The faults of a configuration: place, cause and fix.
 
 use std::fmt;
 use std::io;
@@ -79,9 +79,9 @@ pub struct Fault {
     pub key: String,
     /// The value as TOML, if there is one.
     pub value: Option<String>,
-    /// What is wrong.
+    /// The cause.
     pub problem: String,
-    /// What to write instead.
+    /// The fix: the text to write instead.
     pub fix: String,
     /// Path of the other key, if two keys are in conflict.
     pub other: Option<String>,
@@ -89,7 +89,7 @@ pub struct Fault {
     pub other_site: Option<Site>,
     /// The name of the key is wrong, not its value.
     pub(crate) at_key: bool,
-    /// Keys besides those above whose values decide whether this is wrong.
+    /// Further keys that decide whether the value is a fault.
     pub(crate) rests: &'static [&'static str],
     /// The other keys of the same table decide it.
     pub(crate) rests_beside: bool,
@@ -134,7 +134,7 @@ impl Fault {
         self
     }
 
-    /// Names the other keys whose values decide whether this is wrong.
+    /// Names the other keys that decide whether the value is a fault.
     pub(crate) fn rests_on(mut self, keys: &'static [&'static str]) -> Self {
         self.rests = keys;
         self

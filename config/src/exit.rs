@@ -16,7 +16,7 @@ pub enum Exit {
     Usage = 2,
     /// No target answers there, or nothing is mounted under that name.
     NotConnected = 3,
-    /// It is there already: mounted, served, made. Nothing was changed.
+    /// The object is there already: mounted, served, made. Nothing was changed.
     AlreadyThere = 4,
     /// The target refused: authorization, unknown volume, version.
     Refused = 5,
@@ -32,7 +32,7 @@ pub enum Exit {
     GaveUp = 10,
     /// The target has no volume, host or session of that name.
     NoSuchThing = 11,
-    /// A reload did, or would do, what it can; some keys need a restart of the target.
+    /// A reload did, or would do, all possible changes; some keys need a restart of the target.
     NeedsRestart = 12,
 }
 

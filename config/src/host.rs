@@ -1,4 +1,4 @@
-//! [`HostConfig`]: one host that may connect to a target, and what it may do there.
+//! [`HostConfig`]: one host that may connect to a target, and its rights there.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,8 +8,8 @@ use rblk_protocol::auth::PublicKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Fault;
-use crate::limits::{self, ByteRate, Limits};
-use crate::rule::{Key, NAME, Rule, Schema, check_name, join};
+use crate::schema::rule::{Key, NAME, Rule, Schema, check_name, join};
+use crate::setting::rate_limits::{self, ByteRate, Limits};
 use crate::units::ByteSize;
 
 /// Most keys of a host, and of a target as a mount knows it: the one in use and the next one.
@@ -47,10 +47,10 @@ pub(crate) static HOST_KEYS: Schema = Schema {
         Key::optional("take_over", Rule::Flag),
         Key::optional("connections_max", Rule::Count { min: 2, max: 65_536 }),
         Key::optional("memory_max", Rule::Size { min: MEMORY_MIN, max: MEMORY_MAX, step: 4096 }),
-        limits::IOPS,
-        limits::BANDWIDTH,
-        limits::IOPS_BURST,
-        limits::BANDWIDTH_BURST,
+        rate_limits::IOPS,
+        rate_limits::BANDWIDTH,
+        rate_limits::IOPS_BURST,
+        rate_limits::BANDWIDTH_BURST,
     ],
 };
 
@@ -58,7 +58,7 @@ pub(crate) static HOST_KEYS: Schema = Schema {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostConfig {
-    /// The name that the target shows and by which it remembers who holds a volume. A host that
+    /// The name that the target shows and by which it remembers the holder of a volume. A host that
     /// gets new keys stays the same host as long as its name stays. The table of keys requires it.
     #[serde(default)]
     pub name: String,
@@ -66,7 +66,7 @@ pub struct HostConfig {
     /// host. The table of keys requires them.
     #[serde(default, serialize_with = "write_keys", deserialize_with = "read_keys")]
     pub keys: Vec<PublicKey>,
-    /// What the host may open. It sees no other volume. The table of keys requires it.
+    /// The volumes that the host may open. It sees no others. The table of keys requires it.
     #[serde(default)]
     pub volumes: Vec<VolumeRight>,
     /// Whether the host may take a volume over from the host that holds it.
@@ -93,7 +93,7 @@ pub struct HostConfig {
     pub bandwidth_burst: Option<ByteSize>,
 }
 
-/// What a host may do with a volume, or with every volume: `vol0:rw`, `*:ro`.
+/// The right of a host to a volume, or to every volume: `vol0:rw`, `*:ro`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct VolumeRight {
     volume: Option<String>,
@@ -141,7 +141,7 @@ impl HostConfig {
         }
     }
 
-    /// What its mounts may have per second, all together.
+    /// The limits of all its mounts together.
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits {
@@ -165,7 +165,7 @@ impl HostConfig {
         &HOST_KEYS
     }
 
-    /// What the host may do with a volume. The right of the volume's own name counts before that of
+    /// The access of the host to a volume. The right of the volume's own name counts before that of
     /// `*`. `None`: the host must not learn that there is such a volume.
     #[must_use]
     pub fn access(&self, volume: &str) -> Option<VolumeAccess> {
@@ -176,7 +176,7 @@ impl HostConfig {
         of(Some(volume)).or_else(|| of(None))
     }
 
-    /// Adds what is wrong with the rights, where there are these volumes. `path` is the path of the
+    /// Adds the faults of the rights, where there are these volumes. `path` is the path of the
     /// table.
     pub(crate) fn relate(&self, path: &str, volumes: &BTreeSet<&str>, faults: &mut Vec<Fault>) {
         for (index, right) in self.volumes.iter().enumerate() {

@@ -30,19 +30,19 @@ pub const TARGET_KEY_FILE: &str = "/etc/rblk/target.key";
 /// The key file of a host that mounts, unless the configuration names another one.
 pub const HOST_KEY_FILE: &str = "/etc/rblk/host.key";
 
-/// What a name of a credential follows.
+/// The prefix of a credential's name.
 pub(crate) const CREDENTIAL: &str = "credential:";
 
 /// Most bytes of a key file.
 const FILE_MAX_BYTES: usize = 4096;
 
-/// Permissions of everybody but the owner.
+/// Permissions of group and others.
 const OTHERS: u32 = 0o077;
 
 /// Permission of the group to read, which shows an access control list on a credential.
 const GROUP_READS: u32 = 0o040;
 
-/// Whose key it is. Messages name the program that makes such a key.
+/// The end that the key belongs to. Messages name the program that makes the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     /// Of a target.
@@ -124,7 +124,7 @@ impl KeyFileError {
         }
     }
 
-    /// What is wrong, without the path and the fix.
+    /// The cause, without the path and the fix.
     #[must_use]
     pub fn brief(&self) -> String {
         match &self.problem {
@@ -197,7 +197,7 @@ pub fn create(path: &Path) -> Result<PublicKey, KeyFileError> {
         _ => fail(Problem::Create(error)),
     })?;
     if let Err(error) = fill(file, &key, directory) {
-        // It was made here, and half of a key is of no use.
+        // This call made the file, and half of a key is of no use.
         let _ = fs::remove_file(path);
         return Err(fail(Problem::Create(error)));
     }
@@ -238,7 +238,7 @@ fn read_at(path: &Path, forbidden: u32, side: Side) -> Result<SecretKey, Problem
         _ if error.raw_os_error() == Some(ELOOP) => Problem::Link,
         _ => Problem::Open(error),
     })?;
-    // Of the open file, so that nobody exchanges it in between.
+    // The metadata of the open file, so that no other process exchanges the file in between.
     let metadata = file.metadata().map_err(Problem::Open)?;
     if !metadata.is_file() {
         return Err(Problem::NotAFile);

@@ -4,7 +4,7 @@
 //!
 //! | file | type | holds |
 //! | --- | --- | --- |
-//! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | what a target serves |
+//! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | the volumes and resources of a target |
 //! | `/etc/rblk/target.d/host-NAME.toml` | [`HostFile`] | one host that may connect |
 //! | `/etc/rblk/target.d/volume-NAME.toml` | [`VolumeFile`] | one volume |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |
@@ -14,8 +14,8 @@
 //! rules of a file. [`ByteSize`] and [`Duration`] are `FromStr`, so a file and a command line
 //! accept the same texts. `dump` writes TOML that loads to the same value.
 //!
-//! An error names the place (file, line, column), the key, the value, what is wrong and what to
-//! write instead. All faults of a configuration are reported at once.
+//! An error names the place (file, line, column), the key, the value, the cause and the fix. All
+//! faults of a configuration are reported at once.
 //!
 //! ```
 //! use rblk_config::TargetConfig;
@@ -30,63 +30,37 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod cache_part;
-mod cpu_list;
-mod difference;
-mod digest_wish;
-pub mod doctor;
-mod document;
-mod drop_in;
 mod error;
 mod exit;
-pub mod figures;
 mod host;
-pub mod image;
-pub mod journal;
-mod judge;
 pub mod key_file;
-mod limits;
-mod log;
 mod mount;
-mod narrowing;
-mod on_loss;
-mod output;
-pub mod precautions;
-pub mod private_socket;
-mod protection;
 pub mod quoted;
-mod rule;
-mod said_once;
-pub mod screen;
-mod spin;
-pub mod table;
+mod schema;
+mod setting;
 mod target;
 pub mod unit_file;
 mod units;
 mod volume;
-mod word;
 
-pub use cpu_list::{CpuList, NoCpuList};
-pub use difference::{Difference, KeyChange, VolumeChange};
-pub use digest_wish::{DigestWish, DigestWishError};
-pub use document::ignored_drop_ins;
-pub use drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
 pub use error::{ConfigError, Fault, Site};
 pub use exit::Exit;
 pub use host::{
     HostConfig, KEYS_MAX, VolumeAccess, VolumeRight, VolumeRightError, named_in_rights,
 };
 pub use key_file::KeyFileError;
-pub use limits::{ByteRate, Limits};
-pub use log::{Log, LogWriter};
 pub use mount::MountConfig;
-pub use narrowing::{losers, narrowed};
-pub use on_loss::OnLoss;
-pub use output::{CannotPrint, Output, wants_colour};
-pub use protection::{Auth, Encrypt};
-pub use rule::{Key, Rule, Schema};
-pub use said_once::said_once;
-pub use spin::Spin;
+pub use schema::document::ignored_drop_ins;
+pub use schema::rule::{Key, Rule, Schema};
+pub use setting::connection_protection::{Auth, Encrypt};
+pub use setting::digest_wish::{DigestWish, DigestWishError};
+pub use setting::on_loss::OnLoss;
+pub use setting::rate_limits::{ByteRate, Limits};
+pub use setting::spin_key::Spin;
+pub use target::difference::{Difference, KeyChange, VolumeChange};
+pub use target::drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
+pub use target::narrowing::{losers, narrowed};
 pub use target::{HugePages, LISTEN_DEFAULT, NoTargetKey, TargetConfig};
 pub use units::{ByteSize, ByteSizeError, Duration, DurationError};
+pub use volume::image;
 pub use volume::{Backing, CacheMode, DirectIo, StoreKind, VolumeConfig};

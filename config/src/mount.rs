@@ -6,16 +6,16 @@ use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::limits;
 use serde::{Deserialize, Serialize};
 
-use crate::digest_wish::DigestWish;
-use crate::document::{Document, Sites};
 use crate::error::{ConfigError, Fault};
 use crate::host::{KEYS_MAX, PUBLIC_KEY, read_keys, write_keys};
-use crate::judge::judge;
 use crate::key_file::{self, HOST_KEY_FILE, KeyFileError, Side};
-use crate::on_loss::OnLoss;
-use crate::protection::Encrypt;
-use crate::rule::{ADDRESS, KEY_FILE, Key, MEMORY_FILE, NAME, Rule, Schema};
-use crate::spin::Spin;
+use crate::schema::document::{Document, Sites};
+use crate::schema::faults::judge;
+use crate::schema::rule::{ADDRESS, KEY_FILE, Key, MEMORY_FILE, NAME, Rule, Schema};
+use crate::setting::connection_protection::Encrypt;
+use crate::setting::digest_wish::DigestWish;
+use crate::setting::on_loss::OnLoss;
+use crate::setting::spin_key::Spin;
 use crate::units::{ByteSize, Duration};
 
 /// Most memory for the buffers of one mount: all queues full of the largest I/Os.
@@ -91,7 +91,7 @@ static MOUNT_KEYS: Schema = Schema {
 };
 
 /// Configuration of a mount: a file of `mounts.d`, or the command line of `rblk-initiator mount`.
-/// Programs set it, too, so a new key must not break what they wrote.
+/// Programs set it, too, so a new key must not break their code.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -153,7 +153,7 @@ pub struct MountConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_name: Option<String>,
     /// The keys that the target may prove: one, or two while it changes its key. Empty: neither end
-    /// proves who it is, and a target that requires it refuses the mount.
+    /// proves its identity, and a target that requires keys refuses the mount.
     #[serde(
         serialize_with = "write_keys",
         deserialize_with = "read_keys",
@@ -263,7 +263,7 @@ impl MountConfig {
     }
 
     /// The secret key that this host proves. `None` if there are no `target_keys`: then neither end
-    /// proves who it is.
+    /// proves its identity.
     ///
     /// # Errors
     /// The file is missing, others may read it, or it is no key file.
@@ -284,7 +284,7 @@ impl MountConfig {
         document.decode(&MOUNT_KEYS, Self::relate)
     }
 
-    /// Adds what is wrong between keys that are valid alone.
+    /// Adds the faults between keys that are valid alone.
     fn relate(&self, faults: &mut Vec<Fault>) {
         let queues = self.queues.unwrap_or(QUEUES_ASSUMED);
         let buffers = u64::from(queues) * u64::from(self.queue_depth);

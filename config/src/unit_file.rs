@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Uid, User};
 
 /// Where units are, the first place wins.
-pub(crate) const PLACES: [&str; 4] =
+pub const PLACES: [&str; 4] =
     ["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
 
 /// Most bytes of a file that are read.
@@ -80,7 +80,7 @@ impl UnitFile {
     }
 }
 
-/// The user of the target's unit on this host. `None`: the unit is not installed, or names nobody.
+/// The user of the target's unit on this host. `None`: the unit is not installed, or names no user.
 #[must_use]
 pub fn user_of_target() -> Option<User> {
     let unit = UnitFile::find(Path::new("/"), TARGET_UNIT)?;

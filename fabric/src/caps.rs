@@ -1,8 +1,8 @@
-//! [`DeviceCaps`]: what a device can do, and [`Transport`], what carries its messages.
+//! [`DeviceCaps`]: the abilities of a device, and [`Transport`], the carrier of its messages.
 
 use std::fmt;
 
-/// What carries the messages.
+/// The carrier of the messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     /// InfiniBand.
@@ -32,13 +32,13 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What a device says that it can do. An optional verb is a claim, which is tested on each new
+/// The abilities that a device claims. An optional verb is a claim, which is tested on each new
 /// connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceCaps {
     /// Device name, such as `mlx5_0`, `rxe0`, or `soft`.
     pub name: String,
-    /// What carries its messages.
+    /// The carrier of its messages.
     pub transport: Transport,
     /// Most WRs on one send or receive queue.
     pub max_wrs: u32,
@@ -65,6 +65,6 @@ pub struct DeviceCaps {
     /// thread that ends a QP also serves it.
     pub touches_until_destroyed: bool,
     /// Connections can be encrypted ([`crate::Connection::secure`]): the TCP device of a kernel
-    /// that has TLS. [`crate::soft::tls::kernel_has_tls`] says what is missing.
+    /// that has TLS. [`crate::soft::tls::kernel_has_tls`] names the missing part.
     pub encrypts: bool,
 }

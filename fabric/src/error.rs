@@ -9,8 +9,8 @@ use crate::caps::Transport;
 /// Result of a control call.
 pub type Result<T> = std::result::Result<T, FabricError>;
 
-/// What a firewall must pass for a connection. It is the port of the address only where the packets
-/// have it.
+/// The port that a firewall must pass for a connection. Only some transports send packets to the
+/// port of the address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FirewallPort {
     /// A TCP port: of `tcp://`, and of iWARP.
@@ -21,7 +21,7 @@ pub enum FirewallPort {
 }
 
 impl FirewallPort {
-    /// Of what carries the messages. InfiniBand has no ports.
+    /// The port of a transport. InfiniBand has none.
     #[must_use]
     pub fn of(transport: Transport, port: u16) -> Option<Self> {
         match transport {
@@ -61,11 +61,11 @@ pub enum FabricError {
     /// The peer did not answer in time.
     #[error("{what} did not answer within {after:?}{}", silence(*port))]
     TimedOut {
-        /// Who or what.
+        /// The peer or device.
         what: String,
         /// How long was waited.
         after: Duration,
-        /// What firewalls must pass; none where that is not the question.
+        /// The port that firewalls must pass; none if firewalls cannot be the cause.
         port: Option<FirewallPort>,
     },
     /// The peer refused the connection. Its reply says why.
@@ -76,8 +76,8 @@ pub enum FabricError {
         /// The private data of the peer. The CM may have padded it.
         hello: Vec<u8>,
     },
-    /// The peer refused the connection and said nothing: too many connect at once, or what would
-    /// have answered ends.
+    /// The peer refused the connection without a reply: too many peers connect at once, or the
+    /// listener ends.
     #[error("{address} is busy and took no connection at this moment: try again")]
     Busy {
         /// The address as given.
@@ -88,7 +88,7 @@ pub enum FabricError {
     NotRblk {
         /// The other end.
         peer: String,
-        /// What was seen.
+        /// The violation of the framing.
         reason: String,
     },
     /// Cannot listen on a local address.
@@ -126,7 +126,7 @@ pub enum FabricError {
         "{0}=1 is set: the driver of the card would take no locks, and would end this program, in which several threads use one card. Unset it"
     )]
     Environment(&'static str),
-    /// A limit of the device or of the provider is below what was asked for.
+    /// A limit of the device or of the provider is below the requested number.
     #[error("{device}: the limit of {what} is {limit}, asked for {asked}")]
     Limit {
         /// Device name.
@@ -135,7 +135,7 @@ pub enum FabricError {
         what: &'static str,
         /// Its value.
         limit: u64,
-        /// What was asked for.
+        /// The requested number.
         asked: u64,
     },
     /// An object of one provider was given to another provider, or of one device to another device.

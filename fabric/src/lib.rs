@@ -10,7 +10,7 @@
 //! | completion queue (CQ), its QPs | [`Poller`] | [`ProtectionDomain::poller`] | one data thread |
 //! | queue pair (QP) | [`Connection`] | [`Route::connect`], [`Incoming::prepare`] | data thread |
 //! | work request (WR) | [`SendWr`], [`RecvWr`] | plain values | |
-//! | work completion (WC) | [`Completion`] | [`Poller::poll`] | |
+//! | work completion (WC) | [`Completion`] | [`DataPath::poll`] | |
 //!
 //! # Rules
 //!
@@ -27,71 +27,47 @@
 //!   never by references.
 //! - Unknown statuses and opcodes are values. They never panic.
 
-mod ack_timeout;
 mod address;
 mod caps;
-pub mod clock;
+mod completion_vector;
 mod connect;
-mod connection;
-mod counter;
-mod credit;
-pub mod data_thread;
-mod device;
+mod data_path;
+mod diagnosis;
 mod error;
-pub mod exposition;
-mod facts;
-mod latency;
-mod lent;
-mod listener;
-pub mod log_limit;
-pub mod log_linear;
-mod look_up;
-pub mod mailbox;
-mod moment;
-mod poller;
-mod poller_counters;
-pub mod rates;
-mod readiness;
+mod provider;
 mod region;
-mod route;
 pub mod soft;
-mod source;
-pub mod spin;
-mod stream_keys;
 #[cfg(feature = "verbs")]
 mod verbs;
-mod wake_cost;
 mod work;
 
 /// A variable of the environment that a program with RDMA should have when it starts, with its
-/// value. With it, librdmacm and libibverbs free what was made on a device that is gone. Without
-/// it, each object of a device that was removed or reset stays in memory. libibverbs reads it once,
-/// so it cannot be set later.
+/// value. With it, librdmacm and libibverbs free the objects of a device that is gone. Without it,
+/// each object of a device that was removed or reset stays in memory. libibverbs reads it once, so
+/// it cannot be set later.
 pub const ENVIRONMENT: (&str, &str) = ("RDMAV_ALLOW_DISASSOC_DESTROY", "1");
 
-pub use ack_timeout::AckTimeout;
+pub use address::source::Source;
 pub use address::{Address, AddressError, Scheme};
 pub use caps::{DeviceCaps, Transport};
+pub use completion_vector::CompletionVector;
+pub use connect::ack_timeout::AckTimeout;
+pub use connect::cipher_keys::{CipherKey, CipherKeys};
 pub use connect::{
     ACCEPTED_DETECT_MAX, AcceptParams, ConnectOptions, ConnectionHello, ListenOptions, QpLimits,
 };
-pub use connection::{Connection, Established};
-pub use counter::Counter;
-pub use credit::SendCredits;
-pub use device::{CompletionVector, Device, MemoryRegion, PollerHandle, ProtectionDomain};
+pub use data_path::DataPath;
+pub use diagnosis::{DeviceFacts, QpFacts};
 pub use error::{FabricError, FirewallPort, PostError, Result};
-pub use facts::{DeviceFacts, QpFacts};
-pub use latency::{BinnedUs, Latency, LatencyCounts};
-pub use lent::close_lent_on_exec;
-pub use listener::{Incoming, Listener};
-pub use moment::{Micros, Moment, MomentClock};
-pub use poller::Poller;
-pub use poller_counters::PollerCounters;
-pub use readiness::Readiness;
+pub use provider::connection::{Connection, Established};
+pub use provider::device::{Device, MemoryRegion, PollerHandle, ProtectionDomain};
+pub use provider::listener::{Incoming, Listener};
+pub use provider::poller::Poller;
+pub use provider::readiness::Readiness;
+pub use provider::route::Route;
 pub use region::{PageKind, Region, RegionError};
-pub use route::Route;
-pub use source::Source;
-pub use stream_keys::{CipherKey, StreamKeys};
+pub use work::credit::SendCredits;
+pub use work::poller_counters::PollerCounters;
 pub use work::{
     Access, Completion, Lkey, MAX_SGE, MemoryOrder, Owner, QpIndex, RecvWr, Recvs, RemoteBuffer,
     Rkey, SendOp, SendWr, Sge, SgeList, WcOpcode, WcStatus, WrId,

@@ -2,8 +2,8 @@
 //!
 //! Contract: the bytes may change at any time, because a device, a peer or the kernel writes them.
 //! So no reference to them leaves this file. Access is by copies through raw pointers, and by
-//! [`Region::sum`], which reduces bytes to a number. The code that lends the bytes out decides who
-//! may access which bytes at what time.
+//! [`Region::sum`], which reduces bytes to a number. The code that lends the bytes out decides
+//! which access is allowed at which time.
 
 use std::fs::File;
 use std::io;
@@ -85,7 +85,7 @@ impl Region {
 
     /// Maps a file of whole pages that other processes map as well, such as one of tmpfs or of
     /// hugetlbfs. A copy from or to a page that was cut off the file since then ends the process
-    /// with SIGBUS: whoever may write the file has to be trusted with that.
+    /// with SIGBUS: trust every process that may write the file.
     ///
     /// # Errors
     /// The file is empty or not whole pages, or the system cannot map it.
@@ -100,7 +100,7 @@ impl Region {
         Ok(region)
     }
 
-    /// The same, and pages of the file that nobody has touched yet take no memory.
+    /// Maps such a file without populating it: untouched pages of the file take no memory.
     ///
     /// # Errors
     /// As of [`Self::map_file`].
@@ -212,7 +212,7 @@ impl Region {
     #[inline]
     pub fn sum(&self, offset: usize, len: usize, number: impl FnOnce(&[u8]) -> u32) -> u32 {
         let from = self.pointer(offset, len).expect("range inside the region");
-        // What the device wrote before its completion was seen must be read after that.
+        // The fence keeps reads of the device's data behind the read of its completion.
         compiler_fence(Ordering::Acquire);
         // SAFETY: `from` is valid for `len` bytes (checked), which are initialised: the mapping
         // began as zeros. No code of this program writes them during the call (the caller's

@@ -17,8 +17,8 @@ use rblk_fabric::soft::network::Conditions;
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::soft::{Device as SoftDevice, network::Network};
 use rblk_fabric::{
-    AcceptParams, Access, Address, CipherKey, ConnectOptions, Connection, ConnectionHello, Device,
-    FabricError, Listener, RemoteBuffer, Rkey, Route, SendOp, StreamKeys, WcStatus,
+    AcceptParams, Access, Address, CipherKey, CipherKeys, ConnectOptions, Connection,
+    ConnectionHello, Device, FabricError, Listener, RemoteBuffer, Rkey, Route, SendOp, WcStatus,
 };
 use soft_pairs::{loopback, memory_pair, poller, runtime, soft_handle, tcp_pair, tcp_pair_with};
 use soft_proxy::{Fault, Proxy, Sender};
@@ -31,12 +31,12 @@ fn cipher(seed: u8) -> CipherKey {
     CipherKey::new(&[seed; CipherKey::KEY], &[seed ^ 0xff; CipherKey::IV])
 }
 
-fn keys_of_a() -> StreamKeys {
-    StreamKeys { send: cipher(A_TO_B), receive: cipher(B_TO_A) }
+fn keys_of_a() -> CipherKeys {
+    CipherKeys { send: cipher(A_TO_B), receive: cipher(B_TO_A) }
 }
 
-fn keys_of_b() -> StreamKeys {
-    StreamKeys { send: cipher(B_TO_A), receive: cipher(A_TO_B) }
+fn keys_of_b() -> CipherKeys {
+    CipherKeys { send: cipher(B_TO_A), receive: cipher(A_TO_B) }
 }
 
 fn secured_pair() -> Pair {
@@ -284,10 +284,10 @@ fn kernel_a_changed_answer_is_found() {
 #[test]
 #[ignore = "needs TLS of the kernel: `cargo xtask test` runs it in the lab"]
 fn kernel_a_wrong_key_delivers_nothing() {
-    let a_and_b = |a: Option<StreamKeys>, b: Option<StreamKeys>| {
+    let a_and_b = |a: Option<CipherKeys>, b: Option<CipherKeys>| {
         tcp_pair_with(limits(), limits(), [a, b], Clone::clone)
     };
-    let other = || StreamKeys { send: cipher(7), receive: cipher(8) };
+    let other = || CipherKeys { send: cipher(7), receive: cipher(8) };
     for (what, mut pair, found_by_b) in [
         ("another key", a_and_b(Some(other()), Some(keys_of_b())), 1),
         ("the keys of the other end", a_and_b(Some(keys_of_b()), Some(keys_of_b())), 1),
@@ -326,7 +326,7 @@ fn kernel_a_refusal_behind_much_data_arrives() {
 }
 
 /// Lets the same words go over the wire, and returns what both ends sent.
-fn words_on_the_wire(keys: [Option<StreamKeys>; 2], words: &[u8]) -> [Vec<u8>; 2] {
+fn words_on_the_wire(keys: [Option<CipherKeys>; 2], words: &[u8]) -> [Vec<u8>; 2] {
     let mut proxy = None;
     let mut pair =
         tcp_pair_with(limits(), limits(), keys, |to| proxy.insert(Proxy::new(to)).address());

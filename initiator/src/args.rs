@@ -9,9 +9,10 @@ use clap::{Args, Parser, Subcommand};
 use rblk_config::key_file::{self, HOST_KEY_FILE, Side};
 use rblk_config::{
     ByteSize, ConfigError, DigestWish, Duration, Encrypt, Exit, KeyFileError, MountConfig, OnLoss,
-    Output, Spin,
+    Spin,
 };
 use rblk_fabric::FabricError;
+use rblk_operate::Output;
 use rblk_protocol::auth::PublicKey;
 use rblk_protocol::limits;
 

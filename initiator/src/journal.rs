@@ -1,6 +1,6 @@
 //! The log of a mount that runs as a service, as records of the systemd journal.
 //!
-//! [`JournalFormat`](rblk_config::journal::JournalFormat) makes a record of each line, with the
+//! [`JournalFormat`](rblk_operate::journal::JournalFormat) makes a record of each line, with the
 //! fields that the line has. [`MountJournal`] puts the fields of the mount behind the first line of
 //! each record: `MOUNT=` and `VOLUME=` from the beginning, `DEVICE=` and `TARGET=` when there is a
 //! disk. A field that a line has itself stays as the line has it. All of it happens on the thread
@@ -9,7 +9,7 @@
 use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
 
-use rblk_config::journal::{JOURNAL_SOCKET, JournalSocket, stderr_is_journal};
+use rblk_operate::journal::{JOURNAL_SOCKET, JournalSocket, stderr_is_journal};
 
 use crate::mount::status::MountStatus;
 
@@ -125,8 +125,8 @@ mod tests {
     use std::os::unix::net::UnixDatagram;
     use std::time::Duration;
 
-    use rblk_config::Log;
-    use rblk_config::journal::JournalFormat;
+    use rblk_operate::Log;
+    use rblk_operate::journal::JournalFormat;
 
     use super::*;
 

@@ -1,8 +1,9 @@
 //! `rblk-initiator key`: makes and shows the key by which a host proves who it is.
 
+use rblk_config::Exit;
 use rblk_config::key_file::{self, Side};
-use rblk_config::{Exit, Output};
 use rblk_initiator::args::{KeyArgs, KeyCommand};
+use rblk_operate::Output;
 use rblk_protocol::auth::PublicKey;
 use serde::Serialize;
 

@@ -10,7 +10,7 @@ use std::process::{Command as Process, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{Exit, MountConfig, Output, said_once};
+use rblk_config::{Exit, MountConfig};
 use rblk_initiator::args::{
     CHECKED, Cli, Command, DeadMount, DoctorArgs, MountArgs, RecoverArgs, Report, StartFailed,
     VhostArgs, exit_of,
@@ -24,6 +24,7 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
 use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::{NotInBackground, NotMounted, NotRoot, Use};
 use rblk_initiator::ublk::{DeviceInfo, disk_path};
+use rblk_operate::{Output, said_once};
 use rblk_protocol::auth::PublicKey;
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -107,7 +108,7 @@ fn become_daemon() -> anyhow::Error {
 
 /// A daemon keeps no descriptor of the script or the terminal that starts it.
 fn close_lent_on_exec() -> anyhow::Result<()> {
-    rblk_fabric::close_lent_on_exec().context("closing what this process inherited (close_range)")
+    rblk_runtime::close_lent_on_exec().context("closing what this process inherited (close_range)")
 }
 
 fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {

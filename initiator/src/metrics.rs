@@ -5,12 +5,13 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
-use rblk_config::{Exit, Output};
+use rblk_config::Exit;
 use rblk_initiator::mount::leftovers::{self, Condition};
 use rblk_initiator::mount::lock::MountLock;
 use rblk_initiator::mount::metrics::{self, Silence, SilentMount};
 use rblk_initiator::mount::run_dir::{must_be_readable, names};
 use rblk_initiator::mount::status::MountStatus;
+use rblk_operate::Output;
 use serde::Serialize;
 
 use crate::silent::Silent;

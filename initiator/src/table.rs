@@ -3,11 +3,11 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use rblk_config::figures;
-use rblk_config::table::{Column, Table, wrapped};
-use rblk_fabric::LatencyCounts;
-use rblk_fabric::rates::Rates;
 use rblk_initiator::mount::status::MountStatus;
+use rblk_operate::figures;
+use rblk_operate::table::{Column, Table, wrapped};
+use rblk_runtime::LatencyCounts;
+use rblk_runtime::rates::Rates;
 
 /// The mounts of this host. `used_by` says what uses a disk, in words.
 pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<String>) -> String {
@@ -243,7 +243,7 @@ fn guests_memory(m: &MountStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rblk_config::table::WIDTH;
+    use rblk_operate::table::WIDTH;
 
     use super::*;
 

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use rblk_config::screen::Screen;
-use rblk_config::{Exit, Output};
-use rblk_fabric::rates::Rates;
+use rblk_config::Exit;
 use rblk_initiator::mount::run_dir::must_be_readable;
 use rblk_initiator::mount::status::MountStatus;
+use rblk_operate::Output;
+use rblk_operate::screen::Screen;
+use rblk_runtime::rates::Rates;
 use serde::Serialize;
 
 use crate::{living, table};

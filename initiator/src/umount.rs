@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::signal::Signal;
-use rblk_config::{Exit, Output, said_once};
+use rblk_config::Exit;
 use rblk_initiator::mount::leftovers::{self, Purpose};
 use rblk_initiator::mount::note::Note;
 use rblk_initiator::mount::run_dir::{must_be_readable, names};
@@ -18,6 +18,7 @@ use rblk_initiator::mount::socket::{Ask, Response, ask, lock_unless_served, sock
 use rblk_initiator::mount::write_back::user_of;
 use rblk_initiator::mount::{NotMounted, Use, mounts_on};
 use rblk_initiator::ublk::{DeviceInfo, UblkError, disk_path};
+use rblk_operate::{Output, said_once};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 

@@ -5,13 +5,13 @@ use std::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::block::{BlockCount, Lba};
 use crate::descriptor::KeyedDescriptor;
 use crate::digest::{DataDigests, of_capsule, of_two_words};
-use crate::identity::{Epoch, Sequence, VolumeHandle};
+use crate::identifiers::{Epoch, Sequence, VolumeHandle};
+use crate::lba::{BlockCount, Lba};
 use crate::limits::{COMMAND_BYTES, DESCRIPTOR_BYTES, IN_CAPSULE_MAX_BYTES, RESPONSE_BYTES};
 use crate::opcode::Opcode;
-use crate::status::Status;
+use crate::status_code::Status;
 use crate::tag::{QueueDepth, Tag};
 use crate::width::wide;
 
@@ -49,10 +49,10 @@ impl CommandFlags {
     }
 }
 
-/// A parsed command. The target checks what it means for a volume.
+/// A parsed command. The target checks it against the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommandCapsule {
-    /// What to do.
+    /// The operation.
     pub opcode: Opcode,
     /// Modifiers.
     pub flags: CommandFlags,
@@ -93,7 +93,7 @@ pub enum CapsuleError {
     /// The tag is above the depth of the queue.
     #[error("tag {tag} on a queue of depth {depth}")]
     Tag {
-        /// What was sent.
+        /// The value received.
         tag: u16,
         /// The depth of the queue.
         depth: u16,
@@ -146,7 +146,7 @@ const _: () = {
 };
 
 impl CommandCapsule {
-    /// A command without data, flags or range. Set what is needed.
+    /// A command without data, flags or range. Set the needed fields.
     #[must_use]
     pub fn new(opcode: Opcode, tag: Tag, epoch: Epoch, sequence: Sequence) -> Self {
         Self {
@@ -178,7 +178,7 @@ impl CommandCapsule {
         bytes
     }
 
-    /// The digest of a capsule, whatever it has for one.
+    /// The digest of a capsule, computed without its digest field.
     #[must_use]
     #[inline(always)]
     pub fn digest_of(bytes: &[u8; COMMAND_BYTES]) -> u32 {

@@ -31,8 +31,8 @@ use crate::width::{const_u32, wide};
 /// Walks the commands of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandList {
-    // Bytes of the message, of the capsules that were taken, and of what is left: neither capsules
-    // nor data that were taken.
+    // Bytes of the message, of the taken capsules, and of the rest: neither capsules nor data taken
+    // so far.
     len: u32,
     capsules: u32,
     rest: u32,
@@ -105,7 +105,7 @@ impl CommandList {
         Some(command)
     }
 
-    /// No whole capsule is left. What is wrong with that, if anything is.
+    /// No whole capsule is left. Returns the fault, if there is one.
     #[cold]
     fn end(&mut self) -> Option<CapsuleError> {
         // Behind a command that was placed there is nothing, or at least one whole capsule.
@@ -197,7 +197,7 @@ mod tests {
 
     type Walked<'m> = (Vec<(CommandCapsule, &'m [u8])>, Option<CapsuleError>);
 
-    /// The commands of a message with their data, and what ended the walk.
+    /// The commands of a message with their data, and the fault that ended the walk.
     fn commands(message: &[u8], features: Features) -> Walked<'_> {
         let mut list = CommandList::new(u32::try_from(message.len()).unwrap(), features, depth());
         let mut seen = Vec::new();
@@ -369,7 +369,7 @@ mod tests {
             [(write(7, b"abc"), b"abc"), (read(6), b""), (write(8, b"hi"), b"hi")];
         assert_eq!(packed_first(&all.map(|(command, data)| (command, data.to_vec()))), golden);
         assert_eq!(commands(&golden, FIRST), (all.to_vec(), None));
-        // It is no message of the other kind.
+        // Neither message parses as the other kind.
         assert!(commands(&golden, DATA).1.is_some());
         assert!(commands(&packed(&all.map(|(c, data)| (c, data.to_vec()))), FIRST).1.is_some());
         // Where no list was agreed, as for one command.
@@ -394,7 +394,7 @@ mod tests {
     fn data_is_last_and_whole() {
         let (first, second) = (write(1, &[1; 512]), read(2));
         for (features, one_may_follow) in [(LISTS, false), (DATA, true)] {
-            // In the middle: what follows the data is too much data, or no command.
+            // In the middle: the bytes behind the data are too much data, or no command.
             let mut bytes = message(&[first], &[0xff; 512]);
             bytes.extend(second.to_wire());
             let (seen, end) = commands(&bytes, features);
@@ -523,7 +523,7 @@ mod tests {
         list.iter().map(|(command, data)| (*command, &data[..])).collect()
     }
 
-    /// The lengths decide what a byte is: the data of the first two takes the place of two
+    /// The lengths decide the meaning of a byte: the data of the first two takes the place of two
     /// capsules.
     #[test]
     fn data_may_lie_where_capsules_could() {
@@ -582,7 +582,7 @@ mod tests {
             let right = (1..=most).any(|count| is_whole(&list[..count]));
             let (seen, end) = commands(&message, features);
             prop_assert_eq!(end.is_none(), right, "{:?}", end);
-            // The same the other way round: what is no capsule is all in front.
+            // The reverse order: all bytes that are no capsule are in front.
             let mut first = vec![0; message.len() - capsules];
             first.extend(list.iter().rev().flat_map(CommandCapsule::to_wire));
             let (seen_first, end_first) = commands(&first, features.or(Features::DATA_FIRST));
@@ -595,8 +595,8 @@ mod tests {
                 behind += data.len();
             }
             prop_assert!(behind + seen_first.len() * COMMAND_BYTES <= first.len());
-            // Whatever was read before: the data of each lies before that of those before it,
-            // behind the capsules.
+            // At every point of the walk, the data of a command lies before the data of the earlier
+            // commands, behind the capsules.
             let mut last = message.len();
             for (_, data) in seen.iter().filter(|(_, data)| !data.is_empty()) {
                 let at = data.as_ptr() as usize - message.as_ptr() as usize;

@@ -2,8 +2,8 @@
 //!
 //! Where [`Features::DIGEST`](crate::Features::DIGEST) was agreed:
 //!
-//! - Each capsule has the CRC of its own bytes, the digest field taken as zero. A capsule whose
-//!   digest does not fit cannot be parsed: nothing of it can be trusted, not even its tag.
+//! - Each capsule has the CRC of its own bytes, the digest field taken as zero. A capsule with a
+//!   wrong digest cannot be parsed: no field of it can be trusted, not even its tag.
 //! - The command of a WRITE has the [`DataDigests`] of its data, wherever the data travels.
 //! - The data of a READ is followed by a [`ReadTrailer`], in the same RDMA WRITE. Its sequence says
 //!   which command the data answers, so that the data of another command does not pass.
@@ -11,7 +11,7 @@
 //! A WRITE has two CRCs because a target may have to commit the data of one stripe before it has
 //! memory for the next: each part can be checked before it is committed, without the other.
 
-use crate::identity::Sequence;
+use crate::identifiers::Sequence;
 use crate::limits::{DIGEST_IO_MAX_BYTES, DIGEST_STRIPE_BYTES, READ_TRAILER_BYTES};
 
 /// The CRC-32C of bytes in one piece.
@@ -38,7 +38,7 @@ impl Crc32c {
 }
 
 /// The CRC-32C of bytes of which the first have one CRC, and the `second_len` bytes behind them
-/// another. A few thousand instructions: for what is rare.
+/// another. A few thousand instructions: for rare cases.
 #[must_use]
 pub fn join(first: u32, second: u32, second_len: u32) -> u32 {
     // As a polynomial, the CRC of the first bytes is multiplied by x for each bit behind them.
@@ -105,7 +105,7 @@ impl DataDigests {
 
 const _: () = assert!(DIGEST_IO_MAX_BYTES as u64 <= DIGEST_STRIPE_BYTES, "two stripes at most");
 
-/// What follows the data of a READ.
+/// The trailer behind the data of a READ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadTrailer {
     /// CRC-32C of the data.

@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::features::Features;
-use crate::identity::{Epoch, InstanceId, Nonce, SessionId};
+use crate::identifiers::{Epoch, InstanceId, Nonce, SessionId};
 use crate::limits::{self, ACCEPT_BYTES, HELLO_BYTES, REJECT_TEXT_BYTES};
 use crate::tag::QueueDepth;
 use crate::version::Version;
@@ -15,7 +15,7 @@ use crate::width::{const_u32, narrow};
 
 const MAGIC: [u8; 4] = *b"rblk";
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ConnectionKind {
     /// Opens or resumes a session.
@@ -27,10 +27,10 @@ pub enum ConnectionKind {
     },
 }
 
-/// What the initiator asks with its connect request.
+/// The hello in the connect request of the initiator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloRequest {
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub kind: ConnectionKind,
     /// Newest version that the initiator speaks.
     pub newest: Version,
@@ -53,7 +53,7 @@ pub struct HelloRequest {
     pub session: SessionId,
 }
 
-/// What the target answers.
+/// The answer of the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloAccept {
     /// The version of this connection.
@@ -68,12 +68,12 @@ pub struct HelloAccept {
     pub io_max_bytes: u32,
     /// The target's run.
     pub instance: InstanceId,
-    /// What the target picked at random for this connection.
+    /// The target's random value for this connection.
     pub nonce: Nonce,
 }
 
 impl HelloAccept {
-    /// Most in-capsule data of one message, in bytes: what a receive buffer holds behind the
+    /// Most in-capsule data of one message, in bytes: the size of a receive buffer behind the
     /// capsules. If several commands may have data, there is room for the data of all of them, up
     /// to [`limits::IN_CAPSULE_MAX_BYTES`]. If the ends prove their keys, there is room for the
     /// proof that comes with the self-test, also where no block command may have data.
@@ -343,8 +343,7 @@ impl HelloAccept {
         zerocopy::transmute!(wire)
     }
 
-    /// Parses private data, and compares it with what was asked: a target may grant less, never
-    /// more.
+    /// Parses private data, and compares it with the request: a target may grant less, never more.
     ///
     /// # Errors
     /// [`HelloError`]: the first rule that is broken.

@@ -1,6 +1,6 @@
 //! The 32 bits of a WRITE_WITH_IMM response: "the read with this tag is done".
 
-use crate::identity::Sequence;
+use crate::identifiers::Sequence;
 use crate::tag::Tag;
 
 /// Immediate data of a successful READ: the tag, and the low half of the sequence of the command,

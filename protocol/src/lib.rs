@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! What goes over the wire: the bytes, and the rules about them. No I/O, no async, no unsafe.
+//! The wire protocol: the bytes, and the rules about them. No I/O, no async, no unsafe.
 //!
 //! # A conversation
 //!
@@ -71,49 +71,49 @@
 //! - No field is used before it is parsed into a checked type. Parsing never panics and never
 //!   allocates.
 
-mod admin;
+mod admin_bodies;
 pub mod auth;
-mod block;
 mod capsule;
 mod command_list;
 mod descriptor;
 pub mod digest;
 mod features;
 mod hello;
-mod identity;
+mod identifiers;
 mod immediate;
+mod lba;
 pub mod limits;
 mod mutation;
 mod negotiate;
 mod opcode;
 mod response_list;
 mod selftest;
-mod status;
+mod status_code;
 mod tag;
 mod version;
 pub mod width;
 
-pub use admin::{
+pub use admin_bodies::{
     AccessMode, AsyncEvent, LoginReply, LoginRequest, OpenReply, OpenRequest, VolumeEntry,
     VolumeFlags, VolumeListHeader,
 };
-pub use block::{BlockCount, BlockRange, BlockSize, Lba};
 pub use capsule::{CapsuleError, CommandCapsule, CommandFlags, ResponseCapsule};
 pub use command_list::CommandList;
 pub use descriptor::KeyedDescriptor;
 pub use digest::{DataDigests, ReadTrailer};
 pub use features::Features;
 pub use hello::{ConnectionKind, HelloAccept, HelloError, HelloReject, HelloRequest, RejectReason};
-pub use identity::{
+pub use identifiers::{
     Epoch, Generation, HostId, InstanceId, Name, NameError, Nonce, Sequence, SessionId,
     VolumeHandle, WriteVerifier,
 };
 pub use immediate::Immediate;
+pub use lba::{BlockCount, BlockRange, BlockSize, Lba};
 pub use mutation::Mutation;
 pub use negotiate::{Offer, negotiate};
 pub use opcode::Opcode;
 pub use response_list::ResponseList;
 pub use selftest::{SELF_TEST_BYTES, self_test_pattern};
-pub use status::Status;
+pub use status_code::Status;
 pub use tag::{QueueDepth, Tag};
 pub use version::{VERSIONS, Version};

@@ -80,7 +80,7 @@ pub const ADMIN_DEPTH: u16 = 16;
 pub const QUEUES_MAX: u16 = 64;
 
 /// Most QPs of the queues of one mount, all lanes together. They are numbered from 0. The last
-/// number of a session is reserved for the connection by which an initiator writes again what a
+/// number of a session is reserved for the connection by which an initiator replays writes that a
 /// target lost.
 pub const MOUNT_QPS_MAX: u16 = QUEUES_MAX - 1;
 

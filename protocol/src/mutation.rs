@@ -22,7 +22,7 @@ pub enum Mutation {
     DestroyTarget,
     /// A queue uses its buffers on the next path while the QPs of the last path are not destroyed.
     DestroyInitiator,
-    /// A FLUSH covers what was acknowledged when it is answered, not when it was sent.
+    /// A FLUSH covers the writes acknowledged before its answer, not before its sending.
     FlushScopeAnswer,
     /// A FLUSH asks one shard of the cache only.
     FlushScopeShard,
@@ -30,7 +30,7 @@ pub enum Mutation {
     ReplayOldest,
     /// No FLUSH tells of a loss.
     ReplaySilentLoss,
-    /// What was sent on a path that died is not sent again: it counts as done.
+    /// A request of a dead path is not sent again: it counts as done.
     ReplayForgotten,
     /// With `until-remount` one FLUSH that fails ends a loss.
     LossToldOnce,
@@ -38,7 +38,7 @@ pub enum Mutation {
     LossOfFlush,
     /// The next process of a mount does not know of a loss.
     LossNotInherited,
-    /// A holder that comes back is let in whatever generation it names.
+    /// A returning holder is let in with any generation.
     FencingGeneration,
     /// OPEN is answered while commands of the holder before are under way.
     FencingWait,
@@ -46,11 +46,11 @@ pub enum Mutation {
     RecordOfFailedStart,
     /// A run notes that volumes are safe that it did not sync.
     RecordOfOthers,
-    /// A change of the cache mode changes what the next run tells hosts.
+    /// A change of the cache mode changes the verifier of the next run.
     RecordOfCacheMode,
     /// A store that loses writes is noted for the volumes of all stores.
     RecordOfNeighbours,
-    /// OPEN in a new generation is answered before what the holder before wrote is durable.
+    /// OPEN in a new generation is answered before the writes of the previous holder are durable.
     OpenUnsettled,
 }
 
@@ -98,7 +98,7 @@ impl Mutation {
 /// The fault that `RBLK_MUTATION` names.
 ///
 /// # Panics
-/// It names none.
+/// `RBLK_MUTATION` names no mutation.
 #[cfg(feature = "mutations")]
 fn switched_on() -> Option<Mutation> {
     static ON: std::sync::OnceLock<Option<Mutation>> = std::sync::OnceLock::new();

@@ -1,13 +1,13 @@
-//! [`negotiate`]: what a target answers to a hello.
+//! [`negotiate`]: the answer of a target to a hello.
 
 use crate::features::Features;
 use crate::hello::{HelloAccept, HelloRequest, RejectReason};
-use crate::identity::{InstanceId, Nonce};
+use crate::identifiers::{InstanceId, Nonce};
 use crate::limits;
 use crate::tag::QueueDepth;
 use crate::version::Version;
 
-/// What a target can give on one connection.
+/// The abilities and limits of a target, for one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
     /// Deepest queue.
@@ -20,11 +20,11 @@ pub struct Offer {
     pub io_max_bytes: u32,
     /// The run of the target.
     pub instance: InstanceId,
-    /// What the target picked at random for this connection.
+    /// The target's random value for this connection.
     pub nonce: Nonce,
 }
 
-/// What both ends will do: the most that both can, and never more than was asked.
+/// The agreed terms: the most that both ends can, and never more than requested.
 ///
 /// # Errors
 /// The reason to reject with.
@@ -188,8 +188,8 @@ mod tests {
         assert_eq!(negotiate(&future, &offer()), Err(RejectReason::Version));
         let wide = HelloRequest { newest: Version(9), ..asked() };
         assert_eq!(negotiate(&wide, &offer()).unwrap().version, Version(3));
-        // Version 1 knows no generations, so it could write what it queued before it was fenced.
-        // Version 2 has no place for a proof.
+        // Version 1 knows no generations, so an initiator could still write requests queued before
+        // it was fenced. Version 2 has no place for a proof.
         for old in [1, 2].map(Version) {
             let past = HelloRequest { newest: old, oldest: old, ..asked() };
             assert_eq!(negotiate(&past, &offer()), Err(RejectReason::Version));

@@ -15,7 +15,7 @@ pub enum Opcode {
     /// The range reads as zeros when this is answered.
     WriteZeroes = 0x05,
     /// First command on an I/O queue. The target answers with the optional verbs that were agreed,
-    /// so that a device that cannot do what it claims is found before it carries data.
+    /// so that a device with a false claim is found before it carries data.
     SelfTest = 0x10,
     /// Opens or resumes a session. In: [`crate::LoginRequest`]. Out: [`crate::LoginReply`].
     Login = 0x20,

@@ -29,7 +29,7 @@ impl ResponseList {
         Ok(Self { at: 0, end: message_bytes, depth, digests: false })
     }
 
-    /// The same; if `digests`, each response must have its digest.
+    /// Reads a message; if `digests`, each response must have its digest.
     #[must_use]
     #[inline]
     pub fn with_digests(self, digests: bool) -> Self {

@@ -1,12 +1,12 @@
 //! The pattern a target writes in answer to SELF_TEST.
 
-use crate::identity::Sequence;
+use crate::identifiers::Sequence;
 
 /// Bytes of the pattern, and of the buffer that a SELF_TEST must name at least.
 pub const SELF_TEST_BYTES: usize = 64;
 
-/// What the target writes. It depends on the sequence, so that an old answer is not taken for a new
-/// one.
+/// The pattern that the target writes. The sequence is part of it, so that an old answer is not
+/// taken for a new one.
 #[must_use]
 pub fn self_test_pattern(sequence: Sequence) -> [u8; SELF_TEST_BYTES] {
     let seed = sequence.0.to_le_bytes();

@@ -11,7 +11,7 @@ impl Version {
     pub const OLDEST: Self = VERSIONS[VERSIONS.len() - 1].0;
 }
 
-/// Every version that this code speaks, newest first, with what changed.
+/// Every version that this code speaks, newest first, with the changes.
 ///
 /// An optional ability needs no new version. It is a bit of [`Features`](crate::Features), and an
 /// end that does not know the bit does not set it. Lists of capsules, and data of several commands

@@ -43,7 +43,7 @@ pub fn narrow<T: Bounded + TryFrom<F>, F: Copy + Display>(value: F) -> T {
 /// Narrows a length that is known at compile time, for a constant.
 ///
 /// # Panics
-/// It does not fit. In a constant the compiler says so.
+/// The value does not fit. In a constant the compiler reports it.
 #[must_use]
 pub const fn const_u32(value: usize) -> u32 {
     assert!(value <= u32::MAX as usize, "the constant does not fit 32 bits");

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use rblk_config::{Auth, Exit, Output, TargetConfig, ignored_drop_ins, said_once};
+use rblk_config::{Auth, Exit, TargetConfig, ignored_drop_ins};
+use rblk_operate::{Output, said_once};
 use rblk_target::args::exit_of;
 use rblk_target::review::{Reviewed, review};
 use rblk_target::serve::{NO_HOST, NO_VOLUME};

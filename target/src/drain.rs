@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rblk_config::{CannotPrint, Exit, Output};
+use rblk_config::Exit;
+use rblk_operate::{CannotPrint, Output};
 use rblk_target::control::socket::{Ask, EndReport, Refusal, Response, ask};
 use rblk_target::control::status::{DrainStatus, TargetStatus, UnsavedStatus, in_words};
 use serde::Serialize;

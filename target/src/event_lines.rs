@@ -4,7 +4,8 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rblk_config::{Exit, Output};
+use rblk_config::Exit;
+use rblk_operate::Output;
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::events::{Event, EventsReport};
 

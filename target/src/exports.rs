@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::image::Contradiction;
-use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig, said_once};
+use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
 use rblk_fabric::{PageKind, Region};
+use rblk_operate::said_once;
 use rblk_protocol::{BlockCount, BlockSize, Name};
 use sha2::{Digest, Sha256};
 

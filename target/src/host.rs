@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rblk_config::{Auth, Exit, HostConfig, HostFile, Output, TargetConfig};
+use rblk_config::{Auth, Exit, HostConfig, HostFile, TargetConfig};
+use rblk_operate::Output;
 use rblk_target::args::{HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs};
 use rblk_target::control::socket::{Ask, HostsReport, Refusal, Response, ask};
 use serde::Serialize;

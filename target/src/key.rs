@@ -1,7 +1,8 @@
 //! `rblk-target key`: makes and shows the key by which a target proves who it is.
 
+use rblk_config::Exit;
 use rblk_config::key_file::{self, Side};
-use rblk_config::{Exit, Output};
+use rblk_operate::Output;
 use rblk_protocol::auth::PublicKey;
 use rblk_target::args::{KeyArgs, KeyCommand};
 use serde::Serialize;

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use rblk_config::{Exit, Output, said_once};
+use rblk_config::Exit;
+use rblk_operate::{Output, said_once};
 use rblk_target::args::{Cli, Command, DoctorArgs, exit_of};
 use rblk_target::control::socket::{Ask, Response, ask};
 use rblk_target::doctor::Seen;
@@ -93,7 +94,7 @@ fn become_daemon() -> anyhow::Result<Exit> {
     // The daemon keeps no descriptor of the script or the terminal that starts it. But it needs
     // those that a target left open which became this program.
     if !Inherited::is_there()
-        && let Err(error) = rblk_fabric::close_lent_on_exec()
+        && let Err(error) = rblk_runtime::close_lent_on_exec()
     {
         Output::Table.aside(format_args!(
             "rblk-target: WARN cannot close what this process inherited (close_range): {error}"

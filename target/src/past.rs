@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-use rblk_fabric::LatencyCounts;
+use rblk_runtime::LatencyCounts;
 use serde::Serialize;
 
 /// Moments that are kept: a little more than two minutes of seconds.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use rblk_config::{Exit, Output};
+use rblk_config::Exit;
+use rblk_operate::Output;
 use rblk_target::control::socket::{Ask, ReloadReport, Response};
 
 use crate::host;

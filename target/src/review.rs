@@ -9,11 +9,12 @@ use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::Path;
 
-use rblk_config::doctor::{far_cpus, rdma_devices};
 use rblk_config::image::Contradiction;
-use rblk_config::{CpuList, Encrypt, TargetConfig, VolumeConfig};
+use rblk_config::{Encrypt, TargetConfig, VolumeConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, Scheme};
+use rblk_operate::CpuList;
+use rblk_operate::doctor::{far_cpus, rdma_devices};
 use serde::Serialize;
 
 use crate::control::status::{TargetStatus, VolumeStatus};

@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_config::{Auth, Encrypt, Spin, TargetConfig, said_once};
+use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
 use rblk_fabric::soft::tls::kernel_has_tls;
-use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{
     Address, Device, FabricError, ListenOptions, Listener, PageKind, Region, Scheme,
 };
+use rblk_operate::said_once;
 use rblk_protocol::width::wide;
 use rblk_protocol::{InstanceId, Name};
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 

@@ -1,6 +1,7 @@
 //! `rblk-target session`: the sessions of the target that runs.
 
-use rblk_config::{Exit, Output};
+use rblk_config::Exit;
+use rblk_operate::Output;
 use rblk_target::args::SessionCommand;
 use rblk_target::control::socket::{Ask, Response};
 use rblk_target::control::status::SessionStatus;

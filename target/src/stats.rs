@@ -10,7 +10,7 @@ use crate::cache::slots::Slots;
 use crate::cache::{CacheCounters, SLOT_BYTES};
 use crate::volume_stats::hit_ratio;
 
-rblk_fabric::counters! {
+rblk_runtime::counters! {
     /// Counters of one poll group, on cache lines of their own.
     #[derive(Debug, Default)]
     #[repr(align(128))]

@@ -5,8 +5,9 @@ mod details;
 use std::fmt::Write;
 use std::time::Duration;
 
-use rblk_config::table::{Column, Table, wrapped};
-use rblk_config::{CacheMode, HostConfig, figures};
+use rblk_config::{CacheMode, HostConfig};
+use rblk_operate::figures;
+use rblk_operate::table::{Column, Table, wrapped};
 use rblk_target::control::status::{
     DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
 };
@@ -120,7 +121,7 @@ fn volumes(volumes: &[VolumeStatus]) -> Table {
     ]);
     for v in volumes {
         let has_store = v.store == "file";
-        let rate = |of: fn(&rblk_fabric::rates::Rates) -> String| {
+        let rate = |of: fn(&rblk_runtime::rates::Rates) -> String| {
             v.rates.as_ref().map_or_else(|| "-".to_owned(), of)
         };
         table.row([
@@ -193,8 +194,8 @@ fn sessions(sessions: &[SessionStatus]) -> Table {
 #[cfg(test)]
 mod tests {
     use nix::errno::Errno;
-    use rblk_config::table::WIDTH;
-    use rblk_fabric::rates::Rates;
+    use rblk_operate::table::WIDTH;
+    use rblk_runtime::rates::Rates;
     use rblk_target::control::status::{
         DeviceStatus, ListenerStatus, QueueStatus, UsageStatus, VolumeNotes,
     };

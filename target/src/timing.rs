@@ -5,7 +5,7 @@
 //! answered before anything is waited for does not even begin here; most others note no more than
 //! that they began.
 
-use rblk_fabric::{BinnedUs, Micros};
+use rblk_runtime::{BinnedUs, Micros};
 
 use crate::traffic::Stages;
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use rblk_config::screen::Screen;
-use rblk_config::table::{Column, Table, wrapped};
-use rblk_config::{Exit, Output, figures};
-use rblk_fabric::rates::Rates;
+use rblk_config::Exit;
+use rblk_operate::screen::Screen;
+use rblk_operate::table::{Column, Table, wrapped};
+use rblk_operate::{Output, figures};
+use rblk_runtime::rates::Rates;
 use rblk_target::control::socket::{Ask, ask};
 use rblk_target::control::status::{TargetStatus, VolumeStatus};
 use serde::Serialize;

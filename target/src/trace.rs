@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rblk_config::{ByteSize, Exit, Output};
+use rblk_config::{ByteSize, Exit};
+use rblk_operate::Output;
 use rblk_target::control::socket::{Ask, Response};
 use rblk_target::control::trace::TraceLine;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};

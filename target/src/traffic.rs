@@ -6,8 +6,8 @@
 //! a turn is long. A command counts from the look at the CQ before the one that found it, at the
 //! earliest, and to the turn that queued its answer. So a long turn is part of the times.
 
-use rblk_fabric::{BinnedUs, Counter, Latency, LatencyCounts};
 use rblk_protocol::Opcode;
+use rblk_runtime::{BinnedUs, Counter, Latency, LatencyCounts};
 use serde::{Deserialize, Serialize};
 
 /// Counters of one connection, or of one volume in one poll group, by [`IoKind`].

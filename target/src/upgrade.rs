@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{Exit, Output};
+use rblk_config::Exit;
+use rblk_operate::Output;
 use rblk_target::control::socket::{Ask, Response, STOPPING, ask};
 use rblk_target::control::status::{TargetStatus, UpgradeStatus};
 use rblk_target::warnings;

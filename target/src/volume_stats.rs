@@ -6,13 +6,13 @@
 //! commands ([`VolumeStats::io`], [`VolumeStats::latency`]) is there at once.
 
 use nix::errno::Errno;
-use rblk_fabric::Counter;
+use rblk_runtime::Counter;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{DelayCounts, Delays};
 use crate::traffic::{IoCounts, IoStats, VolumeLatency, VolumeTimes};
 
-rblk_fabric::counters! {
+rblk_runtime::counters! {
     /// The sums of a [`VolumeStats`].
     #[derive(Debug, Default)]
     pub struct VolumeCounters;

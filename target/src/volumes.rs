@@ -7,9 +7,9 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use rblk_config::{
-    ByteRate, ByteSize, Exit, Limits, Output, TargetConfig, VolumeConfig, VolumeFile,
-    named_in_rights,
+    ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
 };
+use rblk_operate::Output;
 use rblk_target::args::{
     ChangeArgs, RunningArgs, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
     VolumeSetArgs, VolumeSnapshotArgs,

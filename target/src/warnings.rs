@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_config::figures;
+use rblk_operate::figures;
 
 use crate::control::status::{
     AwayStatus, DeviceStatus, ListenerStatus, TargetStatus, UnsavedStatus, VolumeStatus,

@@ -13,7 +13,8 @@ use std::time::SystemTime;
 const PROGRAMS: [&str; 4] = ["rblk-target", "rblk-targetd", "rblk-initiator", "rblk-initiatord"];
 
 /// The crates that the programs are made of.
-const CRATES: [&str; 5] = ["protocol", "config", "fabric", "target", "initiator"];
+const CRATES: [&str; 7] =
+    ["protocol", "runtime", "fabric", "config", "operate", "target", "initiator"];
 
 /// The path of a program of the target or of the initiator.
 ///

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use rblk_client::{Config, Options, Queue, Request, State, Volume};
 use rblk_config::{ByteSize, OnLoss};
-use rblk_fabric::mailbox::mailbox;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
 use rblk_initiator::admin::Pulse;
 use rblk_initiator::durability::{Durability, Ledger};
@@ -21,6 +20,7 @@ use rblk_initiator::session::{HostIdentity, QueueWish, Session};
 use rblk_protocol::{
     AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag, WriteVerifier,
 };
+use rblk_runtime::mailbox::mailbox;
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, DEADLINE, Target, program, run as run_program};
 

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use nix::sys::resource::{Resource, getrlimit};
-use rblk_config::doctor::can_lock_memory;
+use rblk_operate::doctor::can_lock_memory;
 
 /// The link of a PCIe device.
 #[derive(Clone, PartialEq, Debug)]

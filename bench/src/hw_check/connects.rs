@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rblk_config::doctor::Finding;
 use rblk_fabric::{
     AcceptParams, Access, ConnectionHello, Established, Listener, MemoryRegion, QpIndex, QpLimits,
     RecvWr, Route, SendOp, WcOpcode, WrId,
 };
+use rblk_operate::doctor::Finding;
 
 use super::ends::{At, Ends, Side, limits, listener, wr};
 use super::judge::{self, StepTimes};

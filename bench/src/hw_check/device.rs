@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::Result;
-use rblk_config::doctor::Finding;
 use rblk_fabric::Transport;
+use rblk_operate::doctor::Finding;
 
 use super::card::{Card, Host};
 use super::judge::{self, float};

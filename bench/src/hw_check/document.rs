@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use rblk_config::doctor::{Finding, Verdict};
+use rblk_operate::doctor::{Finding, Verdict};
 use serde::Serialize;
 
 use super::args::Part;

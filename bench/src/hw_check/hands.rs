@@ -1,6 +1,6 @@
 //! What only hands can try: a list with commands.
 
-use rblk_config::doctor::Finding;
+use rblk_operate::doctor::Finding;
 
 use super::out::Out;
 use super::site::Site;

@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use rblk_config::doctor::Finding;
 use rblk_fabric::{DeviceFacts, QpFacts, QpLimits};
+use rblk_operate::doctor::Finding;
 
 use super::card::{Card, Host, Pcie};
 

@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rblk_config::doctor::{Finding, Verdict};
+use rblk_operate::doctor::{Finding, Verdict};
 
 use self::args::{HwCheckArgs, Part};
 use self::document::{Document, SCHEMA, Section};

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::Sender;
 
-use rblk_config::doctor::Finding;
+use rblk_operate::doctor::Finding;
 
 /// One word of a part.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! QPs and CQs of the sizes that rblk may ask for: what is granted.
 
 use anyhow::Result;
-use rblk_config::doctor::Finding;
 use rblk_fabric::{QpFacts, Transport};
+use rblk_operate::doctor::Finding;
 
 use super::ends::{Ends, limits};
 use super::judge;

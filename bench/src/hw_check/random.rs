@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use rblk_config::doctor::Finding;
 use rblk_fabric::{Access, PageKind, Region};
+use rblk_operate::doctor::Finding;
 
 use super::card::Host;
 use super::ends::{Ends, Link, limits};

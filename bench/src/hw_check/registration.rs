@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use rblk_config::doctor::Finding;
+use rblk_operate::doctor::Finding;
 
 use super::card::{Host, meminfo};
 use super::judge::{self, bytes_words};

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use rblk_config::doctor::Finding;
 use rblk_fabric::Access;
+use rblk_operate::doctor::Finding;
 
 use super::card::Card;
 use super::counters;

@@ -4,11 +4,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rblk_config::doctor::{Finding, Verdict};
 use rblk_fabric::{
     Access, MemoryRegion, RecvWr, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, Transport, WcOpcode,
     WcStatus, WrId,
 };
+use rblk_operate::doctor::{Finding, Verdict};
 
 use super::ends::{At, Ends, Link, WAIT_LIMIT, limits, wr};
 use super::out::Out;

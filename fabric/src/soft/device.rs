@@ -5,21 +5,21 @@ use std::sync::{Arc, OnceLock};
 
 use rblk_protocol::width::narrow;
 
-use super::tls;
+use super::wire::tls;
 use crate::caps::{DeviceCaps, Transport};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 use crate::work::MAX_SGE;
 
-/// Largest MR: what a process can map.
+/// Largest MR: the address space of a process.
 const REGION_MAX_BYTES: u64 = 1 << 47;
 
 /// A software device: the one TCP device of the process, or one of an in-memory network.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<SoftDevice>);
 
 #[derive(Debug)]
-struct Inner {
+struct SoftDevice {
     caps: DeviceCaps,
     // Varies the keys, so that the keys of two domains or two runs rarely are the same.
     salt: u64,
@@ -59,7 +59,7 @@ impl Device {
         Self::new(seed, late, caps)
     }
 
-    /// Varies what is decided at random.
+    /// Seeds the random decisions.
     pub(super) fn salt(&self) -> u64 {
         self.0.salt
     }
@@ -72,7 +72,7 @@ impl Device {
 
     fn new(salt: u64, late: bool, caps: DeviceCaps) -> Self {
         let caps = DeviceCaps { touches_until_destroyed: late, ..caps };
-        Self(Arc::new(Inner { caps, salt, domains: AtomicU64::new(0) }))
+        Self(Arc::new(SoftDevice { caps, salt, domains: AtomicU64::new(0) }))
     }
 
     fn caps_of(name: &str, transport: Transport) -> DeviceCaps {
@@ -94,7 +94,7 @@ impl Device {
         }
     }
 
-    /// What the device can do.
+    /// The abilities of the device.
     #[must_use]
     pub fn caps(&self) -> &DeviceCaps {
         &self.0.caps

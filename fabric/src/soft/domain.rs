@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rblk_protocol::width::{narrow, wide64};
 
 use super::device::Device;
-use super::keys::{Entry, INDEX_MAX, KeyCopy, KeyTable};
+use super::keys::{INDEX_MAX, KeyCopy, KeyEntry, KeyTable};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 use crate::region::Region;
 use crate::work::{Access, Lkey, Rkey};
 
 #[derive(Debug, Default)]
-struct Keys {
+struct DomainKeys {
     table: KeyTable,
     // Indexes that are not in use.
     free: Vec<usize>,
@@ -32,17 +32,17 @@ struct Keys {
 struct Domain {
     device: Device,
     salt: u32,
-    keys: Mutex<Keys>,
+    keys: Mutex<DomainKeys>,
 }
 
 impl Domain {
-    fn keys(&self) -> MutexGuard<'_, Keys> {
+    fn keys(&self) -> MutexGuard<'_, DomainKeys> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Keys {
-    fn set(&mut self, index: usize, entry: Option<&Entry>) {
+impl DomainKeys {
+    fn set(&mut self, index: usize, entry: Option<&KeyEntry>) {
         self.table.set(index, entry.cloned());
         self.copies.retain(|copy| match copy.upgrade() {
             Some(copy) => {
@@ -65,7 +65,7 @@ impl ProtectionDomain {
         let (device, salt) = (device.clone(), device.domain_salt());
         let salt = narrow((salt ^ (salt >> 32)) & 0x7fff);
         let table = KeyTable::new(device.caps().read_sink_needs_remote_write);
-        let keys = Mutex::new(Keys { table, ..Keys::default() });
+        let keys = Mutex::new(DomainKeys { table, ..DomainKeys::default() });
         Self(Arc::new(Domain { device, salt, keys }))
     }
 
@@ -77,7 +77,7 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Registers a region, whose first byte has the address `base` in WRs.
+    /// Registers a region. Its first byte has the address `base` in WRs.
     ///
     /// # Errors
     /// EINVAL for remote write without local write, as in verbs; [`FabricError::Limit`] when all
@@ -109,7 +109,7 @@ impl ProtectionDomain {
         };
         keys.generations[index] = keys.generations[index].wrapping_add(1);
         let generation = keys.generations[index].wrapping_add(self.0.salt);
-        let entry = Entry::new(narrow(index), generation, access, (base, region));
+        let entry = KeyEntry::new(narrow(index), generation, access, (base, region));
         keys.set(index, Some(&entry));
         drop(keys);
         Ok(MemoryRegion { domain: self.clone(), index, lkey: entry.lkey(), rkey: entry.rkey() })

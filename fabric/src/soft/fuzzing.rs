@@ -1,4 +1,4 @@
-//! What `tests/fuzz` feeds with bytes: parsers that only this crate calls.
+//! Private parsers, opened to `tests/fuzz`.
 //!
 //! Each function returns whether the bytes were accepted. It panics when the parser breaks a
 //! promise. The type of a stream that is a slice: it has the bytes, and then its end.
@@ -6,8 +6,8 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use super::frame::{HEADER, Header};
-use super::handshake::{self, Reply, Verdict};
+use super::wire::frame::{HEADER, Header};
+use super::wire::tcp_handshake::{self, Acceptance, HandshakeReply};
 
 /// The header of a frame. An accepted header has one form in bytes.
 #[must_use]
@@ -22,9 +22,9 @@ pub fn frame_header(bytes: &[u8]) -> bool {
 #[must_use]
 pub fn handshake_request(bytes: &[u8]) -> bool {
     let mut rest = bytes;
-    let Ok(request) = at_once(handshake::read_request(&mut rest)) else { return false };
+    let Ok(request) = at_once(tcp_handshake::read_request(&mut rest)) else { return false };
     let taken = &bytes[..bytes.len() - rest.len()];
-    let again = handshake::encode_request(&request);
+    let again = tcp_handshake::encode_request(&request);
     assert_eq!(again.as_deref(), Some(taken), "a request with two forms");
     true
 }
@@ -33,12 +33,12 @@ pub fn handshake_request(bytes: &[u8]) -> bool {
 #[must_use]
 pub fn handshake_reply(bytes: &[u8]) -> bool {
     let mut rest = bytes;
-    let Ok(reply) = at_once(handshake::read_reply(&mut rest)) else { return false };
+    let Ok(reply) = at_once(tcp_handshake::read_reply(&mut rest)) else { return false };
     let taken = &bytes[..bytes.len() - rest.len()];
-    let Reply { verdict, reads_in, reads_out, hello } = reply;
-    let again = handshake::encode_reply(verdict, reads_out, reads_in, &hello);
+    let HandshakeReply { verdict, reads_in, reads_out, hello } = reply;
+    let again = tcp_handshake::encode_reply(verdict, reads_out, reads_in, &hello);
     assert_eq!(again.as_deref(), Some(taken), "a reply with two forms");
-    verdict == Verdict::Accepted
+    verdict == Acceptance::Accepted
 }
 
 /// The result of a future that has nothing to wait for.

@@ -9,14 +9,14 @@ use tokio::time::timeout;
 
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::handshake::{self, Failure, Request, Verdict};
-use super::link::TcpLink;
 use super::queue_pair::Connection;
+use super::wire::tcp_handshake::{self, Acceptance, HandshakeFailure, Request};
+use super::wire::tcp_link::TcpLink;
 use crate::address::end_name;
 use crate::connect::{ACCEPTED_DETECT_MAX, ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
-/// What a handshake leads to: a peer, or the peer's address and why it is dropped.
+/// The result of a handshake: a peer, or the peer's address and the reason for the drop.
 pub(super) type Outcome = std::result::Result<Incoming, (SocketAddr, String)>;
 
 /// Reads the request of a peer. The peer has so long to send it.
@@ -25,15 +25,17 @@ pub(super) async fn read_request(
     peer: SocketAddr,
     limit: Duration,
 ) -> Outcome {
-    let request = match timeout(limit, handshake::read_request(&mut stream)).await {
+    let request = match timeout(limit, tcp_handshake::read_request(&mut stream)).await {
         Err(_) => return Err((peer, format!("no request within {limit:?}"))),
-        Ok(Err(Failure::Silence(error))) => return Err((peer, format!("said nothing: {error}"))),
-        Ok(Err(Failure::Foreign(reason))) => return Err((peer, reason)),
+        Ok(Err(HandshakeFailure::Silence(error))) => {
+            return Err((peer, format!("said nothing: {error}")));
+        }
+        Ok(Err(HandshakeFailure::Foreign(reason))) => return Err((peer, reason)),
         Ok(Ok(request)) => request,
     };
-    // A peer that keeps its window closed keeps what was lent for it.
+    // A peer that keeps its window closed keeps the memory lent to its connection.
     let detect = request.detect.min(ACCEPTED_DETECT_MAX);
-    handshake::tune(&stream, detect).map_err(|e| (peer, e.to_string()))?;
+    tcp_handshake::tune(&stream, detect).map_err(|e| (peer, e.to_string()))?;
     let stream = stream.into_std().map_err(|e| (peer, e.to_string()))?;
     Ok(Incoming { stream: Some(stream), request, peer, refusal: ConnectionHello::default() })
 }
@@ -55,7 +57,7 @@ impl Incoming {
         Device::tcp()
     }
 
-    /// What the peer said.
+    /// The hello of the peer.
     #[must_use]
     pub(crate) fn hello(&self) -> &ConnectionHello {
         &self.request.hello
@@ -73,8 +75,8 @@ impl Incoming {
         (self.request.reads_in, self.request.reads_out)
     }
 
-    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
-    /// an answer.
+    /// The reply to the peer if this value, or the [`Connection`] made of it, is dropped without an
+    /// answer.
     pub(crate) fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
     }
@@ -113,7 +115,7 @@ impl Incoming {
         let Some(mut stream) = self.stream.take() else { return };
         let most = hello.0.len().min(ConnectionHello::REPLY_MAX);
         let hello = ConnectionHello(hello.0[..most].to_vec());
-        if let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &hello) {
+        if let Some(reply) = tcp_handshake::encode_reply(Acceptance::Rejected, 0, 0, &hello) {
             // The buffer of a new socket has room for it. If the peer is gone, the
             // reply is not needed.
             let _ = stream.write_all(&reply);

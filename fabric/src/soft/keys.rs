@@ -17,7 +17,7 @@ pub(super) const INDEX_MAX: u32 = (1 << INDEX_BITS) - 1;
 
 /// A registered region, with its keys.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct KeyEntry {
     lkey: Lkey,
     rkey: Rkey,
     access: Access,
@@ -26,7 +26,7 @@ pub(super) struct Entry {
     region: Arc<Region>,
 }
 
-impl Entry {
+impl KeyEntry {
     /// The entry of an index. `generation` makes its keys differ from those that the index had
     /// before.
     pub(super) fn new(
@@ -66,7 +66,7 @@ impl Entry {
     }
 }
 
-/// What a peer wants to do with an MR.
+/// The access that a peer requests to an MR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Right {
     Read,
@@ -76,7 +76,7 @@ pub(super) enum Right {
 /// The live keys of a protection domain.
 #[derive(Clone, Default, Debug)]
 pub(super) struct KeyTable {
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<KeyEntry>>,
     // The sink of a READ needs the right of remote write (iWARP).
     remote_sinks: bool,
 }
@@ -88,7 +88,7 @@ impl KeyTable {
     }
 
     #[inline]
-    fn entry(&self, key: u32) -> Option<&Entry> {
+    fn entry(&self, key: u32) -> Option<&KeyEntry> {
         self.entries.get(wide(key & INDEX_MAX))?.as_ref()
     }
 
@@ -133,7 +133,7 @@ impl KeyTable {
         self.entry(sge.lkey.0)?.place(sge.addr)
     }
 
-    /// The region and offset of what a peer writes.
+    /// The region and offset of a write by a peer.
     pub(super) fn remote_place(
         &self,
         key: Rkey,
@@ -144,8 +144,8 @@ impl KeyTable {
         self.entry(key.0)?.place(addr)
     }
 
-    /// Sets what the keys of an index stand for. `None` for nothing any more.
-    pub(super) fn set(&mut self, index: usize, entry: Option<Entry>) {
+    /// Sets the MR behind the keys of an index. `None` revokes the keys.
+    pub(super) fn set(&mut self, index: usize, entry: Option<KeyEntry>) {
         if self.entries.len() <= index {
             self.entries.resize(index + 1, None);
         }
@@ -173,7 +173,7 @@ impl KeyCopy {
     }
 
     /// As [`KeyTable::set`]. Waits for a turn of the poller at most: turns never block.
-    pub(super) fn set(&self, index: usize, entry: Option<Entry>) {
+    pub(super) fn set(&self, index: usize, entry: Option<KeyEntry>) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).set(index, entry);
     }
 }

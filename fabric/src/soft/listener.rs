@@ -12,9 +12,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
-use super::handshake::set_tos;
 use super::incoming::{self, Incoming, Outcome};
-use super::pending::Pending;
+use super::wire::pending_handshakes::Pending;
+use super::wire::tcp_handshake::set_tos;
 use crate::address::{Address, end_name};
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
@@ -80,7 +80,7 @@ impl Listener {
         Ok(Self::over(TcpListener::from_std(socket).map_err(fail)?, address.clone()))
     }
 
-    /// The socket. Unfinished handshakes end; peers that nobody accepted wait on.
+    /// The socket. Unfinished handshakes end; finished ones keep waiting for an accept.
     pub(crate) fn into_socket(self) -> io::Result<std::net::TcpListener> {
         self.socket.into_std()
     }

@@ -7,22 +7,17 @@
 //! receiving side: long payloads go straight into the MR; many short payloads come in one call and
 //! are copied.
 //!
-//! | file | what is in it |
+//! | file | holds |
 //! |---|---|
-//! | `frame` | the header of every frame |
 //! | `keys` | the key tables |
 //! | `device`, `domain` | [`Device`] and its claims; [`ProtectionDomain`], [`MemoryRegion`] |
+//! | `wire/frame`, `pieces`, `gathered`, `inbound` | frames: header, on the way out, on the way in |
+//! | `wire/tcp_link`, `metered_link` | byte streams: the `Link` trait and TCP; the calls into a link |
 //! | [`tls`] | encryption of TCP connections by the kernel |
-//! | `link`, `metered_link` | byte streams: the `Link` trait and TCP; the calls into a link |
-//! | `late` | for tests: RDMA that lands until a QP is destroyed, as on cards |
-//! | `completions` | the completion queue |
-//! | `send_queue`, `recv_queue`, `reads`, `acks` | the queues of a QP, and what it counts |
-//! | `pieces`, `gathered`, `outbound` | frames on their way out |
-//! | `inbound` | the frame on its way in |
-//! | `queue_pair` | the states of a QP; sending and receiving |
-//! | `qp_set`, `schedule`, `shares` | which QPs a turn asks, and how much each owner gets of it |
-//! | `visit`, `wake`, `poller` | [`Poller`]: the turns, and what wakes the thread |
-//! | `handshake` | request and reply, before the frames |
+//! | `wire/late` | for tests: RDMA that lands until a QP is destroyed, as on cards |
+//! | `wire/tcp_handshake`, `pending_handshakes` | request and reply, before the frames |
+//! | `queue_pair/` | the states of a QP; sending and receiving; its queues; completions |
+//! | `poller/` | [`Poller`]: which QPs a turn asks, the share of each owner, wake-ups |
 //! | `incoming`, `listener`, `route` | how connections are made |
 //! | [`network`] | the in-memory network: delay, fragmentation, cuts |
 //!
@@ -39,7 +34,7 @@
 //!
 //! Every header carries the number of requests that its sender has executed. A frame of its own is
 //! sent only if a signaled WR asked for it and no other frame left in the meantime: at the second
-//! empty poll, or at [`arm`](crate::Poller::arm). Unsignaled WRs cause none.
+//! empty poll, or at [`arm`](crate::DataPath::arm). Unsignaled WRs cause none.
 //!
 //! # Dead regions
 //!
@@ -48,38 +43,18 @@
 //! write lock. When the drop returns, no byte can land any more, not even of a message that had
 //! begun to arrive.
 
-mod acks;
-mod completions;
 mod device;
 mod domain;
-mod frame;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod gathered;
-mod handshake;
-mod inbound;
 mod incoming;
 mod keys;
-mod late;
-mod link;
 mod listener;
-mod metered_link;
 pub mod network;
-mod outbound;
-mod pending;
-mod pieces;
 mod poller;
-mod qp_set;
 mod queue_pair;
-mod reads;
-mod recv_queue;
 mod route;
-mod schedule;
-mod send_queue;
-mod shares;
-pub mod tls;
-mod visit;
-mod wake;
+mod wire;
 
 pub use device::Device;
 pub use domain::{MemoryRegion, PollerHandle, ProtectionDomain};
@@ -88,3 +63,4 @@ pub use listener::Listener;
 pub use poller::Poller;
 pub use queue_pair::Connection;
 pub use route::Route;
+pub use wire::tls;

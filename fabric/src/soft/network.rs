@@ -1,9 +1,9 @@
 //! The in-memory network: byte streams between QPs of one process, with faults. A seed decides
 //! them.
 //!
-//! The same seed and the same order of calls give exactly the same behaviour: how much each call
-//! moves, and when. Time is a number of ticks that only [`Network::advance`] changes. One thread (a
-//! simulation) or two threads may use the two ends.
+//! One seed and one order of calls always give one behaviour: how much each call moves, and when.
+//! Time is a number of ticks that only [`Network::advance`] changes. One thread (a simulation) or
+//! two threads may use the two ends.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,9 +15,9 @@ use rblk_protocol::width::{wide, wide64};
 
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::late::Landing;
-use super::link::{Link, Moved};
 use super::queue_pair::Connection;
+use super::wire::late::Landing;
+use super::wire::tcp_link::{Link, Moved};
 use crate::connect::QpLimits;
 use crate::error::{FabricError, Result};
 
@@ -28,7 +28,7 @@ const LATE_TICKS: u64 = 64;
 /// How the streams of a network behave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Conditions {
-    /// Calls move a random part of what they could, and sometimes nothing.
+    /// Calls move a random part of the available bytes, and sometimes nothing.
     pub fragment: bool,
     /// Ticks from sending to arrival, at least.
     pub delay_min: u64,
@@ -71,7 +71,7 @@ impl End {
 
 /// One direction of a wire.
 #[derive(Debug, Default)]
-struct Stream {
+struct ByteStream {
     bytes: VecDeque<u8>,
     // (how many of `bytes`, arrival), in order.
     arrivals: VecDeque<(usize, u64)>,
@@ -87,9 +87,9 @@ struct Stream {
 #[derive(Debug, Default)]
 struct WireState {
     // Indexed by the end that sends.
-    streams: [Stream; 2],
+    streams: [ByteStream; 2],
     cut: bool,
-    // What is sent is lost, and neither end sees what happens to the other.
+    // Sent bytes are lost, and neither end learns of the other's fate.
     silent: bool,
     wakers: [Option<Arc<EventFd>>; 2],
 }
@@ -120,7 +120,7 @@ impl WireState {
 }
 
 #[derive(Debug)]
-struct State {
+struct NetworkState {
     random: u64,
     now: u64,
     conditions: Conditions,
@@ -129,7 +129,7 @@ struct State {
     landed: u64,
 }
 
-/// What is to land of a QP that ended.
+/// The RDMA of an ended QP that is still to land.
 #[derive(Debug)]
 struct Late {
     wire: usize,
@@ -139,7 +139,7 @@ struct Late {
     landings: Vec<Landing>,
 }
 
-impl State {
+impl NetworkState {
     /// splitmix64: every seed is equally good.
     fn next(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -174,17 +174,17 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Network {
     device: Device,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<NetworkState>>,
 }
 
 impl Network {
-    /// A network whose behaviour follows from the seed.
+    /// A network with all behaviour decided by the seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self::with_region_max(seed, u64::MAX)
     }
 
-    /// As [`Self::new`], with a device whose largest MR has `bytes` bytes.
+    /// As [`Self::new`], with a limit of `bytes` for an MR.
     #[must_use]
     pub fn with_region_max(seed: u64, bytes: u64) -> Self {
         Self::make(seed, bytes, false)
@@ -211,7 +211,7 @@ impl Network {
     }
 
     fn of(seed: u64, device: Device) -> Self {
-        let state = State {
+        let state = NetworkState {
             random: seed,
             now: 0,
             conditions: Conditions::default(),
@@ -222,7 +222,7 @@ impl Network {
         Self { device, state: Arc::new(Mutex::new(state)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NetworkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -232,7 +232,7 @@ impl Network {
         self.device.clone()
     }
 
-    /// Sets how streams behave from now on.
+    /// Sets the behaviour of streams.
     pub fn set_conditions(&self, conditions: Conditions) {
         self.state().conditions = conditions;
     }
@@ -335,13 +335,13 @@ impl Wire {
         act(&mut self.network.state().wires[self.wire])
     }
 
-    /// Cuts both directions: what is under way is lost and both ends see a reset.
+    /// Cuts both directions: bytes in flight are lost, and both ends see a reset.
     pub fn cut(&self) {
         self.with(WireState::cut);
     }
 
-    /// Loses everything that is under way or is sent from now on, in both directions, as when the
-    /// machine of one end has lost its power. Neither end sees it.
+    /// Loses all bytes in flight and all later ones, in both directions, as when the machine of one
+    /// end has lost its power. Neither end sees it.
     pub fn silence(&self) {
         self.with(|w| w.silent = true);
     }
@@ -351,7 +351,7 @@ impl Wire {
         self.with(|w| w.streams[from.number()].cut_after = Some(bytes));
     }
 
-    /// Stops or resumes what `from` sends. While stopped, bytes are taken and do not arrive.
+    /// Stops or resumes the stream from `from`. While stopped, bytes are taken and do not arrive.
     pub fn stall(&self, from: End, stalled: bool) {
         self.with(|w| {
             w.streams[from.number()].stalled = stalled;

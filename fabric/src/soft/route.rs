@@ -8,12 +8,12 @@ use tokio::time::timeout;
 
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::handshake::{self, Failure, Request, Verdict};
-use super::link::TcpLink;
 use super::queue_pair::Connection;
+use super::wire::tcp_handshake::{self, Acceptance, HandshakeFailure, Request};
+use super::wire::tcp_link::TcpLink;
 use crate::address::Address;
+use crate::connect::Established;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
-use crate::connection::Established;
 use crate::error::{FabricError, FirewallPort, Result};
 
 /// A resolved route to a TCP peer.
@@ -61,13 +61,13 @@ impl Route {
         poller: &PollerHandle,
         limits: QpLimits,
         hello: &ConnectionHello,
-    ) -> Result<Established> {
+    ) -> Result<Established<Connection>> {
         pd.check(poller, &limits)?;
         if !pd.device().same_as(&Device::tcp()) {
             return Err(FabricError::Mixed("a TCP route and another device's protection domain"));
         }
         if hello.0.len() > ConnectionHello::REQUEST_MAX {
-            return Err(handshake::hello_too_long(hello));
+            return Err(tcp_handshake::hello_too_long(hello));
         }
         let mut stream = self.open().await?;
         let request = Request {
@@ -78,15 +78,15 @@ impl Route {
         };
         let limit = self.options.timeout;
         let reply = timeout(limit, async {
-            handshake::write_request(&mut stream, &request).await?;
-            handshake::read_reply(&mut stream).await.map_err(|failure| self.failed(failure))
+            tcp_handshake::write_request(&mut stream, &request).await?;
+            tcp_handshake::read_reply(&mut stream).await.map_err(|failure| self.failed(failure))
         })
         .await
         .map_err(|_| self.timed_out())??;
-        if reply.verdict == Verdict::Rejected && reply.hello.0.is_empty() {
+        if reply.verdict == Acceptance::Rejected && reply.hello.0.is_empty() {
             return Err(FabricError::Busy { address: self.address.to_string() });
         }
-        if reply.verdict == Verdict::Rejected {
+        if reply.verdict == Acceptance::Rejected {
             return Err(FabricError::Rejected {
                 address: self.address.to_string(),
                 hello: reply.hello.0,
@@ -98,12 +98,7 @@ impl Route {
             stream.into_std().map_err(|source| FabricError::Call { call: "deregister", source })?;
         let connection =
             Connection::established(Box::new(TcpLink::new(stream)), pd, poller, &limits, reads_in)?;
-        Ok(Established {
-            connection: crate::Connection::Soft(connection),
-            hello: reply.hello,
-            reads_out,
-            reads_in,
-        })
+        Ok(Established { connection, hello: reply.hello, reads_out, reads_in })
     }
 
     /// A connected socket to the first candidate that answers.
@@ -121,12 +116,12 @@ impl Route {
 
     async fn open_one(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        handshake::set_tos(&socket, self.options.tos);
+        tcp_handshake::set_tos(&socket, self.options.tos);
         if let Some(bind) = self.options.bind_for(to) {
             socket.bind(bind)?;
         }
         let stream = socket.connect(to).await?;
-        handshake::tune(&stream, self.options.detect)?;
+        tcp_handshake::tune(&stream, self.options.detect)?;
         Ok(stream)
     }
 
@@ -154,17 +149,17 @@ impl Route {
         }
     }
 
-    fn failed(&self, failure: Failure) -> FabricError {
+    fn failed(&self, failure: HandshakeFailure) -> FabricError {
         match failure {
             // A target that is stopping looks like this too, so it does not prove that the service
             // is a foreign one.
-            Failure::Silence(error) => FabricError::Unreachable {
+            HandshakeFailure::Silence(error) => FabricError::Unreachable {
                 address: self.address.to_string(),
                 reason: format!(
                     "it accepted and then closed the connection ({error}): the target may be restarting, or something else listens there"
                 ),
             },
-            Failure::Foreign(reason) => {
+            HandshakeFailure::Foreign(reason) => {
                 FabricError::NotRblk { peer: self.address.to_string(), reason }
             }
         }

@@ -1,4 +1,4 @@
-//! What a verbs device can do: [`query`] asks it, [`probe_inline`] tries.
+//! The abilities of a verbs device: [`query`] asks it, [`probe_inline`] tries.
 
 use std::ffi::CStr;
 use std::io;
@@ -21,7 +21,7 @@ const SOFTWARE_VENDORS: [u32; 2] = [0x00ff_ffff, 0x62_6d74];
 /// device measured, and a large inline size makes every entry of the send queue larger.
 pub(super) const INLINE_LADDER: [u32; 4] = [256, 128, 64, 0];
 
-/// What a device says that it can do, and the SGEs that an RDMA READ may have. Inline payload is
+/// The abilities that a device claims, and the SGEs that an RDMA READ may have. Inline payload is
 /// not part of the answer.
 ///
 /// # Safety
@@ -83,7 +83,7 @@ pub(super) unsafe fn query(
 /// # Safety
 /// The context is open.
 pub(super) unsafe fn name_of(context: NonNull<ffi::ibv_context>) -> String {
-    // SAFETY: an open context has a device, whose name is a C string inside it.
+    // SAFETY: an open context has a device, and the device's name is a C string inside it.
     let name = unsafe { CStr::from_ptr(ffi::ibv_get_device_name((*context.as_ptr()).device)) };
     name.to_string_lossy().into_owned()
 }
@@ -154,7 +154,7 @@ unsafe fn has_address(context: NonNull<ffi::ibv_context>, port: u8, gids: i32) -
     })
 }
 
-/// Whether a GID of RoCE is an IP address that somebody gave. Each port has a link-local one.
+/// Whether a GID of RoCE is a configured IP address. Each port has a link-local one.
 fn is_address(gid: [u8; 16]) -> bool {
     gid != [0; 16] && (gid[0], gid[1] & 0xc0) != (0xfe, 0x80)
 }

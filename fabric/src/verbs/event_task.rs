@@ -1,8 +1,8 @@
 //! The task that serves an event channel: it fetches each rdma_cm event and acts on it.
 //!
-//! It runs on the runtime that opened the channel. It ends when the last id is gone or the runtime
-//! shuts down, and it never delays a shutdown. Connections may outlive the runtime. Then only the
-//! retries of a QP detect that the peer has disconnected.
+//! The task runs on the runtime that opened the channel. It ends when the last id is gone or the
+//! runtime shuts down, and it never delays a shutdown. Connections may outlive the runtime. Then
+//! only the retries of a QP detect that the peer has disconnected.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,13 +13,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use super::cm_id::CmId;
+use super::cm::cm_id::CmId;
+use super::cm::event_channel::{CmReply, EventChannel, Ids, Known, Role};
+use super::cm::slow_verbs::SlowVerbs;
 use super::device::Device;
-use super::event_channel::{EventChannel, Ids, Known, Reply, Role};
+use super::device::presence;
 use super::ffi::{self, event};
 use super::incoming::Incoming;
-use super::presence;
-use super::slow_verbs::SlowVerbs;
 use crate::connect::ConnectionHello;
 use crate::error::{FabricError, Result};
 
@@ -31,12 +31,12 @@ const EVENTS_PER_TURN: usize = 64;
 pub(super) struct Door {
     /// Where the listener gets them from, or the error that ends it.
     pub(super) requests: mpsc::Sender<Result<Incoming>>,
-    /// What those are told for whom there is no room.
+    /// The reply to peers for which there is no room.
     pub(super) busy: ConnectionHello,
 }
 
-/// An id of the role, on a channel of its own whose task is started. Must run on a tokio runtime.
-/// A listening id needs a `door`.
+/// An id of the role, on a channel of its own with a running task. Call it on a tokio runtime. A
+/// listening id needs a `door`.
 pub(super) fn open_id(role: Role, door: Option<Door>) -> Result<CmId> {
     // Where no device is open, no thread of one looks.
     presence::look_around_at_times();
@@ -95,17 +95,17 @@ async fn serve(readiness: AsyncFd<Readable>, task: EventTask) {
     }
 }
 
-/// What the task knows.
+/// The state of the task.
 struct EventTask {
     channel: Arc<EventChannel>,
     // Of the channel of a listener that works.
     door: Mutex<Option<Door>>,
 }
 
-/// What is left to do once the lock is released: opening devices and dropping ids.
+/// The work left after the lock is released: opening devices and dropping ids.
 enum Unlocked {
     Nothing,
-    Request { id: CmId, reply: Reply, wanted: bool },
+    Request { id: CmId, reply: CmReply, wanted: bool },
     DeviceGone { context: *mut ffi::ibv_context, was_listening: bool },
     AddressMoved,
 }
@@ -137,7 +137,7 @@ impl EventTask {
 
     /// Acts on one event, under the lock.
     fn handle(&self, ids: &mut Ids, event: &ffi::CmEvent) -> Unlocked {
-        let reply = Reply::copy(event);
+        let reply = CmReply::copy(event);
         if event.event == event::CONNECT_REQUEST {
             return self.request(ids, event, reply);
         }
@@ -160,7 +160,7 @@ impl EventTask {
     }
 
     /// Enters the id of a peer that asks to connect in the table.
-    fn request(&self, ids: &mut Ids, event: &ffi::CmEvent, reply: Reply) -> Unlocked {
+    fn request(&self, ids: &mut Ids, event: &ffi::CmEvent, reply: CmReply) -> Unlocked {
         let Some(id) = NonNull::new(event.id) else {
             debug_assert!(false, "a CONNECT_REQUEST without an id");
             return Unlocked::Nothing;
@@ -174,7 +174,7 @@ impl EventTask {
         Unlocked::Request { id, reply, wanted }
     }
 
-    /// What must not run under the lock.
+    /// Work that must not run under the lock.
     fn finish(&self, rest: Unlocked) {
         match rest {
             Unlocked::Nothing => {}

@@ -24,15 +24,15 @@ pub(super) use ibverbs_sys::{
 
 /// `struct rdma_event_channel`.
 #[repr(C)]
-pub(super) struct EventChannel {
+pub(super) struct RawEventChannel {
     pub(super) fd: c_int,
 }
 
 /// `struct rdma_cm_id`, up to `port_num`.
 #[repr(C)]
-pub(super) struct CmId {
+pub(super) struct RawCmId {
     pub(super) verbs: *mut ibv_context,
-    pub(super) channel: *mut EventChannel,
+    pub(super) channel: *mut RawEventChannel,
     pub(super) context: *mut c_void,
     pub(super) qp: *mut ibv_qp,
     pub(super) src_addr: libc::sockaddr_storage,
@@ -65,20 +65,20 @@ pub(super) struct ConnParam {
 /// used).
 #[repr(C)]
 pub(super) struct CmEvent {
-    pub(super) id: *mut CmId,
-    pub(super) listen_id: *mut CmId,
+    pub(super) id: *mut RawCmId,
+    pub(super) listen_id: *mut RawCmId,
     pub(super) event: c_uint,
     pub(super) status: c_int,
     pub(super) conn: ConnParam,
 }
 
 const _: () = {
-    assert!(offset_of!(CmId, qp) == 24);
-    assert!(offset_of!(CmId, src_addr) == 32);
-    assert!(offset_of!(CmId, dst_addr) == 160);
-    assert!(offset_of!(CmId, path_rec) == 328);
-    assert!(offset_of!(CmId, ps) == 344);
-    assert!(offset_of!(CmId, port_num) == 348);
+    assert!(offset_of!(RawCmId, qp) == 24);
+    assert!(offset_of!(RawCmId, src_addr) == 32);
+    assert!(offset_of!(RawCmId, dst_addr) == 160);
+    assert!(offset_of!(RawCmId, path_rec) == 328);
+    assert!(offset_of!(RawCmId, ps) == 344);
+    assert!(offset_of!(RawCmId, port_num) == 348);
     assert!(size_of::<ConnParam>() == 24);
     assert!(offset_of!(ConnParam, private_data_len) == 8);
     assert!(offset_of!(ConnParam, qp_num) == 16);
@@ -123,38 +123,41 @@ pub(super) mod event {
 
 #[link(name = "rdmacm")]
 unsafe extern "C" {
-    pub(super) fn rdma_create_event_channel() -> *mut EventChannel;
-    pub(super) fn rdma_destroy_event_channel(channel: *mut EventChannel);
+    pub(super) fn rdma_create_event_channel() -> *mut RawEventChannel;
+    pub(super) fn rdma_destroy_event_channel(channel: *mut RawEventChannel);
     pub(super) fn rdma_create_id(
-        channel: *mut EventChannel,
-        id: *mut *mut CmId,
+        channel: *mut RawEventChannel,
+        id: *mut *mut RawCmId,
         context: *mut c_void,
         ps: c_int,
     ) -> c_int;
-    pub(super) fn rdma_destroy_id(id: *mut CmId) -> c_int;
-    pub(super) fn rdma_bind_addr(id: *mut CmId, addr: *mut libc::sockaddr) -> c_int;
+    pub(super) fn rdma_destroy_id(id: *mut RawCmId) -> c_int;
+    pub(super) fn rdma_bind_addr(id: *mut RawCmId, addr: *mut libc::sockaddr) -> c_int;
     pub(super) fn rdma_resolve_addr(
-        id: *mut CmId,
+        id: *mut RawCmId,
         src_addr: *mut libc::sockaddr,
         dst_addr: *mut libc::sockaddr,
         timeout_ms: c_int,
     ) -> c_int;
-    pub(super) fn rdma_resolve_route(id: *mut CmId, timeout_ms: c_int) -> c_int;
+    pub(super) fn rdma_resolve_route(id: *mut RawCmId, timeout_ms: c_int) -> c_int;
     pub(super) fn rdma_init_qp_attr(
-        id: *mut CmId,
+        id: *mut RawCmId,
         attr: *mut ibv_qp_attr,
         mask: *mut c_int,
     ) -> c_int;
-    pub(super) fn rdma_connect(id: *mut CmId, param: *mut ConnParam) -> c_int;
-    pub(super) fn rdma_listen(id: *mut CmId, backlog: c_int) -> c_int;
-    pub(super) fn rdma_accept(id: *mut CmId, param: *mut ConnParam) -> c_int;
-    pub(super) fn rdma_reject(id: *mut CmId, private_data: *const c_void, len: u8) -> c_int;
-    pub(super) fn rdma_disconnect(id: *mut CmId) -> c_int;
-    pub(super) fn rdma_get_cm_event(channel: *mut EventChannel, event: *mut *mut CmEvent) -> c_int;
+    pub(super) fn rdma_connect(id: *mut RawCmId, param: *mut ConnParam) -> c_int;
+    pub(super) fn rdma_listen(id: *mut RawCmId, backlog: c_int) -> c_int;
+    pub(super) fn rdma_accept(id: *mut RawCmId, param: *mut ConnParam) -> c_int;
+    pub(super) fn rdma_reject(id: *mut RawCmId, private_data: *const c_void, len: u8) -> c_int;
+    pub(super) fn rdma_disconnect(id: *mut RawCmId) -> c_int;
+    pub(super) fn rdma_get_cm_event(
+        channel: *mut RawEventChannel,
+        event: *mut *mut CmEvent,
+    ) -> c_int;
     pub(super) fn rdma_ack_cm_event(event: *mut CmEvent) -> c_int;
-    pub(super) fn rdma_get_src_port(id: *mut CmId) -> u16;
+    pub(super) fn rdma_get_src_port(id: *mut RawCmId) -> u16;
     pub(super) fn rdma_set_option(
-        id: *mut CmId,
+        id: *mut RawCmId,
         level: c_int,
         name: c_int,
         value: *mut c_void,

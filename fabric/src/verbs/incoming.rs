@@ -1,11 +1,11 @@
 //! [`Incoming`]: a peer that asks to connect.
 
-use super::cm_id::CmId;
+use super::cm::cm_id::CmId;
 use super::completion_queue::PollerHandle;
 use super::device::Device;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::Connection;
-use crate::ack_timeout::AckTimeout;
+use crate::connect::ack_timeout::AckTimeout;
 use crate::connect::{ConnectionHello, QpLimits};
 use crate::error::{FabricError, Result};
 
@@ -48,7 +48,7 @@ impl Incoming {
         self.device.clone()
     }
 
-    /// What the peer said. The CM may have padded it.
+    /// The hello of the peer. The CM may have padded it.
     #[must_use]
     pub(crate) fn hello(&self) -> &ConnectionHello {
         &self.hello
@@ -66,8 +66,8 @@ impl Incoming {
         self.reads
     }
 
-    /// What the peer is told when this value, or the [`Connection`] made of it, is dropped without
-    /// an answer.
+    /// The reply to the peer if this value, or the [`Connection`] made of it, is dropped without an
+    /// answer.
     pub(crate) fn refuse_with(&mut self, hello: ConnectionHello) {
         self.refusal = hello;
     }

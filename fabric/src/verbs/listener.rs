@@ -6,12 +6,12 @@ use std::ptr::NonNull;
 
 use tokio::sync::{mpsc, watch};
 
-use super::cm_id::CmId;
+use super::cm::cm_id::CmId;
+use super::cm::event_channel::Role;
 use super::device::Device;
-use super::event_channel::Role;
+use super::device::presence::{self, Presence};
 use super::event_task::{self, Door};
 use super::incoming::Incoming;
-use super::presence::{self, Presence};
 use crate::address::Address;
 use crate::connect::ListenOptions;
 use crate::error::{FabricError, Result};
@@ -96,10 +96,10 @@ impl Listener {
         loop {
             let peer = tokio::select! {
                 biased;
-                // It never fails: the sender is a static value.
+                // The wait never fails: the sender is a static value.
                 _ = self.gone.changed() => match &self.presence {
                     Some(presence) if !presence.is_there() => {
-                        // Who asks again hears the same.
+                        // A later accept fails the same way.
                         self.gone.mark_changed();
                         // The kernel waits for this id, too.
                         let source = io::Error::from_raw_os_error(libc::ENODEV);
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(kind(libc::EADDRNOTAVAIL, "127.0.0.1:7720"), io::ErrorKind::AddrInUse);
         assert_eq!(kind(libc::EADDRNOTAVAIL, "0.0.0.0:7720"), io::ErrorKind::AddrInUse);
         assert_eq!(kind(libc::EADDRNOTAVAIL, "192.0.2.77:7720"), io::ErrorKind::AddrNotAvailable);
-        // The loopback has such an address nowhere, but an interface is asked.
+        // The loopback never has a link-local address, but the call needs an interface.
         assert_eq!(kind(libc::EADDRNOTAVAIL, "[fe80::77%1]:7720"), io::ErrorKind::AddrNotAvailable);
         assert_eq!(kind(libc::EACCES, "127.0.0.1:7720"), io::ErrorKind::PermissionDenied);
     }

@@ -74,7 +74,7 @@ impl MemoryRegion {
         PINNED.fetch_add(bytes, Ordering::Relaxed);
         // SAFETY: ibv_reg_mr returned it, valid until ibv_dereg_mr.
         let (lkey, rkey) = unsafe { (Lkey((*raw.as_ptr()).lkey), Rkey((*raw.as_ptr()).rkey)) };
-        // What may be sent inline is read at the address in the SGE, by this process.
+        // Inline payload is read by this process, at the address in the SGE.
         if base == region.address() {
             pd.note(lkey, region);
         }

@@ -1,7 +1,6 @@
 //! The `verbs` provider: InfiniBand, RoCE and iWARP through libibverbs and librdmacm.
 //!
-//! It is the only module of rblk that calls verbs. So it is the only one whose `unsafe` relies on
-//! their contracts.
+//! No other module of rblk calls verbs. So only the `unsafe` here relies on their contracts.
 //!
 //! # Contracts
 //!
@@ -18,7 +17,7 @@
 //! - **Verbs that may take long** (accept, error state, disconnect) are made by threads of their
 //!   own (`slow_verbs`), in the order of a connection's life: no data thread and no task waits for
 //!   a device's firmware.
-//! - **A dead QP** is reported to a data thread by completions only. Whatever ends a connection
+//! - **A dead QP** is reported to a data thread by completions only. Every end of a connection
 //!   moves its QP to the error state, and that flushes the QP.
 //! - **fork**: verbs objects do not survive it. The process must not fork and continue in the
 //!   child. A `fork` with `exec` is fine: all descriptors are close-on-exec, and regions are
@@ -26,57 +25,41 @@
 //!
 //! # Files, lowest first
 //!
-//! | file | what is in it |
+//! | file | holds |
 //! |---|---|
 //! | `ffi` | librdmacm and the names of `ibverbs-sys` |
-//! | `nonblocking`, `qp_state`, `device_caps` | single calls |
-//! | `async_events`, `cq_health` | the thread that reads device events, and what it sets |
-//! | `threads`, `slow_verbs` | threads for verbs that may take long, and those of an id |
-//! | `event_channel`, `cm_id` | rdma_cm ids, and the lock under which events are handled |
-//! | `device`, `protection_domain`, `memory_region` | context, PD, MR |
-//! | `completion_queue`, `cq_room`, `queue_pair` | CQ, QP, and how much of a CQ a QP may fill |
+//! | `nonblocking`, `qp_state`, `device_caps`, `threads` | single calls; threads for slow verbs |
+//! | `cm/` | rdma_cm ids, the lock under which events are handled, the slow verbs of an id |
+//! | `device/` | context, the thread that reads device events, the flags that it sets |
+//! | `protection_domain`, `memory_region` | PD, MR |
+//! | `completion_queue/` | CQ, how much of it a QP may fill, WCs, completion events |
+//! | `queue_pair/` | QP, WRs as a provider takes them, the QPs of a poller |
 //! | `incoming`, `event_task`, `listener`, `route` | how connections are made |
-//! | `facts` | what device and QP say of themselves, for diagnosis |
-//! | `provider_calls`, `wr_lists`, `inline_source` | what the data path hands to a provider |
-//! | `work_completion`, `work_queue`, `late_flushes` | what it gets back, and what it counts |
-//! | `cq_events`, `qp_table`, [`Poller`] | the data path |
+//! | `diagnose` | facts that device and QP report, for diagnosis |
+//! | `provider_calls`, [`Poller`] | the data path |
 
-mod async_events;
-mod cm_id;
+mod cm;
 mod completion_queue;
-mod cq_events;
-mod cq_health;
-mod cq_room;
 mod device;
 mod device_caps;
-mod device_list;
-mod event_channel;
+mod diagnose;
 mod event_task;
-mod facts;
 mod ffi;
 mod incoming;
-mod inline_source;
-mod late_flushes;
 mod listener;
 mod memory_region;
 mod nonblocking;
 mod poller;
-mod presence;
 mod protection_domain;
 mod provider_calls;
 mod qp_state;
-mod qp_table;
 mod queue_pair;
 mod route;
-mod slow_verbs;
 mod threads;
-mod work_completion;
-mod work_queue;
-mod wr_lists;
 
 pub(crate) use completion_queue::PollerHandle;
 pub(crate) use device::Device;
-pub(crate) use facts::{entries_of_cq, facts_of_device, facts_of_qp};
+pub(crate) use diagnose::{entries_of_cq, facts_of_device, facts_of_qp};
 pub(crate) use incoming::Incoming;
 pub(crate) use listener::Listener;
 pub(crate) use memory_region::MemoryRegion;

@@ -3,21 +3,21 @@
 //! - **Batches.** WRs are posted as linked lists of at most [`BATCH`] WRs: one provider call, and
 //!   so one doorbell, for each list. Nothing allocates after [`attach`](crate::Poller::attach);
 //!   nothing logs or locks.
-//! - **Queue sizes.** A queue holds what the caller asked for, even if the provider rounded the
+//! - **Queue sizes.** A queue holds the requested number of WRs, even if the provider rounded the
 //!   size up. The CQ has room for exactly that, so it cannot overrun. A caller that posts more gets
 //!   ENOMEM. See [`CqRoom`] for when that room is free again.
 //! - **Empty messages.** An empty message completes with [`WcStatus::LocalLength`] and kills its
-//!   QP, as hardware does with a bad WR. The devices differ here, and some lose such a message.
+//!   QP, as hardware does with a bad WR. The devices differ here, and some lose an empty message.
 //! - **Dead QPs.** The poller knows that a QP is dead after the first failed completion, or after
-//!   [`fail`](crate::Poller::fail). WRs that are posted later do not reach the device. The poller
+//!   [`fail`](crate::DataPath::fail). WRs that are posted later do not reach the device. The poller
 //!   itself returns a flush for each, once the CQ is empty. Hardware would do the same, but the
-//!   software devices do not flush what is posted late: rxe looks at its receive queue, and siw at
-//!   both queues, only when the state changes.
+//!   software devices do not flush late WRs: rxe looks at its receive queue, and siw at both
+//!   queues, only when the state changes.
 //! - **Late WRs.** That leaves WRs posted after the QP died and before its first flush was polled.
 //!   The QP is moved to the error state once more when it is found dead, and rxe then looks again.
-//!   siw does not: such a WR may never complete there. So a caller must not wait for the flush of a
-//!   dead QP. Detach and destroy end all WRs of the QP. A flush says nothing about what the device
-//!   still does.
+//!   siw does not: a late WR may never complete there. So a caller must not wait for the flush of a
+//!   dead QP. Detach and destroy end all WRs of the QP. A flush does not prove that the device has
+//!   stopped.
 
 use std::fmt;
 use std::io;
@@ -27,23 +27,24 @@ use std::sync::Arc;
 
 use rblk_protocol::width::{narrow, wide, wide64};
 
+use super::completion_queue::cq_events::CqEvents;
+use super::completion_queue::cq_room::CqRoom;
+use super::completion_queue::late_flushes::LateFlushes;
+use super::completion_queue::work_completion::completion;
 use super::completion_queue::{CompletionQueue, PollerHandle, broken};
-use super::cq_events::CqEvents;
-use super::cq_room::CqRoom;
 use super::ffi;
-use super::inline_source::InlineSources;
-use super::late_flushes::LateFlushes;
 use super::protection_domain::ProtectionDomain;
 use super::provider_calls::ProviderCalls;
-use super::qp_table::QpTable;
-use super::queue_pair::retire;
-use super::work_completion::completion;
-use super::wr_lists::{BATCH, WrLists};
+use super::queue_pair::inline_source::InlineSources;
+use super::queue_pair::qp_table::QpTable;
+use super::queue_pair::wr_lists::{BATCH, WrLists};
+use super::queue_pair::{Connection, retire};
 use crate::caps::DeviceCaps;
+use crate::completion_vector::CompletionVector;
 use crate::connect::{AcceptParams, ConnectionHello};
-use crate::device::CompletionVector;
+use crate::data_path::DataPath;
 use crate::error::{FabricError, PostError, Result};
-use crate::poller_counters::PollerCounters;
+use crate::work::poller_counters::PollerCounters;
 use crate::work::{Completion, QpIndex, Recvs, SendWr, WcStatus};
 
 /// A data thread's CQ and QPs.
@@ -53,7 +54,7 @@ pub(crate) struct Poller {
     room: CqRoom,
     late: LateFlushes,
     lists: Box<WrLists>,
-    // What `ibv_poll_cq` writes to.
+    // The buffer of `ibv_poll_cq`.
     polled: Box<[ffi::ibv_wc; BATCH]>,
     inline: InlineSources,
     calls: ProviderCalls,
@@ -165,17 +166,9 @@ impl Poller {
         }
         Ok(filled)
     }
-}
 
-impl crate::Poller for Poller {
-    fn caps(&self) -> &DeviceCaps {
-        self.queue.device().caps()
-    }
-
-    fn attach(&mut self, connection: crate::Connection) -> Result<QpIndex> {
-        let crate::Connection::Verbs(mut connection) = connection else {
-            return Err(FabricError::Mixed("a connection of another provider was attached"));
-        };
+    /// As [`attach`](crate::Poller::attach).
+    pub(crate) fn attach_qp(&mut self, mut connection: Connection) -> Result<QpIndex> {
         if !Arc::ptr_eq(connection.queue(), &self.queue) {
             return Err(FabricError::Mixed(
                 "a queue pair was attached to a poller it was not made for",
@@ -193,6 +186,17 @@ impl crate::Poller for Poller {
         }
         self.qps.attach(index, connection);
         Ok(index)
+    }
+
+    /// As [`detach`](crate::Poller::detach).
+    pub(crate) fn detach_qp(&mut self, qp: QpIndex) -> Option<Connection> {
+        self.qps.detach(qp)
+    }
+}
+
+impl DataPath for Poller {
+    fn caps(&self) -> &DeviceCaps {
+        self.queue.device().caps()
     }
 
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> Result<()> {
@@ -317,10 +321,6 @@ impl crate::Poller for Poller {
         if let Some(attached) = self.qps.get_mut(qp) {
             attached.fail();
         }
-    }
-
-    fn detach(&mut self, qp: QpIndex) -> Option<crate::Connection> {
-        self.qps.detach(qp).map(crate::Connection::Verbs)
     }
 
     fn counters(&self) -> PollerCounters {

@@ -14,10 +14,10 @@ use crate::work::{Lkey, MemoryOrder};
 /// A protection domain of a verbs device. Clones name the same one. It is freed with the last MR,
 /// poller and QP that were made in it.
 #[derive(Clone, Debug)]
-pub struct ProtectionDomain(Arc<Inner>);
+pub struct ProtectionDomain(Arc<PdInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct PdInner {
     raw: NonNull<ffi::ibv_pd>,
     // The registered regions, by lkey. Needed where no device checks keys: for inline payloads.
     regions: Mutex<HashMap<u32, Weak<Region>>>,
@@ -28,9 +28,9 @@ struct Inner {
 
 // SAFETY: verbs objects may be used from any thread; libibverbs locks inside (ibv_alloc_pd(3) and
 // the thread-safety chapter of libibverbs).
-unsafe impl Send for Inner {}
+unsafe impl Send for PdInner {}
 // SAFETY: as for Send.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for PdInner {}
 
 impl ProtectionDomain {
     /// Allocates a protection domain.
@@ -42,7 +42,7 @@ impl ProtectionDomain {
         let raw = unsafe { ffi::ibv_alloc_pd(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| FabricError::last_os("ibv_alloc_pd"))?;
         let regions = Mutex::default();
-        Ok(Self(Arc::new(Inner { raw, regions, order, device: device.clone() })))
+        Ok(Self(Arc::new(PdInner { raw, regions, order, device: device.clone() })))
     }
 
     /// The PD, valid while `self` lives.
@@ -77,7 +77,7 @@ impl ProtectionDomain {
     }
 }
 
-impl Drop for Inner {
+impl Drop for PdInner {
     fn drop(&mut self) {
         // SAFETY: everything made in the PD holds an Arc of this value and is gone.
         let errno = unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) };

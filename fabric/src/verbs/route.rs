@@ -13,18 +13,18 @@ use rblk_protocol::width::wide64;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::cm_id::{CmId, ConnectParams};
+use super::cm::cm_id::{CmId, ConnectParams};
+use super::cm::event_channel::{CmReply, Role};
 use super::completion_queue::PollerHandle;
 use super::device::Device;
-use super::event_channel::{Reply, Role};
 use super::event_task;
 use super::ffi::event;
 use super::protection_domain::ProtectionDomain;
 use super::queue_pair::{Connection, retire};
 use super::threads::{Call, Threads};
 use crate::address::Address;
+use crate::connect::Established;
 use crate::connect::{ConnectOptions, ConnectionHello, QpLimits};
-use crate::connection::Established;
 use crate::error::{FabricError, FirewallPort, Result};
 
 /// Longest call of `rdma_resolve_addr`.
@@ -122,7 +122,7 @@ impl Route {
         poller: &PollerHandle,
         limits: QpLimits,
         hello: &ConnectionHello,
-    ) -> Result<Established> {
+    ) -> Result<Established<Connection>> {
         let Self { id, device, address, timeout } = self;
         let caps = device.caps();
         if hello.0.len() > ConnectionHello::REQUEST_MAX {
@@ -161,9 +161,9 @@ impl Route {
             return Err(refusal(reply, &address, expired));
         }
         Ok(Established {
-            connection: crate::Connection::Verbs(connection.established()?),
-            // Named from the side of the receiver (rdma_get_cm_event(3)): what this side may have
-            // outstanding, and what it serves.
+            connection: connection.established()?,
+            // Named from the side of the receiver (rdma_get_cm_event(3)): READs that this side may
+            // have outstanding, and READs that it serves.
             reads_out: reads_out.min(reply.initiator_depth),
             reads_in: reads_in.min(reply.responder_resources),
             hello: ConnectionHello(reply.private_data),
@@ -171,7 +171,8 @@ impl Route {
     }
 }
 
-/// No answer in time. `port` is what firewalls must pass, once the device of the route is known.
+/// No answer in time. `port` is the port that firewalls must pass, once the device of the route is
+/// known.
 fn silent(address: &Address, after: Duration, port: Option<FirewallPort>) -> FabricError {
     FabricError::TimedOut { what: address.to_string(), after, port }
 }
@@ -187,7 +188,11 @@ mod reject_reason {
 
 /// The error for an answer other than ESTABLISHED. The status is a REJ reason on InfiniBand and
 /// RoCE, a negative errno on iWARP.
-fn refusal(reply: Reply, address: &Address, expired: impl FnOnce() -> FabricError) -> FabricError {
+fn refusal(
+    reply: CmReply,
+    address: &Address,
+    expired: impl FnOnce() -> FabricError,
+) -> FabricError {
     let address = address.to_string();
     let reason = match (reply.event, reply.status) {
         // Of the kernel itself, padded: the port has a listener, but not at that address; or the
@@ -386,7 +391,7 @@ mod tests {
     fn refusals() {
         let address: Address = "rdma://10.0.0.1:7720".parse().unwrap();
         let meaning = |event, status, private_data: &[u8]| {
-            let reply = Reply {
+            let reply = CmReply {
                 event,
                 status,
                 private_data: private_data.to_vec(),

@@ -1,8 +1,8 @@
 //! [`Threads`]: threads of this process that make verbs that may take long.
 //!
 //! A card's firmware takes milliseconds for one of them, and the driver of an iWARP card waits up
-//! to twelve seconds in `rdma_accept`. One thread always waits for work, so that who asks starts
-//! none, and a call that blocks delays no other. Who asks pays a short lock and a wake-up. Work of
+//! to twelve seconds in `rdma_accept`. One thread always waits for work, so that a caller starts
+//! none, and a call that blocks delays no other. A caller pays a short lock and a wake-up. Work of
 //! one kind never waits for work of the same kind, so a full set of threads goes on.
 
 use std::collections::VecDeque;
@@ -13,8 +13,8 @@ use std::time::Duration;
 /// How long a thread waits for work before it ends. The last one goes on waiting.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// What such a thread does.
-pub(super) trait Work: Send + 'static {
+/// The work of a thread.
+pub(super) trait SlowWork: Send + 'static {
     /// Does it.
     fn run(self);
 }
@@ -22,13 +22,13 @@ pub(super) trait Work: Send + 'static {
 /// Work that its caller describes.
 pub(super) type Call = Box<dyn FnOnce() + Send>;
 
-impl Work for Call {
+impl SlowWork for Call {
     fn run(self) {
         self();
     }
 }
 
-/// The threads for one kind of work, and what waits for one.
+/// The threads for one kind of work, and the work that waits for a thread.
 #[derive(Debug)]
 pub(super) struct Threads<W: 'static> {
     name: &'static str,
@@ -44,7 +44,7 @@ struct Queue<W> {
     idle: usize,
 }
 
-impl<W: Work> Threads<W> {
+impl<W: SlowWork> Threads<W> {
     /// None yet. Their name, and how many there are at most: more calls that block at once wait for
     /// each other.
     pub(super) const fn new(name: &'static str, most: usize) -> Self {
@@ -78,7 +78,8 @@ impl<W: Work> Threads<W> {
         self.work.notify_one();
     }
 
-    /// Starts a thread that was counted already. What no thread is left for is done here.
+    /// Starts a thread that was counted already. If the start fails and no thread is left, the
+    /// caller does the waiting work.
     fn start(&'static self) {
         let started = thread::Builder::new().name(self.name.into()).spawn(|| self.run());
         if let Err(error) = started {
@@ -97,7 +98,7 @@ impl<W: Work> Threads<W> {
         }
     }
 
-    /// What to do next; `None`: nothing for long, and another thread waits, too.
+    /// The next work; `None`: no work for long, and another thread waits, too.
     fn next(&'static self) -> Option<W> {
         let mut queue = self.lock();
         queue.idle += 1;

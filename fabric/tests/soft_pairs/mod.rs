@@ -4,8 +4,8 @@
 use rblk_fabric::soft::network::{Conditions, Network, Wire};
 use rblk_fabric::soft::{Device as SoftDevice, PollerHandle as SoftHandle};
 use rblk_fabric::{
-    AcceptParams, Address, ConnectOptions, Connection, ConnectionHello, Device, Listener, Poller,
-    PollerHandle, ProtectionDomain, QpLimits, Route, Scheme, StreamKeys,
+    AcceptParams, Address, CipherKeys, ConnectOptions, Connection, ConnectionHello, Device,
+    Listener, Poller, PollerHandle, ProtectionDomain, QpLimits, Route, Scheme,
 };
 
 use crate::conformance::{Pair, Side};
@@ -41,7 +41,7 @@ pub fn tcp_pair(a: QpLimits, b: QpLimits) -> Pair {
 pub fn tcp_pair_with(
     a: QpLimits,
     b: QpLimits,
-    keys: [Option<StreamKeys>; 2],
+    keys: [Option<CipherKeys>; 2],
     through: impl FnOnce(&Address) -> Address,
 ) -> Pair {
     let [keys_a, keys_b] = keys;

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use rblk_config::journal::JournalFormat;
-use rblk_config::{ByteSize, Exit, Log, LogWriter, Output, precautions, said_once, wants_colour};
+use rblk_config::{ByteSize, Exit};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
@@ -22,6 +21,8 @@ use rblk_initiator::mount::status::MountStatus;
 use rblk_initiator::mount::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::session::Session;
+use rblk_operate::journal::JournalFormat;
+use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;

@@ -4,10 +4,10 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
-use rblk_fabric::mailbox::Sender;
-use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{PageKind, Region};
 use rblk_protocol::{BlockSize, QueueDepth};
+use rblk_runtime::mailbox::Sender;
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use super::Queue;

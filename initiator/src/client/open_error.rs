@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use rblk_config::said_once;
+use rblk_operate::said_once;
 
 use crate::mount::may_pass;
 

@@ -6,10 +6,10 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rblk_fabric::Moment;
-use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
-use rblk_fabric::spin::Hint;
 use rblk_protocol::Tag;
+use rblk_runtime::Moment;
+use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
+use rblk_runtime::spin::Hint;
 
 use super::pending::Pending;
 use super::{Buffer, Completion};

@@ -6,9 +6,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::data_thread::Turns;
 use rblk_protocol::BlockSize;
 use rblk_protocol::width::narrow;
+use rblk_runtime::data_thread::Turns;
 
 use super::buffer::Slots;
 use super::polled::Polled;

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use io_uring::IoUring;
 use rblk_config::MountConfig;
-use rblk_config::doctor::{
+use rblk_config::key_file::{self, KeyFileError, Side};
+use rblk_operate::doctor::{
     Directory, HostFacts, Interface, RdmaDevice, SystemdFacts, interfaces, rdma_devices,
 };
-use rblk_config::key_file::{self, KeyFileError, Side};
 use rblk_protocol::auth::PublicKey;
 
 use super::mounts_of;
@@ -63,7 +63,7 @@ impl Facts {
         let misc = std::fs::read_to_string(root.join("proc/misc")).unwrap_or_default();
         Self {
             is_root,
-            host: HostFacts::read(root, &io_uring, rblk_fabric::clock::synchronised()),
+            host: HostFacts::read(root, &io_uring, rblk_runtime::clock::synchronised()),
             ublk: Control::open().map(|control| control.features()),
             ublk_minor: minor_of(&misc, "ublk-control"),
             interfaces: interfaces(root),

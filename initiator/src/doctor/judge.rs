@@ -1,8 +1,8 @@
 //! What the facts mean: findings, in the order of the report. No I/O.
 
-use rblk_config::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
 use rblk_config::{ByteSize, Encrypt, MountConfig};
 use rblk_fabric::{Address, FirewallPort, Scheme, Transport};
+use rblk_operate::doctor::{Finding, KernelVersion, RdmaDevice, Verdict, judge_route, judge_tls};
 
 use super::facts::{DeadMount, Facts, UNIT};
 use super::peer::Peer;

@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rblk_config::doctor::{Finding, Needs, Report, judge_rdma};
 use rblk_config::{Encrypt, MountConfig};
 use rblk_fabric::{Address, Scheme};
+use rblk_operate::doctor::{Finding, Needs, Report, judge_rdma};
 
 use crate::args::DoctorArgs;
 use facts::Facts;

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rblk_config::doctor::PeerRoute;
 use rblk_fabric::Address;
+use rblk_operate::doctor::PeerRoute;
 
 /// A target as this host sees it.
 #[derive(Debug)]

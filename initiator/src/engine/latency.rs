@@ -6,8 +6,8 @@
 //! turn is long. A request counts from the turn that takes it from the driver to the turn that
 //! answers it.
 
-use rblk_fabric::{Latency, LatencyCounts, Micros};
 use rblk_protocol::{QueueDepth, Tag};
+use rblk_runtime::{Latency, LatencyCounts, Micros};
 use serde::{Deserialize, Serialize};
 
 use crate::io::IoOp;

@@ -35,9 +35,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, FabricError, Micros, Moment, Region, WcStatus};
+use rblk_fabric::{Completion, FabricError, Region, WcStatus};
 use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
+use rblk_runtime::{Micros, Moment};
 
 use crate::admin::Pulse;
 use crate::durability::{Answered, Ledger, Plan};

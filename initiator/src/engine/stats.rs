@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::latency::{MountTimes, QueueLatency};
 use crate::io::{Io, IoOp};
 
-rblk_fabric::counters! {
+rblk_runtime::counters! {
     /// Counters of one queue: written by its thread, read by anyone.
     #[derive(Debug, Default)]
     #[repr(align(128))]

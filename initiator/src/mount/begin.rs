@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_config::{DigestWish, MountConfig, said_once};
+use rblk_config::{DigestWish, MountConfig};
 use rblk_fabric::{Address, PageKind, Region};
+use rblk_operate::said_once;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Generation, Name, QueueDepth, limits};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rblk_config::MountConfig;
 use rblk_fabric::Region;
-use rblk_fabric::spin::SpinMode;
 use rblk_protocol::{Generation, OpenReply, VolumeFlags};
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::{mpsc, oneshot};
 
 use super::begin::{First, User, connect_patiently};

@@ -13,7 +13,7 @@ use std::io;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rblk_config::said_once;
+use rblk_operate::said_once;
 use rblk_protocol::{OpenReply, VolumeFlags};
 
 use super::device::{aside, sectors};

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rblk_config::image::{HEAD_BYTES, contradiction};
-use rblk_config::{CannotPrint, Output};
+use rblk_operate::{CannotPrint, Output};
 
 use super::child::ended;
 use super::status::MountStatus;

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_config::{MountConfig, said_once};
+use rblk_config::MountConfig;
 use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region, WcStatus};
+use rblk_operate::said_once;
 use rblk_protocol::{
     AccessMode, AsyncEvent, Features, OpenReply, Status, VolumeEntry, VolumeFlags, VolumeHandle,
 };

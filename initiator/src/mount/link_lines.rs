@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use rblk_fabric::log_limit::LogLimit;
+use rblk_runtime::log_limit::LogLimit;
 
 /// What a target can make a mount log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,7 +2,7 @@
 //!
 //! Counters begin at 0 with each process of a mount.
 
-use rblk_fabric::exposition::{Exposition, Kind, Scale};
+use rblk_operate::exposition::{Exposition, Kind, Scale};
 
 use super::status::MountStatus;
 use crate::engine::QueueCounts;

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use rblk_config::{MountConfig, said_once};
-use rblk_fabric::rates::{RateWindow, Rates, Work};
-use rblk_fabric::{LatencyCounts, Region};
+use rblk_config::MountConfig;
+use rblk_fabric::Region;
+use rblk_operate::said_once;
 use rblk_protocol::auth::PublicKey;
 use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Status, VolumeFlags};
+use rblk_runtime::LatencyCounts;
+use rblk_runtime::rates::{RateWindow, Rates, Work};
 use tokio::sync::mpsc;
 
 use super::course::Facts;

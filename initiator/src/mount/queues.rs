@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use rblk_config::Spin;
-use rblk_fabric::mailbox::Sender;
-use rblk_fabric::spin::SpinMode;
 use rblk_protocol::width::wide;
 use rblk_protocol::{BlockSize, Features};
+use rblk_runtime::mailbox::Sender;
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use super::setup::Setup;

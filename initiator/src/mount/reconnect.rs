@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rblk_config::said_once;
 use rblk_fabric::{Address, ConnectOptions, Region};
+use rblk_operate::said_once;
 use rblk_protocol::{Epoch, InstanceId, LoginReply, Name, OpenReply, SessionId};
 use tokio::sync::{mpsc, oneshot};
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_config::said_once;
+use rblk_operate::said_once;
 use tokio::sync::mpsc;
 
 use super::OnReady;

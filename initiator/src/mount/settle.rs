@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rblk_fabric::mailbox::Sender;
 use rblk_protocol::width::wide64;
 use rblk_protocol::{
     AsyncEvent, BlockCount, BlockSize, Features, OpenReply, QueueDepth, Status, VolumeEntry,
     VolumeFlags,
 };
+use rblk_runtime::mailbox::Sender;
 use tokio::sync::oneshot;
 
 use crate::admin::Pulse;

@@ -84,7 +84,7 @@ impl SharedMemory {
                 Err(error) => {
                     tracing::error!(
                         file = %file.path.display(),
-                        error = rblk_config::said_once(error.as_ref()),
+                        error = rblk_operate::said_once(error.as_ref()),
                         "requests with this shared memory fail with EIO"
                     );
                     lens.push(0);
@@ -206,7 +206,7 @@ mod tests {
         let path = directory.path().join("memory");
         let error = |path: &PathBuf| {
             let error = SharedMemory::map(std::slice::from_ref(path)).unwrap_err();
-            rblk_config::said_once(error.as_ref())
+            rblk_operate::said_once(error.as_ref())
         };
         assert!(error(&path).contains("memory"), "{}", error(&path));
         let file = File::create(&path).unwrap();

@@ -1,7 +1,7 @@
 //! The state of a mount: plain data, the same over its socket and in JSON output.
 
 use rblk_config::OnLoss;
-use rblk_fabric::rates::Rates;
+use rblk_runtime::rates::Rates;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{MountTimes, QueueCounts};

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rblk_config::key_file::credential;
-use rblk_config::{ConfigError, MountConfig, said_once};
+use rblk_config::{ConfigError, MountConfig};
+use rblk_operate::said_once;
 use rblk_protocol::auth::PublicKey;
 
 use super::configured::KeysFile;

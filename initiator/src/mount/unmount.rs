@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rblk_config::said_once;
+use rblk_operate::said_once;
 
 use super::mounted::Mount;
 use super::socket::{Ask, Asked, Response};

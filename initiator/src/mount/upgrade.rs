@@ -54,7 +54,7 @@ pub(super) fn become_program(program: &Path, lock: &MountLock) -> std::io::Error
 
 fn exec(program: &Path, lock: &MountLock) -> std::io::Error {
     // A program of before may have kept what it inherited.
-    if let Err(error) = rblk_fabric::close_lent_on_exec().and_then(|()| lock.keep_over_exec()) {
+    if let Err(error) = rblk_runtime::close_lent_on_exec().and_then(|()| lock.keep_over_exec()) {
         return error;
     }
     let words = ["rblk-initiatord", "recover", lock.name(), "--foreground", "--lock-on-stdin"];

@@ -17,10 +17,10 @@ use std::sync::mpsc as sync_mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rblk_fabric::data_thread;
-use rblk_fabric::mailbox::{Receiver, Refused, Sender, mailbox};
-use rblk_fabric::spin::SpinMode;
 use rblk_protocol::BlockSize;
+use rblk_runtime::data_thread;
+use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use self::epoll::Epoll;

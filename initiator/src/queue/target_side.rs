@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::Moment;
-use rblk_fabric::mailbox::Receiver;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{QueueDepth, Tag};
+use rblk_runtime::Moment;
+use rblk_runtime::mailbox::Receiver;
 use tokio::sync::mpsc;
 
 use super::paths::Paths;
@@ -308,10 +308,10 @@ impl TargetSide {
     }
 
     /// What is under way, for the spin policy.
-    pub(crate) fn awaited(&self) -> Option<rblk_fabric::spin::Hint> {
+    pub(crate) fn awaited(&self) -> Option<rblk_runtime::spin::Hint> {
         let outstanding = narrow(self.engine.outstanding());
         let wire_bytes = self.engine.data_bytes();
-        let hint = rblk_fabric::spin::Hint { wire_bytes, outstanding };
+        let hint = rblk_runtime::spin::Hint { wire_bytes, outstanding };
         self.engine.is_connected().then_some(hint)
     }
 }

@@ -2,19 +2,19 @@
 //!
 //! One thread, one ring: the thread fetches and commits ublk requests by it, and sleeps in it for
 //! completions, mail and requests alike. A turn enters the kernel at most once; when the thread
-//! sleeps and how, [`rblk_fabric::data_thread`] says.
+//! sleeps and how, [`rblk_runtime::data_thread`] says.
 
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::Moment;
-use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
-use rblk_fabric::mailbox::Receiver;
-use rblk_fabric::spin::Hint;
 use rblk_protocol::width::wide;
 use rblk_protocol::{BlockSize, QueueDepth, Tag};
+use rblk_runtime::Moment;
+use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
+use rblk_runtime::mailbox::Receiver;
+use rblk_runtime::spin::Hint;
 
 use super::gathering::Gathering;
 use super::paths::MAIL;

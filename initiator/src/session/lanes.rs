@@ -6,8 +6,8 @@ use rblk_config::DigestWish;
 use rblk_config::Encrypt;
 use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{
-    Address, CipherKey, ConnectOptions, Connection, ConnectionHello, Device, Poller, PollerHandle,
-    ProtectionDomain, QpLimits, Route, StreamKeys, Transport,
+    Address, CipherKey, CipherKeys, ConnectOptions, Connection, ConnectionHello, Device, Poller,
+    PollerHandle, ProtectionDomain, QpLimits, Route, Transport,
 };
 use rblk_protocol::auth::{self, Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
@@ -275,12 +275,12 @@ impl Lanes<'_> {
         asked: &HelloRequest,
         accept: &HelloAccept,
         hellos: &Hellos,
-    ) -> Option<StreamKeys> {
+    ) -> Option<CipherKeys> {
         let ConnectionKind::Io { queue } = asked.kind else { return None };
         let secret = self.secret.filter(|_| accept.features.has(Features::ENCRYPT))?;
         let keys = auth::StreamKeys::new(secret, asked.epoch, queue, accept.nonce, hellos);
         let cipher = |key: &auth::StreamKey| CipherKey::new(key.key(), key.iv());
-        Some(StreamKeys { send: cipher(&keys.to_target), receive: cipher(&keys.to_initiator) })
+        Some(CipherKeys { send: cipher(&keys.to_target), receive: cipher(&keys.to_initiator) })
     }
 
     /// What a lane proves, and what the target has to prove on it.

@@ -2,7 +2,7 @@
 //! (PR_SET_IO_FLUSHER, prctl(2)), its pages for swap (mlockall(2)).
 
 use nix::sys::mman::{MlockAllFlags, mlockall};
-use rblk_config::doctor::{can_lock_memory, hard_memlock};
+use rblk_operate::doctor::{can_lock_memory, hard_memlock};
 
 /// `include/uapi/linux/prctl.h`
 const PR_SET_IO_FLUSHER: libc::c_int = 57;

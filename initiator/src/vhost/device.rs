@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rblk_config::ByteSize;
-use rblk_fabric::data_thread;
-use rblk_fabric::spin::SpinMode;
+use rblk_runtime::data_thread;
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::disk::Disk;

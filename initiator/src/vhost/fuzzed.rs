@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rblk_config::ByteSize;
-use rblk_fabric::spin::SpinMode;
 use rblk_fabric::{PageKind, Region};
 use rblk_protocol::{BlockSize, QueueDepth};
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
 use super::{Disk, Left, Memories, Served, ThreadParts};
@@ -27,7 +27,7 @@ pub struct FuzzedDisk {
     socket: PathBuf,
     from_queues: mpsc::UnboundedReceiver<FromQueue>,
     // The queues think that control is gone without it.
-    _mail: Vec<rblk_fabric::mailbox::Sender<ToQueue>>,
+    _mail: Vec<rblk_runtime::mailbox::Sender<ToQueue>>,
 }
 
 impl FuzzedDisk {

@@ -43,7 +43,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rblk_config::ByteSize;
-use rblk_fabric::spin::SpinMode;
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::durability::Durability;

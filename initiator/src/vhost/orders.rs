@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-use rblk_fabric::mailbox::{Receiver, Refused, Sender, mailbox};
+use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
 
 use super::event::Event;
 use super::memory::GuestMemory;

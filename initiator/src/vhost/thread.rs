@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
-use rblk_fabric::spin::Hint;
-use rblk_fabric::{Moment, Region};
+use rblk_fabric::Region;
 use rblk_protocol::{BlockSize, Tag};
+use rblk_runtime::Moment;
+use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
+use rblk_runtime::spin::Hint;
 
 use super::memory::GuestMemory;
 use super::orders::{Given, Order};

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::FOLD_MIN_BYTES;
 
-/// What the CPU has: each has what is below it.
+/// The instruction sets of the CPU; each includes those below it.
 const UNKNOWN: u8 = 0;
 const NEITHER: u8 = 1;
 const CRC32: u8 = 2;
@@ -58,14 +58,14 @@ pub(super) fn of_two_words(words: [u64; 2]) -> Option<u32> {
     (cpu() >= CRC32).then(|| unsafe { words_by_instruction(words) })
 }
 
-/// What the CPU has.
+/// The instruction set of this CPU.
 #[inline(always)]
 fn cpu() -> u8 {
     CPU.load(Ordering::Relaxed)
 }
 
-/// Looks at the CPU, and notes what it has; false if that was known. Threads that look at once find
-/// the same.
+/// Detects and stores the instruction set; false if it was known. Concurrent threads store one
+/// value.
 pub(super) fn look() -> bool {
     if cpu() != UNKNOWN {
         return false;
@@ -200,7 +200,7 @@ fn of_rounds(crc: u32, first: &[u8; ROUND], rounds: &[[u8; ROUND]]) -> u32 {
     let ahead = each_piece(const { pair(2 * LINE_BITS) });
     let [a, b] = [folded(a, ahead, c), folded(b, ahead, d)];
     let last = last_piece(folded(a, each_piece(const { pair(LINE_BITS) }), b));
-    // What is left of all bytes is 16 bytes with the same remainder.
+    // The fold reduces all bytes to 16 bytes with an equal remainder.
     let state = _mm_crc32_u64(0, _mm_cvtsi128_si64(last).cast_unsigned());
     !low(_mm_crc32_u64(state, _mm_extract_epi64::<1>(last).cast_unsigned()))
 }
@@ -222,7 +222,7 @@ fn lines(round: &[u8; ROUND]) -> [__m512i; 8] {
     ]
 }
 
-/// What the lines of a round are, once those before them are folded onto them.
+/// The lines of a round, after the previous lines are folded onto them.
 // The lines are named one by one: the compiler keeps an array with a variable index, or one that
 // `from_fn` makes, on the stack.
 #[target_feature(enable = "avx512f,vpclmulqdq")]

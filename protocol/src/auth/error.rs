@@ -1,7 +1,7 @@
-//! [`AuthError`]: why a peer did not prove what it had to.
+//! [`AuthError`]: why the proof of a peer failed.
 
-/// Why a peer did not prove what it had to. It says what is known here. A peer is told less: a
-/// status, or nothing.
+/// Why the proof of a peer failed, with all details for this end. The peer gets less: a status, or
+/// nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthError {
@@ -10,7 +10,7 @@ pub enum AuthError {
     Length {
         /// Its bytes.
         got: usize,
-        /// What is due.
+        /// The expected bytes.
         expected: usize,
     },
     /// A message out of its order.
@@ -25,7 +25,7 @@ pub enum AuthError {
     /// The proof of an I/O connection is missing or wrong.
     #[error("the proof of an I/O connection is missing or wrong")]
     Proof,
-    /// A sealed message holds what no version of the protocol knows.
+    /// A sealed message holds bytes that no version of the protocol knows.
     #[error("a sealed message breaks the protocol: {0}")]
     Field(&'static str),
     /// No random bytes.

@@ -11,8 +11,8 @@
 //!
 //! The prologue is both hellos and the carrier, so a hello that was changed on its way makes the
 //! first message fail. The roles are in the pattern, so a message that is sent back to its sender
-//! fails, too. Messages cannot be told from random bytes, and nobody learns the key of the host but
-//! who has the secret key of the target.
+//! fails, too. Messages cannot be told from random bytes, and only the holder of the target's
+//! secret key learns the key of the host.
 //!
 //! Each step takes the handshake, or takes it out of its place: after an error there is nothing to
 //! go on with, and the connection ends.
@@ -24,8 +24,8 @@ use snow::{Builder, HandshakeState};
 
 use super::noise::Primitives;
 use super::{AuthError, Carrier, Hellos, InitiatorSeal, PublicKey, SecretKey, TargetSeal, Ticket};
-use crate::admin::LoginRequest;
-use crate::identity::Sequence;
+use crate::admin_bodies::LoginRequest;
+use crate::identifiers::Sequence;
 
 const PATTERN: &str = "Noise_XK_25519_ChaChaPoly_SHA256";
 const KEY_BYTES: usize = 32;
@@ -42,9 +42,9 @@ pub const THIRD_BYTES: usize = KEY_BYTES + TAG_BYTES + LoginRequest::BYTES + TAG
 pub struct InitiatorHandshake(HandshakeState);
 
 /// The target's end.
-pub struct TargetHandshake(State);
+pub struct TargetHandshake(LoginProgress);
 
-/// What a target learns from an authenticated LOGIN.
+/// The result of an authenticated LOGIN, at the target.
 #[derive(Debug)]
 pub struct LoggedIn {
     /// The key that the host has proven. It is not said that this host may log in.
@@ -53,13 +53,13 @@ pub struct LoggedIn {
     pub target: PublicKey,
     /// The body of the LOGIN, as of an unauthenticated one.
     pub login: [u8; LoginRequest::BYTES],
-    /// Seals this connection from now on.
+    /// Seals all further messages of this connection.
     pub seal: TargetSeal,
     /// The right to answer the LOGIN.
     pub ticket: Ticket,
 }
 
-enum State {
+enum LoginProgress {
     Waits { keys: Vec<SecretKey>, prologue: Vec<u8> },
     Answered { state: Box<HandshakeState>, key: PublicKey },
     Over,
@@ -109,7 +109,7 @@ impl InitiatorHandshake {
     }
 
     /// Reads the reply to AUTHENTICATE, which proves the key of the target. Returns the body of the
-    /// LOGIN, and the seal for what follows. `sequence` is that of the LOGIN.
+    /// LOGIN, and the seal for the later messages. `sequence` is that of the LOGIN.
     ///
     /// # Errors
     /// [`AuthError::Handshake`]: the target has not that key.
@@ -132,7 +132,7 @@ impl TargetHandshake {
     /// each handshake cost more.
     #[must_use]
     pub fn new(keys: &[SecretKey], hellos: &Hellos, carrier: Carrier) -> Self {
-        Self(State::Waits { keys: keys.to_vec(), prologue: hellos.prologue(carrier) })
+        Self(LoginProgress::Waits { keys: keys.to_vec(), prologue: hellos.prologue(carrier) })
     }
 
     /// Reads the body of AUTHENTICATE. Returns its reply.
@@ -149,7 +149,9 @@ impl TargetHandshake {
         first: &[u8],
         ephemeral: Option<&[u8; KEY_BYTES]>,
     ) -> Result<[u8; SECOND_BYTES], AuthError> {
-        let State::Waits { keys, prologue } = std::mem::replace(&mut self.0, State::Over) else {
+        let LoginProgress::Waits { keys, prologue } =
+            std::mem::replace(&mut self.0, LoginProgress::Over)
+        else {
             return Err(AuthError::Order);
         };
         expect(first, FIRST_BYTES)?;
@@ -166,7 +168,7 @@ impl TargetHandshake {
             }
             let mut second = [0; SECOND_BYTES];
             state.write_message(&[], &mut second)?;
-            self.0 = State::Answered { state: Box::new(state), key: key.public() };
+            self.0 = LoginProgress::Answered { state: Box::new(state), key: key.public() };
             return Ok(second);
         }
         Err(AuthError::Handshake)
@@ -177,7 +179,9 @@ impl TargetHandshake {
     /// # Errors
     /// [`AuthError`]: the connection must end.
     pub fn read_last(&mut self, third: &[u8], sequence: Sequence) -> Result<LoggedIn, AuthError> {
-        let State::Answered { mut state, key } = std::mem::replace(&mut self.0, State::Over) else {
+        let LoginProgress::Answered { mut state, key } =
+            std::mem::replace(&mut self.0, LoginProgress::Over)
+        else {
             return Err(AuthError::Order);
         };
         expect(third, THIRD_BYTES)?;
@@ -201,9 +205,9 @@ impl fmt::Debug for InitiatorHandshake {
 impl fmt::Debug for TargetHandshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            State::Waits { .. } => "TargetHandshake(waits)",
-            State::Answered { .. } => "TargetHandshake(answered)",
-            State::Over => "TargetHandshake(over)",
+            LoginProgress::Waits { .. } => "TargetHandshake(waits)",
+            LoginProgress::Answered { .. } => "TargetHandshake(answered)",
+            LoginProgress::Over => "TargetHandshake(over)",
         })
     }
 }

@@ -1,5 +1,5 @@
-//! [`Hellos`]: the hellos of one connection as they were sent. Every proof covers them, so whoever
-//! changes a byte of them on the way, such as a bit of the features, makes the proofs fail.
+//! [`Hellos`]: the hellos of one connection as they were sent. Every proof covers them, so a byte
+//! that changes on the way, such as a bit of the features, makes the proofs fail.
 
 use sha2::{Digest, Sha256};
 
@@ -7,7 +7,7 @@ use super::AuthError;
 use crate::hello::{HelloAccept, HelloRequest};
 use crate::limits::{ACCEPT_BYTES, HELLO_BYTES};
 
-/// What carries a connection. Both ends know it without being told.
+/// The carrier of a connection. Both ends know it without a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Carrier {
@@ -43,7 +43,7 @@ impl Hellos {
         Self { request: request.to_wire(), accept: accept.to_wire() }
     }
 
-    /// What both ends of an admin connection must have seen alike.
+    /// The bytes on which both ends of an admin connection must agree.
     pub(super) fn prologue(&self, carrier: Carrier) -> Vec<u8> {
         const LABEL: &[u8] = b"rblk admin v3";
         [LABEL, &self.request, &self.accept, &[carrier as u8]].concat()

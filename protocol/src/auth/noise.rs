@@ -1,5 +1,5 @@
-//! What snow is given to work with: its own primitives, in wrappers that clear the keys they held
-//! and refuse the points that make a shared secret zero.
+//! The primitives of snow, in wrappers that clear their keys and refuse the points that make a
+//! shared secret zero.
 
 use snow::Error;
 use snow::params::{CipherChoice, DHChoice, HashChoice};
@@ -105,7 +105,7 @@ pub(super) fn is_weak(public: &[u8; KEY_BYTES]) -> bool {
     SMALL_ORDER.contains(&masked)
 }
 
-/// A Diffie-Hellman whose secret key is cleared when it is dropped.
+/// A Diffie-Hellman that clears its secret key on drop.
 struct ClearedDh(Box<dyn Dh>);
 
 impl Drop for ClearedDh {
@@ -156,7 +156,7 @@ impl Dh for ClearedDh {
     }
 }
 
-/// A cipher whose key is cleared when it is dropped.
+/// A cipher that clears its key on drop.
 struct ClearedCipher(Box<dyn Cipher>);
 
 impl Drop for ClearedCipher {

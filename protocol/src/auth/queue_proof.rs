@@ -18,7 +18,7 @@ use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use super::{AuthError, Hellos, SessionSecret};
-use crate::identity::{Epoch, Nonce, Sequence};
+use crate::identifiers::{Epoch, Nonce, Sequence};
 use crate::limits::QUEUE_PROOF_BYTES;
 use crate::selftest::{SELF_TEST_BYTES, self_test_pattern};
 
@@ -36,11 +36,11 @@ const _: () = assert!(MAC_BYTES < SELF_TEST_BYTES, "there is room for a pattern"
 #[derive(Clone)]
 pub struct QueueKey(Zeroizing<[u8; 32]>);
 
-/// What an initiator sends with the self-test.
+/// The proof that an initiator sends with the self-test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueProof([u8; PROOF_BYTES]);
 
-/// What the target answers to a [`QueueProof`].
+/// The answer of the target to a [`QueueProof`].
 #[derive(Clone, Copy, Debug)]
 pub struct TargetProof([u8; MAC_BYTES]);
 
@@ -60,7 +60,7 @@ impl QueueKey {
         (QueueProof(proof), TargetProof(self.mac(b"target", hellos, &nonce.0)))
     }
 
-    /// For the target: checks the in-capsule data of a self-test. Returns what it answers.
+    /// For the target: checks the in-capsule data of a self-test. Returns the answer.
     ///
     /// # Errors
     /// [`AuthError::Proof`]: the connection must end.
@@ -99,10 +99,11 @@ impl QueueProof {
 }
 
 impl TargetProof {
-    /// Where the proof begins in what is written back.
+    /// The offset of the proof in the bytes written back.
     pub const AT: usize = SELF_TEST_BYTES - MAC_BYTES;
 
-    /// What the target writes back: the begin of the [pattern](self_test_pattern), and the proof.
+    /// The bytes that the target writes back: the begin of the [pattern](self_test_pattern), and
+    /// the proof.
     #[must_use]
     pub fn answer(&self, sequence: Sequence) -> [u8; SELF_TEST_BYTES] {
         let mut answer = self_test_pattern(sequence);
@@ -110,7 +111,7 @@ impl TargetProof {
         answer
     }
 
-    /// Whether this was written back. Takes the same time whatever it is.
+    /// Whether `written` is the expected answer. Takes constant time.
     #[must_use]
     pub fn is_answer(&self, sequence: Sequence, written: &[u8; SELF_TEST_BYTES]) -> bool {
         same(&self.answer(sequence), written)
@@ -129,7 +130,7 @@ mod tests {
     use crate::features::Features;
     use crate::hello::tests::asked;
     use crate::hello::{HelloAccept, HelloRequest};
-    use crate::identity::InstanceId;
+    use crate::identifiers::InstanceId;
     use crate::negotiate::{Offer, negotiate};
     use crate::tag::QueueDepth;
 

@@ -6,9 +6,9 @@
 //! reply:    AEAD(to initiator, sequence, status, 2 | reserved, 2 | value, 4 | payload)
 //! ```
 //!
-//! The capsule is sent in the clear, too, because it says what to do with the message. Its twin in
-//! the seal must be the same. The nonce is the sequence of the command. So no nonce is used twice:
-//! the sequences of an admin connection rise and never wrap, and a [`Ticket`] answers once.
+//! The capsule is sent in the clear, too, because it names the operation. Its twin in the seal must
+//! be equal. The nonce is the sequence of the command. So no nonce is used twice: the sequences of
+//! an admin connection rise and never wrap, and a [`Ticket`] answers once.
 
 use std::fmt;
 
@@ -16,9 +16,9 @@ use snow::StatelessTransportState;
 use zeroize::Zeroizing;
 
 use super::AuthError;
-use crate::identity::Sequence;
+use crate::identifiers::Sequence;
 use crate::limits::COMMAND_BYTES;
-use crate::status::Status;
+use crate::status_code::Status;
 use crate::width::narrow;
 
 /// Bytes of the tag of Poly1305.
@@ -31,16 +31,16 @@ pub const COMMAND_SEAL_BYTES: usize = COMMAND_BYTES + TAG_BYTES;
 pub const REPLY_SEAL_BYTES: usize = HEAD_BYTES + TAG_BYTES;
 
 /// The initiator's end.
-pub struct InitiatorSeal(Keys);
+pub struct InitiatorSeal(SealKeys);
 
 /// The target's end.
-pub struct TargetSeal(Keys);
+pub struct TargetSeal(SealKeys);
 
 /// The right to answer one command, once.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Ticket(Sequence);
 
-/// An answer that was opened: what the response capsule says is not proven, this is.
+/// An opened answer. The response capsule is not proven; this value is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SealedReply {
     /// The outcome.
@@ -51,13 +51,13 @@ pub struct SealedReply {
     pub payload: Zeroizing<Vec<u8>>,
 }
 
-struct Keys {
+struct SealKeys {
     transport: StatelessTransportState,
     // The sequence of the last command that was sealed, or opened.
     last: Sequence,
 }
 
-impl Keys {
+impl SealKeys {
     /// The next command has that sequence.
     fn next(&mut self, sequence: Sequence) -> Result<(), AuthError> {
         if sequence.0 <= self.last.0 {
@@ -90,10 +90,10 @@ impl Keys {
 impl InitiatorSeal {
     /// `login` is the sequence of the LOGIN.
     pub(super) fn new(transport: StatelessTransportState, login: Sequence) -> Self {
-        Self(Keys { transport, last: login })
+        Self(SealKeys { transport, last: login })
     }
 
-    /// What is sent behind a capsule: its sealed body. `capsule` already says how long that is:
+    /// The bytes behind a capsule: its sealed body. `capsule` already holds their length:
     /// [`COMMAND_SEAL_BYTES`] more than `body`.
     ///
     /// # Errors
@@ -130,10 +130,10 @@ impl InitiatorSeal {
 impl TargetSeal {
     /// `login` is the sequence of the LOGIN.
     pub(super) fn new(transport: StatelessTransportState, login: Sequence) -> (Self, Ticket) {
-        (Self(Keys { transport, last: login }), Ticket(login))
+        (Self(SealKeys { transport, last: login }), Ticket(login))
     }
 
-    /// Opens the body of a command, whose capsule is in the clear.
+    /// Opens the body of a command. The capsule is in the clear.
     ///
     /// # Errors
     /// [`AuthError`]: the connection must end.
@@ -152,7 +152,7 @@ impl TargetSeal {
         Ok((Zeroizing::new(body.to_vec()), Ticket(sequence)))
     }
 
-    /// What is written into the buffer of a command: its sealed answer. It is [`REPLY_SEAL_BYTES`]
+    /// The bytes written into the buffer of a command: its sealed answer, [`REPLY_SEAL_BYTES`]
     /// longer than the payload.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! [`SessionSecret`]: what the two ends of a session know in one epoch, and nobody else does. The
-//! keys of its I/O connections are derived from it.
+//! [`SessionSecret`]: the shared secret of the two ends of a session, for one epoch. The keys of
+//! its I/O connections are derived from it.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use super::{AuthError, noise};
-use crate::admin::LoginReply;
+use crate::admin_bodies::LoginReply;
 
 /// Bytes of a session secret.
 pub const SECRET_BYTES: usize = 32;
@@ -80,7 +80,7 @@ impl fmt::Debug for SessionSecret {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::{Epoch, InstanceId, Name, SessionId};
+    use crate::identifiers::{Epoch, InstanceId, Name, SessionId};
 
     #[test]
     fn a_login_payload_is_the_reply_and_the_secret() {

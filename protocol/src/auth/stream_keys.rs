@@ -1,5 +1,5 @@
-//! [`StreamKeys`]: the keys of an I/O connection over TCP whose stream the kernel encrypts (kTLS),
-//! one for each direction.
+//! [`StreamKeys`]: the keys of an I/O connection over TCP with kernel encryption (kTLS), one for
+//! each direction.
 //!
 //! The records are those of TLS 1.3 with ChaCha20-Poly1305 (RFC 8446, section 5; RFC 8439), which
 //! begin at record number 0. There is no TLS handshake: both ends know the keys.
@@ -9,7 +9,7 @@ use std::fmt;
 use zeroize::Zeroizing;
 
 use super::{Hellos, SessionSecret};
-use crate::identity::{Epoch, Nonce};
+use crate::identifiers::{Epoch, Nonce};
 
 const KEY_BYTES: usize = 32;
 const IV_BYTES: usize = 12;
@@ -22,9 +22,9 @@ pub struct StreamKey(Zeroizing<[u8; ONE_BYTES]>);
 /// The keys of both directions of one connection.
 #[derive(Clone, Debug)]
 pub struct StreamKeys {
-    /// Of what the initiator sends.
+    /// Encrypts the stream from the initiator.
     pub to_target: StreamKey,
-    /// Of what the target sends.
+    /// Encrypts the stream from the target.
     pub to_initiator: StreamKey,
 }
 

@@ -12,8 +12,9 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use rblk_config::{
     Auth, ByteSize, ConfigError, DropInError, Duration, Exit, HostConfig, KeyFileError,
-    NoTargetKey, Output, Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
+    NoTargetKey, Spin, TargetConfig, VolumeAccess, VolumeConfig, VolumeRight,
 };
+use rblk_operate::Output;
 use rblk_protocol::auth::PublicKey;
 
 use crate::control::socket::Refusal;

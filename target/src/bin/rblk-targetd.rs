@@ -6,11 +6,9 @@ use std::io::stderr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rblk_config::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
-use rblk_config::{
-    Exit, Log, LogWriter, Output, TargetConfig, ignored_drop_ins, precautions, said_once,
-    wants_colour,
-};
+use rblk_config::{Exit, TargetConfig, ignored_drop_ins};
+use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
+use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_target::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::events::EVENT_LINES;
 use rblk_target::hand_over::{Inherited, Successor};

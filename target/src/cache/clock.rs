@@ -3,8 +3,8 @@
 //! A shard reads no clock. Its data thread tells it the time of each turn. Slots and retries keep
 //! milliseconds as 32 bits, which are counted where they are needed: few turns do.
 
-use rblk_fabric::Micros;
 use rblk_protocol::width::narrow;
+use rblk_runtime::Micros;
 
 /// The time of the turn.
 #[derive(Debug)]

@@ -5,8 +5,8 @@
 //! it). Entries have a generation, so that a late completion or name does not find a newer job.
 
 use nix::errno::Errno;
-use rblk_fabric::Micros;
 use rblk_protocol::width::{narrow, wide};
+use rblk_runtime::Micros;
 
 use super::message::{JobId, PartToken};
 use super::policy::Slot;

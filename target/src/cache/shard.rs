@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_fabric::{Micros, Moment};
 use rblk_protocol::width::wide64;
+use rblk_runtime::{Micros, Moment};
 
 use super::answers::Answers;
 use super::block_write::BlockWrites;

@@ -8,7 +8,7 @@
 use std::io;
 
 use nix::errno::Errno;
-use rblk_fabric::Micros;
+use rblk_runtime::Micros;
 
 use super::answers::OwnEnded;
 use crate::store::VolumeIndex;

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use rblk_fabric::Micros;
 use rblk_protocol::width::narrow;
+use rblk_runtime::Micros;
 
 use super::clock::Clock;
 use super::job::Kind;

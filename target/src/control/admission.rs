@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use rblk_config::Encrypt;
 use rblk_fabric::{
-    AcceptParams, AckTimeout, CipherKey, Connection, ConnectionHello, Device, Incoming, MAX_SGE,
-    PollerHandle, ProtectionDomain, QpLimits, StreamKeys, Transport,
+    AcceptParams, AckTimeout, CipherKey, CipherKeys, Connection, ConnectionHello, Device, Incoming,
+    MAX_SGE, PollerHandle, ProtectionDomain, QpLimits, Transport,
 };
 use rblk_protocol::auth::{self, Carrier, Hellos, PROOF_BYTES, QueueKey};
 use rblk_protocol::width::narrow;
@@ -345,13 +345,13 @@ fn proof_due(admitted: &Admitted, hellos: Hellos) -> Option<Box<ProofDue>> {
 }
 
 /// The keys of a connection that is encrypted.
-fn stream_keys(admitted: &Admitted, accept: &HelloAccept, hellos: &Hellos) -> Option<StreamKeys> {
+fn stream_keys(admitted: &Admitted, accept: &HelloAccept, hellos: &Hellos) -> Option<CipherKeys> {
     let (secret, _) =
         admitted.secret.as_ref().filter(|_| accept.features.has(Features::ENCRYPT))?;
     let (epoch, queue) = (admitted.epoch, admitted.queue?);
     let keys = auth::StreamKeys::new(secret, epoch, queue, accept.nonce, hellos);
     let cipher = |key: &auth::StreamKey| CipherKey::new(key.key(), key.iv());
-    Some(StreamKeys { send: cipher(&keys.to_initiator), receive: cipher(&keys.to_target) })
+    Some(CipherKeys { send: cipher(&keys.to_initiator), receive: cipher(&keys.to_target) })
 }
 
 /// Most in-capsule data of one command: of a write, or the proof in a self-test.

@@ -230,8 +230,8 @@ impl Groups {
 
 #[cfg(test)]
 mod tests {
-    use rblk_fabric::mailbox::{Receiver, mailbox};
     use rblk_protocol::Epoch;
+    use rblk_runtime::mailbox::{Receiver, mailbox};
 
     use super::*;
 

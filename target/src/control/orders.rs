@@ -6,7 +6,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{Exit, VolumeConfig, said_once};
+use rblk_config::{Exit, VolumeConfig};
+use rblk_operate::said_once;
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use rblk_fabric::log_limit::{LINES_MAX, LogLimit};
+use rblk_runtime::log_limit::{LINES_MAX, LogLimit};
 
 use crate::account::address_of;
 

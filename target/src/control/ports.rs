@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use rblk_config::doctor::{PortState, interfaces, rdma_devices};
+use rblk_operate::doctor::{PortState, interfaces, rdma_devices};
 
 use super::status::{OVER_TCP, PortStatus};
 
@@ -26,7 +26,7 @@ pub(super) fn all(root: &Path) -> HashMap<String, Vec<PortStatus>> {
     }
     let shown = interfaces(root);
     let shown = shown.into_iter().filter(|one| !one.is_loopback() && !one.subnets.is_empty());
-    let interface = |one: rblk_config::doctor::Interface| PortStatus {
+    let interface = |one: rblk_operate::doctor::Interface| PortStatus {
         state: if one.up { "active" } else { "down" }.to_owned(),
         name: one.name,
         ..PortStatus::default()

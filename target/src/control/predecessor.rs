@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, eaccess};
-use rblk_config::{HostConfig, TargetConfig, said_once};
+use rblk_config::{HostConfig, TargetConfig};
 use rblk_fabric::{DeviceCaps, Transport};
+use rblk_operate::said_once;
 
 use super::remembered::Remembered;
 use crate::demand::{GivenBack, Host};

@@ -1,11 +1,11 @@
 //! [`VolumeRates`]: what each volume did per second. Measured by a tick of control, and only while
-//! somebody asks: see [`rblk_fabric::rates`].
+//! somebody asks: see [`rblk_runtime::rates`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::rates::{RateWindow, Rates, Work};
+use rblk_runtime::rates::{RateWindow, Rates, Work};
 
 use super::groups::Groups;
 use crate::store::VolumeIndex;

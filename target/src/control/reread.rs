@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{Auth, HostConfig, TargetConfig, said_once};
+use rblk_config::{Auth, HostConfig, TargetConfig};
+use rblk_operate::said_once;
 use rblk_protocol::Name;
 use tokio::sync::{Mutex, MutexGuard};
 

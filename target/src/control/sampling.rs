@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::LatencyCounts;
+use rblk_runtime::LatencyCounts;
 
 use super::Control;
 use super::groups::Groups;

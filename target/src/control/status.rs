@@ -4,10 +4,10 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rblk_config::{Auth, ByteSize, Limits};
-use rblk_fabric::rates::Rates;
 use rblk_fabric::{Device, PageKind};
 use rblk_protocol::AccessMode;
 use rblk_protocol::width::{narrow, wide64};
+use rblk_runtime::rates::Rates;
 use serde::{Deserialize, Serialize};
 
 use super::Control;

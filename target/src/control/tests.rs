@@ -12,7 +12,7 @@ use rblk_protocol::{
     Version,
 };
 
-use rblk_fabric::spin::SpinMode;
+use rblk_runtime::spin::SpinMode;
 
 use super::core::Ticket;
 use super::*;

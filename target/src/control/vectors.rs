@@ -8,8 +8,8 @@
 
 use std::path::Path;
 
-use rblk_config::CpuList;
 use rblk_fabric::CompletionVector;
+use rblk_operate::CpuList;
 use rblk_protocol::width::narrow;
 
 /// The vectors of poll groups.

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use io_uring::IoUring;
 use nix::unistd::{User, geteuid};
-use rblk_config::doctor::{
-    Directory, HostFacts, Interface, RdmaDevice, SystemdFacts, interfaces, rdma_devices,
-    tcp_listener,
-};
 use rblk_config::unit_file::{TARGET_UNIT, user_of_target};
 use rblk_config::{Auth, Encrypt, TargetConfig};
 use rblk_fabric::soft::tls::{NoTls, kernel_has_tls};
 use rblk_fabric::{Address, Scheme};
+use rblk_operate::doctor::{
+    Directory, HostFacts, Interface, RdmaDevice, SystemdFacts, interfaces, rdma_devices,
+    tcp_listener,
+};
 
 use crate::args::CONTROL_SOCKET;
 use crate::control::socket::{Ask, Response, ask};
@@ -79,7 +79,7 @@ impl Facts {
         let user = user_of(running.as_ref().ok().map(|running| running.pid).or(deaf), &systemd, me);
         let at = |path: &Path| Directory::look(path, user.0, me);
         Ok(Self {
-            host: HostFacts::read(root, &io_uring, rblk_fabric::clock::synchronised()),
+            host: HostFacts::read(root, &io_uring, rblk_runtime::clock::synchronised()),
             memory: Host::read(),
             interfaces: interfaces(root),
             devices: rdma_devices(root),

@@ -4,13 +4,13 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use rblk_config::doctor::{
-    Finding, KernelVersion, Needs, Verdict, far_cpus, judge_listen, judge_rdma, judge_tls,
-};
 use rblk_config::quoted::Quoted;
 use rblk_config::{Auth, ConfigError, Encrypt, HugePages, TargetConfig};
 use rblk_fabric::Scheme;
 use rblk_fabric::soft::tls::NoTls;
+use rblk_operate::doctor::{
+    Finding, KernelVersion, Needs, Verdict, far_cpus, judge_listen, judge_rdma, judge_tls,
+};
 
 use super::facts::{Facts, Listen};
 use super::seen::{Seen, Trouble};

@@ -12,8 +12,8 @@ mod seen;
 use std::path::Path;
 
 use rblk_config::TargetConfig;
-use rblk_config::doctor::{Finding, Report};
 use rblk_config::unit_file::TARGET_UNIT;
+use rblk_operate::doctor::{Finding, Report};
 
 use crate::args::CONFIG;
 use facts::Facts;

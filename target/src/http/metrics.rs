@@ -3,7 +3,7 @@
 //! Names and units follow Prometheus' conventions: `rblk_target_`, base units (seconds, bytes),
 //! `_total` for what only rises. Counters begin at 0 with each run of the target.
 
-use rblk_fabric::exposition::{Exposition, Kind, Labels, Scale};
+use rblk_operate::exposition::{Exposition, Kind, Labels, Scale};
 
 use crate::control::status::{DeviceStatus, SessionStatus, TargetStatus, VolumeStatus};
 use crate::stats::StatsSnapshot;

@@ -28,8 +28,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rblk_fabric::exposition;
-use rblk_fabric::log_limit::LogLimit;
+use rblk_operate::exposition;
+use rblk_runtime::log_limit::LogLimit;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc, watch};
 

@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rblk_fabric::Micros;
+use rblk_runtime::Micros;
 
 /// Ticks in a microsecond: fine enough for the cost of one byte at 1 TiB/s within 2 %.
 const TICKS_PER_US: u64 = 1 << 14;

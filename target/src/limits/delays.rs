@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-rblk_fabric::counters! {
+rblk_runtime::counters! {
     /// Written by the thread of the poll group.
     #[derive(Debug, Default)]
     pub struct Delays;

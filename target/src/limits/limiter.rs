@@ -74,7 +74,7 @@ impl Eq for Limiter {}
 #[cfg(test)]
 mod tests {
     use rblk_config::ByteRate;
-    use rblk_fabric::Micros;
+    use rblk_runtime::Micros;
 
     use super::*;
 

@@ -194,7 +194,7 @@ mod tests {
     use std::sync::Arc;
 
     use rblk_config::Limits;
-    use rblk_fabric::Micros;
+    use rblk_runtime::Micros;
 
     use super::*;
     use crate::limits::Limiter;

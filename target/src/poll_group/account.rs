@@ -1,8 +1,8 @@
 //! What is counted of block commands: when one begins to wait, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
-use rblk_fabric::Micros;
 use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
+use rblk_runtime::Micros;
 
 use super::slow::SlowIo;
 use super::trace::TracedIo;

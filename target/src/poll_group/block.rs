@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use rblk_fabric::Micros;
 use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{AccessMode, CommandCapsule, Features, Opcode, Status, Tag};
+use rblk_runtime::Micros;
 
 use super::access::Access;
 use super::cut::Cut;

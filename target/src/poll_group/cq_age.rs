@@ -1,6 +1,6 @@
 //! [`CqAge`]: how long a command lay in its CQ before a turn found it.
 
-use rblk_fabric::{BinnedUs, Micros};
+use rblk_runtime::{BinnedUs, Micros};
 
 use super::NEVER;
 

@@ -5,8 +5,8 @@
 //! Nothing was asked for a held write, and its in-capsule data stays where it came. If its
 //! connection ends, nothing is left of it.
 
-use rblk_fabric::Micros;
 use rblk_protocol::{BlockRange, CommandCapsule, Tag};
+use rblk_runtime::Micros;
 
 use crate::connection::Connection;
 use crate::identity::ConnectionId;

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use rblk_fabric::log_limit::LogLimit;
+use rblk_runtime::log_limit::LogLimit;
 
 /// What peers can make a poll group log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

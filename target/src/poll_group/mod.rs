@@ -71,8 +71,9 @@ use turn::{Later, Told, Turn, TurnTime};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::{Completion, Micros, Moment, Poller};
+use rblk_fabric::{Completion, Poller};
 use rblk_protocol::width::wide;
+use rblk_runtime::{Micros, Moment};
 
 use crate::cache::{Shard, ShardReply, StoreFailure, Unsaved};
 use crate::connection::{Connection, Served};

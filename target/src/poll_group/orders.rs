@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::{MemoryRegion, Moment, Transport};
+use rblk_fabric::{MemoryRegion, Transport};
 use rblk_protocol::width::{wide, wide64};
+use rblk_runtime::Moment;
 
 use super::access::Opened;
 use super::lines::Line;

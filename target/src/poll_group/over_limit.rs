@@ -5,9 +5,9 @@
 //! comes, everything about it is looked at again: its session may have lost the volume meanwhile.
 //! A connection that ends takes its commands out, so none of them begins after its epoch.
 
-use rblk_fabric::Micros;
 use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Opcode, Tag};
+use rblk_runtime::Micros;
 
 use super::access::Access;
 use crate::connection::Connection;

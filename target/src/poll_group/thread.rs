@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rblk_fabric::data_thread::{self, DataThread, Found, Turn, Woken};
-use rblk_fabric::mailbox::{Receiver, Sender, mailbox};
-use rblk_fabric::spin::{Hint, SpinMode};
-use rblk_fabric::{Micros, Moment};
 use rblk_protocol::width::narrow;
+use rblk_runtime::data_thread::{self, DataThread, Found, Turn, Woken};
+use rblk_runtime::mailbox::{Receiver, Sender, mailbox};
+use rblk_runtime::spin::{Hint, SpinMode};
+use rblk_runtime::{Micros, Moment};
 use tokio::sync::mpsc;
 
 use super::peers::Peers;

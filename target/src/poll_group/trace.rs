@@ -8,8 +8,8 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use rblk_fabric::Counter;
 use rblk_protocol::Opcode;
+use rblk_runtime::Counter;
 
 use crate::identity::SessionIndex;
 use crate::request::Span;

@@ -8,9 +8,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rblk_fabric::{MemoryRegion, Micros, Moment};
+use rblk_fabric::MemoryRegion;
 use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
+use rblk_runtime::{Micros, Moment};
 
 use super::FromGroup;
 use super::access::Access;

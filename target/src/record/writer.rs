@@ -8,7 +8,7 @@ use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
-use rblk_config::said_once;
+use rblk_operate::said_once;
 
 use super::{AtRisk, Records, Served, VolumeRecord};
 use crate::holders::{HolderRecord, VolumeUuid};

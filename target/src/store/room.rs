@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 
 use nix::sys::stat::{major, minor};
 use nix::sys::statvfs::fstatvfs;
-use rblk_config::figures;
+use rblk_operate::figures;
 use serde::{Deserialize, Serialize};
 
 /// Share of a file system, in percent, below which its free space is said to be little.

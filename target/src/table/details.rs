@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use rblk_config::table::{Column, Table, wrapped};
-use rblk_config::{ByteSize, CacheMode, figures};
-use rblk_fabric::LatencyCounts;
+use rblk_config::{ByteSize, CacheMode};
+use rblk_operate::figures;
+use rblk_operate::table::{Column, Table, wrapped};
+use rblk_runtime::LatencyCounts;
 use rblk_target::control::status::{SessionStatus, TargetStatus, VolumeStatus};
 
 /// Every counter of a target.

@@ -15,7 +15,15 @@ impl Literals {
     /// Those of the programs.
     pub(crate) fn collect() -> Self {
         let mut literals = Vec::new();
-        for directory in ["config", "fabric/src", "initiator/src", "protocol/src", "target/src"] {
+        for directory in [
+            "config",
+            "fabric/src",
+            "initiator/src",
+            "operate/src",
+            "protocol/src",
+            "runtime/src",
+            "target/src",
+        ] {
             read(&root().join(directory), &mut literals);
         }
         assert!(literals.len() > 1000, "only {} literals were found", literals.len());

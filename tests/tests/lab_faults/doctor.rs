@@ -200,7 +200,7 @@ fn devices(ward: &mut Ward<'_>) {
     ward.seed("no RDMA device on the route", &doctor, || delete(DEVICE), run_it);
     delete(&format!("rxe_{INTERFACE}"));
     make(DEVICE, INTERFACE);
-    let others = rblk_config::doctor::rdma_devices(Path::new("/"));
+    let others = rblk_operate::doctor::rdma_devices(Path::new("/"));
     let others: Vec<_> = others.iter().filter(|device| device.name != DEVICE).collect();
     let all = || {
         others.iter().for_each(|device| delete(&device.name));

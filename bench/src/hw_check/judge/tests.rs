@@ -1,4 +1,4 @@
-use rblk_config::doctor::Verdict::{Fail, Ok, Skip, Warn};
+use rblk_operate::doctor::Verdict::{Fail, Ok, Skip, Warn};
 
 use super::*;
 

@@ -3,9 +3,15 @@
 //! The queues, the frames on their way and the link are types of their own. This file moves a QP
 //! from state to state. Its children move bytes: `transmit` sends, `receive` receives.
 
-mod receive;
+pub(super) mod acks;
+pub(super) mod completions;
+pub(super) mod outbound;
+pub(super) mod read_depth;
+mod receiving;
+pub(super) mod recv_queue;
+pub(super) mod send_queue;
+mod sending;
 mod state;
-mod transmit;
 
 use std::io;
 use std::sync::Arc;
@@ -13,27 +19,27 @@ use std::sync::Arc;
 use nix::sys::eventfd::EventFd;
 use rblk_protocol::width::wide64;
 
-pub(super) use self::state::State;
-use super::acks::Acks;
-use super::completions::{CompletionQueue, Returns};
+pub(super) use self::state::QpState;
 use super::domain::{PollerHandle, ProtectionDomain};
-use super::frame::Refusal;
-use super::handshake::{self, Verdict};
-use super::inbound::Inbound;
 use super::keys::KeyCopy;
-use super::late::landings;
-use super::link::Link;
-use super::metered_link::MeteredLink;
-use super::outbound::Outbound;
-use super::reads::{ReadsIn, ReadsOut};
-use super::recv_queue::RecvQueue;
-use super::send_queue::SendQueue;
-use super::tls::{BadRecord, NoTls};
+use super::wire::frame::Refusal;
+use super::wire::inbound::Inbound;
+use super::wire::late::landings;
+use super::wire::metered_link::MeteredLink;
+use super::wire::tcp_handshake::{self, Acceptance};
+use super::wire::tcp_link::Link;
+use super::wire::tls::{BadRecord, NoTls};
+use crate::connect::cipher_keys::{CipherKey, CipherKeys};
 use crate::connect::{AcceptParams, ConnectionHello, QpLimits};
 use crate::error::{FabricError, PostError, Result};
-use crate::poller_counters::PollerCounters;
-use crate::stream_keys::{CipherKey, StreamKeys};
+use crate::work::poller_counters::PollerCounters;
 use crate::work::{QpIndex, Recvs, SendWr, WcStatus};
+use acks::Acks;
+use completions::{CompletionQueue, Returns};
+use outbound::Outbound;
+use read_depth::{ReadsIn, ReadsOut};
+use recv_queue::RecvQueue;
+use send_queue::SendQueue;
 
 /// Bytes to discard when a QP that refused a request is dropped. TCP resets a connection that is
 /// closed with unread bytes, and the reset could overtake the refusal.
@@ -60,7 +66,7 @@ impl Connection {
     ) -> Self {
         let (serves, wants) = peer_reads;
         let most_reads_in = wants.min(limits.reads_in);
-        let state = State::Prepared { most_reads_out: serves, most_reads_in };
+        let state = QpState::Prepared { most_reads_out: serves, most_reads_in };
         let mut pair = QueuePair::new(link, state, limits, most_reads_in);
         (pair.refusal, pair.keys) = (refusal, keys);
         Self { pair, poller: poller.id() }
@@ -78,16 +84,16 @@ impl Connection {
         reads_in: u8,
     ) -> Result<Self> {
         let keys = pd.check(poller, limits)?;
-        let mut pair = QueuePair::new(link, State::Ready, limits, reads_in);
+        let mut pair = QueuePair::new(link, QpState::Ready, limits, reads_in);
         pair.keys = keys;
         Ok(Self { pair, poller: poller.id() })
     }
 
-    /// Encrypts what is behind the handshake.
+    /// Encrypts both streams behind the handshake.
     ///
     /// # Errors
     /// [`FabricError::Encrypt`]; EINVAL for a QP that ended.
-    pub(crate) fn secure(&mut self, keys: StreamKeys) -> Result<()> {
+    pub(crate) fn secure(&mut self, keys: CipherKeys) -> Result<()> {
         if self.pair.state.is_error() {
             let source = io::Error::from_raw_os_error(libc::EINVAL);
             return Err(FabricError::Call { call: "secure", source });
@@ -117,9 +123,9 @@ impl Connection {
 #[derive(Debug)]
 pub(super) struct QueuePair {
     link: MeteredLink,
-    state: State,
+    state: QpState,
     index: QpIndex,
-    // What a peer that waits for the answer is told when this is dropped.
+    // The reply to a waiting peer when this value is dropped.
     refusal: ConnectionHello,
     sends: SendQueue,
     recvs: RecvQueue,
@@ -131,12 +137,12 @@ pub(super) struct QueuePair {
     keys: Option<Arc<KeyCopy>>,
     // The keys of the QP, if the device touches memory after the end of the QP.
     late_keys: Option<Arc<KeyCopy>>,
-    // What is sent behind the reply is encrypted with this key.
+    // The key for all bytes sent behind the reply.
     send_key: Option<CipherKey>,
 }
 
 impl QueuePair {
-    fn new(link: Box<dyn Link>, state: State, limits: &QpLimits, reads_in: u8) -> Box<Self> {
+    fn new(link: Box<dyn Link>, state: QpState, limits: &QpLimits, reads_in: u8) -> Box<Self> {
         let sends = SendQueue::new(limits);
         Box::new(Self {
             link: MeteredLink::new(link),
@@ -155,12 +161,12 @@ impl QueuePair {
         })
     }
 
-    /// Encrypts what is behind the handshake. A peer that waits for the reply sends nothing before
-    /// it has the reply, so what it sends is encrypted from its first byte on.
-    fn secure(&mut self, keys: StreamKeys) -> std::result::Result<(), NoTls> {
-        let StreamKeys { send, receive } = keys;
+    /// Encrypts both streams behind the handshake. A peer that waits for the reply sends nothing
+    /// before it, so its first byte is encrypted.
+    fn secure(&mut self, keys: CipherKeys) -> std::result::Result<(), NoTls> {
+        let CipherKeys { send, receive } = keys;
         self.link.encrypt_receive(&receive)?;
-        if matches!(self.state, State::Prepared { .. }) {
+        if matches!(self.state, QpState::Prepared { .. }) {
             self.send_key = Some(send);
             return Ok(());
         }
@@ -192,7 +198,7 @@ impl QueuePair {
         self.keys.as_ref()
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> QpState {
         self.state
     }
 
@@ -238,7 +244,7 @@ impl QueuePair {
         wrs: &[SendWr],
         counters: &mut PollerCounters,
     ) -> std::result::Result<(), PostError> {
-        if matches!(self.state, State::Prepared { .. }) {
+        if matches!(self.state, QpState::Prepared { .. }) {
             return Err(PostError::invalid(0));
         }
         for (posted, wr) in wrs.iter().enumerate() {
@@ -287,23 +293,23 @@ impl QueuePair {
         self.recvs.complete(self.index, status, byte_len, imm, cq);
     }
 
-    /// Completes what is done, in the order of posting, and a WR that cannot be sent once it is the
+    /// Completes finished WRs, in the order of posting, and a WR that cannot be sent once it is the
     /// oldest.
     fn advance(&mut self, cq: &mut CompletionQueue) {
         if self.state.is_error() {
             return;
         }
         if let Some(poisoned) = self.sends.complete_done(self.index, cq) {
-            self.break_down(Some(poisoned), None, State::Dead, cq);
+            self.break_down(Some(poisoned), None, QpState::Dead, cq);
         }
     }
 
     /// Starts to end because of a request that cannot be done.
     fn refuse(&mut self, seq: usize, refusal: Refusal, recv: Option<WcStatus>) {
         // A READ that cannot be answered any more is older than a request that was refused since.
-        let recv = if let State::Refusing { recv, .. } = self.state { recv } else { recv };
+        let recv = if let QpState::Refusing { recv, .. } = self.state { recv } else { recv };
         self.inbound.clear();
-        self.state = State::Refusing { seq, refusal, recv };
+        self.state = QpState::Refusing { seq, refusal, recv };
     }
 
     /// Enters the error state: everything outstanding completes, and the link ends. The oldest send
@@ -312,7 +318,7 @@ impl QueuePair {
         &mut self,
         send: Option<(usize, WcStatus)>,
         recv: Option<WcStatus>,
-        into: State,
+        into: QpState,
         cq: &mut CompletionQueue,
     ) {
         if self.state.is_error() {
@@ -320,7 +326,7 @@ impl QueuePair {
         }
         self.leave_landings();
         self.state = into;
-        if into == State::Draining {
+        if into == QpState::Draining {
             self.link.finish();
         } else {
             self.link.close();
@@ -342,7 +348,7 @@ impl QueuePair {
         self.recvs.flush(self.index, cq);
     }
 
-    /// The QP is about to end: leaves what is to land later. Nothing, where the device touches no
+    /// Hands over the RDMA that lands after the end of the QP. Nothing, where the device touches no
     /// memory after the end of a QP.
     fn leave_landings(&mut self) {
         let Some(keys) = self.late_keys.clone() else { return };
@@ -369,12 +375,12 @@ impl QueuePair {
         self.lost(&error.to_string(), cq);
     }
 
-    /// The link ended, or carried what no peer of this version sends.
+    /// The link ended, or carried bytes that no peer of this version sends.
     fn lost(&mut self, reason: &str, cq: &mut CompletionQueue) {
         self.end(reason, WcStatus::RetryExceeded, cq);
     }
 
-    /// The peer closed the link. Verbs learn of that by rdma_cm and flush what is outstanding:
+    /// The peer closed the link. Verbs learn of that by rdma_cm and flush the outstanding WRs:
     /// nothing failed.
     fn parted(&mut self, cq: &mut CompletionQueue) {
         self.end("the peer closed the connection", WcStatus::Flushed, cq);
@@ -382,24 +388,24 @@ impl QueuePair {
 
     fn end(&mut self, reason: &str, first: WcStatus, cq: &mut CompletionQueue) {
         match self.state {
-            State::Draining => {
-                self.state = State::Dead;
+            QpState::Draining => {
+                self.state = QpState::Dead;
                 self.link.close();
             }
-            State::Dead => {}
-            State::Refusing { recv, .. } => self.break_down(None, recv, State::Dead, cq),
-            State::Prepared { .. } | State::Ready => {
+            QpState::Dead => {}
+            QpState::Refusing { recv, .. } => self.break_down(None, recv, QpState::Dead, cq),
+            QpState::Prepared { .. } | QpState::Ready => {
                 tracing::debug!(qp = self.index.0, reason, "soft QP lost its link");
-                self.break_down(Some((self.sends.oldest(), first)), None, State::Dead, cq);
+                self.break_down(Some((self.sends.oldest(), first)), None, QpState::Dead, cq);
             }
         }
     }
 
     /// The owner gives up the QP.
     pub(super) fn fail(&mut self, cq: &mut CompletionQueue) {
-        self.break_down(None, None, State::Dead, cq);
-        if self.state == State::Draining {
-            self.state = State::Dead;
+        self.break_down(None, None, QpState::Dead, cq);
+        if self.state == QpState::Draining {
+            self.state = QpState::Dead;
             self.link.close();
         }
     }
@@ -414,12 +420,13 @@ impl QueuePair {
             call: "accept",
             source: io::Error::from_raw_os_error(errno),
         };
-        let State::Prepared { most_reads_out, most_reads_in } = self.state else {
+        let QpState::Prepared { most_reads_out, most_reads_in } = self.state else {
             return Err(call(if self.state.is_error() { libc::ECONNRESET } else { libc::EINVAL }));
         };
         let reads_out = params.reads_out.min(most_reads_out);
         let reads_in = params.reads_in.min(most_reads_in);
-        let reply = handshake::encode_reply(Verdict::Accepted, reads_out, reads_in, &params.hello);
+        let reply =
+            tcp_handshake::encode_reply(Acceptance::Accepted, reads_out, reads_in, &params.hello);
         // The empty buffer of a socket has room for the whole reply. If it does not take the reply,
         // the connection cannot be used.
         if reply.is_none_or(|reply| !self.link.send_all(&reply)) {
@@ -434,25 +441,26 @@ impl QueuePair {
             return Err(error);
         }
         self.reads_in = ReadsIn::new(reads_in);
-        self.state = State::Ready;
+        self.state = QpState::Ready;
         Ok(())
     }
 
     /// Whether a detached QP is to end. A QP that refuses a request still tells the peer until it
     /// is dropped, and so does a QP that was never accepted.
     pub(super) fn ends_at_detach(&self) -> bool {
-        !matches!(self.state, State::Prepared { .. } | State::Draining)
+        !matches!(self.state, QpState::Prepared { .. } | QpState::Draining)
     }
 }
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        if matches!(self.state, State::Prepared { .. })
-            && let Some(reply) = handshake::encode_reply(Verdict::Rejected, 0, 0, &self.refusal)
+        if matches!(self.state, QpState::Prepared { .. })
+            && let Some(reply) =
+                tcp_handshake::encode_reply(Acceptance::Rejected, 0, 0, &self.refusal)
         {
             self.link.send_all(&reply);
         }
-        if self.state == State::Draining {
+        if self.state == QpState::Draining {
             self.link.discard(DISCARD_AT_DROP);
         }
         self.link.close();

@@ -1,11 +1,11 @@
-//! [`State`]: where a QP is in its life.
+//! [`QpState`]: where a QP is in its life.
 
-use crate::soft::frame::Refusal;
+use crate::soft::wire::frame::Refusal;
 use crate::work::WcStatus;
 
 /// Where a QP is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::soft) enum State {
+pub(in crate::soft) enum QpState {
     /// Made by [`Incoming::prepare`](crate::Incoming::prepare). The peer waits for the answer.
     Prepared {
         /// READs that this QP may have outstanding, at most.
@@ -20,7 +20,7 @@ pub(in crate::soft) enum State {
     Refusing {
         /// Sequence number of the request.
         seq: usize,
-        /// What the peer is told.
+        /// The refusal sent to the peer.
         refusal: Refusal,
         /// How the RECV that the request met completes, if it does.
         recv: Option<WcStatus>,
@@ -31,7 +31,7 @@ pub(in crate::soft) enum State {
     Dead,
 }
 
-impl State {
+impl QpState {
     /// In the error state: every WR that is posted is flushed.
     pub(in crate::soft) fn is_error(self) -> bool {
         matches!(self, Self::Draining | Self::Dead)

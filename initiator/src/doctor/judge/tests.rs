@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use rblk_config::doctor::{
+use rblk_config::key_file::{self, Side};
+use rblk_operate::doctor::{
     Directory, HostFacts, Interface, PeerRoute, PortState, RdmaPort, Subnet, SystemdFacts,
 };
-use rblk_config::key_file::{self, Side};
 
 use super::*;
 

@@ -6,9 +6,9 @@ use super::*;
 use crate::features::Features;
 use crate::hello::tests::asked;
 use crate::hello::{HelloAccept, HelloRequest};
-use crate::identity::{Epoch, HostId, InstanceId, Name, Nonce};
+use crate::identifiers::{Epoch, HostId, InstanceId, Name, Nonce};
 use crate::negotiate::{Offer, negotiate};
-use crate::status::Status;
+use crate::status_code::Status;
 use crate::tag::{QueueDepth, Tag};
 use crate::{CommandCapsule, Opcode};
 

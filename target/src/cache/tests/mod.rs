@@ -24,8 +24,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use rblk_fabric::{Moment, PageKind, Region};
+use rblk_fabric::{PageKind, Region};
 use rblk_protocol::Tag;
+use rblk_runtime::Moment;
 
 use super::message::{Changed, JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::policy::Slot;

@@ -27,9 +27,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
-use rblk_fabric::{Device, Moment, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
+use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
+use rblk_runtime::Moment;
 use rblk_target::connection::SpareMemory;
 use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::poll_group::{FromGroup, SettleTicket};

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::Result;
 use rblk_fabric::soft::{PollerHandle as SoftHandle, ProtectionDomain as SoftDomain};
 use rblk_fabric::{
-    AcceptParams, Completion, Connection, DeviceCaps, FabricError, Owner, Poller, PollerCounters,
-    PollerHandle, PostError, ProtectionDomain, QpIndex, Recvs, SendWr,
+    AcceptParams, Completion, Connection, DataPath, DeviceCaps, FabricError, Owner, Poller,
+    PollerCounters, PollerHandle, PostError, ProtectionDomain, QpIndex, Recvs, SendWr,
 };
 
 use super::timing::{below, is_timed};
@@ -69,12 +69,18 @@ struct PairedPoller {
 }
 
 impl Poller for PairedPoller {
-    fn caps(&self) -> &DeviceCaps {
-        self.inner.caps()
-    }
-
     fn attach(&mut self, connection: Connection) -> rblk_fabric::Result<QpIndex> {
         self.inner.attach(connection)
+    }
+
+    fn detach(&mut self, qp: QpIndex) -> Option<Connection> {
+        self.inner.detach(qp)
+    }
+}
+
+impl DataPath for PairedPoller {
+    fn caps(&self) -> &DeviceCaps {
+        self.inner.caps()
     }
 
     fn accept(&mut self, _qp: QpIndex, _params: &AcceptParams) -> rblk_fabric::Result<()> {
@@ -121,10 +127,6 @@ impl Poller for PairedPoller {
 
     fn fail(&mut self, qp: QpIndex) {
         self.inner.fail(qp);
-    }
-
-    fn detach(&mut self, qp: QpIndex) -> Option<Connection> {
-        self.inner.detach(qp)
     }
 
     fn counters(&self) -> PollerCounters {

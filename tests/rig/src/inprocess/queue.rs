@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rblk_fabric::soft::network::Wire;
-use rblk_fabric::{Completion, Device, DeviceCaps, Moment, PageKind, QpLimits, Region};
+use rblk_fabric::{Completion, Device, DeviceCaps, PageKind, QpLimits, Region};
 use rblk_initiator::durability::Ledger;
 use rblk_initiator::engine::{Engine, MountTimes, PathEnd, QueueCounts, QueueStats};
 use rblk_initiator::inflight::WrongState;
@@ -12,6 +12,7 @@ use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
 use rblk_initiator::path_change::PathChange;
 use rblk_protocol::{ConnectionKind, Features, Mutation, QueueDepth, Tag, VolumeHandle};
+use rblk_runtime::Moment;
 use rblk_target::identity::SessionIndex;
 use rblk_target::store::{Store, VolumeIndex};
 use rblk_target::volume::Volume;

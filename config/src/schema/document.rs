@@ -1,0 +1,268 @@
+//! [`Document`]: the files of one configuration as one table, with the place of each key.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Value};
+
+use crate::error::{ConfigError, Fault, Site};
+use crate::schema::faults::judge;
+use crate::schema::rule::{Schema, join};
+
+/// Most bytes of a configuration file. A larger file is something else, named by mistake.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// The files of one configuration. A later file adds to the earlier ones or replaces their keys.
+#[derive(Debug, Default)]
+pub(crate) struct Document {
+    table: toml::Table,
+    sites: HashMap<String, KeySite>,
+}
+
+/// Where a key and its value are.
+#[derive(Debug)]
+struct KeySite {
+    key: Site,
+    value: Site,
+}
+
+impl Document {
+    /// Adds a file. Arrays of tables grow; every other key is replaced.
+    pub(crate) fn lay(&mut self, path: &Path) -> Result<(), ConfigError> {
+        self.lay_text(&read(path)?, path)
+    }
+
+    /// As [`Self::lay`], from text. Errors name it `path`.
+    pub(crate) fn lay_text(&mut self, text: &str, path: &Path) -> Result<(), ConfigError> {
+        let (table, spans) = parse(text, path)?;
+        let source = SourceText { text, path };
+        let start = || KeySite { key: source.site(0), value: source.site(0) };
+        self.sites.entry(String::new()).or_insert_with(start);
+        for (key, value) in table {
+            let Some((key_span, span)) = spans.get_ref().get_key_value(key.as_str()) else {
+                continue;
+            };
+            match (self.table.get_mut(&key), value) {
+                (Some(Value::Array(all)), Value::Array(more))
+                    if is_tables(all) && is_tables(&more) && !more.is_empty() =>
+                {
+                    source.record_items(&key, all.len(), span, &mut self.sites);
+                    all.extend(more);
+                }
+                (_, value) => {
+                    source.record(&key, key_span, span, &mut self.sites);
+                    self.table.insert(key, value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the whole table and decodes it. `relate` adds the faults between keys.
+    pub(crate) fn decode<T: DeserializeOwned>(
+        self,
+        schema: &Schema,
+        relate: impl Fn(&T, &mut Vec<Fault>),
+    ) -> Result<T, ConfigError> {
+        judge(self.table, schema, relate).map_err(|faults| Sites(self.sites).refuse(faults))
+    }
+}
+
+/// The places of the keys of a configuration.
+#[derive(Debug, Default)]
+pub(crate) struct Sites(HashMap<String, KeySite>);
+
+impl Sites {
+    /// An error from faults that have no place yet.
+    pub(crate) fn refuse(&self, mut faults: Vec<Fault>) -> ConfigError {
+        for fault in &mut faults {
+            fault.site = self.find(&fault.key, fault.at_key);
+            if let Some(other) = &fault.other {
+                fault.other_site = self.find(other, false);
+            }
+        }
+        faults.sort_by(|a, b| a.site.cmp(&b.site));
+        ConfigError::Invalid { faults }
+    }
+
+    /// The place of a key. If it has none: of the nearest table around it, or the start of the
+    /// first file.
+    fn find(&self, path: &str, at_key: bool) -> Option<Site> {
+        let mut path = path;
+        loop {
+            if let Some(site) = self.0.get(path) {
+                return Some(if at_key { site.key.clone() } else { site.value.clone() });
+            }
+            if path.is_empty() {
+                return None;
+            }
+            path = &path[..path.rfind(['.', '[']).unwrap_or(0)];
+        }
+    }
+}
+
+/// A file of `X.d/` as it will be.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    /// The file, whether it is there or not.
+    pub(crate) path: PathBuf,
+    /// The new content. `None`: the file will be removed.
+    pub(crate) text: Option<String>,
+}
+
+/// `X.toml`, then every `*.toml` of `X.d/`, with the draft instead of the file of its path.
+pub(crate) fn lay_with_drop_ins(
+    path: &Path,
+    draft: Option<&Draft>,
+) -> Result<Document, ConfigError> {
+    let mut document = Document::default();
+    document.lay(path)?;
+    let Some(directory) = drop_ins_of(path) else { return Ok(document) };
+    let mut files = toml_files(&directory)?;
+    if let Some(draft) = draft {
+        files.push(draft.path.clone());
+        files.sort();
+        files.dedup();
+    }
+    for file in files {
+        match draft.filter(|draft| draft.path == file) {
+            None => document.lay(&file)?,
+            Some(Draft { text: Some(text), .. }) => document.lay_text(text, &file)?,
+            Some(Draft { text: None, .. }) => {}
+        }
+    }
+    Ok(document)
+}
+
+/// The directory of the drop-ins of `X.toml`: `X.d`. A file with another ending has none.
+pub(crate) fn drop_ins_of(path: &Path) -> Option<PathBuf> {
+    let is_toml = path.extension().is_some_and(|extension| extension == "toml");
+    is_toml.then(|| path.with_extension("d"))
+}
+
+/// A directory that looks like the drop-ins of a file and is not read.
+///
+/// For `target.toml` the directory is `target.d`; people also make `target.toml.d`, as systemd has
+/// it.
+#[must_use]
+pub fn ignored_drop_ins(path: &Path) -> Option<String> {
+    let mut ignored = path.as_os_str().to_owned();
+    ignored.push(".d");
+    let ignored = PathBuf::from(ignored);
+    if !ignored.is_dir() {
+        return None;
+    }
+    let fix = match drop_ins_of(path) {
+        Some(read) => format!("the drop-ins of {} are in {}", path.display(), read.display()),
+        None => format!("{} has no drop-ins, as its name does not end in .toml", path.display()),
+    };
+    Some(format!("{} is not read: {fix}", ignored.display()))
+}
+
+/// The `*.toml` files of a directory in the order of their names, without hidden files. None if
+/// there is no such directory.
+fn toml_files(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let fail = |error| ConfigError::Read { path: directory.to_owned(), error };
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(fail)?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(fail)?.path();
+        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let fail = |error| ConfigError::Read { path: path.to_owned(), error };
+    let mut text = String::new();
+    let file = File::open(path).map_err(fail)?;
+    file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text).map_err(fail)?;
+    if text.len() as u64 > FILE_MAX_BYTES {
+        return Err(fail(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "larger than 1MiB, so it is not a configuration",
+        )));
+    }
+    Ok(text)
+}
+
+fn parse<'t>(
+    text: &'t str,
+    path: &Path,
+) -> Result<(toml::Table, Spanned<DeTable<'t>>), ConfigError> {
+    let fail = |error: toml::de::Error| {
+        let start = error.span().map_or(0, |span| span.start);
+        let problem = error.message().replace('\n', ", ");
+        ConfigError::Syntax { site: SourceText { text, path }.site(start), problem }
+    };
+    Ok((text.parse().map_err(fail)?, DeTable::parse(text).map_err(fail)?))
+}
+
+fn is_tables(values: &[Value]) -> bool {
+    values.iter().all(Value::is_table)
+}
+
+/// A text, and the name that errors give it.
+struct SourceText<'s> {
+    text: &'s str,
+    path: &'s Path,
+}
+
+impl SourceText<'_> {
+    fn site(&self, offset: usize) -> Site {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        Site {
+            file: self.path.to_owned(),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+
+    fn record<K>(
+        &self,
+        at: &str,
+        key: &Spanned<K>,
+        value: &Spanned<DeValue<'_>>,
+        sites: &mut HashMap<String, KeySite>,
+    ) {
+        let site =
+            KeySite { key: self.site(key.span().start), value: self.site(value.span().start) };
+        sites.insert(at.to_owned(), site);
+        match value.get_ref() {
+            DeValue::Table(table) => self.record_table(at, table, sites),
+            DeValue::Array(_) => self.record_items(at, 0, value, sites),
+            _ => {}
+        }
+    }
+
+    fn record_table(&self, at: &str, table: &DeTable<'_>, sites: &mut HashMap<String, KeySite>) {
+        for (key, value) in table {
+            self.record(&join(at, key.get_ref()), key, value, sites);
+        }
+    }
+
+    /// Records the items of an array, counting from `first`.
+    fn record_items(
+        &self,
+        at: &str,
+        first: usize,
+        array: &Spanned<DeValue<'_>>,
+        sites: &mut HashMap<String, KeySite>,
+    ) {
+        for (index, item) in array.get_ref().as_array().into_iter().flatten().enumerate() {
+            self.record(&format!("{at}[{}]", first + index), item, item, sites);
+        }
+    }
+}

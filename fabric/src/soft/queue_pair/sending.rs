@@ -1,0 +1,138 @@
+//! The sending side of a queue pair: hands frames to the link, and books the bytes that the link
+//! took.
+
+use std::io;
+
+use super::{QpState, QueuePair};
+use crate::soft::keys::KeyTable;
+use crate::soft::queue_pair::completions::CompletionQueue;
+use crate::soft::queue_pair::outbound::{Origin, Response};
+use crate::soft::wire::frame::Refusal;
+use crate::soft::wire::gathered::Gathered;
+use crate::work::WcStatus;
+
+/// Bytes that one call sends. A kernel that does not preempt its own code keeps every other thread
+/// of the processor waiting for the whole of a call: about 30 us for this many bytes.
+const CALL: usize = 128 << 10;
+
+impl QueuePair {
+    /// Whether [`Self::pump`] could put something on the link.
+    #[inline]
+    pub(in crate::soft) fn wants_to_send(&self) -> bool {
+        if self.outbound.is_broken() {
+            return false;
+        }
+        match self.state {
+            QpState::Ready => self.outbound.has_work() || self.sends.has_unbuilt(),
+            QpState::Refusing { .. } => true,
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn build(&mut self, keys: &KeyTable) {
+        let Self { state, outbound, sends, reads_out, .. } = self;
+        match *state {
+            QpState::Ready => outbound.build(Some((sends, reads_out.answered())), None, keys),
+            QpState::Refusing { seq, refusal, .. } => {
+                outbound.build(None, Some((seq, refusal)), keys);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends frames until the link is full or the bytes of `share` are used up, and reduces
+    /// `share`. `lines` is the buffer for headers and short payloads.
+    pub(in crate::soft) fn pump(
+        &mut self,
+        keys: &KeyTable,
+        cq: &mut CompletionQueue,
+        lines: &mut [u8],
+        share: &mut usize,
+    ) {
+        while self.wants_to_send() && !self.outbound.is_blocked() && *share > 0 {
+            self.build(keys);
+            if !self.outbound.has_frames() {
+                break;
+            }
+            let mut gathered = Gathered::new(lines, CALL.min(*share));
+            let dead = self.outbound.gather(&self.sends, keys, &mut gathered);
+            if gathered.pieces().is_empty() {
+                if dead {
+                    self.source_died(cq);
+                }
+                continue;
+            }
+            // SAFETY: the pieces are in `lines`, which is not touched during the call, and ranges
+            // that `keys` just found inside live regions, which stay alive and mapped while it is
+            // borrowed.
+            match unsafe { self.link.send(gathered.pieces()) } {
+                Ok(moved) => {
+                    *share = share.saturating_sub(moved.bytes);
+                    self.outbound.took(moved.bytes);
+                    self.book_sent(cq);
+                    if !moved.more && self.outbound.has_frames() {
+                        // The socket is full. Memory that was deregistered is handled in the next
+                        // round.
+                        self.outbound.block();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.outbound.block(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The peer may have said why before it closed. The receiving side finds out.
+                Err(_) => self.outbound.set_broken(),
+            }
+        }
+        if self.sends.is_poisoned() {
+            self.advance(cq);
+        }
+    }
+
+    /// Books the frames that are wholly sent.
+    #[inline]
+    fn book_sent(&mut self, cq: &mut CompletionQueue) {
+        while let Some(origin) = self.outbound.pop_sent() {
+            match origin {
+                Origin::Request(position) => {
+                    if self.sends.sent(position) {
+                        self.reads_out.sent(position);
+                    }
+                }
+                Origin::Response(_) => self.reads_in.responded(),
+                Origin::Nak => {
+                    let recv =
+                        if let QpState::Refusing { recv, .. } = self.state { recv } else { None };
+                    self.break_down(None, recv, QpState::Draining, cq);
+                    return;
+                }
+                Origin::Control => {}
+            }
+        }
+    }
+
+    /// The memory of the first frame was deregistered.
+    fn source_died(&mut self, cq: &mut CompletionQueue) {
+        let Some((origin, begun)) = self.outbound.first() else {
+            debug_assert!(false, "no frame, so none without memory");
+            return;
+        };
+        match origin {
+            Origin::Request(position) if begun => {
+                // The peer waits for bytes that may not be sent. Only the end of the link is left.
+                let status = WcStatus::LocalProtection;
+                self.break_down(Some((position, status)), None, QpState::Dead, cq);
+            }
+            Origin::Request(position) => {
+                let status = WcStatus::LocalProtection;
+                self.outbound.drop_requests(position, status, &mut self.sends);
+            }
+            Origin::Response(Response { seq, .. }) if !begun => {
+                self.outbound.drop_responses();
+                self.refuse(seq, Refusal::Access, None);
+            }
+            Origin::Response(_) | Origin::Nak | Origin::Control => {
+                self.lost("the source of a READ response was deregistered", cq);
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The shared part of `rblk-target doctor` and `rblk-initiator doctor`: the [`Report`] and the
+//! facts of a host that both ends need.
+//!
+//! Each part has facts, which are read once, and a judgement of them, which is pure: facts in,
+//! [`Finding`]s out. Facts are read below a directory, `/` on a real host, so that a test can lay
+//! out a host that it does not have. A fact that cannot be read is absent, and never a fault by
+//! itself.
+//!
+//! One fault is one finding: the consequences of a named fault are skipped.
+
+mod directory_access;
+mod host_facts;
+mod interface;
+mod peer_route;
+mod rdma;
+mod report;
+mod rights;
+mod sysfs;
+mod systemd;
+mod tcp_listener;
+
+pub use directory_access::Directory;
+pub use host_facts::{HostFacts, KernelVersion, judge_tls};
+pub use interface::{Interface, Subnet, interfaces};
+pub use peer_route::{PeerRoute, judge_listen, judge_route};
+pub use rdma::{Gid, Needs, PortState, RdmaDevice, RdmaPort, far_cpus, judge_rdma, rdma_devices};
+pub use report::{Finding, Report, Verdict};
+pub use rights::{can_lock_memory, hard_memlock};
+pub use systemd::{SystemdFacts, Unit};
+pub use tcp_listener::tcp_listener;

@@ -1,0 +1,28 @@
+//! Output, logs, metrics and the host checks that the programs of one host share.
+//!
+//! | room | holds |
+//! | --- | --- |
+//! | `terminal` | the answers of commands: [`Output`], [`table`], [`figures`], [`screen`] |
+//! | `log` | the log of a daemon: [`Log`], and its records for the [`journal`] |
+//! | `metrics` | the Prometheus text format: [`exposition`] |
+//! | `socket` | Unix sockets that only their owner may use: [`private_socket`] |
+//! | `host` | the process and the CPUs of this host: [`precautions`], [`CpuList`] |
+//! | [`doctor`] | host facts, and the findings of both doctors |
+#![forbid(unsafe_code)]
+
+pub mod doctor;
+mod host;
+mod log;
+mod metrics;
+mod socket;
+mod terminal;
+
+pub use host::cpu_list::{CpuList, NoCpuList};
+pub use host::precautions;
+pub use log::journal;
+pub use log::{Log, LogWriter};
+pub use metrics::exposition;
+pub use socket::private_socket;
+pub use terminal::output::{CannotPrint, Output, wants_colour};
+pub use terminal::said_once::said_once;
+pub use terminal::{figures, screen, table};

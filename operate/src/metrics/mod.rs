@@ -1,0 +1,3 @@
+//! Metrics in the formats of other programs.
+
+pub mod exposition;

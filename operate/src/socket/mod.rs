@@ -1,0 +1,3 @@
+//! Unix sockets between the programs of one host.
+
+pub mod private_socket;

@@ -1,0 +1,30 @@
+//! The data thread, without a device: its loop, its mail, its clock and its counters.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`data_thread`] | the loop: turn, look again, arm, sleep |
+//! | [`spin`], `wake_cost` | how long a thread polls before it sleeps; the cost of a wake-up |
+//! | `moment` | the time of a turn |
+//! | [`mailbox`] | bounded mail to a data thread |
+//! | `counter`, `latency`, [`log_linear`] | counters and histograms with one writer |
+//! | [`rates`] | work per second |
+//! | [`log_limit`] | log lines per second that a peer can cause |
+//! | [`clock`], `lent` | the clock of the host; descriptors that a daemon inherits |
+
+pub mod clock;
+mod counter;
+pub mod data_thread;
+mod latency_histogram;
+mod lent;
+pub mod log_limit;
+pub mod log_linear;
+pub mod mailbox;
+mod moment;
+pub mod rates;
+pub mod spin;
+mod wake_cost;
+
+pub use counter::Counter;
+pub use latency_histogram::{BinnedUs, Latency, LatencyCounts};
+pub use lent::close_lent_on_exec;
+pub use moment::{Micros, Moment, MomentClock};
