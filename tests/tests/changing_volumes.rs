@@ -11,10 +11,10 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::identity::SessionIndex;
-use rblk_target::poll_group::VolumeStep;
+use rblk_target::data::poll_group::VolumeStep;
+use rblk_target::volume::identity::SessionIndex;
+use rblk_target::volume::volume_stats::VolumeStats;
 use rblk_target::volume::{CacheMode, Volume};
-use rblk_target::volume_stats::VolumeStats;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::storm::{VOLUME, is_long, seeds};
 

@@ -7,11 +7,11 @@ use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Opcode, Status, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::identity::SessionIndex;
-use rblk_target::limits::{Limiter, Limits};
-use rblk_target::poll_group::{ToGroup, VolumeStep};
-use rblk_target::store::VolumeIndex;
+use rblk_target::data::poll_group::{ToGroup, VolumeStep};
 use rblk_target::volume::Volume;
+use rblk_target::volume::identity::SessionIndex;
+use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::volume::limits::{Limiter, Limits};
 
 const FIRST: VolumeIndex = VolumeIndex(0);
 const SECOND: VolumeIndex = VolumeIndex(1);

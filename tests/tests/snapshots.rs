@@ -17,7 +17,7 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::poll_group::VolumeStep;
+use rblk_target::data::poll_group::VolumeStep;
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::PATIENCE;
 use rblk_tests::storm::{VOLUME, is_long, seeds};

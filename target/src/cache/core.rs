@@ -24,9 +24,10 @@ use super::slots::Slots;
 use super::span::{BLOCK, Span, blocks_of};
 use super::store_queue::StoreQueue;
 use super::volumes::{StoreFailure, Volumes};
-use crate::identity::SessionIndex;
-use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store, VolumeIndex};
+use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store};
 use crate::volume::CacheMode;
+use crate::volume::identity::SessionIndex;
+use crate::volume::identity::VolumeIndex;
 
 /// What every job works with.
 #[derive(Debug)]

@@ -88,10 +88,10 @@ pub use stop::Unsaved;
 pub use volumes::StoreFailure;
 pub(crate) use write::{Landed, OneBlock};
 
-use crate::store::VolumeIndex;
+use crate::volume::identity::VolumeIndex;
 
 /// Bytes of a slot, and of the blocks the cache keeps.
-pub(crate) const SLOT_BYTES: usize = crate::arena::MIN_EXTENT_BYTES as usize;
+pub(crate) const SLOT_BYTES: usize = crate::memory::arena::MIN_EXTENT_BYTES as usize;
 
 /// Volumes are dealt to shards in stripes of this many bytes. A command that is no longer touches
 /// two shards at most.

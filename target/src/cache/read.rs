@@ -12,10 +12,11 @@ use super::message::{PartToken, Segments, ShardReply};
 use super::policy::Slot;
 use super::slots::Install;
 use super::span::{BLOCK, Span, blocks_of};
-use crate::identity::SessionIndex;
-use crate::store::{OpKind, Segment, Store, VolumeIndex};
-use crate::timing::Spent;
+use crate::store::{OpKind, Segment, Store};
 use crate::volume::CacheMode;
+use crate::volume::identity::SessionIndex;
+use crate::volume::identity::VolumeIndex;
+use crate::volume::timing::Spent;
 
 /// Stands for a slot until one is allocated.
 const NO_SLOT: Slot = Slot(u32::MAX);

@@ -7,8 +7,9 @@ use nix::errno::Errno;
 
 use super::shard::Shard;
 use super::span::BLOCK;
-use crate::store::{Store, StoreError, VolumeIndex};
+use crate::store::{Store, StoreError};
 use crate::volume::CacheMode;
+use crate::volume::identity::VolumeIndex;
 
 impl<S: Store> Shard<S> {
     /// A volume has grown. Requests that came before were checked against the old size.

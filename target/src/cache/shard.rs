@@ -38,12 +38,13 @@ use super::volumes::{StoreFailure, Volumes};
 use super::write::{Landed, OneBlock};
 use super::write_back::WriteBacks;
 use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change, read, write};
-use crate::arena::Arena;
-use crate::identity::{HostIndex, SessionIndex};
-use crate::store::{OpDone, OpKind, Store, VolumeIndex};
-use crate::timing::Spent;
+use crate::memory::arena::Arena;
+use crate::store::{OpDone, OpKind, Store};
 use crate::volume::CacheMode;
-use crate::volume_stats::VolumeStats;
+use crate::volume::identity::VolumeIndex;
+use crate::volume::identity::{HostIndex, SessionIndex};
+use crate::volume::timing::Spent;
+use crate::volume::volume_stats::VolumeStats;
 
 /// One poll group's part of the cache. See the module.
 pub struct Shard<S> {

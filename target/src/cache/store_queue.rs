@@ -7,7 +7,8 @@ use nix::errno::Errno;
 
 use super::lists::Lists;
 use super::volumes::{VolumeOps, VolumeState, Volumes};
-use crate::store::{Op, OpDone, Segment, Store, VolumeIndex};
+use crate::store::{Op, OpDone, Segment, Store};
+use crate::volume::identity::VolumeIndex;
 
 /// Operations of one volume at the store, where there are several volumes: half of what a ring
 /// holds.

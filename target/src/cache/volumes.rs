@@ -14,9 +14,10 @@ use super::clock::Clock;
 use super::job::Kind;
 use super::slots::Slots;
 use super::span::{BLOCK, Span};
-use crate::store::{Op, Segment, VolumeIndex};
+use crate::store::{Op, Segment};
 use crate::volume::CacheMode;
-use crate::volume_stats::{DirtySince, LastError, VolumeCounts, VolumeStats};
+use crate::volume::identity::VolumeIndex;
+use crate::volume::volume_stats::{DirtySince, LastError, VolumeCounts, VolumeStats};
 
 /// Errors of one volume within so many microseconds are one burst, and one line of the log.
 const BURST_US: u64 = 10_000_000;

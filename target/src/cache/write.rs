@@ -21,9 +21,10 @@ use super::policy::Slot;
 use super::slots::{Install, Slots};
 use super::span::{BLOCK, Span};
 use super::write_back::WriteBacks;
-use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
-use crate::timing::Spent;
+use crate::store::{Op, OpDone, OpKind, Segment, Store};
 use crate::volume::CacheMode;
+use crate::volume::identity::VolumeIndex;
+use crate::volume::timing::Spent;
 
 /// A write of one block whose data is here.
 #[derive(Clone, Copy, Debug)]

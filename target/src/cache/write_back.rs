@@ -24,9 +24,10 @@ use super::policy::Slot;
 use super::slots::{Install, Slots, State};
 use super::span::{BLOCK, in_one_stripe};
 use super::{SLOT_BYTES, ShardOptions};
-use crate::store::{OpKind, Store, VolumeIndex};
-use crate::timing::Spent;
+use crate::store::{OpKind, Store};
 use crate::volume::CacheMode;
+use crate::volume::identity::VolumeIndex;
+use crate::volume::timing::Spent;
 
 /// Write-backs of a volume on their way at a time, in one shard that does not stop.
 const IN_FLIGHT: usize = 16;

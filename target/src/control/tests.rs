@@ -16,16 +16,17 @@ use rblk_fabric::spin::SpinMode;
 
 use super::core::Ticket;
 use super::*;
-use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions, Unsaved};
-use crate::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
-use crate::events::EventKind;
-use crate::identity::ConnectionId;
-use crate::poll_group::PollerMemory;
-use crate::poll_group::peers::Peers;
-use crate::poll_group::thread::{self, POLLERS_MAX, Tuning};
-use crate::store::VolumeIndex;
+use crate::data::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
+use crate::data::poll_group::PollerMemory;
+use crate::data::poll_group::peers::Peers;
+use crate::data::poll_group::thread;
+use crate::data::poll_group::thread::{POLLERS_MAX, Tuning};
+use crate::memory::arena::Arena;
+use crate::operate::events::EventKind;
 use crate::store::uring::{UringOptions, UringStore};
+use crate::volume::identity::ConnectionId;
+use crate::volume::identity::VolumeIndex;
 use crate::volume::{CacheMode, Placement};
 
 fn volume() -> Arc<Volume> {
@@ -330,8 +331,8 @@ fn a_record_that_cannot_be_read_is_no_start() {
     assert!(path.exists(), "before it serves");
 }
 
-fn exclusive() -> crate::holders::Claimant {
-    crate::holders::Claimant {
+fn exclusive() -> crate::record::holders::Claimant {
+    crate::record::holders::Claimant {
         mode: rblk_protocol::AccessMode::Exclusive,
         host: rblk_protocol::HostId([5; 16]),
         host_name: Name::new("host").unwrap(),

@@ -44,7 +44,7 @@ use super::protection::Protection;
 use super::room::StoreRoom;
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, StoreError};
-use crate::arena::MIN_EXTENT_BYTES;
+use crate::memory::arena::MIN_EXTENT_BYTES;
 
 // Time between two tries to get the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(10);
@@ -484,7 +484,7 @@ impl Backing {
         &self.syncs
     }
 
-    pub(super) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 

@@ -51,10 +51,11 @@ use rblk_protocol::{Name, Status};
 
 use super::{Core, Effect, Notice};
 use crate::cache::SLOT_BYTES;
-use crate::holders::Served;
-use crate::identity::SessionIndex;
 use crate::record::AtRisk;
-use crate::store::{StoreIdentity, VolumeIndex};
+use crate::record::holders::Served;
+use crate::store::StoreIdentity;
+use crate::volume::identity::SessionIndex;
+use crate::volume::identity::VolumeIndex;
 use crate::volume::{CacheMode, Placement, Volume};
 
 /// How long the connections of a volume may take to end, and its dirty blocks to be written.
@@ -536,7 +537,8 @@ impl Core {
 
     /// No session has a volume from now on.
     fn take_from_all(&mut self, volume: VolumeIndex) {
-        let has = |session: &&crate::session::Session| session.mode_of(volume).is_some();
+        let has =
+            |session: &&crate::control::peers::session::Session| session.mode_of(volume).is_some();
         let sessions: Vec<SessionIndex> =
             self.sessions.iter().filter(has).map(|session| session.index).collect();
         for open in self.take_opens(|open| open.volume == volume) {
@@ -586,8 +588,9 @@ impl Core {
     /// Who has a volume open, or may come back to it.
     #[must_use]
     pub fn users(&self, volume: VolumeIndex) -> Vec<String> {
-        let has = |session: &&crate::session::Session| session.mode_of(volume).is_some();
-        let name = |session: &crate::session::Session| match session.connections() {
+        let has =
+            |session: &&crate::control::peers::session::Session| session.mode_of(volume).is_some();
+        let name = |session: &crate::control::peers::session::Session| match session.connections() {
             0 => format!("{} ({}, away)", session.host_name, session.peer),
             _ => format!("{} ({})", session.host_name, session.peer),
         };

@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 use rblk_protocol::{AsyncEvent, CommandCapsule, Epoch, Status, Tag};
 
 use super::{Answer, ConnectionRef, Core, refuse};
-use crate::identity::SessionIndex;
-use crate::session::Session;
-use crate::store::VolumeIndex;
+use crate::control::peers::session::Session;
+use crate::volume::identity::SessionIndex;
+use crate::volume::identity::VolumeIndex;
 
 /// ASYNC_EVENTs one session may park.
 const PARKED_PER_SESSION: usize = 4;

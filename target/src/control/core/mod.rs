@@ -50,15 +50,16 @@ use rblk_protocol::{
     CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag, WriteVerifier,
 };
 
-use super::peer_lines::PeerLines;
-use crate::events::{EventKind, Occurrence};
-use crate::holders::{HolderRecord, Holders, VolumeUuid};
-use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
-use crate::limits::Limiter;
-use crate::poll_group::{Notice, SettleTicket};
-use crate::session::{After, Leave, SessionTable};
-use crate::store::{StoreIdentity, VolumeIndex};
+use crate::control::peers::peer_lines::PeerLines;
+use crate::control::peers::session::{After, Leave, SessionTable};
+use crate::data::poll_group::{Notice, SettleTicket};
+use crate::operate::events::{EventKind, Occurrence};
+use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::store::StoreIdentity;
 use crate::volume::Volume;
+use crate::volume::identity::VolumeIndex;
+use crate::volume::identity::{AdmissionId, ConnectionId, SessionIndex};
+use crate::volume::limits::Limiter;
 
 pub use alter::{OrderError, Step, VolumeOrder};
 pub use budget::Capacity;

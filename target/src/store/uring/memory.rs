@@ -13,7 +13,7 @@ use io_uring::IoUring;
 use nix::errno::Errno;
 use rblk_fabric::Region;
 
-use crate::arena::MAX_EXTENT_BYTES;
+use crate::memory::arena::MAX_EXTENT_BYTES;
 use crate::store::{MAX_SEGMENTS, Segment};
 
 // The kernel takes at most 1 GiB as one registered buffer. Extents are aligned to their own length,

@@ -49,7 +49,8 @@ use self::watch::{DOOR, Watches, checked};
 pub use self::watch::{MAX_WATCHES, WatchSet, WatchToken};
 use super::backing::Backing;
 use super::syncs::{Look, SyncNumber};
-use super::{Op, OpDone, Segment, Store, StoreError, VolumeIndex, refusal};
+use super::{Op, OpDone, Segment, Store, StoreError, refusal};
+use crate::volume::identity::VolumeIndex;
 
 // How long dropping a store waits for the kernel.
 const DRAIN: Duration = Duration::from_secs(5);

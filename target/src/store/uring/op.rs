@@ -15,7 +15,8 @@ use super::memory::{IoVecs, Pieces};
 use crate::store::backing::Backing;
 use crate::store::methods::Method;
 use crate::store::syncs::SyncNumber;
-use crate::store::{Op, OpKind, OpToken, Segment, VolumeIndex};
+use crate::store::{Op, OpKind, OpToken, Segment};
+use crate::volume::identity::VolumeIndex;
 
 /// Bytes zeroed by one write where nothing better works.
 pub(super) const ZERO_CHUNK: u32 = 1 << 20;

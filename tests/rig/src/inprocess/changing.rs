@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use rblk_target::poll_group::{StepTicket, ToGroup, VolumeStep};
-use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::data::poll_group::{StepTicket, ToGroup, VolumeStep};
+use rblk_target::store::Store;
+use rblk_target::volume::identity::VolumeIndex;
 use rblk_target::volume::Volume;
-use rblk_target::volume_stats::VolumeStats;
+use rblk_target::volume::volume_stats::VolumeStats;
 
 use super::Rig;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
-use rblk_target::limits::Limits;
+use rblk_target::volume::limits::Limits;
 use rblk_target::volume::CacheMode;
 
 /// Where a volume's bytes are.

@@ -14,21 +14,20 @@ use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
     InstanceId, Name, Nonce, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
 };
-use rblk_target::arena::Arena;
+use rblk_target::memory::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::{
-    BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv,
-};
-use rblk_target::identity::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
-use rblk_target::limits::{DelayCounts, Limiter};
-use rblk_target::poll_group::peers::Peers;
-use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup};
-use rblk_target::stats::{Stats, StatsSnapshot};
-use rblk_target::store::{Store, VolumeIndex};
-use rblk_target::terms::Terms;
-use rblk_target::traffic::{IoCounts, IoStats, VolumeTimes};
+use rblk_target::data::connection::{BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv};
+use rblk_target::volume::identity::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
+use rblk_target::volume::limits::{DelayCounts, Limiter};
+use rblk_target::data::poll_group::peers::Peers;
+use rblk_target::data::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup};
+use rblk_target::data::stats::{Stats, StatsSnapshot};
+use rblk_target::store::Store;
+use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::control::connect::terms::Terms;
+use rblk_target::volume::traffic::{IoCounts, IoStats, VolumeTimes};
 use rblk_target::volume::{CacheMode, Placement, Volume};
-use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
+use rblk_target::volume::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
 use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
@@ -504,7 +503,7 @@ impl<S: Store> Rig<S> {
             memory,
             spares,
             bounce,
-            progress_max: rblk_target::connection::progress_max(None),
+            progress_max: rblk_target::data::connection::progress_max(None),
             io,
             peer: format!("session {} {kind:?}", session.index),
         };
