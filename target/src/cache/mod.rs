@@ -25,8 +25,8 @@
 //! | `sessions.rs` | how much memory the peers of a session may keep |
 //! | `core.rs` | what all jobs work with: the fields below |
 //! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
-//! | `policy.rs` | which slot leaves: S3-FIFO. Pure |
-//! | `range_lock.rs`, `locks.rs` | which job works on which range of a store |
+//! | `policy/mod.rs` | which slot leaves: S3-FIFO. Pure |
+//! | `range_lock/mod.rs`, `locks.rs` | which job works on which range of a store |
 //! | `job.rs`, `span.rs`, `block_write.rs` | jobs, their ranges, and writes too small for a job |
 //! | `volumes.rs` | the volumes of a shard, and what it publishes of them |
 //! | `store_queue.rs` | the store, and operations that wait to go there |
