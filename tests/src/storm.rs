@@ -18,7 +18,7 @@ use rblk_rig::seed::Random;
 use rblk_target::cache::STRIPE_BYTES;
 use rblk_target::data::poll_group::ToGroup;
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::limits::Limits;
 
 use crate::bed::PATIENCE;

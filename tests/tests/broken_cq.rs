@@ -10,8 +10,8 @@ use rblk_rig::inprocess::{
 };
 use rblk_rig::ram_store::RamStore;
 use rblk_target::data::poll_group::ToGroup;
-use rblk_target::volume::identity::VolumeIndex;
-use rblk_target::volume::identity::{AdmissionId, SessionIndex};
+use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{AdmissionId, SessionIndex};
 use rblk_tests::bed::{PATIENCE, pattern};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);

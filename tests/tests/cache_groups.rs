@@ -15,7 +15,7 @@ use rblk_target::cache::{STRIPE_BYTES, SlotsOf, shard_of};
 use rblk_target::data::poll_group::peers::PeerMail;
 use rblk_target::data::poll_group::{PollGroup, ToGroup};
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::identity::SessionIndex;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::oracle::Oracle;
 use rblk_tests::storm::{Mix, Storm, StormOptions, VOLUME, is_long, seeds};

@@ -8,7 +8,7 @@ use rblk_protocol::Tag;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, Rig, VolumeSpec};
 use rblk_target::data::poll_group::VolumeStep;
-use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::{CacheMode, Volume};
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::two_volumes::TwoVolumes;

@@ -10,8 +10,8 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::{Kind, RamStore, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::identity::VolumeIndex;
-use rblk_target::volume::volume_stats::VolumeCounts;
+use rblk_target::volume::counts::VolumeCounts;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::program::{Client, Target, program, run, wait_for, wait_for_equal};
 use rblk_tests::storm::{MODES, seeds};

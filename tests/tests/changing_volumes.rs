@@ -12,8 +12,8 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
 use rblk_target::data::poll_group::VolumeStep;
-use rblk_target::volume::identity::SessionIndex;
-use rblk_target::volume::volume_stats::VolumeStats;
+use rblk_target::volume::counts::VolumeStats;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_target::volume::{CacheMode, Volume};
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::storm::{VOLUME, is_long, seeds};

@@ -8,7 +8,7 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::traffic::{IoCounts, VolumeTimes};
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, NULL, STORE, VOLUME_BYTES};
 

@@ -17,7 +17,7 @@ use rblk_rig::seed::Random;
 use rblk_target::data::poll_group::ToGroup;
 use rblk_target::store::Store;
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::oracle::Oracle;
 use rblk_tests::storm::{Crash, Failure, MODES, Mix, Storm, StormOptions, is_long, seeds};

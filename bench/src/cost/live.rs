@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rblk_initiator::engine::QueueCounts;
-use rblk_target::data::stats::StatsSnapshot;
+use rblk_target::data::group_stats::StatsSnapshot;
 use serde::{Deserialize, Serialize};
 
 use super::{Op, Plan};

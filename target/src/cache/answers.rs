@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use nix::errno::Errno;
 
 use super::message::{PartToken, ShardReply};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 
 /// The answers of a shard that its poll group has not taken.

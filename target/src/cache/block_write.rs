@@ -10,7 +10,7 @@ use super::message::PartToken;
 use super::policy::Slot;
 use super::range_lock::LockId;
 use crate::store::OpToken;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// A write of one block, or of a part of one in a volume without a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,7 +126,7 @@ mod tests {
     use rblk_protocol::Tag;
 
     use super::*;
-    use crate::volume::identity::{ConnectionId, SessionIndex};
+    use crate::volume::ids::{ConnectionId, SessionIndex};
 
     fn write(block: u64) -> BlockWrite {
         let connection = ConnectionId { index: 0, generation: 1 };

@@ -14,7 +14,7 @@ use super::range_lock::LockId;
 use super::span::{Span, blocks_of};
 use crate::store::{OpKind, OpToken};
 use crate::volume::CacheMode;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 
 /// What a job is for, and how far it is.
@@ -364,7 +364,7 @@ impl Jobs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::identity::VolumeIndex;
+    use crate::volume::ids::VolumeIndex;
 
     #[test]
     fn tokens_and_names_die_with_their_job() {

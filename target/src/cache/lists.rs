@@ -3,7 +3,7 @@
 use super::message::Segments;
 use super::policy::Slot;
 use crate::store::Segment;
-use crate::volume::identity::SessionIndex;
+use crate::volume::ids::SessionIndex;
 
 /// Longest list: the blocks of the longest request.
 const LONGEST: usize = 1025;

@@ -6,7 +6,7 @@
 use super::shard::Shard;
 use crate::store::Store;
 use crate::volume::CacheMode;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 impl<S: Store> Shard<S> {
     /// A volume has at most so many slots of this shard in the index from now on. `None`: as many

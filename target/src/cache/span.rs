@@ -9,7 +9,7 @@ use rblk_protocol::width::{narrow, wide, wide64};
 
 use super::{SLOT_BYTES, STRIPE_BYTES};
 use crate::volume::CacheMode;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Bytes of a block.
 pub(super) const BLOCK: u64 = SLOT_BYTES as u64;

@@ -19,8 +19,8 @@ use serde::Serialize;
 use crate::memory::demand::{Demand, Host};
 use crate::operate::defaults::{addresses, poll_groups, target_name};
 use crate::operate::status::{TargetStatus, VolumeStatus};
-use crate::pool::exports::{Wait, open_volume};
 use crate::pool::image;
+use crate::pool::opening::{Wait, open_volume};
 use crate::store::room::{StoreRoom, shortages};
 use crate::store::{StoreError, StoreFault};
 

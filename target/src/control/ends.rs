@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Control, Departure};
 use crate::cache::Unsaved;
-use crate::data::poll_group::thread::Handle;
+use crate::data::poll_group::group_thread::Handle;
 use crate::operate::ask::EndReport;
 use crate::operate::events::{EventKind, Occurrence};
 use crate::operate::status::{UnsavedStatus, in_words};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// How long those who asked may take to be told.
 const TELL_TIME: Duration = Duration::from_secs(1);

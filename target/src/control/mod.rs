@@ -12,7 +12,7 @@ pub mod peers;
 mod persist;
 pub mod requests;
 mod settling;
-pub(crate) mod volumes;
+pub(crate) mod volume_changes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,17 +31,17 @@ use crate::control::observe::outages::Outages;
 use crate::control::observe::past::PastReport;
 use crate::control::peers::account::{Account, Origin};
 use crate::control::peers::session::Session;
-use crate::data::poll_group::thread::Handle;
+use crate::data::poll_group::group_thread::Handle;
 use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
 use crate::memory::demand::FILES_BESIDES;
 use crate::operate::events::{Events, EventsReport};
-use crate::pool::exports::AwayVolume;
+use crate::pool::opening::AwayVolume;
 use crate::record::holders::VolumeUuid;
 use crate::record::{News, StateDirectory};
 use crate::store::{Backing, StoreFault, StoreIdentity};
 use crate::volume::Volume;
-use crate::volume::identity::VolumeIndex;
-use crate::volume::identity::{AdmissionId, SessionIndex};
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{AdmissionId, SessionIndex};
 use crate::volume::notes::VolumeNotes;
 
 use self::core::{
@@ -53,13 +53,13 @@ use crate::operate::refusal::Refusal;
 use crate::operate::status::UnsavedStatus;
 use crate::record::losses::LossNotes;
 use connect::admission::{Granted, House, log_refusal, no_room, refusal};
+use connect::cq_shares::{CqPlace, CqShares, NoEntries};
 use connect::destroy::{Destroyed, Destroyer};
 use connect::devices::Devices;
 use connect::file_room::FileRoom;
 use connect::host_places::HostPlaces;
 use connect::making::{Made, Making};
 use connect::registering::Registering;
-use connect::shares::{CqPlace, CqShares, NoEntries};
 use connect::tally::Tally;
 use ends::{EndReply, Ends, RunEnd};
 use groups::Groups;
@@ -68,12 +68,12 @@ use observe::sampling::Sampling;
 use observe::watch::Watch;
 use peers::peer_lines::PeerLine;
 use persist::Persister;
+use requests::departure::{Departure, Upgrades};
 use requests::predecessor::{Agreed, Predecessor};
 use requests::reread::Reading;
-use requests::trace::Traces;
-use requests::upgrade::{Departure, Upgrades};
+use requests::trace_stream::Traces;
 use settling::SettlesUnderWay;
-use volumes::{Change, Volumes};
+use volume_changes::{Change, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -131,7 +131,7 @@ pub(crate) enum Request {
         /// See above.
         alone: bool,
         /// What it led to.
-        reply: oneshot::Sender<volumes::Outcome>,
+        reply: oneshot::Sender<volume_changes::Outcome>,
     },
     /// Only hosts that have this volume open may open it; or (false) all again.
     CloseToOthers {
@@ -148,7 +148,7 @@ pub(crate) enum Request {
     /// which are meant.
     Kick(String, oneshot::Sender<Result<Vec<String>, String>>),
     /// Trace the commands of this volume that take at least so long.
-    BeginTrace(String, Duration, oneshot::Sender<Result<requests::trace::Begun, Refusal>>),
+    BeginTrace(String, Duration, oneshot::Sender<Result<requests::trace_stream::Begun, Refusal>>),
     /// End the trace of this number.
     EndTrace(u64),
     /// The host of a session.
@@ -516,7 +516,7 @@ impl Control {
 
     /// Changes the limits of a host among those that are in force now. Returns its entry.
     fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, Refusal> {
-        let (hosts, host) = requests::reload::limited(self.volumes.running(), name, limits)?;
+        let (hosts, host) = requests::reconfigure::limited(self.volumes.running(), name, limits)?;
         self.let_in_only(&hosts, self.hosts_of)?;
         Ok(host)
     }

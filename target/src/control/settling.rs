@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::groups::Groups;
 use crate::data::poll_group::{SettleTicket, ToGroup};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// One settle.
 #[derive(Debug)]

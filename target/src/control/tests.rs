@@ -19,14 +19,14 @@ use super::*;
 use crate::cache::{Shard, ShardOptions, Unsaved};
 use crate::data::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
 use crate::data::poll_group::PollerMemory;
+use crate::data::poll_group::group_thread;
+use crate::data::poll_group::group_thread::{POLLERS_MAX, Tuning};
 use crate::data::poll_group::peers::Peers;
-use crate::data::poll_group::thread;
-use crate::data::poll_group::thread::{POLLERS_MAX, Tuning};
 use crate::memory::arena::Arena;
 use crate::operate::events::EventKind;
 use crate::store::uring::{UringOptions, UringStore};
-use crate::volume::identity::ConnectionId;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::ConnectionId;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{CacheMode, Placement};
 
 fn volume() -> Arc<Volume> {
@@ -196,7 +196,7 @@ fn ended_groups() -> Vec<Handle> {
                 stop_timeout: Duration::ZERO,
             };
             let (outbox, _) = mpsc::unbounded_channel();
-            let handle = thread::start(index, shard, peers, tuning, outbox).unwrap();
+            let handle = group_thread::start(index, shard, peers, tuning, outbox).unwrap();
             handle.mail.send(ToGroup::Stop).unwrap();
             handle
         })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use crate::control::Request;
-use crate::control::requests::reload::everything;
+use crate::control::requests::reconfigure::everything;
 use crate::control::requests::reread::Reread;
 use crate::daemon::signals::Signals;
 

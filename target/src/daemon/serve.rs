@@ -31,24 +31,24 @@ use crate::control::hand_over::{
     Checked, HandOver, Inherited, Successor, name_of_control, name_of_http,
 };
 use crate::control::observe::outages::Outages;
+use crate::control::requests::control_socket::{ControlSocket, SocketFile};
+use crate::control::requests::departure::Departure;
 use crate::control::requests::reread::Reread;
-use crate::control::requests::socket::{ControlSocket, SocketFile};
-use crate::control::requests::upgrade::Departure;
 use crate::control::{Control, Limits, Parts, Request};
 use crate::daemon::accept::{Missing, accept};
 use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
 use crate::daemon::signals::{RELOADS, Signals, StopOrdered, Stops};
 use crate::data::poll_group::FromGroup;
+use crate::data::poll_group::group_thread;
+use crate::data::poll_group::group_thread::{Handle, Tuning};
 use crate::data::poll_group::peers::Peers;
-use crate::data::poll_group::thread;
-use crate::data::poll_group::thread::{Handle, Tuning};
 use crate::memory::arena::Arena;
 use crate::memory::demand;
 use crate::memory::demand::{Demand, Host};
 use crate::operate::defaults::{NO_HOST, NO_VOLUME, addresses, poll_groups, target_name};
 use crate::operate::status::in_words;
-use crate::pool::exports::{AwayVolume, OpenedVolume, open_right_ones};
+use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::record::StateDirectory;
 use crate::store::uring::{UringOptions, UringStore};
 
@@ -75,9 +75,9 @@ fn spin_mode(spin: Spin) -> SpinMode {
 }
 
 /// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. The
-/// caller holds these signals ([`hold`](crate::daemon::signals::hold)). `reread` reads the configuration
-/// once more, when somebody asks for a reload. `has_file`: it is not of flags alone. `inherited`:
-/// what a program left that this one took over from; taken when this one is ready.
+/// caller holds these signals ([`hold`](crate::daemon::signals::hold)). `reread` reads the
+/// configuration once more, when somebody asks for a reload. `has_file`: it is not of flags alone.
+/// `inherited`: what a program left that this one took over from; taken when this one is ready.
 ///
 /// Returns the program that takes the place of this one, if one does. The configuration is
 /// [`Inherited::configuration`], where there is one.
@@ -568,7 +568,7 @@ fn start_poll_groups(
         let tuning = Tuning { cpu, spin: spin_mode(config.spin), slow_io, stop_timeout };
         let part = Arena::over(Arc::clone(arena), range, extent_max)?;
         let shard = Shard::new(store, part, shard_options, Instant::now());
-        let mut handle = thread::start(index, shard, peers, tuning, outbox.clone())?;
+        let mut handle = group_thread::start(index, shard, peers, tuning, outbox.clone())?;
         for opened in opened {
             handle.add_volume(Arc::clone(&opened.volume), opened.backing.clone())?;
         }

@@ -12,7 +12,7 @@
 use rblk_protocol::limits;
 use rblk_protocol::width::narrow;
 
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Sequential readers detected per connection.
 pub(crate) const STREAMS: usize = 4;

@@ -6,15 +6,15 @@ use rblk_config::{ByteSize, Limits};
 use rblk_fabric::rates::Rates;
 use serde::{Deserialize, Serialize};
 
-use crate::data::stats::StatsSnapshot;
+use crate::data::group_stats::StatsSnapshot;
 use crate::operate::events::EventCount;
 use crate::store::room::StoreRoom;
 use crate::store::{StoreFault, StoreFaultKind};
 use crate::volume::CacheMode;
+use crate::volume::counts::VolumeCounts;
 use crate::volume::limits::DelayCounts;
 use crate::volume::notes::VolumeNotes;
 use crate::volume::traffic::{IoCounts, VolumeTimes};
-use crate::volume::volume_stats::VolumeCounts;
 
 /// The state of a target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

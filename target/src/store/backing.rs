@@ -36,7 +36,6 @@ use nix::unistd::{Whence, lseek};
 use rblk_protocol::width::wide64;
 
 use super::alignment::{Alignment, direct_alignment, probe_alignment};
-use super::identity::{StoreIdentity, has_passing_inode};
 #[cfg(test)]
 use super::methods::Method;
 use super::methods::{Methods, queue_attribute, queue_limit};
@@ -45,6 +44,7 @@ use super::room::StoreRoom;
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, StoreError};
 use crate::memory::arena::MIN_EXTENT_BYTES;
+use crate::store::store_identity::{StoreIdentity, has_passing_inode};
 
 // Time between two tries to get the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(10);

@@ -36,10 +36,10 @@ mod alignment;
 pub(crate) mod at_path;
 pub(crate) mod backing;
 mod error;
-mod identity;
 mod methods;
 mod protection;
 pub mod room;
+mod store_identity;
 #[cfg(test)]
 mod sync;
 mod syncs;
@@ -50,12 +50,12 @@ mod tests;
 
 use nix::errno::Errno;
 
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 pub use at_path::{StoreFault, StoreFaultKind};
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
-pub use identity::StoreIdentity;
+pub use store_identity::StoreIdentity;
 #[cfg(test)]
 pub(crate) use sync::SyncStore;
 pub use syncs::Losses;

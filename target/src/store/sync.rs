@@ -14,7 +14,7 @@ use super::backing::Backing;
 use super::methods::Method;
 use super::syncs::{Door, Look};
 use super::{Op, OpDone, OpKind, Segment, Store, StoreError, refusal};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 // Bytes zeroed by one write.
 const ZERO_CHUNK: usize = 1 << 20;

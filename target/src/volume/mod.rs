@@ -1,11 +1,11 @@
 //! [`Volume`]: what is exported, and whether a command fits it. Pure: no I/O.
 
-pub mod identity;
+pub mod counts;
+pub mod ids;
 pub mod limits;
 pub mod notes;
 pub(crate) mod timing;
 pub mod traffic;
-pub mod volume_stats;
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use rblk_protocol::{
     VolumeFlags, VolumeHandle,
 };
 
-use identity::VolumeIndex;
+use ids::VolumeIndex;
 use limits::Limiter;
 
 pub use rblk_config::CacheMode;

@@ -23,7 +23,7 @@ use rblk_protocol::{
 use rblk_target::control::core::{Capacity, Core, CoreParts};
 use rblk_target::record::holders::{HolderRecord, Holders};
 use rblk_target::record::{AtRisk, BootId, Fresh, Records, Served};
-use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 
 use super::{Directory, uuid};

@@ -20,7 +20,7 @@ use rblk_target::data::poll_group::{SettleTicket, ToGroup};
 use rblk_target::record::holders::{HolderRecord, Holders};
 use rblk_target::record::{AtRisk, BootId, VolumeRecord};
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::identity::AdmissionId;
+use rblk_target::volume::ids::AdmissionId;
 
 use super::log::Log;
 use super::neighbour::volume as neighbour;

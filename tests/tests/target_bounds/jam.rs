@@ -8,7 +8,7 @@ use rblk_rig::ram_store::RamStore;
 use rblk_target::cache::slots::{Holders, State};
 use rblk_target::data::poll_group::ToGroup;
 use rblk_target::volume::CacheMode;
-use rblk_target::volume::identity::SessionIndex;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
 
 use super::{MIB, MODES, SECOND, STUCK, TICK};

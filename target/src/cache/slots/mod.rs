@@ -13,7 +13,7 @@
 //! A volume with a maximum has `Bounded` slots where others have `Clean` ones (`maximum.rs`).
 //!
 //! A `Private` slot belongs to one job: data lands there. A `Landing` slot belongs to a connection
-//! (`cache/landing.rs`). `Clean`, `Dirty` and `Writing` slots are in the index; a `Writing` slot is
+//! (`landing_slots.rs`). `Clean`, `Dirty` and `Writing` slots are in the index; a `Writing` slot is
 //! dirty and with a write-back. A `Detached` slot left the index while RDMA or the store still read
 //! it; it is free when the last pin is gone.
 //!
@@ -39,7 +39,7 @@ use self::meta::{Meta, VolumeSlots};
 use super::SLOT_BYTES;
 use super::policy::{Policy, Slot};
 use crate::memory::arena::Arena;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 const NONE: u32 = u32::MAX;
 /// At most this part of the slots is kept free so that long requests find memory in one run.

@@ -7,7 +7,7 @@ use super::super::SLOT_BYTES;
 use super::super::policy::Slot;
 use super::Slots;
 use crate::store::Segment;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 impl Slots {
     /// The slot that all of a segment is in. `None`: it is in several.

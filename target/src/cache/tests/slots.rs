@@ -10,7 +10,7 @@ use super::super::slots::{Install, Slots, State};
 use super::Rng;
 use crate::memory::arena::Arena;
 use crate::store::Segment;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 const SLOTS: usize = 64;
 const VOLUMES: u16 = 2;

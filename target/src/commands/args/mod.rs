@@ -1,9 +1,9 @@
 //! The command line of `rblk-target` and `rblk-targetd`.
 
-mod hosts;
-mod limits;
-mod running;
-mod volumes;
+mod host_args;
+mod limit_args;
+mod running_args;
+mod volume_args;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use rblk_protocol::auth::PublicKey;
 
 use crate::operate::refusal::Refusal;
 
-pub use hosts::{
+pub use host_args::{
     HostAddArgs, HostCommand, HostPlace, HostRemoveArgs, HostSetArgs, KeyArgs, KeyCommand,
 };
-pub use limits::LimitArgs;
-pub use running::{CONFIG, RunningArgs};
-pub use volumes::{
+pub use limit_args::LimitArgs;
+pub use running_args::{CONFIG, RunningArgs};
+pub use volume_args::{
     ChangeArgs, SessionCommand, VolumeAddArgs, VolumeCommand, VolumeRemoveArgs, VolumeResizeArgs,
     VolumeSetArgs, VolumeSnapshotArgs,
 };
@@ -506,7 +506,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
                 _ => Exit::Store,
             };
         }
-        if cause.is::<crate::pool::exports::WrongSize>() {
+        if cause.is::<crate::pool::opening::WrongSize>() {
             return Exit::Store;
         }
         if cause.is::<crate::control::ends::GivenUp>() {

@@ -5,9 +5,9 @@
 //! findings of that and does no I/O. A target that runs has
 //! its stores, ports and memory already: then they are not tried again.
 
-mod facts;
-mod judge;
 mod seen;
+mod target_facts;
+mod target_findings;
 
 use std::path::Path;
 
@@ -16,8 +16,8 @@ use rblk_config::doctor::{Finding, Report};
 use rblk_config::unit_file::TARGET_UNIT;
 
 use crate::commands::args::CONFIG;
-use facts::Facts;
 pub use seen::{Seen, Trouble};
+use target_facts::Facts;
 
 /// Looks at this host, as far as a configuration asks for it: the one that is named, or the usual
 /// one if it is there.
@@ -39,22 +39,22 @@ pub fn doctor(path: Option<&Path>) -> anyhow::Result<Report> {
     let read = loaded.as_ref().and_then(|loaded| loaded.as_ref().ok());
     // Where this process cannot read it, nobody else is asked.
     let facts = Facts::read(Path::new("/"), path.filter(|_| read.is_some()), read)?;
-    report.add([judge::config(path, loaded.as_ref(), &facts.seen)]);
+    report.add([target_findings::config(path, loaded.as_ref(), &facts.seen)]);
     let config = loaded.and_then(Result::ok);
-    report.add(judge::host(&facts, config.as_ref()));
+    report.add(target_findings::host(&facts, config.as_ref()));
     if let Some(config) = &config {
-        report.add(judge::memory(&facts, config));
-        report.add(judge::network(&facts, config));
+        report.add(target_findings::memory(&facts, config));
+        report.add(target_findings::network(&facts, config));
         if facts.seen.config.is_none() {
-            report.add(judge::keys(&facts, config));
+            report.add(target_findings::keys(&facts, config));
         }
-        report.add(judge::files(&facts, config));
-        report.add(judge::volumes(&facts));
+        report.add(target_findings::files(&facts, config));
+        report.add(target_findings::volumes(&facts));
     }
     report.add(facts.systemd.judge(TARGET_UNIT));
     report.add([match (path, &config) {
         (Some(_), None) => Finding::skip("target", "needs a configuration"),
-        _ => judge::running(&facts, path),
+        _ => target_findings::running(&facts, path),
     }]);
     Ok(report)
 }

@@ -15,7 +15,7 @@ use rblk_config::{Auth, Backing, ConfigError, TargetConfig, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::operate::defaults::target_name;
-use crate::pool::exports::open_volumes;
+use crate::pool::opening::open_volumes;
 use crate::store::StoreError;
 
 /// Something that cannot be used.

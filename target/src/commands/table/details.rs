@@ -292,7 +292,7 @@ fn counters(status: &TargetStatus) -> [String; 5] {
 
 #[cfg(test)]
 mod tests {
-    use crate::volume::volume_stats::VolumeCounts;
+    use crate::volume::counts::VolumeCounts;
 
     use super::super::tests::volume;
     use super::*;

@@ -192,11 +192,11 @@ fn sessions(sessions: &[SessionStatus]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use crate::data::stats::StatsSnapshot;
+    use crate::data::group_stats::StatsSnapshot;
     use crate::operate::status::{DeviceStatus, ListenerStatus, QueueStatus, UsageStatus};
+    use crate::volume::counts::VolumeCounts;
     use crate::volume::notes::VolumeNotes;
     use crate::volume::traffic::{IoCounts, VolumeTimes};
-    use crate::volume::volume_stats::VolumeCounts;
     use nix::errno::Errno;
     use rblk_config::table::WIDTH;
     use rblk_fabric::rates::Rates;

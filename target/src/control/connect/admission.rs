@@ -1,5 +1,6 @@
 //! What a connect request is granted, and how a refusal is sent. Control decides
-//! ([`crate::control::Control`] and [`crate::control::core`]); the steps that need none of its state are here.
+//! ([`crate::control::Control`] and [`crate::control::core`]); the steps that need none of its
+//! state are here.
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use rblk_protocol::{
 };
 
 use crate::control::Limits;
-use crate::control::connect::terms::Terms;
+use crate::control::connect::grant::Terms;
 use crate::control::core::{Admitted, Introduction, NO_KEYS, Refused};
 use crate::control::peers::peer_lines::{PeerLine, PeerLines};
 use crate::data::connection::{
@@ -421,7 +422,7 @@ mod tests {
 
     use super::*;
     use crate::control::core::Capacity;
-    use crate::volume::identity::{AdmissionId, SessionIndex};
+    use crate::volume::ids::{AdmissionId, SessionIndex};
 
     fn house(requires_proof: bool) -> House {
         let limits = Limits {

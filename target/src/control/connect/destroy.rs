@@ -11,7 +11,7 @@
 use rblk_fabric::Connection;
 use tokio::sync::mpsc;
 
-use crate::volume::identity::{AdmissionId, ConnectionId};
+use crate::volume::ids::{AdmissionId, ConnectionId};
 
 /// What was destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

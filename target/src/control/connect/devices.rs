@@ -21,10 +21,10 @@ use rblk_protocol::width::wide64;
 use super::vectors::Vectors;
 use crate::control::groups::Groups;
 use crate::data::connection::SpareMemory;
-use crate::data::poll_group::thread::POLLERS_MAX;
+use crate::data::poll_group::group_thread::POLLERS_MAX;
 use crate::data::poll_group::{PollerMemory, ToGroup};
 use crate::memory::demand::Human;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
 /// Entries of one CQ, where the device allows as many: enough for about a hundred I/O queues of

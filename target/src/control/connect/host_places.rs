@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::control::peers::account::Account;
-use crate::volume::identity::{HostIndex, SessionIndex};
+use crate::volume::ids::{HostIndex, SessionIndex};
 
 #[derive(Debug)]
 struct Place {

@@ -19,14 +19,14 @@ use tokio::sync::mpsc;
 
 use super::admission::{self, Granted, log_refusal, no_room};
 use super::destroy::Destroyed;
-use super::shares::CqPlace;
 use super::tally;
 use crate::control::Control;
+use crate::control::connect::cq_shares::CqPlace;
 use crate::control::core::Admitted;
 use crate::control::peers::peer_lines::PeerLine;
 use crate::data::connection::{ConnectionParams, progress_max};
 use crate::data::poll_group::ToGroup;
-use crate::volume::identity::{AdmissionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// Threads at most. The kernel and the firmware of a card make few QPs at once.
 const THREADS_MAX: usize = 8;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::operate::status::QueueStatus;
-use crate::volume::identity::{AdmissionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, SessionIndex};
 use crate::volume::traffic::{IoCounts, IoStats};
 
 /// An I/O connection.

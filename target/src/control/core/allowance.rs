@@ -14,7 +14,7 @@ use super::proof::Rights;
 use super::{Core, Refused, refused};
 use crate::control::peers::account::Account;
 use crate::control::peers::session::Session;
-use crate::volume::identity::SessionIndex;
+use crate::volume::ids::SessionIndex;
 
 /// What a host has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -54,8 +54,8 @@ use crate::cache::SLOT_BYTES;
 use crate::record::AtRisk;
 use crate::record::holders::Served;
 use crate::store::StoreIdentity;
-use crate::volume::identity::SessionIndex;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{CacheMode, Placement, Volume};
 
 /// How long the connections of a volume may take to end, and its dirty blocks to be written.

@@ -16,7 +16,7 @@ use super::open::{Settling, Stage, held_by};
 use super::{Answer, Core, EventKind, Notice, Occurrence, Ticket, refuse};
 use crate::record::holders::{Claimant, HolderRecord, VolumeUuid};
 use crate::volume::Volume;
-use crate::volume::identity::SessionIndex;
+use crate::volume::ids::SessionIndex;
 
 impl Core {
     /// Writes the record of a new holder. The host becomes the holder when it is durable.

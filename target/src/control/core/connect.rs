@@ -12,7 +12,7 @@ use super::{Core, Effect, QUIESCE_DEADLINE};
 use crate::control::peers::account::Origin;
 use crate::control::peers::session::Session;
 use crate::data::connection::STRANGER_TIME;
-use crate::volume::identity::{AdmissionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// A connect request.
 #[derive(Clone, Copy, Debug)]

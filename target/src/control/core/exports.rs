@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rblk_protocol::{InstanceId, Name, WriteVerifier};
 
 use crate::record::holders::VolumeUuid;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
 /// What a run of the target exports.

@@ -16,7 +16,7 @@ use super::{Answer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refus
 use crate::control::peers::account::{Account, Origin};
 use crate::control::peers::peer_lines::PeerLine;
 use crate::control::peers::session::LoggingIn;
-use crate::volume::identity::{AdmissionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);

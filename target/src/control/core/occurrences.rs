@@ -8,7 +8,7 @@ use rblk_protocol::{Epoch, Name};
 use super::Core;
 use crate::control::peers::session::Session;
 use crate::operate::events::{EventKind, Occurrence};
-use crate::volume::identity::SessionIndex;
+use crate::volume::ids::SessionIndex;
 
 /// Occurrences that wait for the caller. Beyond them the oldest are forgotten: a caller that takes
 /// none, such as a test, costs no memory.

@@ -42,8 +42,8 @@ use crate::control::peers::peer_lines::PeerLine;
 use crate::control::peers::session::Session;
 use crate::data::poll_group::SettleTicket;
 use crate::record::holders::Claimant;
-use crate::volume::identity::SessionIndex;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
 /// An OPEN that was neither refused nor answered.

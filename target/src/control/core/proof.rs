@@ -16,7 +16,7 @@ use super::admissions::Member;
 use super::hosts::{Host, Hosts};
 use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused};
 use crate::control::peers::peer_lines::PeerLine;
-use crate::volume::identity::{AdmissionId, SessionIndex};
+use crate::volume::ids::{AdmissionId, SessionIndex};
 use crate::volume::limits::Limiter;
 
 /// How hosts prove who they are, at a target that asks for it.

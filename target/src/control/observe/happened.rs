@@ -6,10 +6,10 @@ use rblk_protocol::{Name, Opcode};
 
 use crate::cache::StoreFailure;
 use crate::control::Control;
-use crate::control::connect::shares::CqPlace;
+use crate::control::connect::cq_shares::CqPlace;
 use crate::data::poll_group::slow::SlowIo;
 use crate::operate::events::{EVENT_LINES, Event, EventKind, EventsReport, Occurrence};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::traffic::Stages;
 
 impl Control {
@@ -117,7 +117,7 @@ fn log(event: &Event) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::identity::SessionIndex;
+    use crate::volume::ids::SessionIndex;
 
     #[test]
     fn a_slow_command_is_told_with_what_it_waited_for() {

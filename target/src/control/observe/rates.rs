@@ -9,7 +9,7 @@ use rblk_fabric::rates::{RateWindow, Rates, Work};
 
 use crate::control::groups::Groups;
 use crate::volume::Volume;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Work by volume.
 type Counted = HashMap<VolumeIndex, Work>;

@@ -10,15 +10,15 @@ use rblk_protocol::width::{narrow, wide64};
 use crate::control::Control;
 use crate::control::core::Core;
 use crate::control::peers::session::{Leave, Session};
-use crate::data::stats::StatsSnapshot;
+use crate::data::group_stats::StatsSnapshot;
 use crate::operate::status::{
     AwayStatus, DeviceStatus, DrainStatus, HolderStatus, SessionStatus, TargetStatus, UsageStatus,
     VolumeStatus,
 };
 use crate::store::StoreFaultKind;
+use crate::volume::counts::{LastError, VolumeCounts};
 use crate::volume::limits::DelayCounts;
 use crate::volume::traffic::{IoCounts, VolumeTimes};
-use crate::volume::volume_stats::{LastError, VolumeCounts};
 use crate::volume::{Placement, Volume};
 
 /// The state of a target now, without what is concluded from it (`summary.rs`).

@@ -15,7 +15,7 @@ use crate::control::groups::Groups;
 use crate::control::observe::past::{Deeds, Past, PastReport, buckets};
 use crate::control::observe::report::{millis, unix_ms};
 use crate::volume::Volume;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::traffic::IoCounts;
 
 /// Time between two samples.

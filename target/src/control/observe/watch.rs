@@ -30,7 +30,7 @@ use crate::record::durable::FILE_MODE;
 use crate::store::at_path::AtPath;
 use crate::store::room::StoreRoom;
 use crate::store::{Backing, StoreFault, StoreFaultKind};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// How old a look at a store may be for whoever asks.
 const STORE_AGE: Duration = Duration::from_millis(200);

@@ -12,10 +12,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::reread::{Reread, with_files};
 use crate::control::Request;
-use crate::control::volumes::{Change, Changed, Outcome, anew, set};
+use crate::control::volume_changes::{Change, Changed, Outcome, anew, set};
 use crate::operate::ask::{Ask, Response, VolumeReport, stopping};
 use crate::operate::refusal::Refusal;
-use crate::pool::exports::{OpenedVolume, open_one};
+use crate::pool::opening::{OpenedVolume, open_one};
 use crate::store::{StoreFault, StoreFaultKind};
 
 /// Time between two looks whether a volume is still in use.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::orders::{asked, carry, change, open, store_faults};
 use super::reread::{Reread, with_files};
 use crate::control::Request;
-use crate::control::volumes::Change;
+use crate::control::volume_changes::Change;
 use crate::operate::ask::VolumeReport;
 use crate::operate::refusal::Refusal;
 use crate::pool::reflink::{CloneError, CloneFile};
@@ -170,7 +170,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::control::volumes::Changed;
+    use crate::control::volume_changes::Changed;
 
     fn running() -> TargetConfig {
         let text = "listen = ['tcp://127.0.0.1:1']

@@ -55,7 +55,7 @@ impl ShownStatus {
 
     /// The metrics.
     pub(super) fn metrics(&self) -> Bytes {
-        let render = || super::metrics::metrics(&self.status).into();
+        let render = || crate::daemon::http::prometheus::metrics(&self.status).into();
         self.metrics.get_or_init(render).clone()
     }
 

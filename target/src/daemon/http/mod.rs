@@ -10,9 +10,9 @@ mod clients;
 mod farewell;
 mod health;
 mod latest;
-pub mod metrics;
 mod page;
-mod route;
+mod paths;
+pub mod prometheus;
 
 use std::convert::Infallible;
 use std::io;
@@ -44,7 +44,7 @@ use latest::{Latest, ShownEvents, ShownStatus};
 pub(crate) use farewell::{Ending, Farewell};
 pub use health::{Health, health};
 pub use page::Page;
-pub use route::{Refusal, Route, is_local_name, route};
+pub use paths::{Refusal, Route, is_local_name, route};
 
 /// Time for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(5);
@@ -170,7 +170,7 @@ impl Server {
             let (server, phase) = (Arc::clone(&self), Arc::clone(&phase));
             async move {
                 // A page that waits for the last word makes room, as one that asks for nothing.
-                if request.uri().path() != route::FAREWELL {
+                if request.uri().path() != paths::FAREWELL {
                     phase.asked();
                 }
                 let answer = server.answer(&request, is_spare).await;

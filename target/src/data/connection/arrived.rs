@@ -9,9 +9,9 @@ use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{CapsuleError, CommandCapsule, CommandList};
 
 use super::landing::Landing;
-use super::memory::ConnectionMemory;
 use super::receive::ReceiveBuffers;
 use crate::cache::SLOT_BYTES;
+use crate::data::connection::connection_memory::ConnectionMemory;
 use crate::data::request::InCapsule;
 
 /// A message whose commands are looked at.

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use rblk_fabric::{Access, MemoryRegion, PageKind, ProtectionDomain, Region, Sge};
 use rblk_protocol::width::wide;
 
-use super::memory::NoMemory;
 use crate::data::connection::SCRATCH_BYTES;
+use crate::data::connection::connection_memory::NoMemory;
 use crate::memory::arena::{Arena, ArenaError, Extent, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
 
 /// Commands of the longest kind whose data finds room in one direction at a time.

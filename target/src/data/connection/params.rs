@@ -8,9 +8,9 @@ use rblk_protocol::auth::{Hellos, QueueKey};
 use rblk_protocol::{ConnectionKind, Epoch, Features};
 
 use super::bounce::BounceMemory;
-use super::memory::ConnectionMemory;
 use super::spare_memory::SpareMemory;
-use crate::volume::identity::{AdmissionId, SessionIndex};
+use crate::data::connection::connection_memory::ConnectionMemory;
+use crate::volume::ids::{AdmissionId, SessionIndex};
 use crate::volume::traffic::IoStats;
 
 /// Bounds of [`progress_max`].

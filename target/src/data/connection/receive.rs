@@ -16,8 +16,8 @@ use rblk_fabric::{RecvWr, Recvs, Region, SgeList};
 use rblk_protocol::width::wide;
 
 use super::landing::Landing;
-use super::memory::ConnectionMemory;
 use super::wr_id::WrKind;
+use crate::data::connection::connection_memory::ConnectionMemory;
 use crate::data::request::InCapsule;
 
 /// The receive buffers of a connection.

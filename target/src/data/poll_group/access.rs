@@ -9,10 +9,10 @@ use std::sync::Arc;
 use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, CommandCapsule, Status};
 
-use crate::volume::identity::SessionIndex;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
-use crate::volume::volume_stats::VolumeStats;
 use crate::volume::{Placement, Volume};
 
 /// What a session may do with a volume.

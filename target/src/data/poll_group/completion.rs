@@ -10,7 +10,7 @@ use super::lines::Line;
 use super::turn::Turn;
 use crate::data::connection::{Admitted, Connection, Served, Violation, WrKind};
 use crate::data::poll_group::command::respond::finish;
-use crate::data::poll_group::command::{admin, block, proof, reply, write};
+use crate::data::poll_group::command::{admin, block, reply, send_proof, write};
 use crate::data::request::{Outcome, Request};
 use crate::store::Store;
 
@@ -131,12 +131,12 @@ fn on_success<S: Store>(
             true
         }
         WrKind::Proof => {
-            proof::done(connection);
+            send_proof::done(connection);
             true
         }
         WrKind::Answer(_) | WrKind::WriteData(_) | WrKind::Recv(_) => false,
     };
-    proof::completed(connection, turn, is_read);
+    send_proof::completed(connection, turn, is_read);
     reply::on_credits(connection, turn)
 }
 

@@ -3,7 +3,7 @@
 use rblk_protocol::width::wide;
 
 use crate::data::connection::Connection;
-use crate::volume::identity::ConnectionId;
+use crate::volume::ids::ConnectionId;
 
 /// The connections of a poll group.
 #[derive(Default)]

@@ -18,10 +18,10 @@ use super::lines::Line;
 use super::turn::Turn;
 use super::{FromGroup, PollGroup, over_limit};
 use crate::data::connection::{Connection, Life, Violation};
-use crate::data::poll_group::command::account;
+use crate::data::poll_group::command::counting;
 use crate::data::request::Request;
 use crate::store::Store;
-use crate::volume::identity::ConnectionId;
+use crate::volume::ids::ConnectionId;
 
 /// How often it is told that the QP of a dead connection is not destroyed yet.
 const DESTROY_WARNING: Duration = Duration::from_secs(5);
@@ -100,7 +100,7 @@ impl<S: Store> PollGroup<S> {
             );
         }
         connection.end(turn.time.now, turn.time.now + DESTROY_WARNING);
-        account::abandon(connection, turn);
+        counting::abandon(connection, turn);
         over_limit::drop_of(&mut turn.later.waiting, &turn.access, connection);
         let qp = turn.pollers.detach(connection.poller(), connection.qp());
         turn.told.outbox.push(FromGroup::Ended {

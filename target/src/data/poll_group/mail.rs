@@ -6,15 +6,15 @@ use rblk_fabric::{AcceptParams, MemoryRegion, Poller};
 use rblk_protocol::{AccessMode, CommandCapsule, Epoch, Status, Tag};
 
 use super::slow::SlowIo;
-use super::trace::TraceRing;
 use crate::cache::{StoreFailure, Unsaved};
 use crate::data::connection::{ConnectionParams, EndedMemory};
+use crate::data::poll_group::trace_ring::TraceRing;
 use crate::store::backing::Backing;
 use crate::volume::Volume;
-use crate::volume::identity::VolumeIndex;
-use crate::volume::identity::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
 use crate::volume::limits::Limiter;
-use crate::volume::volume_stats::VolumeStats;
 
 /// Memory of a poll group as one device knows it, which all its connections send from, and where
 /// what they READ lands. Clones name the same registrations. A device whose connections have
@@ -223,7 +223,7 @@ pub enum ToGroup {
         payload: Vec<u8>,
     },
     /// End all connections, make everything durable, and leave the thread; at the latest when the
-    /// time for that is over ([`Tuning`](super::thread::Tuning)).
+    /// time for that is over ([`Tuning`](crate::data::poll_group::group_thread::Tuning)).
     Stop,
 }
 

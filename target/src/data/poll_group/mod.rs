@@ -30,26 +30,26 @@ mod access;
 mod command;
 mod completion;
 mod connections;
+mod control_mail;
 mod cq_age;
 mod ending;
+pub mod group_thread;
 mod held;
+mod limit_waiters;
 mod lines;
 mod mail;
-mod orders;
 mod over_limit;
 pub mod peers;
 mod pollers;
 mod settles;
 pub mod slow;
 mod steps;
-pub mod thread;
-pub(crate) mod trace;
+pub(crate) mod trace_ring;
 mod turn;
-mod waiters;
 mod zeroing;
 
 use access::Access;
-use command::{change, proof, reply, respond};
+use command::{reply, respond, send_proof, without_data};
 use connections::Connections;
 pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
 use peers::{PeerMail, Peers};
@@ -67,9 +67,9 @@ use rblk_protocol::width::wide;
 
 use crate::cache::{Shard, ShardReply, StoreFailure, Unsaved};
 use crate::data::connection::{Connection, Served};
-use crate::data::stats::Stats;
+use crate::data::group_stats::Stats;
 use crate::store::Store;
-use crate::volume::identity::{ConnectionId, SessionIndex};
+use crate::volume::ids::{ConnectionId, SessionIndex};
 use crate::volume::limits::Ticks;
 
 /// How often other groups are reminded of memory that a shard is short of.
@@ -359,7 +359,7 @@ impl<S: Store> PollGroup<S> {
                 && self.connections.has(id)
             {
                 self.serve(wide(id.index), |connection, turn| {
-                    change::zeroed(connection, turn, tag);
+                    without_data::zeroed(connection, turn, tag);
                     Ok(())
                 });
             }
@@ -571,7 +571,7 @@ impl<S: Store> PollGroup<S> {
             let session = self.connections.at(index).map(|connection| connection.params().session);
             if session.is_some_and(|session| chosen(&self.turn.shard, session)) {
                 self.serve(index, |connection, _| {
-                    proof::ask(connection);
+                    send_proof::ask(connection);
                     Ok(())
                 });
             }

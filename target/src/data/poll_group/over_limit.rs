@@ -13,10 +13,10 @@ use super::access::Access;
 use crate::data::connection::Connection;
 use crate::data::request::{Event, Span};
 use crate::volume::Volume;
-use crate::volume::identity::ConnectionId;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::ConnectionId;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::{Limiter, LineName, Ticks, Waiting};
-use crate::volume::volume_stats::VolumeStats;
 
 /// A command that waits.
 #[derive(Clone, Copy, Debug)]

@@ -188,7 +188,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::volume::identity::VolumeIndex;
+    use crate::volume::ids::VolumeIndex;
 
     fn message(offset: u64) -> PeerMail {
         let volume = VolumeIndex(0);

@@ -12,7 +12,7 @@ use rblk_fabric::{Connection, MemoryRegion, Poller, PollerCounters, QpIndex};
 use rblk_protocol::width::wide;
 
 use super::PollerMemory;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// One CQ, with the QPs on it and the memory of this poll group, if the device knows it.
 pub(super) struct PollerEntry {

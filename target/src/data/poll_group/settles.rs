@@ -6,7 +6,7 @@ use rblk_protocol::width::narrow;
 use super::{FromGroup, PollGroup, SettleTicket};
 use crate::cache::{PartToken, ShardReply, ShardRequest};
 use crate::store::Store;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Distinguishes the numbers of settles from those of [`Steps`](super::steps::Steps), for a shard.
 pub(super) const OF_SETTLES: u16 = 0x8000;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rblk_protocol::Opcode;
 
-use super::trace::TraceRing;
-use crate::volume::identity::SessionIndex;
-use crate::volume::identity::VolumeIndex;
+use crate::data::poll_group::trace_ring::TraceRing;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::traffic::Stages;
 
 /// Time between two that are told.

@@ -24,8 +24,8 @@ use super::{FromGroup, PollGroup, StepTicket, VolumeStep};
 use crate::cache::{PartToken, ShardReply, ShardRequest};
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::volume::identity::ConnectionId;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::ConnectionId;
+use crate::volume::ids::VolumeIndex;
 
 /// What a step waits for.
 #[derive(Debug)]

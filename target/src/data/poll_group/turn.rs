@@ -24,9 +24,9 @@ use super::slow::SlowIos;
 use super::zeroing::ZeroingQueue;
 use crate::cache::{PartToken, Segments, Shard, ShardRequest};
 use crate::data::connection::Connection;
+use crate::data::group_stats::Stats;
 use crate::data::part::{Part, PartIndex};
 use crate::data::request::Event;
-use crate::data::stats::Stats;
 use crate::store::Store;
 use crate::volume::limits::Waiting;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rblk_fabric::Region;
 use rblk_protocol::Tag;
 
-use crate::volume::identity::ConnectionId;
+use crate::volume::ids::ConnectionId;
 
 /// Bytes of a memory volume that are zeroed in one turn.
 const STEP_BYTES: usize = 4 << 20;

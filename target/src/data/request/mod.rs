@@ -40,7 +40,7 @@ use rblk_protocol::{CommandCapsule, Opcode, Status};
 use crate::cache::message::Changed;
 use crate::cache::{JobId, Segments};
 use crate::data::part::{Part, PartIndex, PartState, Parts};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Timing;
 
 /// What a request waits for.

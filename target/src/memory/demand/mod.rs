@@ -9,7 +9,7 @@
 //! The arena is always pinned: by the RDMA device, or else by the rings of the poll groups. Volumes
 //! in memory are pinned by an RDMA device only; over TCP their pages count once they were written.
 
-mod host;
+mod host_memory;
 mod successor;
 
 use std::fmt;
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::arena::MIN_EXTENT_BYTES;
 
-pub use host::{Host, HugePool};
+pub use host_memory::{Host, HugePool};
 pub(crate) use successor::GivenBack;
 
 /// Bytes of a reserved huge page.

@@ -12,8 +12,8 @@
 use std::collections::VecDeque;
 
 use super::bucket::Ticks;
-use crate::volume::identity::SessionIndex;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Whose commands a line has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

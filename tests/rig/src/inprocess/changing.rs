@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rblk_target::data::poll_group::{StepTicket, ToGroup, VolumeStep};
 use rblk_target::store::Store;
-use rblk_target::volume::identity::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::Volume;
-use rblk_target::volume::volume_stats::VolumeStats;
+use rblk_target::volume::counts::VolumeStats;
 
 use super::Rig;
 

@@ -17,17 +17,17 @@ use rblk_protocol::{
 use rblk_target::memory::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
 use rblk_target::data::connection::{BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv};
-use rblk_target::volume::identity::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
 use rblk_target::volume::limits::{DelayCounts, Limiter};
 use rblk_target::data::poll_group::peers::Peers;
 use rblk_target::data::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup};
-use rblk_target::data::stats::{Stats, StatsSnapshot};
+use rblk_target::data::group_stats::{Stats, StatsSnapshot};
 use rblk_target::store::Store;
-use rblk_target::volume::identity::VolumeIndex;
-use rblk_target::control::connect::terms::Terms;
+use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::control::connect::grant::Terms;
 use rblk_target::volume::traffic::{IoCounts, IoStats, VolumeTimes};
 use rblk_target::volume::{CacheMode, Placement, Volume};
-use rblk_target::volume::volume_stats::{LastError, VolumeCounts, VolumeStats};
+use rblk_target::volume::counts::{LastError, VolumeCounts, VolumeStats};
 
 use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};

@@ -25,8 +25,8 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
 
 use crate::control::peers::account::Account;
-use crate::volume::identity::SessionIndex;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// One session.
 #[derive(Debug)]

@@ -7,12 +7,14 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{AccessMode, CommandCapsule, Features, Opcode, Status, Tag};
 
 use super::cut::Cut;
+use super::digest;
 use super::respond::{acknowledge, finish};
-use super::{account, digest};
-use super::{change, read, write};
+use super::{read, write};
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::poll_group::access::Access;
+use crate::data::poll_group::command::counting;
+use crate::data::poll_group::command::without_data;
 use crate::data::poll_group::held::Held;
 use crate::data::poll_group::over_limit;
 use crate::data::poll_group::over_limit::Delayed;
@@ -167,7 +169,7 @@ fn begin_kept<S: Store>(
 ) -> Served {
     turn.time.cq_age.kept(came, turn.time.us);
     begin_limited(connection, turn, tag)?;
-    account::kept_began(connection, turn, tag, came);
+    counting::kept_began(connection, turn, tag, came);
     Ok(())
 }
 
@@ -259,7 +261,7 @@ fn start_other<S: Store>(
     cut: Cut,
     mode: AccessMode,
 ) -> Served {
-    account::begin(connection, turn, tag);
+    counting::begin(connection, turn, tag);
     let (span, reads_out) = (connection.request(tag).span(), connection.params().reads_out);
     let is_encrypted = connection.params().features.has(Features::ENCRYPT);
     let Some(placement) = turn.access.placement(span.volume) else {
@@ -339,7 +341,7 @@ fn start_digested<S: Store>(
     tag: Tag,
     digested: Digested,
 ) -> Served {
-    account::begin(connection, turn, tag);
+    counting::begin(connection, turn, tag);
     if digested == Digested::Mismatch {
         finish(connection, turn, tag, Outcome::of(Status::DigestMismatch));
         return Ok(());
@@ -366,16 +368,16 @@ fn start_rare<S: Store>(
     };
     let kind = match (command.opcode, &volume.placement) {
         (Opcode::Flush, Placement::Store) if volume.cache == CacheMode::WriteBack => {
-            change::flush(connection, turn, tag);
+            without_data::flush(connection, turn, tag);
             return Ok(());
         }
         (Opcode::Flush, Placement::Store) => {
-            change::sync_now(connection, turn, tag);
+            without_data::sync_now(connection, turn, tag);
             return Ok(());
         }
         (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
             let (region, from) = (Arc::clone(region), wide(offset));
-            change::zero(connection, turn, tag, region, from..from + wide(len));
+            without_data::zero(connection, turn, tag, region, from..from + wide(len));
             return Ok(());
         }
         (Opcode::Discard, Placement::Store) if volume.discard => OpKind::Discard { offset, len },
@@ -393,7 +395,7 @@ fn start_rare<S: Store>(
         _ if cut.groups == 1 || one_stripe => Some(shard_of(volume.index, offset, cut.groups)),
         _ => None,
     };
-    change::start(connection, turn, tag, kind, shard);
+    without_data::start(connection, turn, tag, kind, shard);
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::data::request::Span;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{CacheMode, Volume};
 
 /// How the ranges of a volume are cut into the parts of its shards.

@@ -10,16 +10,17 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{Immediate, KeyedDescriptor, Tag};
 
 use super::cut::Cut;
+use super::digest;
 use super::respond::{finish, memory_volume, read_answered};
-use super::{account, digest, proof};
 use crate::cache::{Hit, STRIPE_BYTES, Segments, ShardRequest, shard_of};
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::part::{Part, PartIndex, PartState};
+use crate::data::poll_group::command::{counting, send_proof};
 use crate::data::poll_group::turn::Turn;
 use crate::data::request::{Action, Event, Outcome, PartEvent, Span};
 use crate::store::{Segment, Store};
 use crate::volume::Placement;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader. One that is
 /// not answered at once begins to wait.
@@ -51,7 +52,7 @@ pub(in crate::data::poll_group) fn start<S: Store>(
         }
         Some(Hit::More(memory)) => send_blocks(connection, turn, tag, memory)?,
         None => {
-            account::begin(connection, turn, tag);
+            counting::begin(connection, turn, tag);
             ask_parts(connection, turn, tag, cut)?;
         }
     }
@@ -131,7 +132,7 @@ fn send_whole<S: Store>(
         };
         connection.pin(at, narrow(turn.group), memory, buffer.length);
         read_answered(connection, turn, (tag, sequence), true);
-        proof::ask_if_much(connection);
+        send_proof::ask_if_much(connection);
         return Ok(());
     }
     send_as_part(connection, turn, tag, memory)
@@ -145,7 +146,7 @@ fn send_as_part<S: Store>(
     tag: Tag,
     memory: Segments,
 ) -> Served {
-    account::begin(connection, turn, tag);
+    counting::begin(connection, turn, tag);
     let request = connection.request_mut(tag);
     let span = request.span();
     let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
@@ -296,7 +297,7 @@ pub(in crate::data::poll_group) fn continue_parts<S: Store>(
     tag: Tag,
 ) -> Served {
     while send_part(connection, turn, tag)? {}
-    proof::ask_if_much(connection);
+    send_proof::ask_if_much(connection);
     let request = connection.request(tag);
     if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
         let status = request.outcome().status;

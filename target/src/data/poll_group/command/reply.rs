@@ -4,10 +4,11 @@ use rblk_protocol::width::wide;
 use rblk_protocol::{Status, Tag};
 
 use super::respond::{acknowledge, answer, finish};
-use super::{change, read, write};
+use super::{read, write};
 use crate::cache::ShardReply;
 use crate::data::connection::{Connection, Served, Violation};
 use crate::data::part::PartIndex;
+use crate::data::poll_group::command::without_data;
 use crate::data::poll_group::turn::Turn;
 use crate::data::request::{Action, Event, HeldRange, Outcome, PartEvent};
 use crate::store::Store;
@@ -65,9 +66,9 @@ fn carry_out<S: Store>(
         Action::Wait => {}
         Action::Fetch(part) => return write::fetch(connection, turn, tag, part),
         Action::Send => return read::send_parts(connection, turn, tag),
-        Action::Sync => change::sync(connection, turn, tag),
-        Action::Hold(shard) => change::hold(connection, turn, tag, shard),
-        Action::Unhold(outcome) => change::unhold(connection, turn, tag, outcome),
+        Action::Sync => without_data::sync(connection, turn, tag),
+        Action::Hold(shard) => without_data::hold(connection, turn, tag, shard),
+        Action::Unhold(outcome) => without_data::unhold(connection, turn, tag, outcome),
         Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
         Action::GiveBack(part) => {
             turn.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);

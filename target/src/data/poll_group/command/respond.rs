@@ -9,15 +9,15 @@ use rblk_protocol::digest::crc32c;
 use rblk_protocol::width::{wide, wide64};
 use rblk_protocol::{Immediate, Opcode, ResponseCapsule, Sequence, Status, Tag};
 
-use super::{account, proof};
 use crate::data::connection::{Bounce, Connection};
+use crate::data::group_stats::Stats;
 use crate::data::poll_group::PollerMemory;
+use crate::data::poll_group::command::{counting, send_proof};
 use crate::data::poll_group::turn::Turn;
 use crate::data::request::{Event, Outcome, Payload};
-use crate::data::stats::Stats;
 use crate::store::Store;
 use crate::volume::Placement;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// A command has its outcome: its answer is queued, or waits for send credits. Out of line, so that
 /// what ends most commands, [`acknowledge`] and [`read_answered`], has the registers.
@@ -46,14 +46,14 @@ pub(in crate::data::poll_group) fn acknowledge<S: Store>(
     tag: Tag,
 ) {
     if !connection.sends().may_take(connection.sends().response_needs()) {
-        account::begin_late(connection, turn, tag);
+        counting::begin_late(connection, turn, tag);
         return finish(connection, turn, tag, Outcome::OK);
     }
     let (params, request) = connection.acknowledge(tag);
     let Some(sequence) = request.command().map(|command| command.sequence) else {
         return debug_assert!(false, "an answer without a command");
     };
-    account::acknowledged(params, request, turn);
+    counting::acknowledged(params, request, turn);
     respond(connection, &turn.stats, &ResponseCapsule::new(tag, sequence, Status::Ok));
 }
 
@@ -90,7 +90,7 @@ fn answer_with<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, 
         return;
     };
     let mut response = ResponseCapsule::new(tag, command.sequence, outcome.status);
-    account::answered(params, request, turn, outcome.status);
+    counting::answered(params, request, turn, outcome.status);
     response.value = outcome.value;
     if outcome.payload == Payload::None || !send_data(connection, turn, &mut response) {
         respond(connection, &turn.stats, &response);
@@ -124,7 +124,7 @@ fn copy_out<S: Store>(
         turn.stats.send_credit_waits.add(1);
         connection.request_mut(tag).timing().awaits_credits(turn.time.us);
         connection.sends_mut().keep_waiting_first(tag);
-        proof::ask_if_much(connection);
+        send_proof::ask_if_much(connection);
         return false;
     }
     let Some((to, at)) = connection.bounce().and_then(Bounce::prepared) else { return true };
@@ -197,7 +197,7 @@ pub(in crate::data::poll_group) fn read_answered<S: Store>(
     (tag, sequence): (Tag, Sequence),
     with_immediate: bool,
 ) {
-    account::answered_read(connection, turn, tag);
+    counting::answered_read(connection, turn, tag);
     if !with_immediate {
         let response = ResponseCapsule::new(tag, sequence, Status::Ok);
         respond(connection, &turn.stats, &response);

@@ -5,17 +5,18 @@ use rblk_protocol::width::{narrow, wide};
 use rblk_protocol::{Opcode, Tag};
 
 use super::cut::Cut;
+use super::digest;
 use super::read::{self, split};
 use super::respond::{acknowledge, finish, memory_volume};
-use super::{account, digest};
 use crate::cache::policy::Slot;
 use crate::cache::slots::Slots;
 use crate::cache::{Landed, OneBlock, PartToken, ShardRequest};
 use crate::data::connection::{Connection, Served, Violation};
+use crate::data::group_stats::Stats;
 use crate::data::part::{Part, PartIndex};
+use crate::data::poll_group::command::counting;
 use crate::data::poll_group::turn::{Turn, token};
 use crate::data::request::{Action, Event, InCapsule, Outcome, PartEvent, Span};
-use crate::data::stats::Stats;
 use crate::memory::arena::Extent;
 use crate::store::Store;
 use crate::volume::Placement;
@@ -65,12 +66,12 @@ pub(in crate::data::poll_group) fn whole<S: Store>(
             Ok(())
         }
         Some(false) => {
-            let _ = account::begin(connection, turn, tag).step(Event::StoreAsked);
+            let _ = counting::begin(connection, turn, tag).step(Event::StoreAsked);
             connection.data_used(data);
             Ok(())
         }
         None => {
-            let request = account::begin(connection, turn, tag);
+            let request = counting::begin(connection, turn, tag);
             request.keep_data(data);
             let part = Part::new(turn.group, offset, 0, len);
             let _ = request.step(Event::Part(part));

@@ -5,11 +5,11 @@
 
 use rblk_fabric::exposition::{Exposition, Kind, Labels, Scale};
 
-use crate::data::stats::StatsSnapshot;
+use crate::data::group_stats::StatsSnapshot;
 use crate::operate::status::{DeviceStatus, SessionStatus, TargetStatus, VolumeStatus};
 use crate::store::room::StoreRoom;
+use crate::volume::counts::VolumeCounts;
 use crate::volume::traffic::IoCounts;
-use crate::volume::volume_stats::VolumeCounts;
 
 /// A counter of a poll group: the name of its metric, its help, and its value.
 type OfGroup = (&'static str, Kind, &'static str, fn(&StatsSnapshot) -> u64);

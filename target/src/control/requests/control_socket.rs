@@ -18,12 +18,12 @@ use tokio::sync::mpsc;
 
 use super::orders;
 pub(crate) use super::orders::asked;
-use super::reload;
 use super::reread::Reread;
 use super::snapshot;
-use super::trace;
-use super::upgrade;
 use crate::control::Request;
+use crate::control::requests::departure;
+use crate::control::requests::reconfigure;
+use crate::control::requests::trace_stream;
 use crate::operate::ask::stopping;
 pub use crate::operate::ask::{
     Ask, EndReport, HostsReport, LimitsWish, ReloadReport, Response, STOPPING, VolumeReport, Wish,
@@ -164,15 +164,17 @@ async fn serve_one(
                 None => stopping(),
             }
         }
-        Ok(Ask::ReloadHosts) => reload::hosts(&requests, &reread).await,
-        Ok(Ask::SetHost { name, limits }) => reload::limit_host(&requests, &reread, name, limits)
-            .await
-            .map_or_else(Response::refused, |host| Response::Host(Box::new(host))),
-        Ok(Ask::Reload { dry_run }) => reload::everything(&requests, &reread, dry_run)
+        Ok(Ask::ReloadHosts) => reconfigure::hosts(&requests, &reread).await,
+        Ok(Ask::SetHost { name, limits }) => {
+            reconfigure::limit_host(&requests, &reread, name, limits)
+                .await
+                .map_or_else(Response::refused, |host| Response::Host(Box::new(host)))
+        }
+        Ok(Ask::Reload { dry_run }) => reconfigure::everything(&requests, &reread, dry_run)
             .await
             .map_or_else(Response::refused, |report| Response::Reload(Box::new(report))),
         Ok(Ask::Upgrade { program, force }) => {
-            upgrade::upgrade(&requests, &reread, program, force).await
+            departure::upgrade(&requests, &reread, program, force).await
         }
         Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
             let gone = reader.read_u8();
@@ -185,7 +187,7 @@ async fn serve_one(
         }
         Ok(Ask::Trace { volume, slower_us }) => {
             let what = (volume, Duration::from_micros(slower_us));
-            return trace::stream(&requests, what, &mut write, reader.read_u8()).await;
+            return trace_stream::stream(&requests, what, &mut write, reader.read_u8()).await;
         }
         Ok(order) => orders::carry_out(&requests, &reread, order).await,
         Err(error) => Response::refused(format!("not a request: {error}")),

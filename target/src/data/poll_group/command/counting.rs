@@ -5,15 +5,15 @@ use rblk_fabric::Micros;
 use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
 
 use crate::data::connection::{Connection, ConnectionParams};
+use crate::data::group_stats::Stats;
 use crate::data::poll_group::slow::SlowIo;
-use crate::data::poll_group::trace::TracedIo;
+use crate::data::poll_group::trace_ring::TracedIo;
 use crate::data::poll_group::turn::Turn;
 use crate::data::request::{Event, Request};
-use crate::data::stats::Stats;
 use crate::store::Store;
+use crate::volume::counts::VolumeStats;
 use crate::volume::timing::Took;
 use crate::volume::traffic::{IoKind, Stages};
-use crate::volume::volume_stats::VolumeStats;
 
 /// A block command, for a volume that its session opened, has to wait for something. Nothing is
 /// noted of a command that is answered at once. Returns its request.

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::pool::image;
 use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
 use crate::store::{Losses, StoreError};
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
 use crate::volume::notes::VolumeNotes;
 use crate::volume::{CacheMode, Placement, Volume};

@@ -15,15 +15,15 @@ use super::SLOT_BYTES;
 use super::block_write::BlockWrite;
 use super::core::Core;
 use super::job::Kind;
-use super::memory::MemoryQueue;
 use super::message::PartToken;
 use super::policy::Slot;
 use super::slots::{Install, Slots};
 use super::span::{BLOCK, Span};
 use super::write_back::WriteBacks;
+use crate::cache::memory_queue::MemoryQueue;
 use crate::store::{Op, OpDone, OpKind, Segment, Store};
 use crate::volume::CacheMode;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 
 /// A write of one block whose data is here.

@@ -33,7 +33,7 @@ use std::collections::VecDeque;
 
 use rblk_protocol::width::wide;
 
-use crate::volume::identity::{HostIndex, SessionIndex};
+use crate::volume::ids::{HostIndex, SessionIndex};
 
 /// A job that waits, and the slots that it needs.
 type Waiter = (u32, usize);

@@ -16,13 +16,13 @@ use super::core::{Step, VolumeOrder};
 use crate::data::poll_group::{StepTicket, ToGroup, VolumeStep};
 use crate::operate::ask::{LimitsWish, Wish};
 use crate::operate::events::{EventKind, Occurrence};
-use crate::pool::exports::OpenedVolume;
+use crate::pool::opening::OpenedVolume;
 use crate::pool::reflink::CloneFile;
 use crate::record::holders::VolumeUuid;
 use crate::record::{AtRisk, Served, VolumeRecord};
 use crate::store::StoreIdentity;
 use crate::store::backing::Backing;
-use crate::volume::identity::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
 use crate::volume::{Placement, Volume};
 
@@ -505,7 +505,7 @@ impl Control {
             Placement::Store | Placement::Null => Vec::new(),
         };
         let backing = self.volumes.backings.get(&volume.index).cloned();
-        let mail = |handle: &mut crate::data::poll_group::thread::Handle| VolumeStep::Add {
+        let mail = |handle: &mut crate::data::poll_group::group_thread::Handle| VolumeStep::Add {
             volume: Arc::clone(volume),
             backing: backing.clone(),
             stats: handle.new_stats(volume.index),
@@ -656,7 +656,7 @@ impl Control {
         let Some(underway) = &mut self.volumes.underway else { return };
         self.volumes.given_up.get_or_insert_with(|| underway.plan.name.clone());
         let index = underway.before.as_ref().map(|volume| volume.index);
-        let dirty = |handle: &crate::data::poll_group::thread::Handle| {
+        let dirty = |handle: &crate::data::poll_group::group_thread::Handle| {
             handle.volume_stats(index?).map(|stats| stats.snapshot().dirty_bytes)
         };
         let bytes: u64 = self.groups.iter().filter_map(dirty).sum();

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use rblk_config::{ByteSize, CacheMode};
 
-use super::limits::LimitArgs;
-use super::running::RunningArgs;
+use crate::commands::args::limit_args::LimitArgs;
+use crate::commands::args::running_args::RunningArgs;
 use crate::operate::ask::Wish;
 
 /// What `rblk-target volume` can do.

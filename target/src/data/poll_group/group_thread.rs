@@ -21,12 +21,12 @@ use tokio::sync::mpsc;
 use super::peers::Peers;
 use super::{FromGroup, PollGroup, StepTicket, ToGroup, VolumeStep};
 use crate::cache::{ArenaEnds, Shard, Unsaved};
-use crate::data::stats::Stats;
+use crate::data::group_stats::Stats;
 use crate::store::backing::Backing;
 use crate::store::uring::{MAX_WATCHES, UringStore, Wait, WatchSet, WatchToken};
 use crate::volume::Volume;
-use crate::volume::identity::VolumeIndex;
-use crate::volume::volume_stats::VolumeStats;
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::VolumeIndex;
 
 const MAIL: WatchToken = WatchToken(0);
 const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);

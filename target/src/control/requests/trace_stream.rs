@@ -21,11 +21,11 @@ use tokio::sync::mpsc;
 use super::orders::asked;
 use crate::control::{Control, Request};
 use crate::data::poll_group::ToGroup;
-use crate::data::poll_group::trace::{TraceRing, TracedIo};
+use crate::data::poll_group::trace_ring::{TraceRing, TracedIo};
 use crate::operate::ask::{Response, stopping};
 use crate::operate::refusal::Refusal;
 use crate::operate::trace_line::TraceLine;
-use crate::volume::identity::SessionIndex;
+use crate::volume::ids::SessionIndex;
 
 /// Time between two looks at the rings.
 const STEP: Duration = Duration::from_millis(50);

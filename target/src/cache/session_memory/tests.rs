@@ -1,4 +1,4 @@
-use super::*;
+use crate::cache::session_memory::*;
 
 const ONE: SessionIndex = SessionIndex { index: 1, life: 1 };
 const TWO: SessionIndex = SessionIndex { index: 2, life: 1 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::slots::Slots;
 use crate::cache::{CacheCounters, SLOT_BYTES};
-use crate::volume::volume_stats::hit_ratio;
+use crate::volume::counts::hit_ratio;
 
 rblk_fabric::counters! {
     /// Counters of one poll group, on cache lines of their own.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rblk_protocol::{AsyncEvent, Epoch};
 
 use super::{Core, Effect, EventKind, Occurrence};
-use crate::volume::identity::SessionIndex;
+use crate::volume::ids::SessionIndex;
 
 /// How long mounts may take to leave a target that is being upgraded. They leave a little sooner,
 /// whatever is unanswered.

@@ -12,8 +12,8 @@ use rblk_config::{Auth, ConfigError, Encrypt, HugePages, TargetConfig};
 use rblk_fabric::Scheme;
 use rblk_fabric::soft::tls::NoTls;
 
-use super::facts::{Facts, Listen};
 use super::seen::{Seen, Trouble};
+use crate::commands::doctor::target_facts::{Facts, Listen};
 use crate::memory::demand::{Demand, NotEnoughMemory};
 use crate::operate::defaults::{NO_HOST, default_poll_groups};
 use crate::operate::status::{TargetStatus, VolumeStatus};

@@ -20,7 +20,7 @@ use super::orders::{asked, carry, open, store_faults, unfit};
 use super::reread::{Reading, Reread};
 use crate::control::Request;
 use crate::control::core::Hosts;
-use crate::control::volumes::Change;
+use crate::control::volume_changes::Change;
 use crate::operate::ask::{LimitsWish, ReloadReport, Response};
 use crate::operate::refusal::Refusal;
 use crate::store::StoreFault;

@@ -7,8 +7,8 @@ use rblk_config::VolumeRight;
 use rblk_config::key_file::TARGET_KEY_FILE;
 use rblk_protocol::auth::PublicKey;
 
-use super::limits::LimitArgs;
-use super::running::{CONFIG, RunningArgs};
+use crate::commands::args::limit_args::LimitArgs;
+use crate::commands::args::running_args::{CONFIG, RunningArgs};
 
 /// What `rblk-target key` can do.
 #[derive(Debug, Subcommand)]

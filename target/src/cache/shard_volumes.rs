@@ -10,14 +10,14 @@ use nix::errno::Errno;
 use rblk_fabric::Micros;
 use rblk_protocol::width::narrow;
 
-use super::clock::Clock;
 use super::job::Kind;
 use super::slots::Slots;
 use super::span::{BLOCK, Span};
+use crate::cache::shard_clock::Clock;
 use crate::store::{Op, Segment};
 use crate::volume::CacheMode;
-use crate::volume::identity::VolumeIndex;
-use crate::volume::volume_stats::{DirtySince, LastError, VolumeCounts, VolumeStats};
+use crate::volume::counts::{DirtySince, LastError, VolumeCounts, VolumeStats};
+use crate::volume::ids::VolumeIndex;
 
 /// Errors of one volume within so many microseconds are one burst, and one line of the log.
 const BURST_US: u64 = 10_000_000;

@@ -12,7 +12,7 @@ use rblk_protocol::RejectReason;
 
 use crate::control::core::Refused;
 use crate::control::peers::account::Account;
-use crate::volume::identity::AdmissionId;
+use crate::volume::ids::AdmissionId;
 
 /// The CQ of a device in a poll group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -22,7 +22,7 @@ use super::predecessor::{Agreed, Predecessor};
 use super::reread::{Reread, with_files};
 use crate::control::hand_over::{Checked, FORMS, HandOver, Leaves, Moment, Mounted};
 use crate::control::peers::session::Session;
-use crate::control::volumes::Change;
+use crate::control::volume_changes::Change;
 use crate::control::{Control, Description, Request};
 use crate::memory::demand::Demand;
 use crate::operate::ask::{Response, STOPPING, stopping};

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use super::job::Job;
 use super::slots::Slots;
-use super::volumes::{Share, Volumes};
+use crate::cache::shard_volumes::{Share, Volumes};
 
 /// The first job in line tries again at the latest after this.
 const RETRY_MS: u32 = 10;

@@ -13,7 +13,7 @@ use crate::cache::{SLOT_BYTES, Shard};
 use crate::data::connection::{Connection, ConnectionParams, Landing, Place};
 use crate::data::poll_group::command::admin;
 use crate::store::Store;
-use crate::volume::volume_stats::VolumeStats;
+use crate::volume::counts::VolumeStats;
 use crate::volume::{Placement, Volume};
 
 impl<S: Store> PollGroup<S> {
