@@ -12,8 +12,8 @@ use rblk_fabric::{PageKind, Region};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Control;
-use super::core::{Step, VolumeOrder};
-use crate::data::poll_group::{StepTicket, ToGroup, VolumeStep};
+use super::core::VolumeOrder;
+use crate::data::poll_group::{Step, StepTicket, ToGroup};
 use crate::operate::ask::{LimitsWish, Wish};
 use crate::operate::events::{EventKind, Occurrence};
 use crate::pool::opening::OpenedVolume;
@@ -458,60 +458,43 @@ impl Control {
         if let Some(underway) = &mut self.volumes.underway {
             (underway.waiting, underway.failure) = (groups, None);
         }
-        let mails = match self.mails_of(step, &volume) {
-            Ok(mails) => mails,
-            Err(error) => return self.core.stepped(Err(error), Instant::now()),
-        };
-        for (group, step) in mails.into_iter().enumerate() {
-            self.groups.send(group, ToGroup::Step { ticket, volume: volume.index, step });
-        }
-    }
-
-    /// The mail of a step, by poll group.
-    fn mails_of(&mut self, step: Step, volume: &Arc<Volume>) -> Result<Vec<VolumeStep>, String> {
         if step == Step::Add {
-            return self.mails_of_add(volume);
+            return self.begin_add(ticket, &volume);
         }
         if matches!(step, Step::Drop | Step::Abandon) {
             self.devices.remove_volume(volume.index);
         }
-        let mail = || match step {
-            Step::Grow => VolumeStep::Grow { size_bytes: volume.size_bytes() },
-            Step::Close => VolumeStep::Close,
-            Step::WriteBack => VolumeStep::WriteBack,
-            Step::Reshape => VolumeStep::Reshape(Arc::clone(volume)),
-            Step::Quiet => VolumeStep::Quiet,
-            Step::Drop => VolumeStep::Drop,
-            Step::Abandon => VolumeStep::Abandon,
-            Step::Hold => VolumeStep::Hold(Arc::clone(volume)),
-            Step::Access
-            | Step::Add
-            | Step::Record
-            | Step::Lower
-            | Step::Store
-            | Step::CutBack
-            | Step::Probe
-            | Step::Clone => VolumeStep::Access(Arc::clone(volume)),
-        };
-        Ok((0..self.groups.len()).map(|_| mail()).collect())
+        for group in 0..groups {
+            let volume = Arc::clone(&volume);
+            self.groups.send(group, ToGroup::Step { ticket, volume, step });
+        }
     }
 
-    fn mails_of_add(&mut self, volume: &Arc<Volume>) -> Result<Vec<VolumeStep>, String> {
+    /// Has every poll group serve another volume.
+    fn begin_add(&mut self, ticket: StepTicket, volume: &Arc<Volume>) {
         let registered = match &volume.placement {
-            Placement::Memory(region) => self
-                .devices
-                .add_volume(volume.index, region)
-                .map_err(|error| format!("a device cannot register its memory: {error}"))?,
+            Placement::Memory(region) => match self.devices.add_volume(volume.index, region) {
+                Ok(registered) => registered,
+                Err(error) => {
+                    let error = format!("a device cannot register its memory: {error}");
+                    return self.core.stepped(Err(error), Instant::now());
+                }
+            },
             Placement::Store | Placement::Null => Vec::new(),
         };
         let backing = self.volumes.backings.get(&volume.index).cloned();
-        let mail = |handle: &mut crate::data::poll_group::group_thread::Handle| VolumeStep::Add {
-            volume: Arc::clone(volume),
-            backing: backing.clone(),
-            stats: handle.new_stats(volume.index),
-            registered: registered.clone(),
-        };
-        Ok(self.groups.iter_mut().map(mail).collect())
+        let stats: Vec<_> =
+            self.groups.iter_mut().map(|handle| handle.new_stats(volume.index)).collect();
+        for (group, stats) in stats.into_iter().enumerate() {
+            let mail = ToGroup::AddVolume {
+                volume: Arc::clone(volume),
+                backing: backing.clone(),
+                stats,
+                registered: registered.clone(),
+                step: Some(ticket),
+            };
+            self.groups.send(group, mail);
+        }
     }
 
     /// Makes durable that hosts may write to a volume as it will be.

@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 
 use rblk_protocol::{Name, Status};
 
-use super::{Core, Effect, Notice};
+use super::{Core, Effect, Notice, Step};
 use crate::cache::SLOT_BYTES;
 use crate::record::AtRisk;
 use crate::record::holders::Served;
@@ -136,43 +136,6 @@ pub enum OrderError {
         /// Who has it open, or may come back.
         users: Vec<String>,
     },
-}
-
-/// A step of an alteration. The volume is [`Core::altered`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// The next run will know that hosts may write to it as it will be.
-    Record,
-    /// The next run will know that what is not at risk by the volume as it is now was made durable.
-    Lower,
-    /// Every poll group serves another volume, which no command can name yet.
-    Add,
-    /// The file has the size of the volume.
-    Store,
-    /// Every shard knows the new size.
-    Grow,
-    /// Every poll group checks commands against the volume as it is.
-    Access,
-    /// No poll group takes commands for it, and nothing of it is under way.
-    Close,
-    /// What is dirty is in the store, durably.
-    WriteBack,
-    /// Nothing works on it in any shard.
-    Quiet,
-    /// Every shard has the new size and cache mode, and nothing of the volume in its cache.
-    Reshape,
-    /// Every poll group has forgotten it.
-    Drop,
-    /// Every poll group has given it up, whatever its store still works on.
-    Abandon,
-    /// The file is as long as before, unless something was written behind that.
-    CutBack,
-    /// Its file system can clone files.
-    Probe,
-    /// No new write begins, and none is in flight. [`Self::Access`] lets them go on.
-    Hold,
-    /// Its file is cloned.
-    Clone,
 }
 
 impl Step {

@@ -52,7 +52,7 @@ use rblk_protocol::{
 
 use crate::control::peers::peer_lines::PeerLines;
 use crate::control::peers::session::{After, Leave, SessionTable};
-use crate::data::poll_group::{Notice, SettleTicket};
+use crate::data::poll_group::{Notice, SettleTicket, Step};
 use crate::operate::events::{EventKind, Occurrence};
 use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
 use crate::store::StoreIdentity;
@@ -61,7 +61,7 @@ use crate::volume::ids::VolumeIndex;
 use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
 use crate::volume::limits::Limiter;
 
-pub use alter::{OrderError, Step, VolumeOrder};
+pub use alter::{OrderError, VolumeOrder};
 pub use budget::Capacity;
 pub use connect::{Admitted, Knock};
 pub use draining::DrainState;

@@ -34,9 +34,12 @@ impl<S: Store> PollGroup<S> {
                 let put = self.turn.pollers.put(place, poller, memory);
                 debug_assert!(put, "control filled place {place} twice");
             }
-            ToGroup::AddVolume { volume, backing: _, stats } => {
+            ToGroup::AddVolume { volume, backing: _, stats, registered: _, step: None } => {
                 self.add_to_shard(&volume, Arc::clone(&stats));
                 self.turn.access.add(volume, stats);
+            }
+            ToGroup::AddVolume { volume, backing: _, stats, registered, step: Some(ticket) } => {
+                self.add_by_step(ticket, &volume, stats, registered);
             }
             ToGroup::Step { ticket, volume, step } => self.take_step(ticket, volume, step),
             ToGroup::Settle { ticket, volume } => self.settle(ticket, volume),

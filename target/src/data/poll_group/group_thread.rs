@@ -19,7 +19,7 @@ use rblk_protocol::width::narrow;
 use tokio::sync::mpsc;
 
 use super::peers::Peers;
-use super::{FromGroup, PollGroup, StepTicket, ToGroup, VolumeStep};
+use super::{FromGroup, PollGroup, StepTicket, ToGroup};
 use crate::cache::{ArenaEnds, Shard, Unsaved};
 use crate::data::group_stats::Stats;
 use crate::store::backing::Backing;
@@ -73,7 +73,8 @@ impl Handle {
         backing: Option<Arc<Backing>>,
     ) -> io::Result<()> {
         let stats = self.new_stats(volume.index);
-        let mail = ToGroup::AddVolume { volume, backing, stats };
+        let mail =
+            ToGroup::AddVolume { volume, backing, stats, registered: Vec::new(), step: None };
         self.mail.send(mail).map_err(|_| io::Error::other("a poll group takes no mail"))
     }
 
@@ -465,9 +466,8 @@ struct Stop {
 /// A volume with a store that a message brings, and the step that this is, if it is one.
 fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<StepTicket>)> {
     match message {
-        ToGroup::AddVolume { volume, backing, .. } => Some((volume, backing.as_ref()?, None)),
-        ToGroup::Step { ticket, step: VolumeStep::Add { volume, backing, .. }, .. } => {
-            Some((volume, backing.as_ref()?, Some(*ticket)))
+        ToGroup::AddVolume { volume, backing, step, .. } => {
+            Some((volume, backing.as_ref()?, *step))
         }
         _ => None,
     }

@@ -80,45 +80,47 @@ pub struct StepTicket(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SettleTicket(pub u64);
 
-/// A step of the change of a volume. Control orders one at a time, and every poll group tells when
-/// it has done it ([`FromGroup::Stepped`]).
-#[derive(Clone, Debug)]
-pub enum VolumeStep {
-    /// Serve a volume that no poll group served before.
-    Add {
-        /// The volume. No command may name it before [`Self::Access`].
-        volume: Arc<Volume>,
-        /// Its file, for volumes with a store.
-        backing: Option<Arc<Backing>>,
-        /// Where this poll group tells of it.
-        stats: Arc<VolumeStats>,
-        /// Its memory, for volumes in memory, as the devices know it, by their places.
-        registered: Vec<(usize, Arc<MemoryRegion>)>,
-    },
-    /// The shard serves so many bytes of the volume: more than before.
-    Grow {
-        /// Bytes.
-        size_bytes: u64,
-    },
-    /// Commands are checked against this from now on. Writes that were held go on.
-    Access(Arc<Volume>),
-    /// Begin no new write for this volume, until [`Self::Access`], and tell when none is in
-    /// flight. Reads go on.
-    Hold(Arc<Volume>),
-    /// Take no command for it. End the connections of all sessions that ever opened it, and tell
-    /// when nothing of them is in use any more.
+/// A step of the change of a volume. Control orders one at a time and waits until it is done
+/// everywhere. Each variant says what holds then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// The next run will know that hosts may write to it as it will be.
+    Record,
+    /// The next run will know that what is not at risk by the volume as it is now was made durable.
+    Lower,
+    /// The file has the size of the volume.
+    Store,
+    /// The file is as long as before, unless something was written behind that.
+    CutBack,
+    /// Its file system can clone files.
+    Probe,
+    /// Its file is cloned.
+    Clone,
+    /// Every poll group serves another volume ([`ToGroup::AddVolume`]), which no command can name
+    /// before [`Self::Access`].
+    Add,
+    /// Every shard knows the new size, which is larger.
+    Grow,
+    /// Every poll group checks commands against the volume as it is. Writes that were held go on.
+    Access,
+    /// No new write begins before [`Self::Access`], and none is in flight. Reads go on.
+    Hold,
+    /// No poll group takes commands for it. The connections of all sessions that ever opened it
+    /// have ended, and nothing of them is in use any more.
     Close,
-    /// Write what is dirty, and make everything durable. Without [`Self::Close`] or [`Self::Hold`]
-    /// before it: what is dirty now.
+    /// What is dirty is in the store, durably. Without [`Self::Close`] or [`Self::Hold`] before it:
+    /// what was dirty when it began.
     WriteBack,
-    /// After [`Self::Close`]: tell when nothing works on it any more.
+    /// After [`Self::Close`]: nothing works on it in any shard.
     Quiet,
-    /// After [`Self::Quiet`]: size and cache mode are those of this volume from now on.
-    Reshape(Arc<Volume>),
-    /// After [`Self::Quiet`]: forget it and its store.
+    /// After [`Self::Quiet`]: every shard has the new size and cache mode, and nothing of the
+    /// volume in its cache.
+    Reshape,
+    /// After [`Self::Quiet`]: every poll group has forgotten it and its store.
     Drop,
-    /// Give it up at once, whatever works on it: what is dirty is lost. What its store still does
-    /// ends in memory that nothing else uses before that, and then its store is closed.
+    /// Every poll group has given it up, whatever works on it: what is dirty is lost. What its
+    /// store still does ends in memory that nothing else uses before that, and then its store is
+    /// closed.
     Abandon,
 }
 
@@ -142,15 +144,20 @@ pub enum ToGroup {
         backing: Option<Arc<Backing>>,
         /// Where this poll group tells of it.
         stats: Arc<VolumeStats>,
+        /// Its memory, for volumes in memory, as the devices know it, by their places.
+        registered: Vec<(usize, Arc<MemoryRegion>)>,
+        /// The step that this is, [`Step::Add`]; none: hosts may open it at once.
+        step: Option<StepTicket>,
     },
-    /// Do a step of the change of a volume. A step before it that is not done is given up.
+    /// Do a step of the change of a volume, from [`Step::Grow`] on. A step before it that is not
+    /// done is given up.
     Step {
         /// To name in the answer.
         ticket: StepTicket,
-        /// The volume.
-        volume: VolumeIndex,
+        /// The volume as it is after the step.
+        volume: Arc<Volume>,
         /// What to do.
-        step: VolumeStep,
+        step: Step,
     },
     /// Make durable what hosts wrote to a volume so far, while it is served. Several at a time.
     Settle {

@@ -51,7 +51,7 @@ mod zeroing;
 use access::Access;
 use command::{reply, respond, send_proof, without_data};
 use connections::Connections;
-pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, StepTicket, ToGroup, VolumeStep};
+pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, Step, StepTicket, ToGroup};
 use peers::{PeerMail, Peers};
 use pollers::Pollers;
 use settles::{OF_SETTLES, Settles};

@@ -8,7 +8,7 @@
 //! in any poll group. What is left are write-backs and prefetches of its shards, and those end.
 //!
 //! A store that does not answer keeps all of that from ending. Control waits for a bounded time,
-//! and then orders [`VolumeStep::Access`] again, or gives the volume up ([`VolumeStep::Abandon`]).
+//! and then orders [`Step::Access`] again, or gives the volume up ([`Step::Abandon`]).
 //! Of a volume that was given up only what its store still works on is left. It goes when that
 //! ends.
 //!
@@ -16,14 +16,16 @@
 
 use std::sync::Arc;
 
+use rblk_fabric::MemoryRegion;
 use rblk_protocol::Tag;
 use rblk_protocol::width::narrow;
 
 use super::settles::OF_SETTLES;
-use super::{FromGroup, PollGroup, StepTicket, VolumeStep};
+use super::{FromGroup, PollGroup, Step, StepTicket};
 use crate::cache::{PartToken, ShardReply, ShardRequest};
 use crate::store::Store;
 use crate::volume::Volume;
+use crate::volume::counts::VolumeStats;
 use crate::volume::ids::ConnectionId;
 use crate::volume::ids::VolumeIndex;
 
@@ -68,25 +70,35 @@ impl Steps {
 }
 
 impl<S: Store> PollGroup<S> {
+    /// Serves another volume, which no command may name yet.
+    pub(super) fn add_by_step(
+        &mut self,
+        ticket: StepTicket,
+        volume: &Volume,
+        stats: Arc<VolumeStats>,
+        registered: Vec<(usize, Arc<MemoryRegion>)>,
+    ) {
+        // Control has given up a step that it did not wait for.
+        self.steps.under_way = None;
+        for (place, memory) in registered {
+            self.turn.pollers.add_volume(place, volume.index, memory);
+        }
+        self.turn.access.announce(volume.index, Arc::clone(&stats));
+        self.add_to_shard(volume, stats);
+        self.stepped(ticket, Ok(()));
+    }
+
     /// Begins a step.
-    pub(super) fn take_step(&mut self, ticket: StepTicket, volume: VolumeIndex, step: VolumeStep) {
+    pub(super) fn take_step(&mut self, ticket: StepTicket, volume: Arc<Volume>, step: Step) {
         // Control has given up a step that it did not wait for.
         let given_up = self.steps.under_way.take();
+        let index = volume.index;
         let until = match step {
-            VolumeStep::Add { volume, backing: _, stats, registered } => {
-                for (place, memory) in registered {
-                    self.turn.pollers.add_volume(place, volume.index, memory);
-                }
-                self.turn.access.announce(volume.index, Arc::clone(&stats));
-                self.add_to_shard(&volume, stats);
+            Step::Grow => {
+                self.turn.shard.grow_volume(index, volume.size_bytes());
                 return self.stepped(ticket, Ok(()));
             }
-            VolumeStep::Grow { size_bytes } => {
-                self.turn.shard.grow_volume(volume, size_bytes);
-                return self.stepped(ticket, Ok(()));
-            }
-            VolumeStep::Access(volume) => {
-                let index = volume.index;
+            Step::Access => {
                 self.limits_change(Some(index), None);
                 self.bound_cache(&volume);
                 if !volume.read_only {
@@ -96,31 +108,40 @@ impl<S: Store> PollGroup<S> {
                 self.release_writes(index);
                 return self.stepped(ticket, Ok(()));
             }
-            VolumeStep::Hold(volume) => Until::Ended(self.hold_writes(&volume)),
-            VolumeStep::Close => {
-                self.turn.access.remove(volume);
-                Until::Gone(self.end_those_who_know(volume))
+            Step::Hold => Until::Ended(self.hold_writes(&volume)),
+            Step::Close => {
+                self.turn.access.remove(index);
+                Until::Gone(self.end_those_who_know(index))
             }
-            VolumeStep::WriteBack => {
+            Step::WriteBack => {
                 let from = self.token_of(ticket);
-                self.turn.shard.request(ShardRequest::Flush { from, volume });
+                self.turn.shard.request(ShardRequest::Flush { from, volume: index });
                 Until::Written
             }
-            VolumeStep::Quiet => Until::Idle,
-            VolumeStep::Abandon => {
+            Step::Quiet => Until::Idle,
+            Step::Abandon => {
                 let ids = match given_up {
-                    Some((_, of, Until::Gone(ids))) if of == volume => ids,
+                    Some((_, of, Until::Gone(ids))) if of == index => ids,
                     _ => Vec::new(),
                 };
-                self.turn.access.remove(volume);
-                self.turn.shard.abandon_volume(volume);
-                self.steps.abandoned.push(Abandoned { volume, ids });
+                self.turn.access.remove(index);
+                self.turn.shard.abandon_volume(index);
+                self.steps.abandoned.push(Abandoned { volume: index, ids });
                 return self.stepped(ticket, Ok(()));
             }
-            VolumeStep::Reshape(shaped) => Until::Quiet(Some(shaped)),
-            VolumeStep::Drop => Until::Quiet(None),
+            Step::Reshape => Until::Quiet(Some(volume)),
+            Step::Drop => Until::Quiet(None),
+            Step::Record
+            | Step::Lower
+            | Step::Store
+            | Step::CutBack
+            | Step::Probe
+            | Step::Clone
+            | Step::Add => {
+                return self.stepped(ticket, Err(format!("{step:?} is no step of a poll group")));
+            }
         };
-        self.steps.under_way = Some((ticket, volume, until));
+        self.steps.under_way = Some((ticket, index, until));
     }
 
     /// Ends the connections of every session that ever opened a volume. Returns them, and those

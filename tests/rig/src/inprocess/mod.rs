@@ -31,11 +31,11 @@ use rblk_fabric::{Device, Moment, Poller, ProtectionDomain, QpIndex, Region, Rem
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
 use rblk_target::data::connection::SpareMemory;
-use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
 use rblk_target::data::poll_group::{FromGroup, SettleTicket};
 use rblk_target::store::Store;
-use rblk_target::volume::traffic::IoStats;
 use rblk_target::volume::Volume;
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use rblk_target::volume::traffic::IoStats;
 
 use changing::Changing;
 use destroying::Destroys;

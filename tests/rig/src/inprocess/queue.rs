@@ -12,10 +12,10 @@ use rblk_initiator::io::{Io, IoOp};
 use rblk_initiator::path::{DeadPath, Path, PathLayout, PathMemory};
 use rblk_initiator::path_change::PathChange;
 use rblk_protocol::{ConnectionKind, Features, Mutation, QueueDepth, Tag, VolumeHandle};
-use rblk_target::volume::ids::SessionIndex;
 use rblk_target::store::Store;
-use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::Volume;
+use rblk_target::volume::ids::SessionIndex;
+use rblk_target::volume::ids::VolumeIndex;
 
 use super::destroying::Ended;
 use super::poller::timed;
