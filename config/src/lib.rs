@@ -67,7 +67,7 @@ mod volume;
 mod word;
 
 pub use cpu_list::{CpuList, NoCpuList};
-pub use difference::{Difference, KeyChange, VolumeChange};
+pub use difference::{Difference, KeyChange, VolumeDifference};
 pub use digest_wish::{DigestWish, DigestWishError};
 pub use document::ignored_drop_ins;
 pub use drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};

@@ -73,7 +73,7 @@ use requests::predecessor::{Agreed, Predecessor};
 use requests::reread::Reading;
 use requests::trace_stream::Traces;
 use settling::SettlesUnderWay;
-use volume_changes::{Change, Volumes};
+use volume_changes::{VolumeChange, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -97,7 +97,7 @@ pub(crate) struct Limits {
 
 /// What was asked through the control socket or by a signal.
 #[derive(Debug)]
-pub(crate) enum Request {
+pub(crate) enum ToControl {
     /// The state of everything.
     Status(oneshot::Sender<crate::operate::status::TargetStatus>),
     /// What is wrong with the stores of volumes now, by name.
@@ -123,11 +123,11 @@ pub(crate) enum Request {
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
-    Judge(Vec<Change>, oneshot::Sender<Vec<String>>),
+    Judge(Vec<VolumeChange>, oneshot::Sender<Vec<String>>),
     /// Change a volume. `alone`: it is not a part of a configuration that was checked as a whole.
     Change {
         /// How.
-        change: Change,
+        change: VolumeChange,
         /// See above.
         alone: bool,
         /// What it led to.
@@ -339,7 +339,7 @@ impl Control {
         mut self,
         mut incoming: mpsc::Receiver<Incoming>,
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
-        mut requests: mpsc::Receiver<Request>,
+        mut requests: mpsc::Receiver<ToControl>,
     ) -> anyhow::Result<RunEnd> {
         self.core.ready(Instant::now());
         self.upgrades.ready(Instant::now() + self.core.sessions().lease());
@@ -434,58 +434,58 @@ impl Control {
         joined.map(|_| RunEnd { clean, given_up, stayed, departure })
     }
 
-    fn on_request(&mut self, request: Request) {
+    fn on_request(&mut self, request: ToControl) {
         match request {
-            Request::Status(reply) => {
+            ToControl::Status(reply) => {
                 if self.rates.ask(Instant::now()) {
                     self.rates.take(&self.groups, self.core.volumes(), Instant::now());
                 }
                 self.ask_status(reply);
             }
-            Request::StoreFaults(reply) => self.ask_faults(reply),
-            Request::Events(after, reply) => {
+            ToControl::StoreFaults(reply) => self.ask_faults(reply),
+            ToControl::Events(after, reply) => {
                 let _ = reply.send(self.events_after(after));
             }
-            Request::Past(reply) => {
+            ToControl::Past(reply) => {
                 let _ = reply.send(self.past());
             }
-            Request::Drain(reply) => {
+            ToControl::Drain(reply) => {
                 self.warn_of_stores();
                 self.ends.ask(reply);
                 self.core.drain(Instant::now());
             }
-            Request::MayUpgrade(forced, reply) => {
+            ToControl::MayUpgrade(forced, reply) => {
                 let _ = reply.send(self.may_upgrade(forced));
             }
-            Request::Upgrade(agreed) => self.begin_upgrade(*agreed),
-            Request::Hosts(hosts, reading, reply) => {
+            ToControl::Upgrade(agreed) => self.begin_upgrade(*agreed),
+            ToControl::Hosts(hosts, reading, reply) => {
                 let _ = reply.send(self.let_in_only(&hosts, reading));
             }
-            Request::LimitHost(name, limits, reply) => {
+            ToControl::LimitHost(name, limits, reply) => {
                 let _ = reply.send(self.limit_host(&name, limits));
             }
-            Request::Running(reply) => {
+            ToControl::Running(reply) => {
                 let _ = reply.send(Box::new(self.volumes.running().clone()));
             }
-            Request::Judge(changes, reply) => {
+            ToControl::Judge(changes, reply) => {
                 let faults = changes.iter().filter_map(|change| self.judge(change).err());
                 let _ = reply.send(faults.collect());
             }
-            Request::Change { change, alone, reply } => self.change(&change, alone, reply),
-            Request::CloseToOthers { name, which, close, reply } => {
+            ToControl::Change { change, alone, reply } => self.change(&change, alone, reply),
+            ToControl::CloseToOthers { name, which, close, reply } => {
                 let _ = reply.send(self.close_to_others(&name, which, close));
             }
-            Request::BeginTrace(volume, slower, reply) => {
+            ToControl::BeginTrace(volume, slower, reply) => {
                 if let Err(Ok(begun)) = reply.send(self.begin_trace(&volume, slower)) {
                     // Nobody waits for it any more.
                     self.end_trace(begun.number());
                 }
             }
-            Request::EndTrace(number) => self.end_trace(number),
-            Request::HostOf(session, reply) => {
+            ToControl::EndTrace(number) => self.end_trace(number),
+            ToControl::HostOf(session, reply) => {
                 let _ = reply.send(self.host_of(session));
             }
-            Request::Kick(whom, reply) => {
+            ToControl::Kick(whom, reply) => {
                 let _ = reply.send(self.kick(&whom));
             }
         }

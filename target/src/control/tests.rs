@@ -406,7 +406,7 @@ fn a_volume_that_rights_name_is_not_removed() {
     running.volumes.push(VolumeConfig::file("v", "/srv/v.img"));
     running.hosts.push(HostConfig::new("db1", Vec::new(), vec!["v:rw".parse().unwrap()]));
     let mut removed = |alone| {
-        let removal = Change::Remove { name: "v".to_owned(), which: None, force: false };
+        let removal = VolumeChange::Remove { name: "v".to_owned(), which: None, force: false };
         let (reply, mut answer) = oneshot::channel();
         control.change(&removal, alone, reply);
         answer.try_recv()

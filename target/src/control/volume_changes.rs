@@ -28,7 +28,7 @@ use crate::volume::{Placement, Volume};
 
 /// A change of one volume.
 #[derive(Clone, Debug)]
-pub(crate) enum Change {
+pub(crate) enum VolumeChange {
     /// Serve it. Its index is not chosen yet.
     Add(VolumeConfig, Arc<OpenedVolume>),
     /// Serve it no longer.
@@ -65,7 +65,7 @@ pub(crate) enum Change {
     },
 }
 
-impl Change {
+impl VolumeChange {
     /// For the log.
     fn word(&self) -> &'static str {
         match self {
@@ -220,7 +220,7 @@ fn with_volume(running: &TargetConfig, name: &str, config: Option<&VolumeConfig>
 
 impl Control {
     /// Whether a change may be carried out. Nothing changes.
-    pub(super) fn judge(&self, change: &Change) -> Result<(), String> {
+    pub(super) fn judge(&self, change: &VolumeChange) -> Result<(), String> {
         let plan = self.plan(change, false)?;
         self.core.judge(&plan.order).map_err(|error| error.to_string())
     }
@@ -230,7 +230,7 @@ impl Control {
     /// `is_alone`: it is not a part of a configuration that was checked as a whole.
     pub(super) fn change(
         &mut self,
-        change: &Change,
+        change: &VolumeChange,
         is_alone: bool,
         reply: oneshot::Sender<Outcome>,
     ) {
@@ -254,7 +254,7 @@ impl Control {
 
     fn begin_change(
         &mut self,
-        change: &Change,
+        change: &VolumeChange,
         is_alone: bool,
     ) -> Result<(Plan, u64, Option<Arc<Volume>>), String> {
         let plan = self.plan(change, true)?;
@@ -305,9 +305,9 @@ impl Control {
     }
 
     /// What a change means here. With `real` memory is allocated for it.
-    fn plan(&self, change: &Change, real: bool) -> Result<Plan, String> {
+    fn plan(&self, change: &VolumeChange, real: bool) -> Result<Plan, String> {
         match change {
-            Change::Add(config, opened) => {
+            VolumeChange::Add(config, opened) => {
                 if opened.backing.is_some() && self.persister.keeping().is_nothing {
                     return Err(forgets(&self.volumes.running, config));
                 }
@@ -324,7 +324,7 @@ impl Control {
                 let plan = Plan::new(order, Some(config.clone()), name);
                 Ok(Plan { opened: Some(Arc::clone(opened)), ..plan })
             }
-            Change::Remove { name, which, force } => {
+            VolumeChange::Remove { name, which, force } => {
                 self.volumes.config_of(name)?;
                 let volume = self.volume_named(name).ok_or("it is not served")?.index;
                 if which.is_some_and(|which| which != volume) {
@@ -333,13 +333,13 @@ impl Control {
                 let order = VolumeOrder::Remove { volume, force: *force };
                 Ok(Plan::new(order, None, name.clone()))
             }
-            Change::WriteBack { name } => {
+            VolumeChange::WriteBack { name } => {
                 let config = Some(self.volumes.config_of(name)?.clone());
                 let volume = self.volume_named(name).ok_or("it is not served")?.index;
                 let order = VolumeOrder::WriteBack(volume);
                 Ok(Plan::new(order, config, name.clone()))
             }
-            Change::Resize { name, size, shrink } => {
+            VolumeChange::Resize { name, size, shrink } => {
                 let mut config = self.volumes.config_of(name)?.clone();
                 let bytes = self.size_wanted(name, *size)?;
                 if config.size.is_some() {
@@ -347,11 +347,11 @@ impl Control {
                 }
                 self.plan_of_alter(config, Some(bytes), *shrink, real)
             }
-            Change::Become(config) => {
+            VolumeChange::Become(config) => {
                 let bytes = config.size.map(|size| size.0);
                 self.plan_of_alter(config.clone(), bytes, false, real)
             }
-            Change::Snapshot { name, file } => self.plan_of_snapshot(name, file),
+            VolumeChange::Snapshot { name, file } => self.plan_of_snapshot(name, file),
         }
     }
 
@@ -776,23 +776,27 @@ pub(super) fn anew(name: &str) -> String {
     )
 }
 
-/// A volume with other values, as `volume set` asks for.
-pub(crate) fn set(
-    config: &VolumeConfig,
-    read_only: Option<bool>,
-    cache: Option<CacheMode>,
-    read_ahead: Option<ByteSize>,
-    cache_min: Option<Wish<ByteSize>>,
-    cache_max: Option<Wish<ByteSize>>,
-    limits: LimitsWish,
-) -> VolumeConfig {
-    let mut config = config.clone();
-    config = config.clone().with_limits(limits.on(config.limits()));
-    config.read_only = read_only.unwrap_or(config.read_only);
-    // The rules of the configuration say whether its store may have one.
-    config.cache = cache.or(config.cache);
-    config.read_ahead = read_ahead.unwrap_or(config.read_ahead);
-    config.cache_min = Wish::on(cache_min, config.cache_min);
-    config.cache_max = Wish::on(cache_max, config.cache_max);
-    config
+/// Other values for a volume. What is absent stays.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VolumeWish {
+    pub read_only: Option<bool>,
+    pub cache: Option<CacheMode>,
+    pub read_ahead: Option<ByteSize>,
+    pub cache_min: Option<Wish<ByteSize>>,
+    pub cache_max: Option<Wish<ByteSize>>,
+    pub limits: LimitsWish,
+}
+
+impl VolumeWish {
+    /// The volume with these values.
+    pub(crate) fn on(self, config: &VolumeConfig) -> VolumeConfig {
+        let mut config = config.clone().with_limits(self.limits.on(config.limits()));
+        config.read_only = self.read_only.unwrap_or(config.read_only);
+        // The rules of the configuration say whether its store may have one.
+        config.cache = self.cache.or(config.cache);
+        config.read_ahead = self.read_ahead.unwrap_or(config.read_ahead);
+        config.cache_min = Wish::on(self.cache_min, config.cache_min);
+        config.cache_max = Wish::on(self.cache_max, config.cache_max);
+        config
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use crate::control::Request;
+use crate::control::ToControl;
 use crate::control::requests::reconfigure::everything;
 use crate::control::requests::reread::Reread;
 use crate::daemon::signals::Signals;
@@ -13,7 +13,7 @@ use crate::daemon::signals::Signals;
 /// Reloads the configuration at each SIGHUP. The log says what became of it.
 pub(crate) async fn reload(
     hang_ups: Signals,
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<ToControl>,
     reread: Arc<Reread>,
 ) {
     while hang_ups.next().await.is_ok() {

@@ -34,7 +34,7 @@ use crate::control::observe::outages::Outages;
 use crate::control::requests::control_socket::{ControlSocket, SocketFile};
 use crate::control::requests::departure::Departure;
 use crate::control::requests::reread::Reread;
-use crate::control::{Control, Limits, Parts, Request};
+use crate::control::{Control, Limits, Parts, ToControl};
 use crate::daemon::accept::{Missing, accept};
 use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
@@ -212,7 +212,7 @@ struct Pages {
 }
 
 impl Pages {
-    fn serve(http: Option<Http>, requests: &mpsc::Sender<Request>) -> Self {
+    fn serve(http: Option<Http>, requests: &mpsc::Sender<ToControl>) -> Self {
         let (last_word, word) = watch::channel(None);
         let serve = |http: Http| tokio::spawn(http.serve(requests.clone(), word));
         Self { server: http.map(serve), last_word }
@@ -653,9 +653,9 @@ fn parts(
 }
 
 /// SIGTERM and SIGINT begin a drain.
-async fn drain_at(stops: Stops, requests: mpsc::Sender<Request>) {
+async fn drain_at(stops: Stops, requests: mpsc::Sender<ToControl>) {
     while stops.next().await.is_ok() {
-        if requests.send(Request::Drain(None)).await.is_err() {
+        if requests.send(ToControl::Drain(None)).await.is_err() {
             return;
         }
     }

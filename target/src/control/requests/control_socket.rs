@@ -17,18 +17,16 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use super::orders;
-pub(crate) use super::orders::asked;
+use super::orders::asked;
 use super::reread::Reread;
 use super::snapshot;
-use crate::control::Request;
+use crate::control::ToControl;
 use crate::control::requests::departure;
 use crate::control::requests::reconfigure;
 use crate::control::requests::trace_stream;
-use crate::operate::ask::stopping;
-pub use crate::operate::ask::{
-    Ask, EndReport, HostsReport, LimitsWish, ReloadReport, Response, STOPPING, VolumeReport, Wish,
-};
-pub use crate::operate::refusal::Refusal;
+use crate::control::volume_changes::VolumeWish;
+use crate::operate::ask::{Ask, Response, VolumeReport, stopping};
+use crate::operate::refusal::Refusal;
 
 const LINE_MAX: u64 = 64 << 10;
 const LINE_TIME: Duration = Duration::from_secs(10);
@@ -105,7 +103,7 @@ impl ControlSocket {
     /// the socket and its file.
     pub(crate) async fn serve(
         self,
-        requests: mpsc::Sender<Request>,
+        requests: mpsc::Sender<ToControl>,
         reread: Arc<Reread>,
     ) -> (Option<OwnedFd>, SocketFile) {
         loop {
@@ -133,68 +131,86 @@ impl ControlSocket {
 
 async fn serve_one(
     stream: UnixStream,
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<ToControl>,
     reread: Arc<Reread>,
 ) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     let mut reader = BufReader::new(read.take(LINE_MAX));
     tokio::time::timeout(LINE_TIME, reader.read_line(&mut line)).await??;
-    // The target ends when its end was told.
-    let mut told = None;
-    let response = match serde_json::from_str::<Ask>(&line) {
-        Ok(Ask::Status) => {
-            let status = asked(&requests, Request::Status).await;
-            status.map_or_else(stopping, |status| Response::Status(Box::new(status)))
-        }
-        Ok(Ask::Events { after }) => {
-            let report = asked(&requests, |reply| Request::Events(after, reply)).await;
-            report.map_or_else(stopping, Response::Events)
-        }
-        Ok(Ask::Drain { wait: false }) => match requests.send(Request::Drain(None)).await {
-            Ok(()) => Response::Done,
-            Err(_) => stopping(),
-        },
-        Ok(Ask::Drain { wait: true }) => {
-            match asked(&requests, |reply| Request::Drain(Some(reply))).await {
-                Some((report, telling)) => {
-                    told = Some(telling);
-                    Response::Ended(report)
-                }
-                None => stopping(),
-            }
-        }
-        Ok(Ask::ReloadHosts) => reconfigure::hosts(&requests, &reread).await,
-        Ok(Ask::SetHost { name, limits }) => {
-            reconfigure::limit_host(&requests, &reread, name, limits)
-                .await
-                .map_or_else(Response::refused, |host| Response::Host(Box::new(host)))
-        }
-        Ok(Ask::Reload { dry_run }) => reconfigure::everything(&requests, &reread, dry_run)
-            .await
-            .map_or_else(Response::refused, |report| Response::Reload(Box::new(report))),
-        Ok(Ask::Upgrade { program, force }) => {
-            departure::upgrade(&requests, &reread, program, force).await
-        }
-        Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
-            let gone = reader.read_u8();
-            orders::remove_when_unused(&requests, &reread, name, gone).await
-        }
-        Ok(Ask::SnapshotVolume { name, new_name, path }) => {
-            snapshot::take(&requests, &reread, &name, new_name, path)
-                .await
-                .map_or_else(Response::refused, |report| Response::Volume(Box::new(report)))
-        }
+    let (response, told) = match serde_json::from_str::<Ask>(&line) {
         Ok(Ask::Trace { volume, slower_us }) => {
             let what = (volume, Duration::from_micros(slower_us));
             return trace_stream::stream(&requests, what, &mut write, reader.read_u8()).await;
         }
-        Ok(order) => orders::carry_out(&requests, &reread, order).await,
-        Err(error) => Response::refused(format!("not a request: {error}")),
+        // The target ends when its end was told.
+        Ok(Ask::Drain { wait: true }) => {
+            match asked(&requests, |reply| ToControl::Drain(Some(reply))).await {
+                Some((report, telling)) => (Response::Ended(report), Some(telling)),
+                None => (stopping(), None),
+            }
+        }
+        Ok(Ask::RemoveVolume { name, force: false, drain: true }) => {
+            let gone = reader.read_u8();
+            (orders::remove_when_unused(&requests, &reread, name, gone).await, None)
+        }
+        Ok(ask) => (answer(&requests, &reread, ask).await, None),
+        Err(error) => (Response::refused(format!("not a request: {error}")), None),
     };
     let mut text = serde_json::to_vec(&response).map_err(io::Error::other)?;
     text.push(b'\n');
     let written = tokio::time::timeout(LINE_TIME, write.write_all(&text)).await;
     drop(told);
     written?
+}
+
+/// Answers what needs no more of the connection than a place for the answer.
+async fn answer(requests: &mpsc::Sender<ToControl>, reread: &Arc<Reread>, ask: Ask) -> Response {
+    match ask {
+        Ask::Status => {
+            let status = asked(requests, ToControl::Status).await;
+            status.map_or_else(stopping, |status| Response::Status(Box::new(status)))
+        }
+        Ask::Events { after } => {
+            let report = asked(requests, |reply| ToControl::Events(after, reply)).await;
+            report.map_or_else(stopping, Response::Events)
+        }
+        Ask::Drain { .. } => match requests.send(ToControl::Drain(None)).await {
+            Ok(()) => Response::Done,
+            Err(_) => stopping(),
+        },
+        Ask::ReloadHosts => reconfigure::hosts(requests, reread).await,
+        Ask::SetHost { name, limits } => reconfigure::limit_host(requests, reread, name, limits)
+            .await
+            .map_or_else(Response::refused, |host| Response::Host(Box::new(host))),
+        Ask::Reload { dry_run } => reconfigure::everything(requests, reread, dry_run)
+            .await
+            .map_or_else(Response::refused, |report| Response::Reload(Box::new(report))),
+        Ask::Upgrade { program, force } => {
+            departure::upgrade(requests, reread, program, force).await
+        }
+        Ask::Dump => orders::dump(requests).await,
+        Ask::Kick { session } => orders::kick(requests, session).await,
+        Ask::AddVolume { volume } => changed(orders::add(requests, reread, *volume).await),
+        Ask::RemoveVolume { name, force, .. } => {
+            changed(orders::remove(requests, reread, name, force).await)
+        }
+        Ask::ResizeVolume { name, size, shrink } => {
+            changed(orders::resize(requests, reread, name, size, shrink).await)
+        }
+        Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, cache_max, limits } => {
+            let wish = VolumeWish { read_only, cache, read_ahead, cache_min, cache_max, limits };
+            changed(orders::set(requests, reread, name, wish).await)
+        }
+        Ask::SnapshotVolume { name, new_name, path } => {
+            let report = snapshot::take(requests, reread, &name, new_name, path).await;
+            changed(report)
+        }
+        Ask::Trace { .. } => Response::refused("a trace is a stream"),
+    }
+}
+
+/// The answer to a change of a volume.
+fn changed(report: Result<VolumeReport, Refusal>) -> Response {
+    report.map_or_else(Response::refused, |report| Response::Volume(Box::new(report)))
 }

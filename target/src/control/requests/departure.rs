@@ -22,8 +22,8 @@ use super::predecessor::{Agreed, Predecessor};
 use super::reread::{Reread, with_files};
 use crate::control::hand_over::{Checked, FORMS, HandOver, Leaves, Moment, Mounted};
 use crate::control::peers::session::Session;
-use crate::control::volume_changes::Change;
-use crate::control::{Control, Description, Request};
+use crate::control::volume_changes::VolumeChange;
+use crate::control::{Control, Description, ToControl};
 use crate::memory::demand::Demand;
 use crate::operate::ask::{Response, STOPPING, stopping};
 use crate::operate::events::{EventKind, Occurrence};
@@ -334,13 +334,13 @@ impl Control {
 /// Has another program take the place of this one. An answer that is no error says that it has
 /// begun.
 pub(in crate::control) async fn upgrade(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Arc<Reread>,
     program: PathBuf,
     force: bool,
 ) -> Response {
     let _turn = reread.turn().await;
-    let Some(before) = asked(requests, |reply| Request::MayUpgrade(force, reply)).await else {
+    let Some(before) = asked(requests, |reply| ToControl::MayUpgrade(force, reply)).await else {
         return stopping();
     };
     let before = match before {
@@ -356,7 +356,7 @@ pub(in crate::control) async fn upgrade(
     // While everything is served, so that the pause has little left to write.
     for volume in volumes {
         let name = volume.clone();
-        if let Err(error) = carry(requests, Change::WriteBack { name }, true).await
+        if let Err(error) = carry(requests, VolumeChange::WriteBack { name }, true).await
             && !force
         {
             if requests.is_closed() || error == STOPPING {
@@ -368,7 +368,7 @@ pub(in crate::control) async fn upgrade(
             ));
         }
     }
-    match requests.send(Request::Upgrade(Box::new(agreed))).await {
+    match requests.send(ToControl::Upgrade(Box::new(agreed))).await {
         Ok(()) => Response::Done,
         Err(_) => stopping(),
     }

@@ -6,14 +6,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rblk_config::{Exit, VolumeConfig, said_once};
+use rblk_config::{ByteSize, Exit, VolumeConfig, said_once};
 use rblk_protocol::Name;
 use tokio::sync::{mpsc, oneshot};
 
 use super::reread::{Reread, with_files};
-use crate::control::Request;
-use crate::control::volume_changes::{Change, Changed, Outcome, anew, set};
-use crate::operate::ask::{Ask, Response, VolumeReport, stopping};
+use crate::control::ToControl;
+use crate::control::volume_changes::{Changed, Outcome, VolumeChange, VolumeWish, anew};
+use crate::operate::ask::{Response, VolumeReport, stopping};
 use crate::operate::refusal::Refusal;
 use crate::pool::opening::{OpenedVolume, open_one};
 use crate::store::{StoreFault, StoreFaultKind};
@@ -21,58 +21,13 @@ use crate::store::{StoreFault, StoreFaultKind};
 /// Time between two looks whether a volume is still in use.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Carries out an order.
-pub(in crate::control) async fn carry_out(
-    requests: &mpsc::Sender<Request>,
-    reread: &Reread,
-    order: Ask,
-) -> Response {
-    // These wait for no change under way.
-    match order {
-        Ask::Dump => return dump(requests).await,
-        Ask::Kick { session } => return kick(requests, session).await,
-        _ => {}
-    }
-    let _turn = reread.turn().await;
-    let done = match order {
-        Ask::AddVolume { volume } => add(requests, reread, *volume).await,
-        Ask::RemoveVolume { name, force, .. } => {
-            sound(requests, name.clone(), Change::Remove { name, which: None, force }).await
-        }
-        Ask::ResizeVolume { name, size, shrink } => {
-            sound(requests, name.clone(), Change::Resize { name, size, shrink }).await
-        }
-        Ask::SetVolume { name, read_only, cache, read_ahead, cache_min, cache_max, limits } => {
-            match running(requests, &name).await {
-                Ok(config) => {
-                    let (min, max) = (cache_min, cache_max);
-                    let config = set(&config, read_only, cache, read_ahead, min, max, limits);
-                    sound(requests, name, Change::Become(config)).await
-                }
-                Err(error) => Err(error),
-            }
-        }
-        Ask::Status
-        | Ask::Events { .. }
-        | Ask::Drain { .. }
-        | Ask::ReloadHosts
-        | Ask::SetHost { .. }
-        | Ask::Reload { .. }
-        | Ask::Dump
-        | Ask::Upgrade { .. }
-        | Ask::SnapshotVolume { .. }
-        | Ask::Trace { .. }
-        | Ask::Kick { .. } => Err("it is no order".into()),
-    };
-    done.map_or_else(Response::refused, |report| Response::Volume(Box::new(report)))
-}
-
 /// Serves another volume.
-async fn add(
-    requests: &mpsc::Sender<Request>,
+pub(super) async fn add(
+    requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     volume: VolumeConfig,
 ) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
     let name = volume.name.clone();
     // Before its store is opened: this target may hold it.
     if running(requests, &name).await.is_ok() {
@@ -80,15 +35,50 @@ async fn add(
     }
     let opened = open(reread.target(), volume.clone()).await?;
     let contradiction = opened.contradiction.map(|found| found.to_string());
-    let report = change(requests, name, Change::Add(volume, opened)).await?;
+    let report = change(requests, name, VolumeChange::Add(volume, opened)).await?;
     Ok(VolumeReport { contradiction, ..report })
+}
+
+/// Removes a volume; with `force` also if hosts have it open.
+pub(super) async fn remove(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    force: bool,
+) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
+    sound(requests, name.clone(), VolumeChange::Remove { name, which: None, force }).await
+}
+
+/// Gives a volume another size; none: that of its file or device.
+pub(super) async fn resize(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    size: Option<ByteSize>,
+    shrink: bool,
+) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
+    sound(requests, name.clone(), VolumeChange::Resize { name, size, shrink }).await
+}
+
+/// Gives a volume other values.
+pub(super) async fn set(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    wish: VolumeWish,
+) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
+    let config = wish.on(&running(requests, &name).await?);
+    sound(requests, name, VolumeChange::Become(config)).await
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
 /// ends when whoever asked does not wait any more: then the volume stays. A removal that has begun
 /// goes to its end. What comes under the same name later is another volume, and stays.
 pub(in crate::control) async fn remove_when_unused(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     name: String,
     gone: impl Future<Output = io::Result<u8>>,
@@ -97,7 +87,7 @@ pub(in crate::control) async fn remove_when_unused(
     let given_up = || Response::refused("nobody waits for it any more");
     let close = |which, close| {
         let name = name.clone();
-        asked(requests, move |reply| Request::CloseToOthers { name, which, close, reply })
+        asked(requests, move |reply| ToControl::CloseToOthers { name, which, close, reply })
     };
     let (mut which, mut failure) = (None, None);
     let response = loop {
@@ -118,7 +108,7 @@ pub(in crate::control) async fn remove_when_unused(
                 turn = reread.turn() => turn,
                 _ = &mut gone => break given_up(),
             };
-            let removal = Change::Remove { name: name.clone(), which, force: false };
+            let removal = VolumeChange::Remove { name: name.clone(), which, force: false };
             match sound(requests, name.clone(), removal).await {
                 Ok(report) => return Response::Volume(Box::new(report)),
                 // A host may have come back since the look.
@@ -152,29 +142,29 @@ pub(in crate::control) async fn open(
 
 /// Asks control, and waits for the answer. `None`: the target is stopping.
 pub(crate) async fn asked<T>(
-    requests: &mpsc::Sender<Request>,
-    request: impl FnOnce(oneshot::Sender<T>) -> Request,
+    requests: &mpsc::Sender<ToControl>,
+    request: impl FnOnce(oneshot::Sender<T>) -> ToControl,
 ) -> Option<T> {
     let (reply, answer) = oneshot::channel();
     requests.send(request(reply)).await.ok()?;
     answer.await.ok()
 }
 
-/// Carries out a change. `alone`: see [`Request::Change`].
+/// Carries out a change. `alone`: see [`ToControl::Change`].
 pub(in crate::control) async fn carry(
-    requests: &mpsc::Sender<Request>,
-    change: Change,
+    requests: &mpsc::Sender<ToControl>,
+    change: VolumeChange,
     alone: bool,
 ) -> Outcome {
-    let outcome = asked(requests, |reply| Request::Change { change, alone, reply }).await;
+    let outcome = asked(requests, |reply| ToControl::Change { change, alone, reply }).await;
     outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
 }
 
 /// Carries out a change that is no part of a reload.
 pub(in crate::control) async fn change(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     name: String,
-    change: Change,
+    change: VolumeChange,
 ) -> Result<VolumeReport, String> {
     let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
     let (store_fault, contradiction) = (None, None);
@@ -190,17 +180,17 @@ pub(in crate::control) async fn change(
 
 /// What is wrong with the stores of volumes now, by name.
 pub(in crate::control) async fn store_faults(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
 ) -> Result<HashMap<String, StoreFault>, String> {
-    let faults = asked(requests, Request::StoreFaults).await;
+    let faults = asked(requests, ToControl::StoreFaults).await;
     faults.ok_or_else(|| "the target is stopping".to_owned())
 }
 
 /// Carries out a change that is no part of a reload, if the store of the volume is fit for it.
 async fn sound(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     name: String,
-    wanted: Change,
+    wanted: VolumeChange,
 ) -> Result<VolumeReport, Refusal> {
     let before = running(requests, &name).await?;
     let Some(fault) = store_faults(requests).await?.remove(&name) else {
@@ -216,22 +206,22 @@ async fn sound(
 /// Why a volume whose store has a fault does not change so. `before` is how it is configured.
 pub(in crate::control) fn unfit(
     fault: &StoreFault,
-    wanted: &Change,
+    wanted: &VolumeChange,
     before: &VolumeConfig,
 ) -> Option<String> {
     let name = &before.name;
     match wanted {
-        Change::Remove { force: false, .. } if fault.ends_with_target => Some(format!(
+        VolumeChange::Remove { force: false, .. } if fault.ends_with_target => Some(format!(
             "{name} is not removed, since its data would be gone: {fault}. `volume remove {name} --force` does it \
              all the same"
         )),
-        Change::Resize { .. } if fault.is_astray() => {
+        VolumeChange::Resize { .. } if fault.is_astray() => {
             Some(format!("the size of {name} does not change: {fault}"))
         }
-        Change::Become(config) if fault.is_astray() && config.size != before.size => {
+        VolumeChange::Become(config) if fault.is_astray() && config.size != before.size => {
             Some(format!("the size of {name} does not change: {fault}"))
         }
-        Change::Become(config)
+        VolumeChange::Become(config)
             if fault.kind == StoreFaultKind::ReadOnly && before.read_only && !config.read_only =>
         {
             Some(format!("{name} stays read-only: {fault}"))
@@ -240,20 +230,22 @@ pub(in crate::control) fn unfit(
     }
 }
 
-async fn running(requests: &mpsc::Sender<Request>, name: &str) -> Result<VolumeConfig, Refusal> {
-    let running = asked(requests, Request::Running).await.ok_or("the target is stopping")?;
+async fn running(requests: &mpsc::Sender<ToControl>, name: &str) -> Result<VolumeConfig, Refusal> {
+    let running = asked(requests, ToControl::Running).await.ok_or("the target is stopping")?;
     let config = running.volumes.into_iter().find(|volume| volume.name == name);
     config.ok_or_else(|| Refusal::no_volume(name))
 }
 
-async fn dump(requests: &mpsc::Sender<Request>) -> Response {
-    let Some(running) = asked(requests, Request::Running).await else { return stopping() };
+/// The configuration that the target runs with.
+pub(super) async fn dump(requests: &mpsc::Sender<ToControl>) -> Response {
+    let Some(running) = asked(requests, ToControl::Running).await else { return stopping() };
     running.dump().map_or_else(|error| Response::refused(error.to_string()), Response::Dump)
 }
 
-async fn kick(requests: &mpsc::Sender<Request>, session: String) -> Response {
+/// Ends sessions.
+pub(super) async fn kick(requests: &mpsc::Sender<ToControl>, session: String) -> Response {
     let named = session.clone();
-    match asked(requests, |reply| Request::Kick(session, reply)).await {
+    match asked(requests, |reply| ToControl::Kick(session, reply)).await {
         None => stopping(),
         Some(Err(unclear)) => Response::Error(Refusal::new(Exit::Usage, unclear)),
         Some(Ok(ended)) if ended.is_empty() => Response::Error(Refusal::no_such_thing(format!(

@@ -12,15 +12,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rblk_config::{
-    Auth, Difference, HostConfig, TargetConfig, VolumeChange, VolumeConfig, losers, narrowed,
+    Auth, Difference, HostConfig, TargetConfig, VolumeConfig, VolumeDifference, losers, narrowed,
 };
 use tokio::sync::mpsc;
 
 use super::orders::{asked, carry, open, store_faults, unfit};
 use super::reread::{Reading, Reread};
-use crate::control::Request;
+use crate::control::ToControl;
 use crate::control::core::Hosts;
-use crate::control::volume_changes::Change;
+use crate::control::volume_changes::VolumeChange;
 use crate::operate::ask::{LimitsWish, ReloadReport, Response};
 use crate::operate::refusal::Refusal;
 use crate::store::StoreFault;
@@ -31,7 +31,7 @@ const STOPPING: &str = "the target is stopping";
 /// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
 /// that is refused changes nothing. It waits for no change under way: a key may have to go at once.
 pub(in crate::control) async fn hosts(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Arc<Reread>,
 ) -> Response {
     let (config, reading) = match reread.read().await {
@@ -49,13 +49,13 @@ pub(in crate::control) async fn hosts(
 /// # Errors
 /// Nothing has changed, for that reason.
 pub(in crate::control) async fn limit_host(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     name: String,
     limits: LimitsWish,
 ) -> Result<HostConfig, Refusal> {
     let _turn = reread.turn().await;
-    let answer = asked(requests, |reply| Request::LimitHost(name, limits, reply)).await;
+    let answer = asked(requests, |reply| ToControl::LimitHost(name, limits, reply)).await;
     answer.unwrap_or_else(|| Err(STOPPING.into()))
 }
 
@@ -91,10 +91,10 @@ pub(in crate::control) fn limited(
 /// From now on control lets in these hosts and no others, unless it has those of a later reading.
 /// Returns whose sessions ended.
 async fn let_in_only(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     (hosts, reading): (Vec<HostConfig>, Reading),
 ) -> Result<Vec<String>, String> {
-    let answer = asked(requests, |reply| Request::Hosts(hosts, reading, reply)).await;
+    let answer = asked(requests, |reply| ToControl::Hosts(hosts, reading, reply)).await;
     answer.unwrap_or_else(|| Err(STOPPING.to_owned()))
 }
 
@@ -103,14 +103,14 @@ async fn let_in_only(
 /// # Errors
 /// Nothing has changed, for that reason.
 pub(crate) async fn everything(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Arc<Reread>,
     dry_run: bool,
 ) -> Result<ReloadReport, String> {
     let _turn = reread.turn().await;
     let nothing = |error: String| format!("nothing was reloaded: {error}");
     let (config, reading) = reread.read().await.map_err(nothing)?;
-    let running = asked(requests, Request::Running).await;
+    let running = asked(requests, ToControl::Running).await;
     let running = running.ok_or_else(|| nothing(STOPPING.to_owned()))?;
     let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
     let faults = store_faults(requests).await.map_err(nothing)?;
@@ -145,14 +145,14 @@ pub(crate) async fn everything(
 
 /// Why volumes whose stores have faults do not change so.
 fn unfit_changes(
-    changes: &[Change],
+    changes: &[VolumeChange],
     running: &TargetConfig,
     faults: &HashMap<String, StoreFault>,
 ) -> Vec<String> {
-    let why = |change: &Change| {
+    let why = |change: &VolumeChange| {
         let name = match change {
-            Change::Become(volume) => &volume.name,
-            Change::Remove { name, .. } => name,
+            VolumeChange::Become(volume) => &volume.name,
+            VolumeChange::Remove { name, .. } => name,
             _ => return None,
         };
         let before = running.volumes.iter().find(|volume| volume.name == *name)?;
@@ -164,7 +164,7 @@ fn unfit_changes(
 /// Carries out what was judged: what narrows first, what widens last. Returns whose sessions
 /// ended.
 async fn carry_out(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     changes: Ordered,
     running: &TargetConfig,
     (hosts, reading): (Vec<HostConfig>, Reading),
@@ -202,13 +202,13 @@ fn still_let_in(losers: &[String]) -> String {
 
 /// Changes in the order in which they are made: what narrows comes first, and removals, which
 /// cannot be led back, come last.
-struct Ordered(Vec<Change>);
+struct Ordered(Vec<VolumeChange>);
 
 impl Ordered {
-    fn new(changes: Vec<Change>, difference: &Difference) -> Self {
+    fn new(changes: Vec<VolumeChange>, difference: &Difference) -> Self {
         let narrowing = difference.volumes.iter().filter(|change| change.narrows());
-        let narrowing: Vec<&str> = narrowing.map(VolumeChange::name).collect();
-        let is_first = |change: &Change| matches!(change, Change::Become(volume) if narrowing.contains(&volume.name.as_str()));
+        let narrowing: Vec<&str> = narrowing.map(VolumeDifference::name).collect();
+        let is_first = |change: &VolumeChange| matches!(change, VolumeChange::Become(volume) if narrowing.contains(&volume.name.as_str()));
         let (mut first, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_first);
         first.extend(rest);
         Self(first)
@@ -218,26 +218,32 @@ impl Ordered {
 /// The changes that lead to a configuration, with the stores of new volumes opened, in the order in
 /// which they are made: what can be led back comes first. Also why it is refused.
 async fn prepared(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     difference: &Difference,
-) -> (Vec<Change>, Vec<String>) {
+) -> (Vec<VolumeChange>, Vec<String>) {
     let (mut changes, mut removals, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for change in &difference.volumes {
         match change {
-            VolumeChange::Add { volume } => match open(reread.target(), volume.clone()).await {
-                Ok(opened) => changes.push(Change::Add(volume.clone(), opened)),
+            VolumeDifference::Add { volume } => match open(reread.target(), volume.clone()).await {
+                Ok(opened) => changes.push(VolumeChange::Add(volume.clone(), opened)),
                 Err(error) => refused.push(error),
             },
-            VolumeChange::Alter { volume, .. } => changes.push(Change::Become(volume.clone())),
-            VolumeChange::Remove { name } => {
-                removals.push(Change::Remove { name: name.clone(), which: None, force: false });
+            VolumeDifference::Alter { volume, .. } => {
+                changes.push(VolumeChange::Become(volume.clone()))
+            }
+            VolumeDifference::Remove { name } => {
+                removals.push(VolumeChange::Remove {
+                    name: name.clone(),
+                    which: None,
+                    force: false,
+                });
             }
         }
     }
     changes.extend(removals);
     let judged = changes.clone();
-    match asked(requests, |reply| Request::Judge(judged, reply)).await {
+    match asked(requests, |reply| ToControl::Judge(judged, reply)).await {
         Some(faults) => refused.extend(faults),
         None => refused.push(STOPPING.to_owned()),
     }
@@ -246,15 +252,15 @@ async fn prepared(
 
 /// Makes the changes one after the other. If one fails, the ones before it are led back.
 async fn carry_all(
-    requests: &mpsc::Sender<Request>,
-    changes: Vec<Change>,
+    requests: &mpsc::Sender<ToControl>,
+    changes: Vec<VolumeChange>,
     before: &[VolumeConfig],
 ) -> Result<(), String> {
-    let (mut back, mut gone): (Vec<Change>, Vec<String>) = (Vec::new(), Vec::new());
+    let (mut back, mut gone): (Vec<VolumeChange>, Vec<String>) = (Vec::new(), Vec::new());
     for change in changes {
         let undo = undo_of(&change, before);
         let removed = match &change {
-            Change::Remove { name, .. } => Some(name.clone()),
+            VolumeChange::Remove { name, .. } => Some(name.clone()),
             _ => None,
         };
         match carry(requests, change, false).await {
@@ -281,19 +287,19 @@ async fn carry_all(
 
 /// What undoes a change. A file that has become larger stays so. A volume that was removed had no
 /// users, and its data is in its store: `volume add` serves it again.
-fn undo_of(change: &Change, before: &[VolumeConfig]) -> Option<Change> {
+fn undo_of(change: &VolumeChange, before: &[VolumeConfig]) -> Option<VolumeChange> {
     match change {
-        Change::Add(volume, _) => {
-            Some(Change::Remove { name: volume.name.clone(), which: None, force: true })
+        VolumeChange::Add(volume, _) => {
+            Some(VolumeChange::Remove { name: volume.name.clone(), which: None, force: true })
         }
-        Change::Become(volume) => {
+        VolumeChange::Become(volume) => {
             let old = before.iter().find(|old| old.name == volume.name)?;
-            Some(Change::Become(VolumeConfig { size: volume.size, ..old.clone() }))
+            Some(VolumeChange::Become(VolumeConfig { size: volume.size, ..old.clone() }))
         }
-        Change::Remove { .. }
-        | Change::Resize { .. }
-        | Change::WriteBack { .. }
-        | Change::Snapshot { .. } => None,
+        VolumeChange::Remove { .. }
+        | VolumeChange::Resize { .. }
+        | VolumeChange::WriteBack { .. }
+        | VolumeChange::Snapshot { .. } => None,
     }
 }
 
@@ -324,7 +330,7 @@ mod tests {
             let _turn = reread.turn().await;
             for time in 1..=2 {
                 let control = async {
-                    let Some(Request::Hosts(read, reading, reply)) = orders.recv().await else {
+                    let Some(ToControl::Hosts(read, reading, reply)) = orders.recv().await else {
                         panic!("no hosts");
                     };
                     let name = read[0].name.clone();

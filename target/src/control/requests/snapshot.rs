@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 
 use super::orders::{asked, carry, change, open, store_faults};
 use super::reread::{Reread, with_files};
-use crate::control::Request;
-use crate::control::volume_changes::Change;
+use crate::control::ToControl;
+use crate::control::volume_changes::VolumeChange;
 use crate::operate::ask::VolumeReport;
 use crate::operate::refusal::Refusal;
 use crate::pool::reflink::{CloneError, CloneFile};
@@ -23,7 +23,7 @@ use crate::pool::reflink::{CloneError, CloneFile};
 /// # Errors
 /// There is none, for that reason.
 pub(in crate::control) async fn take(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     name: &str,
     new_name: String,
@@ -31,14 +31,14 @@ pub(in crate::control) async fn take(
 ) -> Result<VolumeReport, Refusal> {
     // One change at a time.
     let _turn = reread.turn().await;
-    let running = asked(requests, Request::Running).await.ok_or("the target is stopping")?;
+    let running = asked(requests, ToControl::Running).await.ok_or("the target is stopping")?;
     let config = config_of(&running, name, new_name, path)?;
     let (Some(from), Some(to)) = (source_of(&running, name), config.path.clone()) else {
         return Err(format!("{name} has no file").into());
     };
     let fault = store_faults(requests).await?.remove(name);
     let mut file = Unserved::begin(to).await?;
-    let snapshot = Change::Snapshot { name: name.to_owned(), file: Arc::clone(&file.file) };
+    let snapshot = VolumeChange::Snapshot { name: name.to_owned(), file: Arc::clone(&file.file) };
     carry(requests, snapshot, true).await?;
     file.keep(from).await?;
     match serve(requests, reread, config).await {
@@ -104,12 +104,12 @@ impl Drop for Unserved {
 }
 
 async fn serve(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
     config: VolumeConfig,
 ) -> Result<VolumeReport, String> {
     let opened = open(reread.target(), config.clone()).await?;
-    change(requests, config.name.clone(), Change::Add(config, opened)).await
+    change(requests, config.name.clone(), VolumeChange::Add(config, opened)).await
 }
 
 async fn blocking<T: Send + 'static>(
@@ -188,12 +188,14 @@ mod tests {
     }
 
     /// Control that serves one volume, and does what it is asked until it is to serve another.
-    async fn control(mut requests: mpsc::Receiver<Request>, running: TargetConfig) -> Request {
+    async fn control(mut requests: mpsc::Receiver<ToControl>, running: TargetConfig) -> ToControl {
         loop {
             match requests.recv().await.expect("somebody who asks") {
-                Request::Running(reply) => drop(reply.send(Box::new(running.clone()))),
-                Request::StoreFaults(reply) => drop(reply.send(HashMap::new())),
-                Request::Change { change: Change::Snapshot { file, .. }, reply, .. } => {
+                ToControl::Running(reply) => drop(reply.send(Box::new(running.clone()))),
+                ToControl::StoreFaults(reply) => drop(reply.send(HashMap::new())),
+                ToControl::Change {
+                    change: VolumeChange::Snapshot { file, .. }, reply, ..
+                } => {
                     file.share_zeroes(1 << 20);
                     drop(reply.send(Ok(Changed::default())));
                 }
@@ -227,7 +229,7 @@ mod tests {
             };
             // What `take` had is dropped when control was to serve the clone, as by a stop.
             let add = tokio::time::timeout(deadline, add).await.expect("an order");
-            let Request::Change { change: Change::Add(config, _), .. } = &add else {
+            let ToControl::Change { change: VolumeChange::Add(config, _), .. } = &add else {
                 panic!("{add:?}");
             };
             assert_eq!(config.path.as_ref(), Some(&to));

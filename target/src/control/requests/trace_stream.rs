@@ -19,7 +19,7 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
 
 use super::orders::asked;
-use crate::control::{Control, Request};
+use crate::control::{Control, ToControl};
 use crate::data::poll_group::ToGroup;
 use crate::data::poll_group::trace_ring::{TraceRing, TracedIo};
 use crate::operate::ask::{Response, stopping};
@@ -96,13 +96,13 @@ impl Control {
 /// # Errors
 /// The client cannot be written to.
 pub(in crate::control) async fn stream(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     (volume, slower): (String, Duration),
     write: &mut OwnedWriteHalf,
     gone: impl Future<Output = io::Result<u8>>,
 ) -> io::Result<()> {
     let named = volume.clone();
-    let begun = match asked(requests, |reply| Request::BeginTrace(named, slower, reply)).await {
+    let begun = match asked(requests, |reply| ToControl::BeginTrace(named, slower, reply)).await {
         Some(Ok(begun)) => begun,
         Some(Err(error)) => return write.write_all(&line(&Response::Error(error))?).await,
         None => return write.write_all(&line(&stopping())?).await,
@@ -113,12 +113,12 @@ pub(in crate::control) async fn stream(
         _ = pin!(gone) => Ok(()),
     };
     // An error means that the target is stopping.
-    let _ = requests.send(Request::EndTrace(number)).await;
+    let _ = requests.send(ToControl::EndTrace(number)).await;
     result
 }
 
 async fn follow(
-    requests: &mpsc::Sender<Request>,
+    requests: &mpsc::Sender<ToControl>,
     volume: String,
     begun: Begun,
     write: &mut OwnedWriteHalf,
@@ -138,7 +138,7 @@ async fn follow(
         for io in ios.drain(..) {
             if let Entry::Vacant(place) = hosts.entry(io.session) {
                 // A session that comes again is another one, so this is bounded by what is traced.
-                let host = asked(requests, |reply| Request::HostOf(io.session, reply)).await;
+                let host = asked(requests, |reply| ToControl::HostOf(io.session, reply)).await;
                 place.insert(host.unwrap_or_default());
             }
             let host = hosts.get(&io.session).cloned().unwrap_or_default();

@@ -33,7 +33,7 @@ use rblk_fabric::log_limit::LogLimit;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc, watch};
 
-use crate::control::Request as Question;
+use crate::control::ToControl;
 use crate::control::observe::past::PastReport;
 use crate::control::requests::orders::asked;
 
@@ -92,7 +92,7 @@ impl Http {
     /// pages that wait for the last word have it. Returns the socket.
     pub(crate) async fn serve(
         self,
-        requests: mpsc::Sender<Question>,
+        requests: mpsc::Sender<ToControl>,
         word: watch::Receiver<Option<Farewell>>,
     ) -> Option<OwnedFd> {
         let (over, ears) = (requests.clone(), Ears::new(word));
@@ -104,7 +104,7 @@ impl Http {
         self.listener.into_std().ok().map(OwnedFd::from)
     }
 
-    async fn accept(&self, requests: mpsc::Sender<Question>, ears: Ears) {
+    async fn accept(&self, requests: mpsc::Sender<ToControl>, ears: Ears) {
         let server = Arc::new(Server {
             requests,
             ears,
@@ -148,7 +148,7 @@ impl Http {
 /// What all connections share.
 #[derive(Debug)]
 struct Server {
-    requests: mpsc::Sender<Question>,
+    requests: mpsc::Sender<ToControl>,
     ears: Ears,
     page: Page,
     is_loopback: bool,
@@ -272,7 +272,7 @@ impl Server {
         if let Some(past) = latest.at(now) {
             return Some(past);
         }
-        let past = in_time(asked(&self.requests, Question::Past)).await;
+        let past = in_time(asked(&self.requests, ToControl::Past)).await;
         latest.set(now, past)
     }
 
@@ -289,7 +289,7 @@ impl Server {
         if let Some(shown) = latest.at(now) {
             return Some(shown);
         }
-        let report = in_time(asked(&self.requests, |reply| Question::Events(0, reply))).await;
+        let report = in_time(asked(&self.requests, |reply| ToControl::Events(0, reply))).await;
         latest.set(now, report.map(ShownEvents::new))
     }
 
@@ -300,7 +300,7 @@ impl Server {
         if let Some(shown) = latest.at(now) {
             return Some(shown);
         }
-        let status = in_time(asked(&self.requests, Question::Status)).await;
+        let status = in_time(asked(&self.requests, ToControl::Status)).await;
         latest.set(now, status.map(ShownStatus::new))
     }
 }
