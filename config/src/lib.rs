@@ -57,7 +57,7 @@ pub use setting::digest_wish::{DigestWish, DigestWishError};
 pub use setting::on_loss::OnLoss;
 pub use setting::rate_limits::{ByteRate, Limits};
 pub use setting::spin_key::Spin;
-pub use target::difference::{Difference, KeyChange, VolumeChange};
+pub use target::difference::{Difference, KeyChange, VolumeDifference};
 pub use target::drop_in::{DropIn, DropInError, Entry, HostFile, VolumeFile};
 pub use target::narrowing::{losers, narrowed};
 pub use target::{HugePages, LISTEN_DEFAULT, NoTargetKey, TargetConfig};

@@ -4,36 +4,14 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
 use rblk_config::Exit;
 use rblk_operate::{Output, said_once};
-use rblk_target::args::{Cli, Command, DoctorArgs, exit_of};
-use rblk_target::control::socket::{Ask, Response, ask};
-use rblk_target::doctor::Seen;
-use rblk_target::hand_over::Inherited;
-
-use crate::running::status_in;
-
-mod check;
-mod drain;
-mod event_lines;
-mod host;
-mod key;
-mod reload;
-mod running;
-mod sessions;
-mod table;
-mod top;
-mod trace;
-mod upgrade;
-mod volumes;
-
-/// How long a target measures before it can tell rates.
-const RATES_TIME: Duration = Duration::from_millis(1100);
+use rblk_target::commands;
+use rblk_target::commands::args::{Cli, exit_of};
+use rblk_target::control::hand_over::Inherited;
 
 fn main() -> ExitCode {
     die_of_closed_pipes();
@@ -42,42 +20,9 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let output = cli.output;
-    match carry_out(cli.command, output) {
+    match commands::carry_out(cli.command, output, become_daemon) {
         Ok(exit) => output.end("rblk-target", exit, None),
         Err(error) => output.end("rblk-target", exit_of(&error), Some(&said_once(error.as_ref()))),
-    }
-}
-
-fn carry_out(command: Command, output: Output) -> anyhow::Result<Exit> {
-    match command {
-        Command::Serve(args) => {
-            let config = args.configuration()?;
-            if args.dump_config {
-                output.toml(&config.dump()?)?;
-                return Ok(Exit::Ok);
-            }
-            become_daemon()
-        }
-        Command::Key(command) => key::key(&command, output),
-        Command::Host(command) => host::host(&command, output),
-        Command::Volume(command) => volumes::volume(&command, output),
-        Command::Session(command) => sessions::session(&command, output),
-        Command::Reload { hosts: true, socket, .. } => reload::hosts(&socket.path, output),
-        Command::Reload { dry_run, socket, .. } => reload::reload(&socket.path, dry_run, output),
-        Command::Dump { socket } => reload::dump(&socket.path, output),
-        Command::Check { config } => check::check(&config, output),
-        Command::Events { socket, follow } => event_lines::events(&socket.path, follow, output),
-        Command::Status { socket, verbose } => status(&socket.path, output, verbose),
-        Command::Top { socket, interval, once } => top::top(&socket.path, interval.0, once, output),
-        Command::Trace { socket, volume, slower, count } => {
-            trace::trace(&socket.path, &volume, slower.0, count, output)
-        }
-        Command::Doctor(args) => doctor(&args, output),
-        Command::Upgrade { program, force, timeout, socket } => {
-            let what = upgrade::What { program, force, timeout: timeout.0 };
-            upgrade::upgrade(&socket.path, what, output)
-        }
-        Command::Drain { socket, no_wait } => drain::drain(&socket.path, !no_wait, output),
     }
 }
 
@@ -106,30 +51,4 @@ fn become_daemon() -> anyhow::Result<Exit> {
         .env(variable, value)
         .exec();
     Err(error).with_context(|| format!("cannot run {}: is rblk installed whole?", daemon.display()))
-}
-
-fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
-    if let (Some(user), Some(config)) = (args.as_user, &args.config) {
-        let seen = Seen::as_user(user, config, args.with_stores)?;
-        Output::Json.item(&seen, String::new)?;
-        return Ok(Exit::Ok);
-    }
-    let report = rblk_target::doctor::doctor(args.config.as_deref())?;
-    output.answer(&report, || report.to_string())?;
-    Ok(report.exit())
-}
-
-fn status(path: &Path, output: Output, verbose: bool) -> anyhow::Result<Exit> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut answer = runtime.block_on(ask(path, Ask::Status));
-    // The first question begins the measurement of rates. Without a session there are none.
-    if output == Output::Table
-        && matches!(&answer, Ok(Response::Status(s)) if s.rates.is_none() && !s.sessions.is_empty())
-    {
-        std::thread::sleep(RATES_TIME);
-        answer = runtime.block_on(ask(path, Ask::Status));
-    }
-    let status = status_in(path, answer)?;
-    output.answer(&status, || table::status(&status, verbose))?;
-    Ok(Exit::Ok)
 }

@@ -9,7 +9,7 @@ use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::Tag;
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::seed::Random;
-use rblk_target::store::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 
 use crate::bed::{Bed, PATIENCE, VOLUME_BYTES};
 

@@ -18,8 +18,9 @@ use rblk_initiator::session::{Claim, Credentials, HostIdentity, QueueWish, Sessi
 use rblk_protocol::{
     AccessMode, AsyncEvent, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag,
 };
-use rblk_target::control::socket::{Ask, Response, ask};
-use rblk_target::control::status::TargetStatus;
+use rblk_target::operate::ask::{Ask, Response};
+use rblk_target::operate::client::ask;
+use rblk_target::operate::status::TargetStatus;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 

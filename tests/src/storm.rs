@@ -16,10 +16,10 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::cache::STRIPE_BYTES;
-use rblk_target::limits::Limits;
-use rblk_target::poll_group::ToGroup;
-use rblk_target::store::VolumeIndex;
+use rblk_target::data::poll_group::ToGroup;
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::limits::Limits;
 
 use crate::bed::PATIENCE;
 use crate::oracle::{Begin, ChangeId, CrashCount, Oracle, Survives};

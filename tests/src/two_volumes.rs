@@ -3,8 +3,8 @@
 use rblk_protocol::AccessMode;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
-use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::VolumeIndex;
 
 use crate::bed::PATIENCE;
 

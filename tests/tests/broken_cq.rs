@@ -9,9 +9,9 @@ use rblk_rig::inprocess::{
     CqFault, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec, breakable,
 };
 use rblk_rig::ram_store::RamStore;
-use rblk_target::identity::{AdmissionId, SessionIndex};
-use rblk_target::poll_group::ToGroup;
-use rblk_target::store::VolumeIndex;
+use rblk_target::data::poll_group::ToGroup;
+use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{AdmissionId, SessionIndex};
 use rblk_tests::bed::{PATIENCE, pattern};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);

@@ -12,10 +12,10 @@ use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, Vo
 use rblk_rig::ram_store::{Kind, StoreConditions};
 use rblk_rig::seed::Random;
 use rblk_target::cache::{STRIPE_BYTES, SlotsOf, shard_of};
-use rblk_target::identity::SessionIndex;
-use rblk_target::poll_group::peers::PeerMail;
-use rblk_target::poll_group::{PollGroup, ToGroup};
+use rblk_target::data::poll_group::peers::PeerMail;
+use rblk_target::data::poll_group::{PollGroup, ToGroup};
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::oracle::Oracle;
 use rblk_tests::storm::{Mix, Storm, StormOptions, VOLUME, is_long, seeds};

@@ -6,8 +6,8 @@ use rblk_initiator::io::IoOp;
 use rblk_protocol::Tag;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, Rig, VolumeSpec};
-use rblk_target::poll_group::VolumeStep;
-use rblk_target::store::VolumeIndex;
+use rblk_target::data::poll_group::Step;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::{CacheMode, Volume};
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::two_volumes::TwoVolumes;
@@ -54,7 +54,7 @@ impl World {
     fn keep(&mut self, cache_min_bytes: u64) {
         let volume = Volume { cache_min_bytes, ..Volume::clone(&self.rig.volumes()[0]) };
         let volume = Arc::new(volume);
-        self.rig.begin_step(KEEPS, &VolumeStep::Access(Arc::clone(&volume)));
+        self.rig.begin_step(&volume, Step::Access);
         let mut outcome = None;
         let stepped = self.rig.run(PATIENCE, |rig| {
             outcome = rig.step_outcome();

@@ -11,10 +11,9 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::identity::SessionIndex;
-use rblk_target::poll_group::VolumeStep;
+use rblk_target::data::poll_group::Step;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_target::volume::{CacheMode, Volume};
-use rblk_target::volume_stats::VolumeStats;
 use rblk_tests::bed::{PATIENCE, pattern};
 use rblk_tests::storm::{VOLUME, is_long, seeds};
 
@@ -155,8 +154,12 @@ impl World {
     }
 
     /// Does a step of a change, while requests go on.
-    fn step(&mut self, step: &VolumeStep) {
-        self.rig.begin_step(VOLUME, step);
+    fn step(&mut self, step: Step) {
+        self.step_of(&Arc::new(self.volume.clone()), step);
+    }
+
+    fn step_of(&mut self, volume: &Arc<Volume>, step: Step) {
+        self.rig.begin_step(volume, step);
         for _ in 0..PATIENCE {
             if let Some(result) = self.rig.step_outcome() {
                 assert_eq!(result, Ok(()), "{step:?}");
@@ -170,7 +173,7 @@ impl World {
     fn access(&mut self) {
         let volume = Arc::new(self.volume.clone());
         self.rig.note_volume(Arc::clone(&volume));
-        self.step(&VolumeStep::Access(volume));
+        self.step_of(&volume, Step::Access);
     }
 
     fn bytes(&self) -> usize {
@@ -185,7 +188,7 @@ impl World {
     fn grow(&mut self) {
         let more = self.random.index((DISK - self.bytes()) / IO + 1) * IO;
         self.set_bytes(self.bytes() + more);
-        self.step(&VolumeStep::Grow { size_bytes: self.volume.size_bytes() });
+        self.step(Step::Grow);
         self.access();
     }
 
@@ -199,9 +202,9 @@ impl World {
 
     /// Closes the volume, and looks whether the disk has everything that was acknowledged.
     fn close(&mut self) {
-        self.step(&VolumeStep::Close);
+        self.step(Step::Close);
         self.asked.values_mut().for_each(|asked| asked.cut = true);
-        self.step(&VolumeStep::WriteBack);
+        self.step(Step::WriteBack);
         let maybe: Vec<usize> =
             self.asked.values().filter(|a| a.op == IoOp::Write).map(|a| a.at).collect();
         let disk = self.rig.store_mut().durable(VOLUME);
@@ -228,23 +231,22 @@ impl World {
                 [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
             self.volume.cache = MODES[self.random.index(3)];
         }
-        self.step(&VolumeStep::Quiet);
-        self.step(&VolumeStep::Reshape(Arc::new(self.volume.clone())));
+        self.step(Step::Quiet);
+        self.step(Step::Reshape);
         self.open_again();
     }
 
     /// The volume goes, and comes again.
     fn replace(&mut self) {
         self.close();
-        self.step(&VolumeStep::Quiet);
-        self.step(&VolumeStep::Drop);
+        self.step(Step::Quiet);
+        self.step(Step::Drop);
         for group in self.rig.groups_mut() {
             assert_eq!(group.shard().slots().cached(), 0, "nothing of it is left");
         }
         // Its store is opened for writing.
         let volume = Arc::new(Volume { read_only: false, ..self.volume.clone() });
-        let stats = Arc::new(VolumeStats::default());
-        self.step(&VolumeStep::Add { volume, backing: None, stats, registered: Vec::new() });
+        self.step_of(&volume, Step::Add);
         self.open_again();
     }
 }

@@ -17,7 +17,7 @@ use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloReject, HelloRequest, QueueDepth, RejectReason,
     SessionId, Version,
 };
-use rblk_target::control::status::TargetStatus;
+use rblk_target::operate::status::TargetStatus;
 use rblk_tests::bed::pattern;
 use rblk_tests::nobody::assert_is_root;
 use rblk_tests::program::{

@@ -455,7 +455,7 @@ fn counted(
     op: IoOp,
     bytes: u64,
     ios: u64,
-) -> (rblk_initiator::engine::QueueCounts, rblk_target::stats::StatsSnapshot) {
+) -> (rblk_initiator::engine::QueueCounts, rblk_target::data::group_stats::StatsSnapshot) {
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, options);
     let rounds = |bed: &mut Bed, ios: u64| {

@@ -12,8 +12,8 @@ use rblk_protocol::{
 };
 use rblk_rig::inprocess::{QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::identity::SessionIndex;
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{Bed, MEMORY, NULL, STORE, VOLUME_BYTES, pattern};
 use rblk_tests::raw::{Heard, RawPeer, RawTarget};
 

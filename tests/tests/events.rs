@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use rblk_protocol::AccessMode;
-use rblk_target::events::{Event, EventKind};
+use rblk_target::operate::events::{Event, EventKind};
 use rblk_tests::program::{Client, Ended, Target, program, run, wait_for};
 
 fn command(target: &Target, args: &[&str]) -> Command {

@@ -7,7 +7,8 @@ use rblk_protocol::{Features, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::store::Store;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, STORE, pattern};
 use rblk_tests::exerciser::Exerciser;
 
@@ -331,7 +332,7 @@ fn a_stop_ends_everything() {
         bed.submit(queue, tag, IoOp::Read, 0, 4096);
     }
     bed.rig.run(PATIENCE, |rig| rig.store_mut().in_flight() == 16).unwrap();
-    bed.rig.mail(rblk_target::poll_group::ToGroup::Stop);
+    bed.rig.mail(rblk_target::data::poll_group::ToGroup::Stop);
     assert!(bed.rig.stopped().is_none(), "the store still works");
     bed.rig.run(PATIENCE, |rig| rig.stopped().is_some()).unwrap();
     assert_eq!(bed.rig.connections(bed.session), 0);

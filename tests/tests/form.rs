@@ -29,7 +29,7 @@ fn leaves(name: &str) -> Vec<String> {
         below.iter().for_each(|c| walk(c, &format!("{before} {}", c.get_name()), found));
     }
     let mut command = match name {
-        "rblk-target" => rblk_target::args::Cli::command(),
+        "rblk-target" => rblk_target::commands::args::Cli::command(),
         _ => rblk_initiator::args::Cli::command(),
     };
     command.build();

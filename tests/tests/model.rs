@@ -5,7 +5,7 @@ use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;
-use rblk_target::store::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_tests::bed::{MEMORY, STORE};
 use rblk_tests::exerciser::Exerciser;
 

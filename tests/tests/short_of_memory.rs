@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{ConnectionKind, Features, HelloAccept, Tag, VolumeHandle};
 use rblk_rig::inprocess::{Join, QueueId, QueueOptions, RigOptions};
-use rblk_target::identity::AdmissionId;
+use rblk_target::volume::ids::AdmissionId;
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, VOLUME_BYTES, pattern};
 
 const BLOCK: u32 = 4096;

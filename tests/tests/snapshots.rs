@@ -17,7 +17,7 @@ use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::StoreConditions;
 use rblk_rig::seed::Random;
-use rblk_target::poll_group::VolumeStep;
+use rblk_target::data::poll_group::Step;
 use rblk_target::volume::CacheMode;
 use rblk_tests::bed::PATIENCE;
 use rblk_tests::storm::{VOLUME, is_long, seeds};
@@ -145,8 +145,9 @@ impl World {
         reads
     }
 
-    fn order(&mut self, step: &VolumeStep) {
-        self.rig.begin_step(VOLUME, step);
+    fn order(&mut self, step: Step) {
+        let volume = Arc::clone(&self.rig.volumes()[0]);
+        self.rig.begin_step(&volume, step);
         for _ in 0..PATIENCE {
             if let Some(result) = self.rig.step_outcome() {
                 return assert_eq!(result, Ok(()), "{step:?}");
@@ -170,14 +171,13 @@ impl World {
 
     /// Takes a snapshot while writers go on. Returns when it began, and what it holds.
     fn snapshot(&mut self) -> (u64, Vec<u8>) {
-        let volume = Arc::clone(&self.rig.volumes()[0]);
         let begins = self.now;
-        self.order(&VolumeStep::WriteBack);
+        self.order(Step::WriteBack);
         self.check_crashes(begins);
         let began = self.now;
-        self.order(&VolumeStep::Hold(Arc::clone(&volume)));
+        self.order(Step::Hold);
         self.check_crashes(begins);
-        self.order(&VolumeStep::WriteBack);
+        self.order(Step::WriteBack);
         self.look_while_held();
         let image = self.rig.store_mut().durable(VOLUME);
         for crashed in self.crashes() {
@@ -186,7 +186,7 @@ impl World {
             assert!(crashed == image, "something of the volume is in flight while it is cloned");
         }
         let held = self.now;
-        self.order(&VolumeStep::Access(volume));
+        self.order(Step::Access);
         self.check_crashes(held);
         (began, image)
     }
@@ -269,8 +269,7 @@ fn a_snapshot_has_every_write_that_another_write_of_it_could_know_of() {
 #[test]
 fn a_write_that_is_held_ends_with_its_connection() {
     let mut w = World::new(7, CacheMode::WriteBack, 2);
-    let volume = Arc::clone(&w.rig.volumes()[0]);
-    w.order(&VolumeStep::Hold(Arc::clone(&volume)));
+    w.order(Step::Hold);
     for _ in 0..100 {
         w.step();
     }
@@ -279,7 +278,7 @@ fn a_write_that_is_held_ends_with_its_connection() {
     for _ in 0..2000 {
         w.rig.step();
     }
-    w.order_alone(&VolumeStep::Access(volume));
+    w.order_alone(Step::Access);
     for _ in 0..2000 {
         w.rig.step();
     }
@@ -290,8 +289,9 @@ fn a_write_that_is_held_ends_with_its_connection() {
 
 impl World {
     /// A step without new writes.
-    fn order_alone(&mut self, step: &VolumeStep) {
-        self.rig.begin_step(VOLUME, step);
+    fn order_alone(&mut self, step: Step) {
+        let volume = Arc::clone(&self.rig.volumes()[0]);
+        self.rig.begin_step(&volume, step);
         for _ in 0..PATIENCE {
             if let Some(result) = self.rig.step_outcome() {
                 return assert_eq!(result, Ok(()), "{step:?}");

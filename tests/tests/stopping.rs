@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rblk_protocol::WriteVerifier;
-use rblk_target::control::status::{DrainStatus, UnsavedStatus};
+use rblk_target::operate::status::{DrainStatus, UnsavedStatus};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, program, run, wait_for};
 

@@ -304,7 +304,7 @@ fn data_threads(pid: u32) -> HashSet<u32> {
 #[cfg(test)]
 mod tests {
     use rblk_initiator::engine::QueueCounts;
-    use rblk_target::stats::StatsSnapshot;
+    use rblk_target::data::group_stats::StatsSnapshot;
 
     use super::*;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rblk_initiator::engine::QueueCounts;
-use rblk_target::stats::StatsSnapshot;
+use rblk_target::data::group_stats::StatsSnapshot;
 use serde::{Deserialize, Serialize};
 
 use super::{Op, Plan};
@@ -35,7 +35,7 @@ pub struct LiveArgs {
     #[arg(long, value_name = "SECS", requires = "live", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
     /// Control socket of the target, if it runs here.
-    #[arg(long, value_name = "PATH", requires = "live", default_value = rblk_target::args::CONTROL_SOCKET)]
+    #[arg(long, value_name = "PATH", requires = "live", default_value = rblk_target::commands::args::CONTROL_SOCKET)]
     pub target_socket: PathBuf,
 }
 

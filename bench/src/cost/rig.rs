@@ -12,8 +12,8 @@ use rblk_protocol::{AccessMode, Features, Tag};
 use rblk_rig::allocations;
 use rblk_rig::inprocess::{Allocations, QueueId, QueueOptions, Rig, RigOptions, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::stats::StatsSnapshot;
-use rblk_target::store::VolumeIndex;
+use rblk_target::data::group_stats::StatsSnapshot;
+use rblk_target::volume::ids::VolumeIndex;
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Op, Report, Volume};

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use rblk_initiator::mount::socket as mount_socket;
 use rblk_initiator::mount::status::MountStatus;
-use rblk_target::control::socket as target_socket;
-use rblk_target::control::status::TargetStatus;
+use rblk_target::control::requests::control_socket as target_socket;
+use rblk_target::operate::status::TargetStatus;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

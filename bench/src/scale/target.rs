@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::{Address, Scheme};
-use rblk_target::control::status::TargetStatus;
+use rblk_target::operate::status::TargetStatus;
 
 use crate::child;
 use crate::keys::Keys;

@@ -38,7 +38,7 @@ pub struct KeyChange {
 /// A volume that is not the same.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "change")]
-pub enum VolumeChange {
+pub enum VolumeDifference {
     /// The volume is new.
     Add {
         /// The volume.
@@ -62,14 +62,14 @@ pub enum VolumeChange {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Difference {
     /// Volumes, in the order of the new configuration, the removed ones first.
-    pub volumes: Vec<VolumeChange>,
+    pub volumes: Vec<VolumeDifference>,
     /// Names of hosts that are new, gone or changed.
     pub hosts: Vec<String>,
     /// Other keys. They need a restart.
     pub restart: Vec<KeyChange>,
 }
 
-impl VolumeChange {
+impl VolumeDifference {
     /// The name of the volume.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -102,15 +102,15 @@ impl Difference {
     pub fn between(from: &TargetConfig, to: &TargetConfig) -> Result<Self, ConfigError> {
         let gone = |volume: &&VolumeConfig| named(&to.volumes, &volume.name).is_none();
         let removed = from.volumes.iter().filter(gone);
-        let mut volumes: Vec<VolumeChange> =
-            removed.map(|volume| VolumeChange::Remove { name: volume.name.clone() }).collect();
+        let mut volumes: Vec<VolumeDifference> =
+            removed.map(|volume| VolumeDifference::Remove { name: volume.name.clone() }).collect();
         for volume in &to.volumes {
             match named(&from.volumes, &volume.name) {
-                None => volumes.push(VolumeChange::Add { volume: volume.clone() }),
+                None => volumes.push(VolumeDifference::Add { volume: volume.clone() }),
                 Some(old) => {
                     let keys = key_changes(&table(old)?, &table(volume)?);
                     if !keys.is_empty() {
-                        volumes.push(VolumeChange::Alter { volume: volume.clone(), keys });
+                        volumes.push(VolumeDifference::Alter { volume: volume.clone(), keys });
                     }
                 }
             }
@@ -172,7 +172,7 @@ impl fmt::Display for KeyChange {
     }
 }
 
-impl fmt::Display for VolumeChange {
+impl fmt::Display for VolumeDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Add { volume } => write!(f, "add volume {}", volume.name),

@@ -6,14 +6,14 @@ use std::io::stderr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rblk_config::{Exit, TargetConfig, ignored_drop_ins};
 use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
+use rblk_config::{Exit, TargetConfig, ignored_drop_ins};
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
-use rblk_target::args::{Cli, Command, ServeArgs, exit_of};
-use rblk_target::events::EVENT_LINES;
-use rblk_target::hand_over::{Inherited, Successor};
-use rblk_target::serve::serve;
-use rblk_target::signals;
+use rblk_target::commands::args::{Cli, Command, ServeArgs, exit_of};
+use rblk_target::control::hand_over::{Inherited, Successor};
+use rblk_target::daemon::serve::serve;
+use rblk_target::daemon::signals;
+use rblk_target::operate::events::EVENT_LINES;
 use tracing_subscriber::EnvFilter;
 
 /// All hosts wait while the target is dead. The unit has the same.
@@ -121,7 +121,7 @@ fn end_of(served: anyhow::Result<Option<Successor>>, inherited: Option<Inherited
 /// Says whether this program could take over.
 fn check_take_over(args: &ServeArgs) -> ExitCode {
     let said = args.configuration().and_then(|config| {
-        Ok(serde_json::to_string(&rblk_target::serve::check_take_over(&config)?)?)
+        Ok(serde_json::to_string(&rblk_target::daemon::serve::check_take_over(&config)?)?)
     });
     let output = Output::Table;
     match said.and_then(|said| Ok(output.text(said)?)) {

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use nix::errno::Errno;
 
 use super::message::{PartToken, ShardReply};
-use crate::store::VolumeIndex;
-use crate::timing::Spent;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::timing::Spent;
 
 /// The answers of a shard that its poll group has not taken.
 #[derive(Debug)]

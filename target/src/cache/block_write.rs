@@ -9,7 +9,8 @@ use rblk_protocol::width::{narrow, wide};
 use super::message::PartToken;
 use super::policy::Slot;
 use super::range_lock::LockId;
-use crate::store::{OpToken, VolumeIndex};
+use crate::store::OpToken;
+use crate::volume::ids::VolumeIndex;
 
 /// A write of one block, or of a part of one in a volume without a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,7 +126,7 @@ mod tests {
     use rblk_protocol::Tag;
 
     use super::*;
-    use crate::identity::{ConnectionId, SessionIndex};
+    use crate::volume::ids::{ConnectionId, SessionIndex};
 
     fn write(block: u64) -> BlockWrite {
         let connection = ConnectionId { index: 0, generation: 1 };

@@ -5,8 +5,8 @@ use super::core::Core;
 use super::job::Kind;
 use super::message::Changed;
 use super::slots::{Install, State};
-use super::write::forget_clean;
 use super::write_back::WriteBacks;
+use crate::cache::write_job::forget_clean;
 use crate::store::Store;
 
 /// The job may go on: tells the store to discard or zero its range.

@@ -12,21 +12,22 @@ use rblk_protocol::width::narrow;
 use super::CacheCounters;
 use super::answers::Answers;
 use super::block_write::BlockWrites;
-use super::clock::Clock;
 use super::job::{Job, JobBlock, JobLock, Jobs, Kind};
 use super::lists::Lists;
 use super::locks::Locks;
 use super::message::{PartToken, Segments};
 use super::policy::Slot;
 use super::range_lock::Acquired;
-use super::sessions::Sessions;
 use super::slots::Slots;
 use super::span::{BLOCK, Span, blocks_of};
 use super::store_queue::StoreQueue;
-use super::volumes::{StoreFailure, Volumes};
-use crate::identity::SessionIndex;
-use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store, VolumeIndex};
+use crate::cache::session_memory::Sessions;
+use crate::cache::shard_clock::Clock;
+use crate::cache::shard_volumes::{StoreFailure, Volumes};
+use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store};
 use crate::volume::CacheMode;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// What every job works with.
 #[derive(Debug)]

@@ -12,9 +12,10 @@ use super::message::{JobId, PartToken};
 use super::policy::Slot;
 use super::range_lock::LockId;
 use super::span::{Span, blocks_of};
-use crate::store::{OpKind, OpToken, VolumeIndex};
-use crate::timing::Spent;
+use crate::store::{OpKind, OpToken};
 use crate::volume::CacheMode;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::timing::Spent;
 
 /// What a job is for, and how far it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -363,7 +364,7 @@ impl Jobs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::VolumeIndex;
+    use crate::volume::ids::VolumeIndex;
 
     #[test]
     fn tokens_and_names_die_with_their_job() {

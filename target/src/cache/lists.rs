@@ -2,8 +2,8 @@
 
 use super::message::Segments;
 use super::policy::Slot;
-use crate::identity::SessionIndex;
 use crate::store::Segment;
+use crate::volume::ids::SessionIndex;
 
 /// Longest list: the blocks of the longest request.
 const LONGEST: usize = 1025;

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::range_lock::{Acquired, LockId, RangeLocks};
-use crate::store::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Locks for which memory is reserved.
 const CAPACITY: usize = 1024;

@@ -4,8 +4,9 @@
 //! the index, not the memory of requests that are under way.
 
 use super::shard::Shard;
-use crate::store::{Store, VolumeIndex};
+use crate::store::Store;
 use crate::volume::CacheMode;
+use crate::volume::ids::VolumeIndex;
 
 impl<S: Store> Shard<S> {
     /// A volume has at most so many slots of this shard in the index from now on. `None`: as many

@@ -9,9 +9,10 @@ use std::marker::PhantomData;
 use nix::errno::Errno;
 use rblk_protocol::Tag;
 
-use crate::identity::{ConnectionId, HostIndex, SessionIndex};
-use crate::store::{OpKind, Segment, VolumeIndex};
-use crate::timing::Spent;
+use crate::store::{OpKind, Segment};
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{ConnectionId, HostIndex, SessionIndex};
+use crate::volume::timing::Spent;
 
 /// Runs of the arena that a shard has lent, in the order of the volume's bytes.
 ///

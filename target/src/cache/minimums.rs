@@ -7,9 +7,10 @@
 use rblk_protocol::width::{narrow, wide};
 
 use super::shard::Shard;
-use super::volumes::Volumes;
-use crate::store::{Store, VolumeIndex};
+use crate::cache::shard_volumes::Volumes;
+use crate::store::Store;
 use crate::volume::CacheMode;
+use crate::volume::ids::VolumeIndex;
 
 /// At most one of so many parts of the memory that is never dirty is kept for volumes. The rest is
 /// for whoever needs memory, so that every request finds some, also if each volume has its minimum.

@@ -25,8 +25,8 @@
 //! | `sessions.rs` | how much memory the peers of a session may keep |
 //! | `core.rs` | what all jobs work with: the fields below |
 //! | `slots.rs`, `slots/dirty.rs` | slots: memory, index by block, pins; lists of dirty slots |
-//! | `policy.rs` | which slot leaves: S3-FIFO. Pure |
-//! | `range_lock.rs`, `locks.rs` | which job works on which range of a store |
+//! | `policy/mod.rs` | which slot leaves: S3-FIFO. Pure |
+//! | `range_lock/mod.rs`, `locks.rs` | which job works on which range of a store |
 //! | `job.rs`, `span.rs`, `block_write.rs` | jobs, their ranges, and writes too small for a job |
 //! | `volumes.rs` | the volumes of a shard, and what it publishes of them |
 //! | `store_queue.rs` | the store, and operations that wait to go there |
@@ -52,46 +52,46 @@
 mod answers;
 mod block_write;
 mod change;
-mod clock;
 mod core;
 mod job;
-mod landing;
+mod landing_slots;
 mod lists;
 mod locks;
 mod maximums;
-mod memory;
+mod memory_queue;
 pub(crate) mod message;
 mod minimums;
 pub(crate) mod policy;
 pub(crate) mod range_lock;
-mod read;
+mod read_job;
 mod reshape;
-mod sessions;
+mod session_memory;
 pub(crate) mod shard;
+mod shard_clock;
+mod shard_volumes;
 pub mod slots;
 mod span;
 mod stop;
 mod store_queue;
 #[cfg(test)]
 mod tests;
-mod volumes;
-mod write;
 mod write_back;
+mod write_job;
 
 use std::time::Duration;
 
 pub use message::{ArenaEnds, JobId, PartToken, Segments, ShardReply, ShardRequest, SlotsOf};
 use rblk_protocol::width::{wide, wide64};
-pub(crate) use read::Hit;
+pub(crate) use read_job::Hit;
 pub use shard::Shard;
+pub use shard_volumes::StoreFailure;
 pub use stop::Unsaved;
-pub use volumes::StoreFailure;
-pub(crate) use write::{Landed, OneBlock};
+pub(crate) use write_job::{Landed, OneBlock};
 
-use crate::store::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Bytes of a slot, and of the blocks the cache keeps.
-pub(crate) const SLOT_BYTES: usize = crate::arena::MIN_EXTENT_BYTES as usize;
+pub(crate) const SLOT_BYTES: usize = crate::memory::arena::MIN_EXTENT_BYTES as usize;
 
 /// Volumes are dealt to shards in stripes of this many bytes. A command that is no longer touches
 /// two shards at most.

@@ -7,8 +7,9 @@ use nix::errno::Errno;
 
 use super::shard::Shard;
 use super::span::BLOCK;
-use crate::store::{Store, StoreError, VolumeIndex};
+use crate::store::{Store, StoreError};
 use crate::volume::CacheMode;
+use crate::volume::ids::VolumeIndex;
 
 impl<S: Store> Shard<S> {
     /// A volume has grown. Requests that came before were checked against the old size.
@@ -20,7 +21,8 @@ impl<S: Store> Shard<S> {
     #[must_use]
     pub(crate) fn is_quiet(&self, volume: VolumeIndex) -> bool {
         let core = &self.core;
-        let is_idle = core.volumes.get(volume).is_none_or(super::volumes::VolumeState::is_idle);
+        let is_idle =
+            core.volumes.get(volume).is_none_or(crate::cache::shard_volumes::VolumeState::is_idle);
         is_idle && !core.jobs.has_any_of(volume)
     }
 

@@ -22,28 +22,30 @@ use rblk_runtime::{Micros, Moment};
 
 use super::answers::Answers;
 use super::block_write::BlockWrites;
-use super::clock::Clock;
 use super::core::Core;
 use super::job::{Jobs, Kind};
 use super::lists::Lists;
 use super::locks::Locks;
-use super::memory::MemoryQueue;
 use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
-use super::read::Hit;
-use super::sessions::Sessions;
 use super::slots::Slots;
 use super::stop::{Stopping, Unsaved, Work};
 use super::store_queue::StoreQueue;
-use super::volumes::{StoreFailure, Volumes};
-use super::write::{Landed, OneBlock};
 use super::write_back::WriteBacks;
-use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change, read, write};
-use crate::arena::Arena;
-use crate::identity::{HostIndex, SessionIndex};
-use crate::store::{OpDone, OpKind, Store, VolumeIndex};
-use crate::timing::Spent;
+use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change};
+use crate::cache::memory_queue::MemoryQueue;
+use crate::cache::read_job::Hit;
+use crate::cache::session_memory::Sessions;
+use crate::cache::shard_clock::Clock;
+use crate::cache::shard_volumes::{StoreFailure, Volumes};
+use crate::cache::write_job::{Landed, OneBlock};
+use crate::cache::{read_job, write_job};
+use crate::memory::arena::Arena;
+use crate::store::{OpDone, OpKind, Store};
 use crate::volume::CacheMode;
-use crate::volume_stats::VolumeStats;
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{HostIndex, SessionIndex};
+use crate::volume::timing::Spent;
 
 /// One poll group's part of the cache. See the module.
 pub struct Shard<S> {
@@ -252,7 +254,7 @@ impl<S: Store> Shard<S> {
         offset: u64,
         len: u32,
     ) -> Option<Hit> {
-        read::lend_hit(&mut self.core, session, volume, offset, len)
+        read_job::lend_hit(&mut self.core, session, volume, offset, len)
     }
 
     /// Does what [`ShardRequest::Read`] asks for, where [`Self::lend_hit`] has just lent nothing.
@@ -263,7 +265,7 @@ impl<S: Store> Shard<S> {
         offset: u64,
         len: u32,
     ) {
-        let job = read::start_missed(&mut self.core, from, volume, offset, len);
+        let job = read_job::start_missed(&mut self.core, from, volume, offset, len);
         self.enter(job);
         self.settle();
     }
@@ -272,7 +274,7 @@ impl<S: Store> Shard<S> {
     pub(crate) fn request(&mut self, request: ShardRequest) {
         match request {
             ShardRequest::Read { from, volume, offset, len } => {
-                if let Some(job) = read::start(&mut self.core, from, volume, offset, len) {
+                if let Some(job) = read_job::start(&mut self.core, from, volume, offset, len) {
                     self.enter(job);
                 }
             }
@@ -337,10 +339,12 @@ impl<S: Store> Shard<S> {
         if self.memory.is_short() {
             return;
         }
-        let Some(job) = read::start_prefetch(&mut self.core, volume, offset, len) else { return };
+        let Some(job) = read_job::start_prefetch(&mut self.core, volume, offset, len) else {
+            return;
+        };
         let entry = self.core.jobs.get(job);
         let has_share = self.memory.take_share(&mut self.core.volumes, entry);
-        if !has_share || !read::with_memory(&mut self.core, job) {
+        if !has_share || !read_job::with_memory(&mut self.core, job) {
             self.core.end(job);
         }
     }
@@ -371,7 +375,7 @@ impl<S: Store> Shard<S> {
         self.core.lists.take_back(memory);
         let Some(job) = self.find(job) else { return false };
         self.core.end_promise(job);
-        let done = write::start(&mut self.core, &mut self.write_backs, job, fua);
+        let done = write_job::start(&mut self.core, &mut self.write_backs, job, fua);
         self.settle();
         done
     }
@@ -397,7 +401,7 @@ impl<S: Store> Shard<S> {
     /// must be reserved and may have to wait.
     #[inline(always)]
     pub(crate) fn write_one(&mut self, write: OneBlock, data: impl Landed) -> Option<bool> {
-        write::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, data)
+        write_job::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, data)
     }
 
     /// Does what [`ShardRequest::Release`] asks for.
@@ -492,7 +496,7 @@ impl<S: Store> Shard<S> {
         while let Some(done) = self.core.store.next_done() {
             if !BlockWrites::has_token(done.token) {
                 self.on_op_done(done);
-            } else if !write::finish_one(&mut self.core, &mut self.write_backs, done) {
+            } else if !write_job::finish_one(&mut self.core, &mut self.write_backs, done) {
                 unknown_op(done);
             }
             if self.core.locks.has_granted() {
@@ -526,9 +530,9 @@ impl<S: Store> Shard<S> {
     fn on_stored(&mut self, job: u32) {
         let (core, write_backs) = (&mut self.core, &mut self.write_backs);
         match core.jobs.peek(job).kind {
-            Kind::Read => read::finish(core, job),
-            Kind::Write { .. } => write::finish(core, write_backs, job),
-            Kind::Merge => write::finish_merge(core, write_backs, job),
+            Kind::Read => read_job::finish(core, job),
+            Kind::Write { .. } => write_job::finish(core, write_backs, job),
+            Kind::Merge => write_job::finish_merge(core, write_backs, job),
             Kind::Change(_) => change::finish(core, write_backs, job),
             Kind::WriteBack { .. } => write_backs.finish(core, job),
             Kind::Sync => core.finish(job),
@@ -548,8 +552,8 @@ impl<S: Store> Shard<S> {
     fn on_lock(&mut self, job: u32) {
         let (core, write_backs) = (&mut self.core, &mut self.write_backs);
         match core.jobs.peek(job).kind {
-            Kind::Read => read::fill(core, job),
-            Kind::Write { .. } => write::locked(core, write_backs, job),
+            Kind::Read => read_job::fill(core, job),
+            Kind::Write { .. } => write_job::locked(core, write_backs, job),
             Kind::WriteBack { .. } => write_backs.locked(core, job),
             Kind::Change(_) => change::submit(core, job),
             Kind::Hold => {
@@ -660,7 +664,7 @@ impl<S: Store> Shard<S> {
         let core = &mut self.core;
         let entry = core.jobs.peek(job);
         match entry.kind {
-            Kind::Read => read::with_memory(core, job),
+            Kind::Read => read_job::with_memory(core, job),
             Kind::Reserve => {
                 let (from, name) = (entry.from, core.jobs.id(job));
                 let Some(memory) = core.reserve(job) else { return false };

@@ -8,8 +8,8 @@ use std::ops::Range;
 use rblk_protocol::width::{narrow, wide, wide64};
 
 use super::{SLOT_BYTES, STRIPE_BYTES};
-use crate::store::VolumeIndex;
 use crate::volume::CacheMode;
+use crate::volume::ids::VolumeIndex;
 
 /// Bytes of a block.
 pub(super) const BLOCK: u64 = SLOT_BYTES as u64;

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use rblk_runtime::Micros;
 
 use super::answers::OwnEnded;
-use crate::store::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Wait before a refused flush is tried again, in microseconds.
 const REST_US: u64 = 500_000;

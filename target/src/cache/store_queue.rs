@@ -6,8 +6,9 @@
 use nix::errno::Errno;
 
 use super::lists::Lists;
-use super::volumes::{VolumeOps, VolumeState, Volumes};
-use crate::store::{Op, OpDone, Segment, Store, VolumeIndex};
+use crate::cache::shard_volumes::{VolumeOps, VolumeState, Volumes};
+use crate::store::{Op, OpDone, Segment, Store};
+use crate::volume::ids::VolumeIndex;
 
 /// Operations of one volume at the store, where there are several volumes: half of what a ring
 /// holds.

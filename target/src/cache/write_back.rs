@@ -16,7 +16,6 @@ use std::ops::Range;
 
 use nix::errno::Errno;
 
-use super::clock::Clock;
 use super::core::Core;
 use super::job::{JobBlock, Kind};
 use super::message::PartToken;
@@ -24,9 +23,11 @@ use super::policy::Slot;
 use super::slots::{Install, Slots, State};
 use super::span::{BLOCK, in_one_stripe};
 use super::{SLOT_BYTES, ShardOptions};
-use crate::store::{OpKind, Store, VolumeIndex};
-use crate::timing::Spent;
+use crate::cache::shard_clock::Clock;
+use crate::store::{OpKind, Store};
 use crate::volume::CacheMode;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::timing::Spent;
 
 /// Write-backs of a volume on their way at a time, in one shard that does not stop.
 const IN_FLIGHT: usize = 16;

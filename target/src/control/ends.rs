@@ -9,13 +9,13 @@ use std::time::Duration;
 use rblk_config::ByteSize;
 use tokio::sync::{mpsc, oneshot};
 
-use super::ask::EndReport;
-use super::status::{UnsavedStatus, in_words};
 use super::{Control, Departure};
 use crate::cache::Unsaved;
-use crate::events::{EventKind, Occurrence};
-use crate::poll_group::thread::Handle;
-use crate::store::VolumeIndex;
+use crate::data::poll_group::group_thread::Handle;
+use crate::operate::ask::EndReport;
+use crate::operate::events::{EventKind, Occurrence};
+use crate::operate::status::{UnsavedStatus, in_words};
+use crate::volume::ids::VolumeIndex;
 
 /// How long those who asked may take to be told.
 const TELL_TIME: Duration = Duration::from_secs(1);

@@ -11,10 +11,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cache::Unsaved;
-use crate::identity::{ConnectionId, SessionIndex};
-use crate::limits::Limiter;
-use crate::poll_group::thread::Handle;
-use crate::poll_group::{Notice, ToGroup};
+use crate::data::poll_group::group_thread::Handle;
+use crate::data::poll_group::{Notice, ToGroup};
+use crate::volume::ids::{ConnectionId, SessionIndex};
+use crate::volume::limits::Limiter;
 
 /// Messages that are kept for one poll group whose mailbox is full. The mailbox holds thousands
 /// more.

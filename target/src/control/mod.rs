@@ -2,44 +2,17 @@
 //! the mail to the poll groups, so there are no locks. [`core::Core`] decides. [`Control`] tells it
 //! what happened, and carries out what it decided.
 
-mod admission;
-mod ask;
+pub mod connect;
 pub mod core;
-mod destroy;
-pub(crate) mod devices;
 pub(crate) mod ends;
-mod file_room;
 mod groups;
-mod happened;
-mod host_places;
-mod losses;
-mod making;
-mod orders;
-mod peer_lines;
+pub mod hand_over;
+pub mod observe;
+pub mod peers;
 mod persist;
-mod ports;
-mod predecessor;
-mod rates;
-mod refusal;
-pub(crate) mod registering;
-pub(crate) mod reload;
-mod remembered;
-pub(crate) mod reread;
-mod sampling;
+pub mod requests;
 mod settling;
-mod shares;
-mod snapshot;
-pub mod socket;
-pub mod status;
-mod summary;
-mod tally;
-pub mod trace;
-pub(crate) mod upgrade;
-mod usage;
-mod vectors;
-pub(crate) mod volumes;
-mod watch;
-mod whom;
+pub(crate) mod volume_changes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,52 +25,55 @@ use rblk_protocol::width::wide64;
 use rblk_protocol::{Features, HelloRequest, InstanceId, Name, RejectReason, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::account::{Account, Origin};
 use crate::cache::Unsaved;
-use crate::demand::FILES_BESIDES;
-use crate::events::{Events, EventsReport};
-use crate::exports::AwayVolume;
-use crate::hand_over::HandOver;
-use crate::holders::VolumeUuid;
-use crate::identity::{AdmissionId, SessionIndex};
-use crate::outages::Outages;
-use crate::past::PastReport;
-use crate::poll_group::{FromGroup, Notice, StepTicket, ToGroup, thread::Handle};
+use crate::control::hand_over::HandOver;
+use crate::control::observe::outages::Outages;
+use crate::control::observe::past::PastReport;
+use crate::control::peers::account::{Account, Origin};
+use crate::control::peers::session::Session;
+use crate::data::poll_group::group_thread::Handle;
+use crate::data::poll_group::{FromGroup, Notice, StepTicket, ToGroup};
+use crate::memory::demand::FILES_BESIDES;
+use crate::operate::events::{Events, EventsReport};
+use crate::pool::opening::AwayVolume;
+use crate::record::holders::VolumeUuid;
 use crate::record::{News, StateDirectory};
-use crate::session::Session;
-use crate::store::{Backing, StoreFault, StoreIdentity, VolumeIndex};
+use crate::store::{Backing, StoreFault, StoreIdentity};
 use crate::volume::Volume;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{AdmissionId, SessionIndex};
+use crate::volume::notes::VolumeNotes;
 
 use self::core::{
     Admitted, AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Hosts, Knock, Refused,
     Ticket,
 };
-use admission::{Granted, House, log_refusal, no_room, refusal};
-use ask::LimitsWish;
-use destroy::{Destroyed, Destroyer};
-use devices::Devices;
+use crate::operate::ask::LimitsWish;
+use crate::operate::refusal::Refusal;
+use crate::operate::status::UnsavedStatus;
+use crate::record::losses::LossNotes;
+use connect::admission::{Granted, House, log_refusal, no_room, refusal};
+use connect::cq_shares::{CqPlace, CqShares, NoEntries};
+use connect::destroy::{Destroyed, Destroyer};
+use connect::devices::Devices;
+use connect::file_room::FileRoom;
+use connect::host_places::HostPlaces;
+use connect::making::{Made, Making};
+use connect::registering::Registering;
+use connect::tally::Tally;
 use ends::{EndReply, Ends, RunEnd};
-use file_room::FileRoom;
 use groups::Groups;
-use host_places::HostPlaces;
-use losses::LossNotes;
-use making::{Made, Making};
-use peer_lines::PeerLine;
+use observe::rates::VolumeRates;
+use observe::sampling::Sampling;
+use observe::watch::Watch;
+use peers::peer_lines::PeerLine;
 use persist::Persister;
-use predecessor::{Agreed, Predecessor};
-use rates::VolumeRates;
-use refusal::Refusal;
-use registering::Registering;
-use reread::Reading;
-use sampling::Sampling;
+use requests::departure::{Departure, Upgrades};
+use requests::predecessor::{Agreed, Predecessor};
+use requests::reread::Reading;
+use requests::trace_stream::Traces;
 use settling::SettlesUnderWay;
-use shares::{CqPlace, CqShares, NoEntries};
-use status::UnsavedStatus;
-use tally::Tally;
-use trace::Traces;
-use upgrade::{Departure, Upgrades};
-use volumes::{Change, Volumes};
-use watch::Watch;
+use volume_changes::{VolumeChange, Volumes};
 
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
@@ -121,9 +97,9 @@ pub(crate) struct Limits {
 
 /// What was asked through the control socket or by a signal.
 #[derive(Debug)]
-pub(crate) enum Request {
+pub(crate) enum ToControl {
     /// The state of everything.
-    Status(oneshot::Sender<status::TargetStatus>),
+    Status(oneshot::Sender<crate::operate::status::TargetStatus>),
     /// What is wrong with the stores of volumes now, by name.
     StoreFaults(oneshot::Sender<HashMap<String, StoreFault>>),
     /// What happened after this number.
@@ -147,15 +123,15 @@ pub(crate) enum Request {
     /// What the target runs with.
     Running(oneshot::Sender<Box<TargetConfig>>),
     /// Whether these changes may be carried out. The answer: why not, for each that may not.
-    Judge(Vec<Change>, oneshot::Sender<Vec<String>>),
+    Judge(Vec<VolumeChange>, oneshot::Sender<Vec<String>>),
     /// Change a volume. `alone`: it is not a part of a configuration that was checked as a whole.
     Change {
         /// How.
-        change: Change,
+        change: VolumeChange,
         /// See above.
         alone: bool,
         /// What it led to.
-        reply: oneshot::Sender<volumes::Outcome>,
+        reply: oneshot::Sender<volume_changes::Outcome>,
     },
     /// Only hosts that have this volume open may open it; or (false) all again.
     CloseToOthers {
@@ -172,7 +148,7 @@ pub(crate) enum Request {
     /// which are meant.
     Kick(String, oneshot::Sender<Result<Vec<String>, String>>),
     /// Trace the commands of this volume that take at least so long.
-    BeginTrace(String, Duration, oneshot::Sender<Result<trace::Begun, Refusal>>),
+    BeginTrace(String, Duration, oneshot::Sender<Result<requests::trace_stream::Begun, Refusal>>),
     /// End the trace of this number.
     EndTrace(u64),
     /// The host of a session.
@@ -186,7 +162,7 @@ struct Description {
     instance: InstanceId,
     started: Instant,
     limits: Limits,
-    volume_notes: HashMap<String, status::VolumeNotes>,
+    volume_notes: HashMap<String, VolumeNotes>,
     listening: Vec<String>,
     outages: Outages,
     insecure: bool,
@@ -202,7 +178,7 @@ pub(crate) struct Control {
     groups: Groups,
     devices: Devices,
     registering: Registering,
-    registered: mpsc::UnboundedReceiver<registering::Done>,
+    registered: mpsc::UnboundedReceiver<connect::registering::Done>,
     making: Making,
     made: mpsc::UnboundedReceiver<Made>,
     shares: CqShares,
@@ -248,7 +224,7 @@ pub(crate) struct Parts {
     /// What volumes with a store are served from, where that has an identity.
     pub stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
     /// What people want to know of volumes, by name.
-    pub volume_notes: HashMap<String, status::VolumeNotes>,
+    pub volume_notes: HashMap<String, VolumeNotes>,
     /// Addresses listened on.
     pub listening: Vec<String>,
     /// Those of them that broke.
@@ -363,7 +339,7 @@ impl Control {
         mut self,
         mut incoming: mpsc::Receiver<Incoming>,
         mut from_groups: mpsc::UnboundedReceiver<FromGroup>,
-        mut requests: mpsc::Receiver<Request>,
+        mut requests: mpsc::Receiver<ToControl>,
     ) -> anyhow::Result<RunEnd> {
         self.core.ready(Instant::now());
         self.upgrades.ready(Instant::now() + self.core.sessions().lease());
@@ -458,58 +434,58 @@ impl Control {
         joined.map(|_| RunEnd { clean, given_up, stayed, departure })
     }
 
-    fn on_request(&mut self, request: Request) {
+    fn on_request(&mut self, request: ToControl) {
         match request {
-            Request::Status(reply) => {
+            ToControl::Status(reply) => {
                 if self.rates.ask(Instant::now()) {
                     self.rates.take(&self.groups, self.core.volumes(), Instant::now());
                 }
                 self.ask_status(reply);
             }
-            Request::StoreFaults(reply) => self.ask_faults(reply),
-            Request::Events(after, reply) => {
+            ToControl::StoreFaults(reply) => self.ask_faults(reply),
+            ToControl::Events(after, reply) => {
                 let _ = reply.send(self.events_after(after));
             }
-            Request::Past(reply) => {
+            ToControl::Past(reply) => {
                 let _ = reply.send(self.past());
             }
-            Request::Drain(reply) => {
+            ToControl::Drain(reply) => {
                 self.warn_of_stores();
                 self.ends.ask(reply);
                 self.core.drain(Instant::now());
             }
-            Request::MayUpgrade(forced, reply) => {
+            ToControl::MayUpgrade(forced, reply) => {
                 let _ = reply.send(self.may_upgrade(forced));
             }
-            Request::Upgrade(agreed) => self.begin_upgrade(*agreed),
-            Request::Hosts(hosts, reading, reply) => {
+            ToControl::Upgrade(agreed) => self.begin_upgrade(*agreed),
+            ToControl::Hosts(hosts, reading, reply) => {
                 let _ = reply.send(self.let_in_only(&hosts, reading));
             }
-            Request::LimitHost(name, limits, reply) => {
+            ToControl::LimitHost(name, limits, reply) => {
                 let _ = reply.send(self.limit_host(&name, limits));
             }
-            Request::Running(reply) => {
+            ToControl::Running(reply) => {
                 let _ = reply.send(Box::new(self.volumes.running().clone()));
             }
-            Request::Judge(changes, reply) => {
+            ToControl::Judge(changes, reply) => {
                 let faults = changes.iter().filter_map(|change| self.judge(change).err());
                 let _ = reply.send(faults.collect());
             }
-            Request::Change { change, alone, reply } => self.change(&change, alone, reply),
-            Request::CloseToOthers { name, which, close, reply } => {
+            ToControl::Change { change, alone, reply } => self.change(&change, alone, reply),
+            ToControl::CloseToOthers { name, which, close, reply } => {
                 let _ = reply.send(self.close_to_others(&name, which, close));
             }
-            Request::BeginTrace(volume, slower, reply) => {
+            ToControl::BeginTrace(volume, slower, reply) => {
                 if let Err(Ok(begun)) = reply.send(self.begin_trace(&volume, slower)) {
                     // Nobody waits for it any more.
                     self.end_trace(begun.number());
                 }
             }
-            Request::EndTrace(number) => self.end_trace(number),
-            Request::HostOf(session, reply) => {
+            ToControl::EndTrace(number) => self.end_trace(number),
+            ToControl::HostOf(session, reply) => {
                 let _ = reply.send(self.host_of(session));
             }
-            Request::Kick(whom, reply) => {
+            ToControl::Kick(whom, reply) => {
                 let _ = reply.send(self.kick(&whom));
             }
         }
@@ -540,7 +516,7 @@ impl Control {
 
     /// Changes the limits of a host among those that are in force now. Returns its entry.
     fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, Refusal> {
-        let (hosts, host) = reload::limited(self.volumes.running(), name, limits)?;
+        let (hosts, host) = requests::reconfigure::limited(self.volumes.running(), name, limits)?;
         self.let_in_only(&hosts, self.hosts_of)?;
         Ok(host)
     }
@@ -567,7 +543,7 @@ impl Control {
         let name = |session: &Session| {
             (session.index, format!("{} ({})", session.host_name, session.peer))
         };
-        let meant = whom::meant(self.core.sessions().iter(), whom)?;
+        let meant = peers::whom::meant(self.core.sessions().iter(), whom)?;
         let meant: Vec<_> = meant.into_iter().map(name).collect();
         let now = Instant::now();
         let kicked = meant.into_iter().filter(|(session, _)| self.core.kick(*session, now));
@@ -618,7 +594,7 @@ impl Control {
         let Description { limits, instance, .. } = self.description;
         let house = House { limits, instance, requires_proof: self.core.requires_proof() };
         let device = incoming.device();
-        let accept = admission::agree(asked, &house, &device)?;
+        let accept = connect::admission::agree(asked, &house, &device)?;
         let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
             // A line of the refusal says so.
             no_room(format!("cannot serve by this device: {error}"))
@@ -627,9 +603,9 @@ impl Control {
         getrandom::fill(&mut fresh).map_err(|error| no_room(error.to_string()))?;
         let knock = Knock {
             asked,
-            introduction: admission::introduction(incoming, &accept)?,
+            introduction: connect::admission::introduction(incoming, &accept)?,
             peer,
-            memory_bytes: wide64(admission::memory_bytes(&accept, asked.kind, &device)),
+            memory_bytes: wide64(connect::admission::memory_bytes(&accept, asked.kind, &device)),
             fresh: SessionId(fresh),
             is_encrypted: accept.features.has(Features::ENCRYPT),
         };
@@ -639,9 +615,9 @@ impl Control {
         }
         let group = self.groups.for_connection(admitted.session, admitted.queue);
         let whose = self.payer(&admitted, peer);
-        let entries = admission::cq_entries(&accept, asked.kind);
+        let entries = connect::admission::cq_entries(&accept, asked.kind);
         let (cq, capacity) = (CqPlace { device: place, group }, self.devices.cq_entries(place));
-        let made = admission::reads_out(incoming, asked).and_then(|reads_out| {
+        let made = connect::admission::reads_out(incoming, asked).and_then(|reads_out| {
             let taken = match admitted.is_stranger {
                 true => self.shares.take_for_stranger(admitted.id, cq, whose, entries, capacity),
                 false => self.shares.take(admitted.id, cq, whose, entries, capacity),

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::Parts;
 use super::core::Ticket;
-use crate::holders::{HolderRecord, Holders, Served as ServedFrom, VolumeUuid};
+use crate::record::holders::{HolderRecord, Holders, Served as ServedFrom, VolumeUuid};
 use crate::record::{AtRisk, Keeping, News, RecordWriter, Records, Served, StateDirectory};
 use crate::store::StoreIdentity;
 use crate::volume::Placement;

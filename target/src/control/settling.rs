@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::groups::Groups;
-use crate::poll_group::{SettleTicket, ToGroup};
-use crate::store::VolumeIndex;
+use crate::data::poll_group::{SettleTicket, ToGroup};
+use crate::volume::ids::VolumeIndex;
 
 /// One settle.
 #[derive(Debug)]

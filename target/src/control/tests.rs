@@ -16,16 +16,17 @@ use rblk_runtime::spin::SpinMode;
 
 use super::core::Ticket;
 use super::*;
-use crate::arena::Arena;
 use crate::cache::{Shard, ShardOptions, Unsaved};
-use crate::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
-use crate::events::EventKind;
-use crate::identity::ConnectionId;
-use crate::poll_group::PollerMemory;
-use crate::poll_group::peers::Peers;
-use crate::poll_group::thread::{self, POLLERS_MAX, Tuning};
-use crate::store::VolumeIndex;
+use crate::data::connection::{ConnectionMemory, ConnectionParams, Layout, progress_max};
+use crate::data::poll_group::PollerMemory;
+use crate::data::poll_group::group_thread;
+use crate::data::poll_group::group_thread::{POLLERS_MAX, Tuning};
+use crate::data::poll_group::peers::Peers;
+use crate::memory::arena::Arena;
+use crate::operate::events::EventKind;
 use crate::store::uring::{UringOptions, UringStore};
+use crate::volume::ids::ConnectionId;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{CacheMode, Placement};
 
 fn volume() -> Arc<Volume> {
@@ -195,7 +196,7 @@ fn ended_groups() -> Vec<Handle> {
                 stop_timeout: Duration::ZERO,
             };
             let (outbox, _) = mpsc::unbounded_channel();
-            let handle = thread::start(index, shard, peers, tuning, outbox).unwrap();
+            let handle = group_thread::start(index, shard, peers, tuning, outbox).unwrap();
             handle.mail.send(ToGroup::Stop).unwrap();
             handle
         })
@@ -330,8 +331,8 @@ fn a_record_that_cannot_be_read_is_no_start() {
     assert!(path.exists(), "before it serves");
 }
 
-fn exclusive() -> crate::holders::Claimant {
-    crate::holders::Claimant {
+fn exclusive() -> crate::record::holders::Claimant {
+    crate::record::holders::Claimant {
         mode: rblk_protocol::AccessMode::Exclusive,
         host: rblk_protocol::HostId([5; 16]),
         host_name: Name::new("host").unwrap(),
@@ -405,7 +406,7 @@ fn a_volume_that_rights_name_is_not_removed() {
     running.volumes.push(VolumeConfig::file("v", "/srv/v.img"));
     running.hosts.push(HostConfig::new("db1", Vec::new(), vec!["v:rw".parse().unwrap()]));
     let mut removed = |alone| {
-        let removal = Change::Remove { name: "v".to_owned(), which: None, force: false };
+        let removal = VolumeChange::Remove { name: "v".to_owned(), which: None, force: false };
         let (reply, mut answer) = oneshot::channel();
         control.change(&removal, alone, reply);
         answer.try_recv()

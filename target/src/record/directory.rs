@@ -20,8 +20,8 @@ use rblk_protocol::Name;
 use super::former::Former;
 use super::keeper::{Found, KeepError, Keeper, Keepers, Place, Revision};
 use super::{AtRisk, VolumeRecord, text};
-use crate::durable;
-use crate::holders::VolumeUuid;
+use crate::record::durable;
+use crate::record::holders::VolumeUuid;
 
 /// How long to wait for the lock: a target that was killed holds it until its process is gone, like
 /// the locks of its stores.

@@ -17,8 +17,8 @@ use serde::Deserialize;
 
 use super::text::{HolderText, from_hex, lineage};
 use super::{AtRisk, BootId, VolumeRecord};
-use crate::durable;
-use crate::holders::{HolderRecord, VolumeUuid};
+use crate::record::durable;
+use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
 
 /// Longest file of holders that is read: all the volumes a target can have, several times.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 
 use super::{AtRisk, VolumeRecord};
-use crate::holders::VolumeUuid;
+use crate::record::holders::VolumeUuid;
 
 /// How often a record was written so far. A run that did not write the revision that it replaces is
 /// not the one that serves the volume.

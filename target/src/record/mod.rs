@@ -24,8 +24,13 @@
 //! [`StateDirectory`] has such places in files.
 
 mod directory;
+pub(crate) mod durable;
 pub(crate) mod former;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+pub mod holders;
 mod keeper;
+pub(crate) mod losses;
 mod records;
 pub(crate) mod text;
 mod writer;
@@ -35,7 +40,7 @@ use std::fmt;
 use rblk_protocol::{Name, WriteVerifier};
 use serde::{Deserialize, Serialize};
 
-use crate::holders::{HolderRecord, VolumeUuid};
+use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
 use crate::volume::{CacheMode, Volume};
 

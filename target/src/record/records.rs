@@ -11,7 +11,7 @@ use rblk_protocol::{Mutation, Name, WriteVerifier};
 
 use super::keeper::{Found, KeepError, Keepers, Place, Revision};
 use super::{AtRisk, Before, BootId, VolumeRecord};
-use crate::holders::{HolderRecord, VolumeUuid};
+use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
 use crate::volume::Volume;
 

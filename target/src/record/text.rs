@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::keeper::Revision;
 use super::{AtRisk, BootId, VolumeRecord};
-use crate::holders::{HolderRecord, VolumeUuid};
+use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
 
 /// Form of the text.

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use rblk_operate::said_once;
 
 use super::{AtRisk, Records, Served, VolumeRecord};
-use crate::holders::{HolderRecord, VolumeUuid};
+use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
 
 /// What the writer tells, in the order in which it was told.

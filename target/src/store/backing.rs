@@ -36,7 +36,6 @@ use nix::unistd::{Whence, lseek};
 use rblk_protocol::width::wide64;
 
 use super::alignment::{Alignment, direct_alignment, probe_alignment};
-use super::identity::{StoreIdentity, has_passing_inode};
 #[cfg(test)]
 use super::methods::Method;
 use super::methods::{Methods, queue_attribute, queue_limit};
@@ -44,7 +43,8 @@ use super::protection::Protection;
 use super::room::StoreRoom;
 use super::syncs::{Losses, Syncs};
 use super::{BackingKind, StoreError};
-use crate::arena::MIN_EXTENT_BYTES;
+use crate::memory::arena::MIN_EXTENT_BYTES;
+use crate::store::store_identity::{StoreIdentity, has_passing_inode};
 
 // Time between two tries to get the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(10);
@@ -484,7 +484,7 @@ impl Backing {
         &self.syncs
     }
 
-    pub(super) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 

@@ -36,12 +36,10 @@ mod alignment;
 pub(crate) mod at_path;
 pub(crate) mod backing;
 mod error;
-mod identity;
-pub(crate) mod image;
 mod methods;
 mod protection;
-pub(crate) mod reflink;
 pub mod room;
+mod store_identity;
 #[cfg(test)]
 mod sync;
 mod syncs;
@@ -52,10 +50,12 @@ mod tests;
 
 use nix::errno::Errno;
 
+use crate::volume::ids::VolumeIndex;
+
 pub use at_path::{StoreFault, StoreFaultKind};
 pub use backing::{Backing, Direct, OpenOptions};
 pub use error::{StoreError, StoreErrorKind};
-pub use identity::StoreIdentity;
+pub use store_identity::StoreIdentity;
 #[cfg(test)]
 pub(crate) use sync::SyncStore;
 pub use syncs::Losses;
@@ -84,10 +84,6 @@ pub struct Segment {
     /// Bytes.
     pub len: u32,
 }
-
-/// Names a volume within a store: the place in the store's table.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct VolumeIndex(pub u16);
 
 /// The submitter's name for an op; comes back in [`OpDone`]. The store does not look at it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -13,7 +13,8 @@ use rblk_protocol::width::{narrow, wide, wide64};
 use super::backing::Backing;
 use super::methods::Method;
 use super::syncs::{Door, Look};
-use super::{Op, OpDone, OpKind, Segment, Store, StoreError, VolumeIndex, refusal};
+use super::{Op, OpDone, OpKind, Segment, Store, StoreError, refusal};
+use crate::volume::ids::VolumeIndex;
 
 // Bytes zeroed by one write.
 const ZERO_CHUNK: usize = 1 << 20;

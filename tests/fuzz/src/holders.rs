@@ -1,6 +1,6 @@
 //! The file in which a target remembers who held its volumes.
 
-use rblk_target::fuzzing::holders_file;
+use rblk_target::record::fuzzing::holders_file;
 
 /// The bytes are the file.
 pub fn run(data: &[u8]) -> bool {

@@ -1,6 +1,6 @@
 //! The file in which a target remembers how it ended.
 
-use rblk_target::fuzzing::lineage_file;
+use rblk_target::record::fuzzing::lineage_file;
 
 /// The bytes are the file.
 pub fn run(data: &[u8]) -> bool {

@@ -1,6 +1,6 @@
 //! The file in which a target remembers a volume.
 
-use rblk_target::fuzzing::record;
+use rblk_target::record::fuzzing::record;
 
 /// The bytes are the file.
 pub fn run(data: &[u8]) -> bool {

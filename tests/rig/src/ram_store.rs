@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use rblk_fabric::Region;
-use rblk_target::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store, VolumeIndex};
+use rblk_target::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, Store};
+use rblk_target::volume::ids::VolumeIndex;
 
 use crate::seed::Random;
 

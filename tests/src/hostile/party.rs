@@ -11,7 +11,7 @@ use rblk_fabric::Address;
 use rblk_initiator::session::Credentials;
 use rblk_protocol::AccessMode;
 use rblk_protocol::auth::SecretKey;
-use rblk_target::control::status::TargetStatus;
+use rblk_target::operate::status::TargetStatus;
 
 use super::bystander::{Bystander, Seen};
 use super::cases::{CASES, HONEST, MINE, MINE_BLOCKS, READABLE, Victim};

@@ -7,9 +7,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rblk_config::TargetConfig;
-use rblk_target::args::CONTROL_SOCKET;
-use rblk_target::control::socket::{Ask, Response, ask};
-use rblk_target::control::status::TargetStatus;
+use rblk_target::commands::args::CONTROL_SOCKET;
+use rblk_target::operate::ask::{Ask, Response};
+use rblk_target::operate::client::ask;
+use rblk_target::operate::status::TargetStatus;
 
 use super::counts::Counts;
 use super::process::{Frozen, signal};

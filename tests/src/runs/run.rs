@@ -21,9 +21,9 @@ use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, Generation, HostId, InstanceId, Name, WriteVerifier,
 };
 use rblk_target::control::core::{Capacity, Core, CoreParts};
-use rblk_target::holders::{HolderRecord, Holders};
+use rblk_target::record::holders::{HolderRecord, Holders};
 use rblk_target::record::{AtRisk, BootId, Fresh, Records, Served};
-use rblk_target::store::VolumeIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 
 use super::{Directory, uuid};

@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use rblk_rig::seed::Random;
-use rblk_target::control::core::{Effect, Step, VolumeOrder};
+use rblk_target::control::core::{Effect, VolumeOrder};
+use rblk_target::data::poll_group::Step;
 use rblk_target::record::AtRisk;
 use rblk_target::volume::{CacheMode, Volume};
 

@@ -11,7 +11,7 @@ use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, ConnectionKind, Epoch, Tag};
 use rblk_rig::inprocess::{Join, Outcome, QueueId, QueueOptions};
 use rblk_rig::seed::Random;
-use rblk_target::identity::AdmissionId;
+use rblk_target::volume::ids::AdmissionId;
 
 use super::plan::Plan;
 use super::site::Site;

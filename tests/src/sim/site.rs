@@ -16,11 +16,11 @@ use rblk_rig::seed::Random;
 use rblk_target::control::core::{
     Admitted, Capacity, ConnectionRef, Core, CoreParts, Effect, Knock as CoreKnock, Refused, Ticket,
 };
-use rblk_target::holders::{HolderRecord, Holders};
-use rblk_target::identity::AdmissionId;
-use rblk_target::poll_group::{SettleTicket, ToGroup};
+use rblk_target::data::poll_group::{SettleTicket, ToGroup};
+use rblk_target::record::holders::{HolderRecord, Holders};
 use rblk_target::record::{AtRisk, BootId, VolumeRecord};
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::AdmissionId;
 
 use super::log::Log;
 use super::neighbour::volume as neighbour;

@@ -86,7 +86,7 @@ fn fault(words: &[String]) -> Option<String> {
 }
 
 fn target(words: &[String]) -> Result<(), String> {
-    use rblk_target::args::{Cli, Command};
+    use rblk_target::commands::args::{Cli, Command};
     match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
         // The file is not here.
         Command::Serve(args) if args.config.is_none() => {
@@ -112,7 +112,7 @@ fn in_prose_fault(span: &str) -> Option<String> {
     let is_value = |word: &str| word.chars().all(|c| c.is_ascii_uppercase());
     let words = of_program(span).filter(|words| words.len() > 1 && !is_value(&words[1]))?;
     let error = match words[0].as_str() {
-        "rblk-target" => rblk_target::args::Cli::try_parse_from(&words).err(),
+        "rblk-target" => rblk_target::commands::args::Cli::try_parse_from(&words).err(),
         "rblk-initiator" => rblk_initiator::args::Cli::try_parse_from(&words).err(),
         _ => rblk_bench::args::Cli::try_parse_from(&words).err(),
     }?;

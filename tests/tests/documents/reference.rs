@@ -93,7 +93,7 @@ fn default_of(name: &str, required: bool, dumps: &[String]) -> String {
 fn flag_faults(commands: &Document, documents: &[Document]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut served = BTreeSet::new();
-    flags(&rblk_target::args::Cli::command(), &mut served);
+    flags(&rblk_target::commands::args::Cli::command(), &mut served);
     flags(&rblk_initiator::args::Cli::command(), &mut served);
     let described: BTreeSet<String> =
         flags_in(commands).into_iter().map(|(_, flag)| flag).collect();

@@ -87,7 +87,9 @@ fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
         assert_eq!(status_of(ask(&mut bed, &mut other, &command)), Status::Ok, "{what}");
         assert_unharmed(&mut bed, bystander);
         let after = bed.rig.target_counts();
-        let ends = |c: &rblk_target::stats::StatsSnapshot| c.protocol_errors + c.lost_connections;
+        let ends = |c: &rblk_target::data::group_stats::StatsSnapshot| {
+            c.protocol_errors + c.lost_connections
+        };
         assert_eq!(ends(&after) - ends(&before), 1, "{what}");
         drop(other);
         bed.rig.run(PATIENCE, |rig| rig.connections(suspect) == 0).expect(what);

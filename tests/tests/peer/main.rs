@@ -10,7 +10,7 @@ mod strangers;
 
 use rblk_protocol::{CommandCapsule, Features, Status};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_target::identity::SessionIndex;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{Bed, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 

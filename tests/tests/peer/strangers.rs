@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rblk_protocol::{ConnectionKind, Epoch, Opcode};
-use rblk_target::poll_group::ToGroup;
+use rblk_target::data::poll_group::ToGroup;
 
 use super::*;
 

@@ -6,9 +6,9 @@ use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
 use rblk_target::cache::slots::{Holders, State};
-use rblk_target::identity::SessionIndex;
-use rblk_target::poll_group::ToGroup;
+use rblk_target::data::poll_group::ToGroup;
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{PATIENCE, pattern};
 
 use super::{MIB, MODES, SECOND, STUCK, TICK};

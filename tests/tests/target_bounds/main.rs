@@ -8,8 +8,8 @@ mod zeroing;
 
 use std::time::Duration;
 
-use rblk_target::store::VolumeIndex;
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::VolumeIndex;
 
 const MIB: usize = 1 << 20;
 const MODES: [CacheMode; 3] = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];

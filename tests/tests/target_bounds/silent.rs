@@ -7,8 +7,8 @@ use rblk_fabric::soft::network::{Conditions, End};
 use rblk_initiator::io::IoOp;
 use rblk_protocol::Opcode;
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
-use rblk_target::identity::SessionIndex;
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::ids::SessionIndex;
 use rblk_tests::bed::{Bed, FROZEN, MEMORY, STORE, pattern};
 use rblk_tests::raw::{Heard, RawPeer};
 

@@ -4,9 +4,9 @@ use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::identity::SessionIndex;
-use rblk_target::poll_group::ToGroup;
-use rblk_target::store::VolumeIndex;
+use rblk_target::data::poll_group::ToGroup;
+use rblk_target::volume::ids::SessionIndex;
+use rblk_target::volume::ids::VolumeIndex;
 use rblk_tests::bed::{Bed, MEMORY, PATIENCE, VOLUME_BYTES, pattern};
 
 use super::MIB;

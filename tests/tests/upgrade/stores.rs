@@ -1,7 +1,7 @@
 //! Upgrades of a target whose stores or state are not what they were: refused by name before
 //! anything ends, and by force the next program goes on with what is open.
 
-use rblk_target::control::status::TargetStatus;
+use rblk_target::operate::status::TargetStatus;
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use super::super::policy::Slot;
 use super::meta::Meta;
 use super::{NONE, Slots, State};
-use crate::store::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 impl Slots {
     // A write-back is done with a slot.

@@ -9,7 +9,7 @@ use rblk_protocol::width::{wide, wide64};
 
 use super::super::SLOT_BYTES;
 use super::super::policy::Slot;
-use crate::arena::Arena;
+use crate::memory::arena::Arena;
 
 /// Most free slots that are kept out of the arena.
 const LOOSE: usize = 64;

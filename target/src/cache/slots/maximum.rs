@@ -20,7 +20,7 @@ use rblk_protocol::width::{narrow, wide};
 use super::super::policy::Slot;
 use super::meta::{BOUNDED, Meta, VolumeSlots};
 use super::{NONE, Slots, State};
-use crate::store::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Slots that get another round, at most, before one of their volume leaves.
 const LOOKS: usize = 8;

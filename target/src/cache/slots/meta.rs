@@ -1,7 +1,7 @@
 //! What a shard keeps of each slot: its [`State`], its block, and its pins.
 
 use super::NONE;
-use crate::store::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 /// Where a slot is in its life. See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,7 +13,7 @@
 
 use super::super::policy::Slot;
 use super::{SlotCounts, Slots};
-use crate::store::VolumeIndex;
+use crate::volume::ids::VolumeIndex;
 
 impl SlotCounts {
     /// Slots that are the same as the store.

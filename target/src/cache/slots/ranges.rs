@@ -6,7 +6,8 @@ use rblk_protocol::width::{narrow, wide, wide64};
 use super::super::SLOT_BYTES;
 use super::super::policy::Slot;
 use super::Slots;
-use crate::store::{Segment, VolumeIndex};
+use crate::store::Segment;
+use crate::volume::ids::VolumeIndex;
 
 impl Slots {
     /// The slot that all of a segment is in. `None`: it is in several.

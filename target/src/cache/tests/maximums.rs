@@ -8,7 +8,7 @@ use rblk_fabric::{PageKind, Region};
 use super::super::policy::Slot;
 use super::super::slots::{Install, Slots, State};
 use super::*;
-use crate::arena::Arena;
+use crate::memory::arena::Arena;
 
 const OTHER: VolumeIndex = VolumeIndex(1);
 

@@ -7,7 +7,7 @@ use rblk_fabric::{PageKind, Region};
 use super::super::policy::Slot;
 use super::super::slots::{Install, Slots, State};
 use super::*;
-use crate::arena::Arena;
+use crate::memory::arena::Arena;
 
 /// More slots than one search for a victim looks at.
 const SLOTS: usize = 600;

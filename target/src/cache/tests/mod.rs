@@ -33,11 +33,12 @@ use super::policy::Slot;
 use super::shard::Shard;
 use super::slots::Slots;
 use super::{Landed, OneBlock, SLOT_BYTES, STRIPE_BYTES, ShardOptions};
-use crate::arena::Arena;
-use crate::identity::{ConnectionId, HostIndex, SessionIndex};
-use crate::store::{OpKind, VolumeIndex};
-use crate::timing::Spent;
+use crate::memory::arena::Arena;
+use crate::store::OpKind;
 use crate::volume::CacheMode;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{ConnectionId, HostIndex, SessionIndex};
+use crate::volume::timing::Spent;
 use script::Script;
 
 const VOLUME: VolumeIndex = VolumeIndex(0);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use rblk_fabric::Region;
 
-use crate::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
+use crate::store::{Op, OpDone, OpKind, Segment, Store};
+use crate::volume::ids::VolumeIndex;
 
 /// See the module. A write's bytes are looked at when it ends: until then they are lent.
 pub(super) struct Script {

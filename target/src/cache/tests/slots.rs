@@ -8,8 +8,9 @@ use super::super::SLOT_BYTES;
 use super::super::policy::Slot;
 use super::super::slots::{Install, Slots, State};
 use super::Rng;
-use crate::arena::Arena;
-use crate::store::{Segment, VolumeIndex};
+use crate::memory::arena::Arena;
+use crate::store::Segment;
+use crate::volume::ids::VolumeIndex;
 
 const SLOTS: usize = 64;
 const VOLUMES: u16 = 2;

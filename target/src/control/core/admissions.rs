@@ -21,8 +21,8 @@ use rblk_protocol::{Epoch, SessionId};
 
 use super::budget::Budget;
 use super::places::{Places, Room};
-use crate::account::Origin;
-use crate::identity::{AdmissionId, SessionIndex};
+use crate::control::peers::account::Origin;
+use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// Strangers at a time.
 pub(super) const STRANGERS_MAX: usize = 64;

@@ -12,9 +12,9 @@ use super::budget::Budget;
 use super::hosts::Host;
 use super::proof::Rights;
 use super::{Core, Refused, refused};
-use crate::account::Account;
-use crate::identity::SessionIndex;
-use crate::session::Session;
+use crate::control::peers::account::Account;
+use crate::control::peers::session::Session;
+use crate::volume::ids::SessionIndex;
 
 /// What a host has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

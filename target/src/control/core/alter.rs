@@ -49,12 +49,13 @@ use std::time::{Duration, Instant};
 
 use rblk_protocol::{Name, Status};
 
-use super::{Core, Effect, Notice};
+use super::{Core, Effect, Notice, Step};
 use crate::cache::SLOT_BYTES;
-use crate::holders::Served;
-use crate::identity::SessionIndex;
 use crate::record::AtRisk;
-use crate::store::{StoreIdentity, VolumeIndex};
+use crate::record::holders::Served;
+use crate::store::StoreIdentity;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{CacheMode, Placement, Volume};
 
 /// How long the connections of a volume may take to end, and its dirty blocks to be written.
@@ -135,43 +136,6 @@ pub enum OrderError {
         /// Who has it open, or may come back.
         users: Vec<String>,
     },
-}
-
-/// A step of an alteration. The volume is [`Core::altered`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// The next run will know that hosts may write to it as it will be.
-    Record,
-    /// The next run will know that what is not at risk by the volume as it is now was made durable.
-    Lower,
-    /// Every poll group serves another volume, which no command can name yet.
-    Add,
-    /// The file has the size of the volume.
-    Store,
-    /// Every shard knows the new size.
-    Grow,
-    /// Every poll group checks commands against the volume as it is.
-    Access,
-    /// No poll group takes commands for it, and nothing of it is under way.
-    Close,
-    /// What is dirty is in the store, durably.
-    WriteBack,
-    /// Nothing works on it in any shard.
-    Quiet,
-    /// Every shard has the new size and cache mode, and nothing of the volume in its cache.
-    Reshape,
-    /// Every poll group has forgotten it.
-    Drop,
-    /// Every poll group has given it up, whatever its store still works on.
-    Abandon,
-    /// The file is as long as before, unless something was written behind that.
-    CutBack,
-    /// Its file system can clone files.
-    Probe,
-    /// No new write begins, and none is in flight. [`Self::Access`] lets them go on.
-    Hold,
-    /// Its file is cloned.
-    Clone,
 }
 
 impl Step {
@@ -536,7 +500,8 @@ impl Core {
 
     /// No session has a volume from now on.
     fn take_from_all(&mut self, volume: VolumeIndex) {
-        let has = |session: &&crate::session::Session| session.mode_of(volume).is_some();
+        let has =
+            |session: &&crate::control::peers::session::Session| session.mode_of(volume).is_some();
         let sessions: Vec<SessionIndex> =
             self.sessions.iter().filter(has).map(|session| session.index).collect();
         for open in self.take_opens(|open| open.volume == volume) {
@@ -586,8 +551,9 @@ impl Core {
     /// Who has a volume open, or may come back to it.
     #[must_use]
     pub fn users(&self, volume: VolumeIndex) -> Vec<String> {
-        let has = |session: &&crate::session::Session| session.mode_of(volume).is_some();
-        let name = |session: &crate::session::Session| match session.connections() {
+        let has =
+            |session: &&crate::control::peers::session::Session| session.mode_of(volume).is_some();
+        let name = |session: &crate::control::peers::session::Session| match session.connections() {
             0 => format!("{} ({}, away)", session.host_name, session.peer),
             _ => format!("{} ({})", session.host_name, session.peer),
         };

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::Ticket;
-use crate::holders::{HolderRecord, VolumeUuid};
+use crate::record::holders::{HolderRecord, VolumeUuid};
 
 /// Records that may be on their way to the disk before OPENs are refused.
 const UNCONFIRMED_MAX: u64 = 1024;

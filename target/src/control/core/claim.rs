@@ -14,9 +14,9 @@ use rblk_protocol::{AccessMode, OpenRequest, Status};
 
 use super::open::{Settling, Stage, held_by};
 use super::{Answer, Core, EventKind, Notice, Occurrence, Ticket, refuse};
-use crate::holders::{Claimant, HolderRecord, VolumeUuid};
-use crate::identity::SessionIndex;
+use crate::record::holders::{Claimant, HolderRecord, VolumeUuid};
 use crate::volume::Volume;
+use crate::volume::ids::SessionIndex;
 
 impl Core {
     /// Writes the record of a new holder. The host becomes the holder when it is durable.

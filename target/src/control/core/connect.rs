@@ -9,10 +9,10 @@ use super::admissions::{Evicted, Member, Stranger};
 use super::proof::{Introduction, NO_KEYS};
 use super::refused::{Refused, refused};
 use super::{Core, Effect, QUIESCE_DEADLINE};
-use crate::account::Origin;
-use crate::connection::STRANGER_TIME;
-use crate::identity::{AdmissionId, SessionIndex};
-use crate::session::Session;
+use crate::control::peers::account::Origin;
+use crate::control::peers::session::Session;
+use crate::data::connection::STRANGER_TIME;
+use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// A connect request.
 #[derive(Clone, Copy, Debug)]

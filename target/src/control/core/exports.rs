@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rblk_protocol::{InstanceId, Name, WriteVerifier};
 
-use crate::holders::VolumeUuid;
-use crate::store::VolumeIndex;
+use crate::record::holders::VolumeUuid;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
 /// What a run of the target exports.

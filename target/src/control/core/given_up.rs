@@ -2,7 +2,7 @@
 //! held one may resume, in the next run neither: its record is written until it is durable, and a
 //! run that ends before that does not end clean.
 
-use crate::holders::VolumeUuid;
+use crate::record::holders::VolumeUuid;
 use crate::volume::Volume;
 
 use super::changes::Undurable;

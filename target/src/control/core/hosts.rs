@@ -12,7 +12,7 @@ use rblk_protocol::{AccessMode, HostId, Name, OpenRequest, Status};
 use sha2::{Digest, Sha256};
 
 use super::budget::Budget;
-use crate::limits::Limiter;
+use crate::volume::limits::Limiter;
 
 /// The hosts that may log in.
 #[derive(Clone, Debug, Default)]

@@ -6,9 +6,9 @@ use rblk_protocol::{
 };
 
 use super::{Answer, ConnectionRef, Core, refuse};
-use crate::connection::REPLY_AREA_BYTES;
-use crate::identity::SessionIndex;
+use crate::data::connection::REPLY_AREA_BYTES;
 use crate::volume::Volume;
+use crate::volume::ids::SessionIndex;
 
 impl Core {
     /// As many volumes as the command has room for, from the one that its block number counts. The

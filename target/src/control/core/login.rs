@@ -11,12 +11,12 @@ use rblk_protocol::{
     CommandCapsule, Epoch, LoginReply, Mutation, Name, RejectReason, Status, Tag, limits,
 };
 
-use super::super::peer_lines::PeerLine;
 use super::admissions::Member;
 use super::{Answer, ConnectionRef, Core, Effect, Notice, QUIESCE_DEADLINE, refuse, refuse_saying};
-use crate::account::{Account, Origin};
-use crate::identity::{AdmissionId, SessionIndex};
-use crate::session::LoggingIn;
+use crate::control::peers::account::{Account, Origin};
+use crate::control::peers::peer_lines::PeerLine;
+use crate::control::peers::session::LoggingIn;
+use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);

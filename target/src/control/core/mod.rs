@@ -21,12 +21,12 @@
 mod admissions;
 mod allowance;
 mod alter;
+mod async_events;
 mod budget;
 mod changes;
 mod claim;
 mod connect;
-mod drain;
-mod events;
+mod draining;
 mod exports;
 mod given_up;
 mod hosts;
@@ -50,20 +50,21 @@ use rblk_protocol::{
     CommandCapsule, Epoch, Generation, InstanceId, Name, Opcode, Status, Tag, WriteVerifier,
 };
 
-use super::peer_lines::PeerLines;
-use crate::events::{EventKind, Occurrence};
-use crate::holders::{HolderRecord, Holders, VolumeUuid};
-use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
-use crate::limits::Limiter;
-use crate::poll_group::{Notice, SettleTicket};
-use crate::session::{After, Leave, SessionTable};
-use crate::store::{StoreIdentity, VolumeIndex};
+use crate::control::peers::peer_lines::PeerLines;
+use crate::control::peers::session::{After, Leave, SessionTable};
+use crate::data::poll_group::{Notice, SettleTicket, Step};
+use crate::operate::events::{EventKind, Occurrence};
+use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::store::StoreIdentity;
 use crate::volume::Volume;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use crate::volume::limits::Limiter;
 
-pub use alter::{OrderError, Step, VolumeOrder};
+pub use alter::{OrderError, VolumeOrder};
 pub use budget::Capacity;
 pub use connect::{Admitted, Knock};
-pub use drain::DrainState;
+pub use draining::DrainState;
 pub use hosts::{Hosts, HostsError};
 pub(crate) use proof::NO_KEYS;
 pub use proof::{AuthConfig, Introduction};
@@ -71,9 +72,9 @@ pub use refused::Refused;
 
 use admissions::{Admissions, Member};
 use alter::Alteration;
+use async_events::Events;
 use changes::Changes;
-use drain::Drain;
-use events::Events;
+use draining::Drain;
 use exports::Exports;
 use login::WaitingLogin;
 use open::WaitingOpen;

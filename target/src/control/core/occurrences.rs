@@ -6,9 +6,9 @@ use std::time::Duration;
 use rblk_protocol::{Epoch, Name};
 
 use super::Core;
-use crate::events::{EventKind, Occurrence};
-use crate::identity::SessionIndex;
-use crate::session::Session;
+use crate::control::peers::session::Session;
+use crate::operate::events::{EventKind, Occurrence};
+use crate::volume::ids::SessionIndex;
 
 /// Occurrences that wait for the caller. Beyond them the oldest are forgotten: a caller that takes
 /// none, such as a test, costs no memory.

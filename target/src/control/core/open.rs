@@ -33,17 +33,17 @@ use rblk_protocol::{
     Status, Tag,
 };
 
-use super::super::peer_lines::PeerLine;
 use super::changes::Undurable;
 use super::{
     Answer, ConnectionRef, Core, Effect, EventKind, Notice, Occurrence, QUIESCE_DEADLINE, Ticket,
     refuse, refuse_saying,
 };
-use crate::holders::Claimant;
-use crate::identity::SessionIndex;
-use crate::poll_group::SettleTicket;
-use crate::session::Session;
-use crate::store::VolumeIndex;
+use crate::control::peers::peer_lines::PeerLine;
+use crate::control::peers::session::Session;
+use crate::data::poll_group::SettleTicket;
+use crate::record::holders::Claimant;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
 /// An OPEN that was neither refused nor answered.

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::identity::AdmissionId;
+use crate::volume::ids::AdmissionId;
 
 /// How long a connection that proves itself may need for that where others wait for its place. A
 /// LOGIN takes milliseconds, and on a busy host or a long way some more.

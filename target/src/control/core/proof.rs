@@ -12,12 +12,12 @@ use rblk_protocol::{
     AccessMode, CommandCapsule, HostId, LoginRequest, Name, OpenRequest, RejectReason, Status,
 };
 
-use super::super::peer_lines::PeerLine;
 use super::admissions::Member;
 use super::hosts::{Host, Hosts};
 use super::{Answer, ConnectionRef, Core, Effect, EventKind, Occurrence, Refused, refuse, refused};
-use crate::identity::{AdmissionId, SessionIndex};
-use crate::limits::Limiter;
+use crate::control::peers::peer_lines::PeerLine;
+use crate::volume::ids::{AdmissionId, SessionIndex};
+use crate::volume::limits::Limiter;
 
 /// How hosts prove who they are, at a target that asks for it.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use rblk_protocol::{CommandCapsule, Opcode, Status, Tag};
 use zeroize::Zeroizing;
 
 use super::ConnectionRef;
-use crate::identity::AdmissionId;
+use crate::volume::ids::AdmissionId;
 
 #[derive(Debug)]
 struct Sealed {

@@ -20,12 +20,12 @@
 #![allow(unsafe_code)]
 
 mod counters;
-mod memory;
 mod op;
+mod pieces;
 mod ring;
 mod setup;
 mod sync_wait;
-mod watch;
+mod watch_set;
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -38,18 +38,19 @@ use rblk_fabric::{PageKind, Region};
 use rblk_protocol::width::{narrow, wide};
 
 pub use self::counters::Counters;
-use self::memory::{EntryMemory, Pieces};
 use self::op::{Ops, Phase, ZERO_CHUNK};
+use self::pieces::{EntryMemory, Pieces};
 use self::ring::{Ring, USER_OP, USER_WATCH};
 pub(super) use self::setup::cooperative;
 pub use self::setup::{MAX_CAPACITY, UringOptions, Warning};
 use self::setup::{deferred, register_file_table};
 use self::sync_wait::SyncWaiters;
-use self::watch::{DOOR, Watches, checked};
-pub use self::watch::{MAX_WATCHES, WatchSet, WatchToken};
+use self::watch_set::{DOOR, Watches, checked};
+pub use self::watch_set::{MAX_WATCHES, WatchSet, WatchToken};
 use super::backing::Backing;
 use super::syncs::{Look, SyncNumber};
-use super::{Op, OpDone, Segment, Store, StoreError, VolumeIndex, refusal};
+use super::{Op, OpDone, Segment, Store, StoreError, refusal};
+use crate::volume::ids::VolumeIndex;
 
 // How long dropping a store waits for the kernel.
 const DRAIN: Duration = Duration::from_secs(5);

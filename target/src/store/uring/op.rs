@@ -11,11 +11,12 @@ use rblk_fabric::Region;
 use rblk_protocol::width::{narrow, wide};
 
 use super::counters::Counters;
-use super::memory::{IoVecs, Pieces};
 use crate::store::backing::Backing;
 use crate::store::methods::Method;
 use crate::store::syncs::SyncNumber;
-use crate::store::{Op, OpKind, OpToken, Segment, VolumeIndex};
+use crate::store::uring::pieces::{IoVecs, Pieces};
+use crate::store::{Op, OpKind, OpToken, Segment};
+use crate::volume::ids::VolumeIndex;
 
 /// Bytes zeroed by one write where nothing better works.
 pub(super) const ZERO_CHUNK: u32 = 1 << 20;

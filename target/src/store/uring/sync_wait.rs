@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
-use crate::store::VolumeIndex;
 use crate::store::backing::Backing;
 use crate::store::syncs::{Door, Look, SyncNumber};
+use crate::volume::ids::VolumeIndex;
 
 /// The ops of a store that wait for syncs, and what wakes the store for them.
 #[derive(Debug)]

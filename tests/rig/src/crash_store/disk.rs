@@ -6,7 +6,8 @@
 
 use nix::errno::Errno;
 use rblk_fabric::Region;
-use rblk_target::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment, VolumeIndex};
+use rblk_target::store::{MAX_SEGMENTS, Op, OpDone, OpKind, Segment};
+use rblk_target::volume::ids::VolumeIndex;
 
 use crate::ram_store::StoreConditions;
 use crate::seed::Random;

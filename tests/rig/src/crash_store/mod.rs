@@ -23,7 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use rblk_fabric::Region;
-use rblk_target::store::{Op, OpDone, OpKind, Segment, Store, VolumeIndex};
+use rblk_target::store::{Op, OpDone, OpKind, Segment, Store};
+use rblk_target::volume::ids::VolumeIndex;
 
 use crate::ram_store::{Kind, StoreConditions};
 use crate::seed::Random;

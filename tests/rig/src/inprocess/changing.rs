@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rblk_target::poll_group::{StepTicket, ToGroup, VolumeStep};
-use rblk_target::store::{Store, VolumeIndex};
+use rblk_target::data::poll_group::{Step, StepTicket, ToGroup};
+use rblk_target::store::Store;
 use rblk_target::volume::Volume;
-use rblk_target::volume_stats::VolumeStats;
+use rblk_target::volume::counts::VolumeStats;
 
 use super::Rig;
 
@@ -28,17 +28,28 @@ impl Changing {
 
 impl<S: Store> Rig<S> {
     /// Orders a step from every poll group. [`Self::step_outcome`] tells how it went.
-    pub fn begin_step(&mut self, volume: VolumeIndex, step: &VolumeStep) {
+    pub fn begin_step(&mut self, volume: &Arc<Volume>, step: Step) {
+        let ticket = self.next_step();
+        for group in 0..self.groups.len() {
+            let volume = Arc::clone(volume);
+            let mail = match step {
+                Step::Add => ToGroup::AddVolume {
+                    volume,
+                    backing: None,
+                    stats: Arc::new(VolumeStats::default()),
+                    registered: Vec::new(),
+                    step: Some(ticket),
+                },
+                _ => ToGroup::Step { ticket, volume, step },
+            };
+            self.mail_to(group, mail);
+        }
+    }
+
+    fn next_step(&mut self) -> StepTicket {
         self.changing.ticket += 1;
         self.changing.answers.clear();
-        let ticket = StepTicket(self.changing.ticket);
-        for group in 0..self.groups.len() {
-            let mut step = step.clone();
-            if let VolumeStep::Add { stats, .. } = &mut step {
-                *stats = Arc::new(VolumeStats::default());
-            }
-            self.mail_to(group, ToGroup::Step { ticket, volume, step });
-        }
+        StepTicket(self.changing.ticket)
     }
 
     /// How the step under way ended; `None` while a poll group has not done it.

@@ -4,9 +4,9 @@
 use rblk_fabric::Connection;
 use rblk_initiator::path::DeadPath;
 use rblk_initiator::undestroyed::UndestroyedPath;
-use rblk_target::identity::ConnectionId;
-use rblk_target::poll_group::ToGroup;
+use rblk_target::data::poll_group::ToGroup;
 use rblk_target::store::Store;
+use rblk_target::volume::ids::ConnectionId;
 
 use super::Rig;
 use crate::seed::Random;

@@ -1,6 +1,6 @@
 //! [`Rig`]: one target and any number of initiator queues in one thread over the in-memory fabric.
 //!
-//! The parts are the real ones: [`PollGroup`](rblk_target::poll_group::PollGroup) and
+//! The parts are the real ones: [`PollGroup`](rblk_target::data::poll_group::PollGroup) and
 //! [`Engine`](rblk_initiator::engine::Engine), with QPs, regions and keys as control makes them.
 //! What is missing is control itself. Either the caller brings it, and says in which session and
 //! epoch a connection is to be ([`Join`]), or it begins sessions, opens volumes and raises epochs
@@ -28,15 +28,15 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rblk_fabric::soft::network::{Network, Wire};
 use rblk_fabric::{Device, Poller, ProtectionDomain, QpIndex, Region, RemoteBuffer};
+use rblk_runtime::Moment;
 use rblk_protocol::auth::{Hellos, SessionSecret};
 use rblk_protocol::{CommandCapsule, ConnectionKind, Epoch, Tag};
-use rblk_runtime::Moment;
-use rblk_target::connection::SpareMemory;
-use rblk_target::identity::{AdmissionId, ConnectionId, SessionIndex};
-use rblk_target::poll_group::{FromGroup, SettleTicket};
+use rblk_target::data::connection::SpareMemory;
+use rblk_target::data::poll_group::{FromGroup, SettleTicket};
 use rblk_target::store::Store;
-use rblk_target::traffic::IoStats;
 use rblk_target::volume::Volume;
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use rblk_target::volume::traffic::IoStats;
 
 use changing::Changing;
 use destroying::Destroys;

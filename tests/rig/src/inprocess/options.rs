@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rblk_fabric::soft::network::Conditions;
 use rblk_protocol::{Features, limits};
-use rblk_target::limits::Limits;
 use rblk_target::volume::CacheMode;
+use rblk_target::volume::limits::Limits;
 
 /// Where a volume's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,31 +5,31 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
-use rblk_fabric::{
-    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
-    ProtectionDomain, QpLimits, Region, RemoteBuffer,
-};
+use rblk_fabric::{AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, ProtectionDomain, QpLimits, Region, RemoteBuffer};
+use rblk_runtime::Moment;
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
     InstanceId, Name, Nonce, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
 };
-use rblk_runtime::Moment;
-use rblk_target::arena::Arena;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
-use rblk_target::connection::{
+use rblk_target::control::connect::grant::Terms;
+use rblk_target::data::connection::{
     BounceMemory, ConnectionParams, ProofDue, SpareMemory, slots_of_recv,
 };
-use rblk_target::identity::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
-use rblk_target::limits::{DelayCounts, Limiter};
-use rblk_target::poll_group::peers::Peers;
-use rblk_target::poll_group::{FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup};
-use rblk_target::stats::{Stats, StatsSnapshot};
-use rblk_target::store::{Store, VolumeIndex};
-use rblk_target::terms::Terms;
-use rblk_target::traffic::{IoCounts, IoStats, VolumeTimes};
+use rblk_target::data::group_stats::{Stats, StatsSnapshot};
+use rblk_target::data::poll_group::peers::Peers;
+use rblk_target::data::poll_group::{
+    FromGroup, Notice, PollGroup, PollerMemory, SettleTicket, ToGroup,
+};
+use rblk_target::memory::arena::Arena;
+use rblk_target::store::Store;
+use rblk_target::volume::counts::{LastError, VolumeCounts, VolumeStats};
+use rblk_target::volume::ids::VolumeIndex;
+use rblk_target::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
+use rblk_target::volume::limits::{DelayCounts, Limiter};
+use rblk_target::volume::traffic::{IoCounts, IoStats, VolumeTimes};
 use rblk_target::volume::{CacheMode, Placement, Volume};
-use rblk_target::volume_stats::{LastError, VolumeCounts, VolumeStats};
 
 use super::destroying::Ended;
 use super::poller::{CqBreaker, CqFault, breakable};
@@ -174,7 +174,16 @@ impl<S: Store> Rig<S> {
             for volume in &volumes {
                 let (volume, stats) = (Arc::clone(volume), Arc::new(VolumeStats::default()));
                 told.push(Arc::clone(&stats));
-                engine.take_mail(ToGroup::AddVolume { volume, backing: None, stats }, self.now);
+                engine.take_mail(
+                    ToGroup::AddVolume {
+                        volume,
+                        backing: None,
+                        stats,
+                        registered: Vec::new(),
+                        step: None,
+                    },
+                    self.now,
+                );
             }
             let memory = memory.clone();
             self.groups.push(Group { engine, stats, volumes: told, cqs, memory });
@@ -505,7 +514,7 @@ impl<S: Store> Rig<S> {
             memory,
             spares,
             bounce,
-            progress_max: rblk_target::connection::progress_max(None),
+            progress_max: rblk_target::data::connection::progress_max(None),
             io,
             peer: format!("session {} {kind:?}", session.index),
         };

@@ -1,8 +1,8 @@
 //! The neighbour's volume and session at the target.
 
 use rblk_rig::seed::Random;
-use rblk_target::identity::SessionIndex;
-use rblk_target::store::VolumeIndex;
+use rblk_target::volume::ids::SessionIndex;
+use rblk_target::volume::ids::VolumeIndex;
 
 /// The neighbour's volume.
 pub const VOLUME: VolumeIndex = VolumeIndex(1);

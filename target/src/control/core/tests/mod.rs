@@ -24,12 +24,12 @@ use super::{
     Admitted, AuthConfig, Capacity, ConnectionRef, Core, CoreParts, Effect, Introduction, Knock,
     Notice, Refused, Step, Ticket,
 };
-use crate::connection::STRANGER_TIME;
-use crate::holders::{HolderRecord, Holders, VolumeUuid};
-use crate::identity::{AdmissionId, ConnectionId, SessionIndex};
-use crate::limits::Limiter;
-use crate::poll_group::SettleTicket;
-use crate::store::VolumeIndex;
+use crate::data::connection::STRANGER_TIME;
+use crate::data::poll_group::SettleTicket;
+use crate::record::holders::{HolderRecord, Holders, VolumeUuid};
+use crate::volume::ids::VolumeIndex;
+use crate::volume::ids::{AdmissionId, ConnectionId, SessionIndex};
+use crate::volume::limits::Limiter;
 use crate::volume::{CacheMode, Placement, Volume};
 
 const LEASE: Duration = Duration::from_secs(30);

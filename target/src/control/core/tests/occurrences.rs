@@ -1,7 +1,7 @@
 //! What is told of hosts that come, go, come back and are lost.
 
 use super::*;
-use crate::events::EventKind;
+use crate::operate::events::EventKind;
 
 /// What was told since the last call, and of which host and volume.
 fn told(w: &mut World) -> Vec<(EventKind, String, String)> {

@@ -1,0 +1,320 @@
+//! Reads: hits, fills, and prefetches, which are reads without an asker.
+//!
+//! A read whose blocks are all in the index is answered at once and is no job. A read that misses
+//! allocates slots for what is missing, locks the range, fills the slots from the store and puts
+//! them in the index.
+
+use rblk_protocol::width::{wide, wide64};
+
+use super::core::Core;
+use super::job::{JobBlock, Kind};
+use super::message::{PartToken, Segments, ShardReply};
+use super::policy::Slot;
+use super::slots::Install;
+use super::span::{BLOCK, Span, blocks_of};
+use crate::store::{OpKind, Segment, Store};
+use crate::volume::CacheMode;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::timing::Spent;
+
+/// Stands for a slot until one is allocated.
+const NO_SLOT: Slot = Slot(u32::MAX);
+
+/// Memory that was lent at once. It goes back as [`Segments`].
+#[derive(Debug)]
+#[must_use = "what is lent goes back as `Segments`"]
+pub(crate) enum Hit {
+    /// All of it is in one slot.
+    One(Segment),
+    /// It is in several slots.
+    More(Segments),
+}
+
+impl Hit {
+    /// The memory, which is lent to that session.
+    #[inline(always)]
+    pub(crate) fn into_segments(self, session: SessionIndex) -> Segments {
+        match self {
+            Self::One(run) => Segments::one(session, run),
+            Self::More(memory) => memory,
+        }
+    }
+}
+
+/// Lends the slots of a range to a session, if the index has every block and the session may keep
+/// as much, and counts a hit. `None` changes nothing.
+#[inline(always)]
+pub(super) fn lend_hit<S: Store>(
+    core: &mut Core<S>,
+    session: SessionIndex,
+    volume: VolumeIndex,
+    offset: u64,
+    len: u32,
+) -> Option<Hit> {
+    let state = core.volumes.get_mut(volume)?;
+    if state.cache() == CacheMode::None || len == 0 {
+        return None;
+    }
+    let (first, last) = (offset / BLOCK, (offset + u64::from(len) - 1) / BLOCK);
+    // Most requests are of one block.
+    if first == last {
+        let slot = core.slots.find(volume, first)?;
+        if !core.sessions.take(session, 1, core.slots.pinned()) {
+            return None;
+        }
+        core.counters.hits += 1;
+        state.report.count_lookups(1, 0);
+        core.slots.touch(slot);
+        core.slots.lend(slot);
+        let offset = core.slots.offset(slot) + wide(offset % BLOCK);
+        return Some(Hit::One(Segment { offset, len }));
+    }
+    lend_blocks(core, session, volume, offset, len).map(Hit::More)
+}
+
+#[inline(never)]
+fn lend_blocks<S: Store>(
+    core: &mut Core<S>,
+    session: SessionIndex,
+    volume: VolumeIndex,
+    offset: u64,
+    len: u32,
+) -> Option<Segments> {
+    let blocks = offset / BLOCK..=(offset + u64::from(len) - 1) / BLOCK;
+    let count = blocks.end() - blocks.start() + 1;
+    let (slots, found) = (&mut core.slots, &mut core.lists.slots);
+    found.clear();
+    found.extend(blocks.map_while(|block| slots.find(volume, block)));
+    if wide64(found.len()) < count || !core.sessions.take(session, found.len(), slots.pinned()) {
+        return None;
+    }
+    for slot in &*found {
+        slots.touch(*slot);
+        slots.lend(*slot);
+    }
+    core.count_lookups(volume, count, 0);
+    let mut list = core.lists.take();
+    let found = core.lists.slots.iter().copied();
+    core.slots.segments(found, wide(offset % BLOCK), len, &mut list);
+    Some(core.lists.lend(session, list))
+}
+
+/// Answers a read from the index, or begins a job, which is returned: it is to wait for memory.
+pub(super) fn start<S: Store>(
+    core: &mut Core<S>,
+    from: PartToken,
+    volume: VolumeIndex,
+    offset: u64,
+    len: u32,
+) -> Option<u32> {
+    if let Some(hit) = lend_hit(core, from.session, volume, offset, len) {
+        let memory = hit.into_segments(from.session);
+        let spent = Spent::default();
+        core.answers.reply(ShardReply::Read { to: from, result: Ok(memory), spent });
+        return None;
+    }
+    Some(start_missed(core, from, volume, offset, len))
+}
+
+/// Begins a job for a read that cannot be answered from the index. It is to wait for memory.
+#[inline(always)]
+pub(super) fn start_missed<S: Store>(
+    core: &mut Core<S>,
+    from: PartToken,
+    volume: VolumeIndex,
+    offset: u64,
+    len: u32,
+) -> u32 {
+    let job = core.start(Kind::Read, Some(from), volume, offset, len.into());
+    let span = core.jobs.peek(job).span;
+    if span.cache != CacheMode::None {
+        let missing = missing(core, &span);
+        core.count_lookups(volume, wide64(span.count()) - missing, missing);
+    }
+    job
+}
+
+/// Begins a prefetch, if the range is not in the index and nothing works on it.
+pub(super) fn start_prefetch<S: Store>(
+    core: &mut Core<S>,
+    volume: VolumeIndex,
+    offset: u64,
+    len: u32,
+) -> Option<u32> {
+    let span = core.volumes.span(volume, offset, len.into());
+    // The asker may not know yet that the volume is shorter, is cached no longer, or is gone.
+    let is_inside = offset.checked_add(len.into()).is_some_and(|end| end <= span.volume_bytes);
+    if span.cache == CacheMode::None || len == 0 || !is_inside {
+        return None;
+    }
+    // Others of its blocks would leave for them.
+    if core.slots.is_too_much(volume, span.count()) {
+        return None;
+    }
+    let missing = missing(core, &span);
+    let bytes = span.first() * BLOCK..(span.last() + 1) * BLOCK;
+    if missing == 0 || core.locks.overlaps(volume, bytes) {
+        return None;
+    }
+    core.counters.prefetched += missing;
+    Some(core.jobs.start(Kind::Read, None, span))
+}
+
+// Blocks of a span that are not in the index.
+fn missing<S: Store>(core: &Core<S>, span: &Span) -> u64 {
+    let missing = |block: &u64| core.slots.find(span.volume, *block).is_none();
+    wide64((span.first()..=span.last()).filter(missing).count())
+}
+
+/// Allocates what a read needs and goes on. False: there is not so much memory, and nothing
+/// changed.
+pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
+    let entry = core.jobs.peek(job);
+    let (span, asked) = (entry.span, entry.from.is_some());
+    if span.cache == CacheMode::None {
+        let blocks = blocks_of(span.len);
+        if !core.allocate(job, blocks, 0) {
+            return false;
+        }
+        let kind = OpKind::Read { offset: span.offset, len: span.data_len() };
+        core.transfer(job, kind, 0..blocks, 0);
+        return true;
+    }
+    let mut missing = 0;
+    let mut hull = (u64::MAX, 0);
+    let entry = core.jobs.get(job);
+    for block in span.first()..=span.last() {
+        let slot = core.slots.find(span.volume, block);
+        match slot {
+            // Lent now, so that it is still there when the others have come.
+            Some(slot) if asked => core.slots.lend(slot),
+            Some(_) => {}
+            None => {
+                missing += 1;
+                hull = (hull.0.min(block), block);
+            }
+        }
+        entry.blocks.push(JobBlock { slot: slot.unwrap_or(NO_SLOT), own: slot.is_none() });
+    }
+    let fresh = &mut core.lists.slots;
+    fresh.clear();
+    if !core.slots.allocate(missing, fresh) {
+        for block in entry.blocks.drain(..).filter(|block| asked && !block.own) {
+            core.slots.unlend(block.slot);
+        }
+        // Lending and taking back freed nothing.
+        core.slots.take_freed();
+        return false;
+    }
+    if missing == 0 {
+        finish(core, job);
+        return true;
+    }
+    for (block, slot) in entry.blocks.iter_mut().filter(|block| block.own).zip(&*fresh) {
+        block.slot = *slot;
+    }
+    if core.lock_blocks(job, hull.0, hull.1) {
+        fill(core, job);
+    }
+    true
+}
+
+// Replaces a job's own slot by the slot that entered the index since, if there is one.
+fn take_present<S: Store>(core: &mut Core<S>, job: u32, at: usize) -> bool {
+    let entry = core.jobs.get(job);
+    let (own, asked) = (entry.blocks[at].slot, entry.from.is_some());
+    let block = entry.span.first() + wide64(at);
+    let Some(slot) = core.slots.find(entry.span.volume, block) else { return false };
+    entry.blocks[at] = JobBlock { slot, own: false };
+    core.slots.give_back(own);
+    if asked {
+        core.slots.lend(slot);
+    }
+    true
+}
+
+/// The job has its lock: reads what is still missing.
+pub(super) fn fill<S: Store>(core: &mut Core<S>, job: u32) {
+    let entry = core.jobs.get(job);
+    let (span, count) = (entry.span, entry.blocks.len());
+    entry.op_begins();
+    let mut run = 0..0;
+    for at in 0..=count {
+        let is_mine =
+            at < count && core.jobs.peek(job).blocks[at].own && !take_present(core, job, at);
+        if is_mine {
+            run = if run.is_empty() { at..at + 1 } else { run.start..at + 1 };
+        } else if !run.is_empty() {
+            let (offset, len) = span.bytes_of(&run);
+            core.counters.fill_bytes += u64::from(len);
+            core.transfer(job, OpKind::Read { offset, len }, run, 0);
+            run = 0..0;
+        }
+    }
+    if core.jobs.get(job).op_ended(None) {
+        finish(core, job);
+    }
+}
+
+/// The store has done its part of a read, or the read needed none: answers it.
+pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
+    let entry = core.jobs.peek(job);
+    let (from, span, spent) = (entry.from, entry.span, entry.spent());
+    let result = match entry.error() {
+        Some(errno) => {
+            let lent = entry.blocks.iter().filter(|block| from.is_some() && !block.own);
+            lent.for_each(|block| core.slots.unlend(block.slot));
+            Err(errno)
+        }
+        None => {
+            install(core, job);
+            let skip = if span.cache == CacheMode::None { 0 } else { span.skip() };
+            // A prefetch lends nothing.
+            let lent = from.map(|from| {
+                core.sessions.lent(std::mem::take(&mut core.jobs.get(job).promised));
+                core.memory_of(job, from.session, skip)
+            });
+            Ok(lent.unwrap_or_default())
+        }
+    };
+    if let Some(to) = from {
+        core.answers.reply(ShardReply::Read { to, result, spent });
+    }
+    core.end(job);
+}
+
+// Puts the blocks of a read in the index, and lends them unless it is a prefetch.
+fn install<S: Store>(core: &mut Core<S>, job: u32) {
+    let entry = core.jobs.peek(job);
+    let (span, asked, count) = (entry.span, entry.from.is_some(), entry.blocks.len());
+    for at in 0..count {
+        let JobBlock { slot, own } = core.jobs.peek(job).blocks[at];
+        if !own {
+            if asked {
+                core.slots.touch(slot);
+            }
+            continue;
+        }
+        if span.cache == CacheMode::None {
+            core.slots.lend_private(slot);
+        } else if take_present(core, job, at) {
+            continue;
+        } else if let block = span.first() + wide64(at)
+            && !core.slots.has_place(span.volume, block)
+        {
+            // The volume has all that it may have, and none of it can leave.
+            if !asked {
+                continue;
+            }
+            core.slots.lend_private(slot);
+        } else {
+            let block = span.first() + wide64(at);
+            core.slots.install(slot, span.volume, block, Install::Clean);
+            if asked {
+                core.slots.lend(slot);
+            }
+        }
+        core.jobs.get(job).blocks[at].own = false;
+    }
+}

@@ -1,0 +1,364 @@
+//! [`Volumes`]: what a shard knows of each volume, and what it publishes about it.
+//!
+//! A shard counts in plain numbers. [`Volumes::publish`] and [`Volumes::publish_some`] copy them
+//! to where other threads may look.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use rblk_protocol::width::narrow;
+use rblk_runtime::Micros;
+
+use super::job::Kind;
+use super::slots::Slots;
+use super::span::{BLOCK, Span};
+use crate::cache::shard_clock::Clock;
+use crate::store::{Op, Segment};
+use crate::volume::CacheMode;
+use crate::volume::counts::{DirtySince, LastError, VolumeCounts, VolumeStats};
+use crate::volume::ids::VolumeIndex;
+
+/// Errors of one volume within so many microseconds are one burst, and one line of the log.
+const BURST_US: u64 = 10_000_000;
+/// Volumes whose counters are published in one busy turn.
+const PUBLISHED_PER_TURN: usize = 8;
+
+/// What a shard knows of a volume.
+#[derive(Debug)]
+pub(super) struct VolumeState {
+    cache: CacheMode,
+    size_bytes: u64,
+    read_only: bool,
+    is_given_up: bool,
+    /// Clean slots that it keeps when others need memory.
+    pub cache_min: u32,
+    /// Most slots of the index that it has.
+    pub cache_max: Option<u32>,
+    /// Its share of memory.
+    pub share: Share,
+    /// Its operations at the store.
+    pub ops: VolumeOps,
+    /// Its write-backs.
+    pub write_backs: VolumeWriteBacks,
+    /// Its counters and errors.
+    pub report: VolumeReport,
+}
+
+/// The slots that jobs of one volume hold, and the jobs that wait for such slots.
+#[derive(Debug, Default)]
+pub(super) struct Share {
+    used: usize,
+    /// Jobs that wait, oldest first.
+    pub waiting: VecDeque<u32>,
+}
+
+impl Share {
+    /// Whether the share, of `limit` slots, has `need` left. A volume that uses none always gets
+    /// what it needs.
+    #[inline]
+    pub(super) fn has(&self, need: usize, limit: usize) -> bool {
+        self.used == 0 || self.used + need <= limit
+    }
+
+    /// Takes `need` slots if the share has that many.
+    #[inline]
+    pub(super) fn take(&mut self, need: usize, limit: usize) -> bool {
+        let fits = self.has(need, limit);
+        if fits {
+            self.used += need;
+        }
+        fits
+    }
+
+    /// Takes one slot. [`Self::has`] said that there is one.
+    #[inline]
+    pub(super) fn take_one(&mut self) {
+        self.used += 1;
+    }
+
+    /// Gives slots of the share back.
+    #[inline]
+    pub(super) fn give_back(&mut self, slots: usize) {
+        debug_assert!(slots <= self.used, "{slots} slots come back of {}", self.used);
+        self.used = self.used.saturating_sub(slots);
+    }
+
+    /// Slots in use.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+}
+
+/// The operations of one volume at the store, and those that wait to go there.
+#[derive(Debug, Default)]
+pub(super) struct VolumeOps {
+    /// At the store.
+    pub at_store: usize,
+    /// Waiting, oldest first, each with its memory.
+    pub waiting: VecDeque<(Op, Vec<Segment>)>,
+}
+
+impl VolumeOps {
+    /// The store has done an operation.
+    #[inline]
+    pub(super) fn ended(&mut self) {
+        debug_assert!(self.at_store > 0, "an operation ended that was not at the store");
+        self.at_store = self.at_store.saturating_sub(1);
+    }
+}
+
+/// How the write-backs of one volume go.
+#[derive(Debug, Default)]
+pub(super) struct VolumeWriteBacks {
+    /// On their way to the store.
+    pub under_way: usize,
+    /// After a failure: when to try again without being asked.
+    pub retry_at_ms: Option<u32>,
+    /// The last wait before a retry.
+    pub backoff_ms: u32,
+}
+
+/// What is told of one volume.
+#[derive(Debug)]
+pub(super) struct VolumeReport {
+    hits: u64,
+    misses: u64,
+    store_errors: u64,
+    last_error: LastError,
+    // When errors were last logged, and how many were not.
+    logged: Option<Micros>,
+    unlogged: u64,
+    // Where all of this is published.
+    stats: Arc<VolumeStats>,
+}
+
+impl VolumeReport {
+    /// Counts blocks that a read asked the cache for.
+    #[inline]
+    pub(super) fn count_lookups(&mut self, hits: u64, misses: u64) {
+        self.hits += hits;
+        self.misses += misses;
+    }
+
+    /// Counts an operation that the store failed. Returns the first of a burst, to be told.
+    pub(super) fn note_error(
+        &mut self,
+        volume: VolumeIndex,
+        kind: Kind,
+        errno: Errno,
+        clock: &Clock,
+    ) -> Option<StoreFailure> {
+        self.store_errors += 1;
+        let now = clock.now();
+        self.last_error = LastError::new(clock.seconds(), errno);
+        if self.logged.is_some_and(|at| now.since(at) < BURST_US) {
+            self.unlogged += 1;
+            return None;
+        }
+        let since_last = std::mem::take(&mut self.unlogged);
+        self.logged = Some(now);
+        Some(StoreFailure { volume, errno, job: kind.word(), since_last })
+    }
+}
+
+/// A store began to fail operations of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreFailure {
+    /// The volume.
+    pub volume: VolumeIndex,
+    /// What the store said.
+    pub errno: Errno,
+    /// What was asked of it.
+    pub job: &'static str,
+    /// Failures since the last one that was told.
+    pub since_last: u64,
+}
+
+/// The volumes of a shard, by index.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    table: Vec<Option<VolumeState>>,
+    served: usize,
+    // Whose counters are published next.
+    publish_next: usize,
+}
+
+impl Volumes {
+    /// Serves a volume from now on.
+    pub(super) fn add(
+        &mut self,
+        volume: VolumeIndex,
+        cache: CacheMode,
+        size_bytes: u64,
+        read_only: bool,
+        stats: Arc<VolumeStats>,
+    ) {
+        let at = usize::from(volume.0);
+        if self.table.len() <= at {
+            self.table.resize_with(at + 1, || None);
+        }
+        self.table[at] = Some(VolumeState {
+            cache,
+            size_bytes,
+            read_only,
+            is_given_up: false,
+            cache_min: 0,
+            cache_max: None,
+            share: Share::default(),
+            ops: VolumeOps::default(),
+            write_backs: VolumeWriteBacks::default(),
+            report: VolumeReport {
+                hits: 0,
+                misses: 0,
+                store_errors: 0,
+                last_error: LastError::default(),
+                logged: None,
+                unlogged: 0,
+                stats,
+            },
+        });
+        self.served = self.iter().count();
+    }
+
+    /// A volume has this size from now on.
+    pub(super) fn set_size(&mut self, volume: VolumeIndex, size_bytes: u64) {
+        if let Some(state) = self.get_mut(volume) {
+            state.size_bytes = size_bytes;
+        }
+    }
+
+    /// A volume is cached in this way from now on. Nothing works on it.
+    pub(super) fn set_cache(&mut self, volume: VolumeIndex, cache: CacheMode) {
+        if let Some(state) = self.get_mut(volume) {
+            state.cache = cache;
+        }
+    }
+
+    /// Serves a volume no longer. Nothing works on it.
+    pub(super) fn remove(&mut self, volume: VolumeIndex) {
+        if let Some(place) = self.table.get_mut(usize::from(volume.0)) {
+            *place = None;
+        }
+        self.served = self.iter().count();
+    }
+
+    /// The state of a volume. `None`: the volume has no store, only memory.
+    #[inline]
+    pub(super) fn get(&self, volume: VolumeIndex) -> Option<&VolumeState> {
+        self.table.get(usize::from(volume.0)).and_then(Option::as_ref)
+    }
+
+    /// The state of a volume, to change it.
+    #[inline]
+    pub(super) fn get_mut(&mut self, volume: VolumeIndex) -> Option<&mut VolumeState> {
+        self.table.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
+    }
+
+    /// How a volume is cached. One without a store is not.
+    #[inline]
+    pub(super) fn mode(&self, volume: VolumeIndex) -> CacheMode {
+        self.get(volume).map_or(CacheMode::None, |state| state.cache)
+    }
+
+    /// A byte range of a volume.
+    #[inline]
+    pub(super) fn span(&self, volume: VolumeIndex, offset: u64, len: u64) -> Span {
+        let (cache, volume_bytes) =
+            self.get(volume).map_or((CacheMode::None, 0), |state| (state.cache, state.size_bytes));
+        Span { volume, cache, volume_bytes, offset, len }
+    }
+
+    /// The states of all volumes.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &VolumeState> {
+        self.table.iter().flatten()
+    }
+
+    /// Volumes served.
+    #[inline]
+    pub(super) fn served(&self) -> usize {
+        self.served
+    }
+
+    /// Whether a volume may have dirty blocks.
+    pub(super) fn write_back(&self) -> bool {
+        self.iter().any(|volume| volume.cache == CacheMode::WriteBack)
+    }
+
+    /// Every index that a volume may have.
+    pub(super) fn indexes(&self) -> impl Iterator<Item = VolumeIndex> + use<> {
+        (0..narrow::<u16, _>(self.table.len())).map(VolumeIndex)
+    }
+
+    /// Volumes that have something to make durable.
+    pub(super) fn writable(&self) -> Vec<VolumeIndex> {
+        let writable = |volume: &VolumeIndex| self.get(*volume).is_some_and(|v| !v.is_read_only());
+        self.indexes().filter(writable).collect()
+    }
+
+    /// Publishes the counters of every volume.
+    pub(super) fn publish(&self, slots: &Slots) {
+        self.indexes().for_each(|volume| self.publish_one(volume, slots));
+    }
+
+    /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not
+    /// grow with their number.
+    pub(super) fn publish_some(&mut self, slots: &Slots) {
+        for _ in 0..PUBLISHED_PER_TURN.min(self.table.len()) {
+            self.publish_next = (self.publish_next + 1) % self.table.len();
+            self.publish_one(VolumeIndex(narrow(self.publish_next)), slots);
+        }
+    }
+
+    fn publish_one(&self, volume: VolumeIndex, slots: &Slots) {
+        // An index that no volume with a store has.
+        let Some(state) = self.get(volume) else { return };
+        let oldest = slots.oldest_dirty(volume).map(|slot| slots.since(slot).1);
+        let slots = slots.counts(volume);
+        // While all of them are with the store, they are as old as they were.
+        let dirty_since = match oldest {
+            None if slots.dirty > 0 => state.report.stats.dirty_since(),
+            oldest => DirtySince::new(oldest),
+        };
+        let report = &state.report;
+        let counts = VolumeCounts {
+            hits: report.hits,
+            misses: report.misses,
+            evictions: slots.evictions,
+            store_errors: report.store_errors,
+            cached_bytes: u64::from(slots.cached) * BLOCK,
+            dirty_bytes: u64::from(slots.dirty) * BLOCK,
+            failed_blocks: slots.failed.into(),
+        };
+        report.stats.set(&counts, report.last_error, dirty_since);
+    }
+}
+
+impl VolumeState {
+    /// How the volume is cached.
+    #[inline]
+    pub(super) fn cache(&self) -> CacheMode {
+        self.cache
+    }
+
+    /// Nothing is made durable any more.
+    pub(super) fn give_up(&mut self) {
+        self.is_given_up = true;
+    }
+
+    /// Hosts may write to it.
+    pub(super) fn open_for_writing(&mut self) {
+        self.read_only = false;
+    }
+
+    /// Whether no host could write to it in this run, or it was given up.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only || self.is_given_up
+    }
+
+    /// Whether no operation of it is at the store or waits to go there.
+    pub(super) fn is_idle(&self) -> bool {
+        self.ops.at_store == 0 && self.ops.waiting.is_empty() && self.share.waiting.is_empty()
+    }
+}

@@ -1,0 +1,608 @@
+//! [`Slots`]: the memory of a shard: which slot holds which block, which slots are pinned, and
+//! which are dirty. A slot is a page of the arena.
+//!
+//! No I/O and no clock. A slot is in one of these states:
+//!
+//! ```text
+//! Free -> Private -> Clean <-> Dirty -> Writing -> Clean
+//!            | ^        `--------'---------'--> Detached -> Free
+//!            | `-> Landing -> Free
+//!            `-> Free
+//! ```
+//!
+//! A volume with a maximum has `Bounded` slots where others have `Clean` ones (`maximum.rs`).
+//!
+//! A `Private` slot belongs to one job: data lands there. A `Landing` slot belongs to a connection
+//! (`landing_slots.rs`). `Clean`, `Dirty` and `Writing` slots are in the index; a `Writing` slot is
+//! dirty and with a write-back. A `Detached` slot left the index while RDMA or the store still read
+//! it; it is free when the last pin is gone.
+//!
+//! Invariants: a block has at most one slot in the index; bytes of a slot in the index never
+//! change; a slot with pins is never reused; a dirty slot leaves the index only for newer data, or
+//! because its range of the volume was discarded. Per slot: 48 bytes here, 4 to 8 of buckets, and
+//! what the policy takes.
+
+mod dirty;
+mod free;
+mod maximum;
+mod meta;
+mod minimum;
+mod ranges;
+
+use rblk_fabric::Region;
+use rblk_protocol::width::wide;
+
+use self::free::FreeSlots;
+use self::maximum::Trim;
+pub use self::meta::{Holders, Install, SlotCounts, State};
+use self::meta::{Meta, VolumeSlots};
+use super::SLOT_BYTES;
+use super::policy::{Policy, Slot};
+use crate::memory::arena::Arena;
+use crate::volume::ids::VolumeIndex;
+
+const NONE: u32 = u32::MAX;
+/// At most this part of the slots is kept free so that long requests find memory in one run.
+const RESERVE: usize = 16;
+/// Steps of the policy that one allocation takes: a fraction of a millisecond. Four times
+/// the blocks of the longest request, since each try may be refused those that the request has.
+const STEPS: u32 = 4096;
+
+/// The slots of one shard.
+#[derive(Debug)]
+pub struct Slots {
+    free: FreeSlots,
+    metas: Box<[Meta]>,
+    // The first slot of each chain of the index, by hash.
+    buckets: Box<[u32]>,
+    seed: u64,
+    policy: Policy,
+    lists: Vec<VolumeSlots>,
+    totals: Totals,
+    // Something was freed since the last failed allocation.
+    freed: bool,
+    // The last search for a slot that can leave took all its steps.
+    cut: bool,
+    trim: Trim,
+}
+
+// Slots of all volumes.
+#[derive(Debug, Default)]
+struct Totals {
+    // Landing.
+    set_apart: usize,
+    // Lent, however often.
+    pinned: usize,
+    // Dirty and Writing.
+    dirty: usize,
+    // Detached, and with a write-back.
+    outdated: usize,
+    // Times lent.
+    lent: usize,
+    // Slots that left to make room, since the start.
+    evictions: u64,
+}
+
+impl Slots {
+    /// The slots of an arena. `seed` makes the hash unpredictable to peers.
+    #[must_use]
+    pub(crate) fn new(arena: Arena, seed: u64) -> Self {
+        let count = arena.capacity_bytes() / SLOT_BYTES;
+        // Slot numbers are 32 bits: an arena share of 16 TiB.
+        let slots = u32::try_from(count).unwrap_or(u32::MAX - 1);
+        Self {
+            metas: vec![Meta::FREE; wide(slots)].into_boxed_slice(),
+            buckets: vec![NONE; wide(slots).next_power_of_two()].into_boxed_slice(),
+            seed: seed | 1,
+            policy: Policy::new(slots),
+            lists: Vec::new(),
+            totals: Totals::default(),
+            freed: false,
+            cut: false,
+            trim: Trim::default(),
+            free: FreeSlots::new(arena),
+        }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        self.free.region()
+    }
+
+    /// Makes room for the lists and the counts of a volume.
+    pub(crate) fn add_volume(&mut self, volume: VolumeIndex) {
+        let at = usize::from(volume.0);
+        if self.lists.len() <= at {
+            self.lists.resize_with(at + 1, VolumeSlots::default);
+        }
+    }
+
+    /// Slots in all.
+    #[must_use]
+    pub(crate) fn capacity(&self) -> usize {
+        self.metas.len()
+    }
+
+    /// Slots in the index.
+    #[must_use]
+    pub fn cached(&self) -> usize {
+        self.policy.len() as usize
+    }
+
+    /// Slots whose bytes the store does not have.
+    #[must_use]
+    pub fn dirty(&self) -> usize {
+        self.totals.dirty
+    }
+
+    /// Slots that left the index while a write-back has them: memory that comes back when the store
+    /// is done.
+    #[must_use]
+    pub(crate) fn outdated(&self) -> usize {
+        self.totals.outdated
+    }
+
+    /// How often slots are lent now: a slot that is lent twice counts twice.
+    #[must_use]
+    pub fn lent(&self) -> usize {
+        self.totals.lent
+    }
+
+    /// Slots that are lent now, however often.
+    #[must_use]
+    #[inline]
+    pub(crate) fn pinned(&self) -> usize {
+        self.totals.pinned
+    }
+
+    /// Slots that left to make room, since the start.
+    #[must_use]
+    pub(crate) fn evictions(&self) -> u64 {
+        self.totals.evictions
+    }
+
+    /// Slots of a volume whose last write-back failed.
+    #[must_use]
+    pub(crate) fn failed(&self, volume: VolumeIndex) -> u32 {
+        self.counts(volume).failed
+    }
+
+    /// How many slots a volume has.
+    #[must_use]
+    pub(crate) fn counts(&self, volume: VolumeIndex) -> SlotCounts {
+        let counts = |list: &VolumeSlots| SlotCounts { failed: list.failed(), ..list.counts };
+        self.lists.get(usize::from(volume.0)).map_or_else(SlotCounts::default, counts)
+    }
+
+    /// Whether memory was freed since the last call. The call resets it.
+    pub(crate) fn take_freed(&mut self) -> bool {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Whether an allocation found nothing, or less than it could use, only because a search for a
+    /// slot that can leave took too long. The next one goes on with it.
+    #[must_use]
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
+    /// What holds a slot.
+    #[must_use]
+    pub(crate) fn holders(&self, slot: Slot) -> Holders {
+        let meta = &self.metas[slot.index()];
+        Holders {
+            state: meta.state,
+            block: (VolumeIndex(meta.volume), meta.block),
+            sends: meta.sends,
+            stores: meta.stores,
+        }
+    }
+
+    /// Slots that are pinned or private: none when no request is under way. Slow.
+    pub fn held(&self) -> impl Iterator<Item = (Slot, Holders)> {
+        (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
+            |(_, h)| {
+                h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Detached)
+            },
+        )
+    }
+
+    /// First byte of a slot in the region.
+    #[must_use]
+    #[inline]
+    pub fn offset(&self, slot: Slot) -> usize {
+        self.free.offset(slot)
+    }
+
+    // The counts of the volume whose block a slot holds.
+    fn counts_of(&mut self, slot: Slot) -> &mut SlotCounts {
+        &mut self.lists[usize::from(self.metas[slot.index()].volume)].counts
+    }
+
+    #[inline]
+    fn hash(&self, volume: u16, block: u64) -> u64 {
+        let mixed = (block ^ u64::from(volume).rotate_right(16) ^ self.seed)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(self.seed);
+        mixed ^ (mixed >> 29)
+    }
+
+    #[inline]
+    fn bucket(&self, hash: u64) -> usize {
+        wide(hash) & (self.buckets.len() - 1)
+    }
+
+    /// The slot of a block.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn find(&self, volume: VolumeIndex, block: u64) -> Option<Slot> {
+        let mut at = self.buckets[self.bucket(self.hash(volume.0, block))];
+        let metas = &self.metas[..];
+        loop {
+            // There is no slot `NONE`.
+            let meta = metas.get(at as usize)?;
+            if meta.holds(volume.0, block) {
+                return Some(Slot(at));
+            }
+            at = meta.chain;
+        }
+    }
+
+    /// The state of a slot.
+    #[must_use]
+    #[inline]
+    pub(crate) fn state(&self, slot: Slot) -> State {
+        self.metas[slot.index()].state
+    }
+
+    /// The block a slot in the index holds.
+    #[must_use]
+    pub(crate) fn block(&self, slot: Slot) -> u64 {
+        self.metas[slot.index()].block
+    }
+
+    /// Order and time of the oldest write in a dirty slot.
+    #[must_use]
+    pub(crate) fn since(&self, slot: Slot) -> (u64, u32) {
+        let meta = &self.metas[slot.index()];
+        (meta.since, meta.since_ms)
+    }
+
+    /// A private slot, making room by eviction if there is none.
+    #[inline(always)]
+    pub(crate) fn allocate_one(&mut self) -> Option<Slot> {
+        let slot = match self.free.take_loose() {
+            Some(slot) => slot,
+            None => self.find_one()?,
+        };
+        self.metas[slot.index()].state = State::Private;
+        Some(slot)
+    }
+
+    // A free slot of the arena, or one that leaves the index.
+    #[inline(never)]
+    fn find_one(&mut self) -> Option<Slot> {
+        self.free.take_one().or_else(|| self.evict(&mut { STEPS }))
+    }
+
+    /// Sets so many slots apart for a connection, making room by eviction; or does nothing, and
+    /// returns `None`. Returns their offsets in the region.
+    pub(crate) fn set_apart_more(&mut self, count: usize) -> Option<Box<[usize]>> {
+        let mut slots = Vec::with_capacity(count);
+        while slots.len() < count {
+            let Some(slot) = self.allocate_one() else {
+                slots.into_iter().for_each(|slot| self.give_back(slot));
+                return None;
+            };
+            slots.push(slot);
+        }
+        for slot in &slots {
+            self.metas[slot.index()].state = State::Landing;
+        }
+        self.totals.set_apart += count;
+        Some(slots.iter().map(|slot| self.offset(*slot)).collect())
+    }
+
+    /// Slots that are set apart for connections.
+    #[must_use]
+    pub fn set_apart(&self) -> usize {
+        self.totals.set_apart
+    }
+
+    /// A private slot is set apart from now on. The one at `landed`, which was, is private.
+    #[inline(always)]
+    pub(crate) fn exchange(&mut self, private: Slot, landed: usize) -> Slot {
+        let landed = self.free.slot_at(landed);
+        debug_assert_eq!(self.state(private), State::Private, "{:?}", self.holders(private));
+        debug_assert_eq!(self.state(landed), State::Landing, "{:?}", self.holders(landed));
+        self.metas[private.index()].state = State::Landing;
+        self.metas[landed.index()].state = State::Private;
+        landed
+    }
+
+    /// A slot that was set apart is free.
+    pub(crate) fn take_back(&mut self, offset: usize) {
+        let slot = self.free.slot_at(offset);
+        debug_assert_eq!(self.state(slot), State::Landing, "{:?}", self.holders(slot));
+        self.totals.set_apart -= 1;
+        self.free_slot(slot);
+    }
+
+    /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;
+    /// or appends nothing and returns false.
+    pub(crate) fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
+        if count == 1 {
+            let slot = self.allocate_one();
+            out.extend(slot);
+            return slot.is_some();
+        }
+        if count == 0 {
+            return true;
+        }
+        self.free.gather();
+        let mut steps = STEPS;
+        while self.free.len() < count {
+            if !self.make_room(&mut steps) {
+                return false;
+            }
+        }
+        // Memory in one run costs one WR and one store operation. Blocks that came together leave
+        // together, so a little more room is often enough; it is kept small, and what is free now
+        // is not evicted for later.
+        let spare = self.metas.len().div_ceil(RESERVE) + count;
+        for _ in 0..count {
+            let enough = self.free.has_run(count) || self.free.len() >= spare;
+            if enough || !self.make_room(&mut steps) {
+                break;
+            }
+        }
+        let metas = &mut self.metas;
+        self.free.take(count, |slot| {
+            metas[slot.index()].state = State::Private;
+            out.push(slot);
+        });
+        true
+    }
+
+    // Makes memory free, if there is a slot that can leave.
+    fn make_room(&mut self, steps: &mut u32) -> bool {
+        let Some(victim) = self.evict(steps) else { return false };
+        self.free.give_to_arena(victim);
+        self.freed = true;
+        true
+    }
+
+    // Takes a slot that can leave out of the index, if one is found in so many steps. It is the
+    // caller's: neither in the arena nor loose.
+    fn evict(&mut self, steps: &mut u32) -> Option<Slot> {
+        let (metas, lists) = (&self.metas, &self.lists);
+        let may_leave = |slot: Slot| {
+            let meta = &metas[slot.index()];
+            meta.state.is_clean()
+                && meta.is_unpinned()
+                && lists[usize::from(meta.volume)].has_spare()
+        };
+        let victim = self.policy.evict(steps, may_leave);
+        self.cut = *steps == 0;
+        let victim = victim?;
+        if self.state(victim) == State::Bounded {
+            self.leave_clean(victim);
+        }
+        self.unlink(victim);
+        self.totals.evictions += 1;
+        let counts = self.counts_of(victim);
+        counts.cached -= 1;
+        counts.evictions += 1;
+        self.metas[victim.index()].state = State::Free;
+        Some(victim)
+    }
+
+    /// Gives a private slot back.
+    #[inline]
+    pub(crate) fn give_back(&mut self, slot: Slot) {
+        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        self.free_slot(slot);
+    }
+
+    #[inline]
+    fn free_slot(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.index()];
+        debug_assert!(meta.is_unpinned(), "freed while held: {meta:?}");
+        meta.state = State::Free;
+        self.freed = true;
+        self.free.give_back(slot);
+    }
+
+    #[inline]
+    fn free_if_unpinned(&mut self, slot: Slot) {
+        let meta = &self.metas[slot.index()];
+        if meta.state == State::Detached && meta.is_unpinned() {
+            self.free_slot(slot);
+        }
+    }
+
+    fn unlink(&mut self, slot: Slot) {
+        let Meta { volume, block, chain, .. } = self.metas[slot.index()];
+        let bucket = self.bucket(self.hash(volume, block));
+        if self.buckets[bucket] == slot.0 {
+            self.buckets[bucket] = chain;
+            return;
+        }
+        let mut at = self.buckets[bucket];
+        while let Some(meta) = self.metas.get_mut(at as usize) {
+            if meta.chain == slot.0 {
+                meta.chain = chain;
+                return;
+            }
+            at = meta.chain;
+        }
+        debug_assert!(false, "not in the index: {:?}", self.holders(slot));
+    }
+
+    /// Puts a private slot in the index as a block of a volume. It replaces the slot that was
+    /// there.
+    pub(crate) fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
+        let was = self.put(slot, volume, block);
+        let (order, now_ms) = match (how, was) {
+            (Install::Clean, _) | (Install::Merged, None) => {
+                // As in `install_clean`.
+                self.readmit(slot);
+                return self.enter_clean(slot);
+            }
+            (Install::Merged, Some(was)) => (was.since, was.since_ms),
+            // The older data is not in the store. The newer takes over its age.
+            (_, Some(was)) if was.state == State::Dirty => (was.since, was.since_ms),
+            (Install::Dirty { order, now_ms }, _) => (order, now_ms),
+        };
+        // In the old one's place, or last: a new order is the highest there is.
+        let after = match was {
+            Some(was) if was.state == State::Dirty => was.prev,
+            _ if how == Install::Merged => self.last_as_old(volume.0, order),
+            _ => self.lists[usize::from(volume.0)].tail,
+        };
+        self.enter_list(slot, after, order, now_ms);
+    }
+
+    /// The same, of a block that the store has. The slot is free if the volume has no place for it.
+    #[inline(always)]
+    pub(crate) fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
+        let bucket = self.bucket(self.hash(volume.0, block));
+        let head = self.buckets[bucket];
+        match self.metas.get(head as usize) {
+            // Most writes replace a clean block, and most chains are short.
+            Some(old) if old.holds(volume.0, block) && old.state == State::Clean => {
+                let chain = old.chain;
+                self.buckets[bucket] = slot.0;
+                let meta = &mut self.metas[slot.index()];
+                debug_assert_eq!(meta.state, State::Private);
+                (meta.volume, meta.block, meta.chain) = (volume.0, block, chain);
+                (meta.state, meta.failed) = (State::Clean, false);
+                self.policy.replace(Slot(head), slot);
+                self.detach(Slot(head));
+            }
+            _ => self.install_clean_anywhere(slot, volume, block),
+        }
+        // It may have taken the place of a slot that could not leave.
+        self.readmit(slot);
+    }
+
+    #[inline(never)]
+    fn install_clean_anywhere(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
+        if !self.has_place(volume, block) {
+            return self.give_back(slot);
+        }
+        self.put(slot, volume, block);
+        self.enter_clean(slot);
+    }
+
+    // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not
+    // have it.
+    #[inline(always)]
+    fn put(&mut self, slot: Slot, volume: VolumeIndex, block: u64) -> Option<Meta> {
+        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        let hash = self.hash(volume.0, block);
+        let bucket = self.bucket(hash);
+        let (metas, head) = (&mut self.metas[..], &mut self.buckets[bucket]);
+        let (mut before, mut at) = (NONE, *head);
+        while let Some(meta) = metas.get(at as usize).filter(|meta| !meta.holds(volume.0, block)) {
+            (before, at) = (at, meta.chain);
+        }
+        let old = metas.get(at as usize).map(|old| (Slot(at), old.chain, old.state));
+        // In the old slot's place in the chain, or at the end of the chain.
+        match metas.get_mut(before as usize) {
+            Some(before) => before.chain = slot.0,
+            None => *head = slot.0,
+        }
+        let meta = &mut metas[slot.index()];
+        (meta.volume, meta.block) = (volume.0, block);
+        (meta.state, meta.failed) = (State::Clean, false);
+        meta.chain = old.map_or(NONE, |(_, chain, _)| chain);
+        let mut was = None;
+        if let Some((old, _, state)) = old {
+            if state.is_dirty() {
+                was = Some(metas[at as usize]);
+                self.leave_list(old);
+            } else if state == State::Bounded {
+                self.leave_clean(old);
+            }
+            self.policy.replace(old, slot);
+            self.detach(old);
+        } else {
+            self.policy.insert(slot, hash);
+            let list = &mut self.lists[usize::from(volume.0)];
+            list.counts.cached += 1;
+            if list.counts.cached > list.max {
+                self.drop_clean(volume);
+            }
+        }
+        was
+    }
+
+    /// Takes a slot out of the index, dirty or not.
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        self.leave_list(slot);
+        self.unlink(slot);
+        self.policy.remove(slot);
+        self.counts_of(slot).cached -= 1;
+        self.detach(slot);
+    }
+
+    // A slot left the index. It is free when its last pin is gone.
+    #[inline]
+    fn detach(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.index()];
+        if meta.is_unpinned() {
+            return self.free_slot(slot);
+        }
+        meta.state = State::Detached;
+        self.totals.outdated += usize::from(meta.stores > 0);
+    }
+
+    /// Lends a slot of the index, to send from it.
+    #[inline]
+    pub(crate) fn lend(&mut self, slot: Slot) {
+        debug_assert!(self.state(slot).is_in_index(), "{:?}", self.holders(slot));
+        let sends = &mut self.metas[slot.index()].sends;
+        if *sends == 0 {
+            self.totals.pinned += 1;
+        }
+        *sends += 1;
+        self.totals.lent += 1;
+    }
+
+    /// Tells the policy of a hit.
+    #[inline]
+    pub(crate) fn touch(&mut self, slot: Slot) {
+        self.policy.touch(slot);
+    }
+
+    /// Lends a private slot, which is free when it comes back.
+    pub(crate) fn lend_private(&mut self, slot: Slot) {
+        debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
+        let meta = &mut self.metas[slot.index()];
+        meta.state = State::Detached;
+        meta.sends += 1;
+        self.totals.lent += 1;
+        self.totals.pinned += 1;
+    }
+
+    /// A lent slot comes back.
+    #[inline(always)]
+    pub(crate) fn unlend(&mut self, slot: Slot) {
+        let meta = &mut self.metas[slot.index()];
+        debug_assert!(meta.sends > 0, "not lent: {slot:?}");
+        meta.sends = meta.sends.saturating_sub(1);
+        self.totals.lent = self.totals.lent.saturating_sub(1);
+        if meta.sends > 0 {
+            return;
+        }
+        self.totals.pinned -= 1;
+        if meta.state == State::Detached {
+            return self.free_if_unpinned(slot);
+        }
+        // A clean slot may leave now.
+        self.freed = true;
+        self.readmit(slot);
+    }
+}

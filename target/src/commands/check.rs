@@ -1,0 +1,78 @@
+//! `rblk-target check`: a configuration, its stores and this host, without serving.
+
+use std::path::Path;
+
+use crate::commands::args::exit_of;
+use crate::commands::review::{Reviewed, review};
+use crate::operate::defaults::{NO_HOST, NO_VOLUME};
+use rblk_config::{Auth, Exit, TargetConfig, ignored_drop_ins};
+use rblk_operate::{Output, said_once};
+use serde::Serialize;
+
+use crate::commands::running::status_of;
+
+/// What was found, in JSON.
+#[derive(Serialize)]
+struct Checked {
+    volumes: Vec<CheckedVolume>,
+    warnings: Vec<String>,
+}
+
+/// A volume, in JSON.
+#[derive(Serialize)]
+struct CheckedVolume {
+    name: String,
+    /// How it would be served. Null: it would not be.
+    #[serde(flatten)]
+    served: Option<Reviewed>,
+    /// Why it would not be served.
+    error: Option<String>,
+}
+
+/// Checks a configuration.
+pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
+    let mut config = TargetConfig::load(path)?;
+    crate::commands::listen::fill_in(&mut config);
+    // None answers, or it may not be asked.
+    let running = status_of(&config.control_socket).ok();
+    let found = review(&config, running.as_ref())?;
+    let mut warnings: Vec<String> = ignored_drop_ins(path).into_iter().collect();
+    warnings.extend(found.warnings);
+    let no_host = config.authentication() == Auth::Required && config.hosts.is_empty();
+    let gaps = [(no_host, NO_HOST), (config.volumes.is_empty(), NO_VOLUME)];
+    for gap in gaps.iter().filter(|(is_one, _)| *is_one).map(|(_, gap)| gap) {
+        output.aside(format_args!("rblk-target: {gap}"));
+    }
+    for warning in &warnings {
+        output.aside(format_args!("rblk-target: warning: {warning}"));
+    }
+    warnings.extend(gaps.iter().filter(|(is_one, _)| *is_one).map(|(_, gap)| (*gap).to_owned()));
+    let mut exit = Exit::Ok;
+    let mut checked = Checked { volumes: Vec::new(), warnings };
+    for (name, volume) in found.volumes {
+        let (served, error) = match volume {
+            Ok(reviewed) => {
+                output.text(format_args!("{name}: {}", in_words(&reviewed)))?;
+                if let Some(found) = reviewed.contradiction {
+                    output.aside(format_args!("rblk-target: warning: volume `{name}`: {found}"));
+                }
+                (Some(reviewed), None)
+            }
+            Err(error) => {
+                let text = said_once(error.as_ref());
+                output.aside(format_args!("rblk-target: {text}"));
+                exit = if exit == Exit::Ok { exit_of(&error) } else { exit };
+                (None, Some(text))
+            }
+        };
+        checked.volumes.push(CheckedVolume { name, served, error });
+    }
+    output.answer(&checked, String::new)?;
+    Ok(exit)
+}
+
+fn in_words(reviewed: &Reviewed) -> String {
+    let Reviewed { blocks, block_bytes, served_by, .. } = reviewed;
+    let by = served_by.map(|pid| format!("; the running target (process {pid}) serves it"));
+    format!("ok, {blocks} blocks of {block_bytes} bytes{}", by.unwrap_or_default())
+}

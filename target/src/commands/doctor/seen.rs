@@ -1,0 +1,195 @@
+//! [`Seen`]: what the user that runs the target finds of the configuration, the keys and the
+//! stores. Root may read and write everything, so root's own look says nothing about a target that
+//! runs as another user: a process that became that user looks, and root reads its answer.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use nix::unistd::{User, geteuid, initgroups, setgid, setuid};
+use rblk_config::key_file::{self, KeyFileError, Side};
+use rblk_config::quoted::Quoted;
+use rblk_config::unit_file::{TARGET_UNIT, UnitFile};
+use rblk_config::{Auth, Backing, ConfigError, TargetConfig, VolumeConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::operate::defaults::target_name;
+use crate::pool::opening::open_volumes;
+use crate::store::StoreError;
+
+/// Something that cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Trouble {
+    /// Why, without the fix.
+    pub why: String,
+    /// The command that mends it.
+    pub fix: Option<String>,
+}
+
+/// What one user finds.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Seen {
+    /// Why the configuration cannot be used.
+    pub config: Option<Trouble>,
+    /// The key files that the configuration needs.
+    pub keys: Vec<(PathBuf, Option<Trouble>)>,
+    /// The volumes on files and devices. Empty while a target runs: it has them.
+    pub stores: Vec<(String, Option<Trouble>)>,
+}
+
+impl Seen {
+    /// Looks as a user. This process does so itself, if it is that user.
+    ///
+    /// # Errors
+    /// The process of the other user cannot be started, or says nothing.
+    pub(super) fn by(user: u32, config: &Path, with_stores: bool) -> anyhow::Result<Self> {
+        if geteuid().as_raw() == user || !geteuid().is_root() {
+            return Ok(Self::here(config, with_stores));
+        }
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("doctor").arg("--config").arg(config).arg("--as-user").arg(user.to_string());
+        if with_stores {
+            command.arg("--with-stores");
+        }
+        let output = command.stdin(Stdio::null()).output().context("the look of another user")?;
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            format!("what user {user} finds: {}", said.trim())
+        })
+    }
+
+    /// Becomes a user for good, and looks. Call it while the process has one thread.
+    ///
+    /// # Errors
+    /// There is no such user, or this process is not root.
+    pub fn as_user(user: u32, config: &Path, with_stores: bool) -> anyhow::Result<Self> {
+        let found = User::from_uid(user.into())?.with_context(|| format!("no user {user}"))?;
+        let name = std::ffi::CString::new(found.name.as_str())?;
+        initgroups(&name, found.gid)?;
+        setgid(found.gid)?;
+        setuid(found.uid)?;
+        Ok(Self::here(config, with_stores))
+    }
+
+    fn here(path: &Path, with_stores: bool) -> Self {
+        let config = match TargetConfig::load(path) {
+            Ok(config) => config,
+            Err(error) => return Self { config: Some(of_config(&error)), ..Self::default() },
+        };
+        Self {
+            config: None,
+            keys: keys(&config),
+            stores: if with_stores { stores(&config) } else { Vec::new() },
+        }
+    }
+}
+
+/// The name of the user of this process, for commands.
+fn own_name() -> String {
+    let user = geteuid();
+    let found = User::from_uid(user).ok().flatten();
+    found.map_or_else(|| user.to_string(), |found| found.name)
+}
+
+fn word(path: &Path) -> String {
+    Quoted(&path.to_string_lossy()).to_string()
+}
+
+/// Each fault says itself what to write, but for the rights to a file.
+fn of_config(error: &ConfigError) -> Trouble {
+    let denied = match error {
+        ConfigError::Read { path, error }
+            if error.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            Some(path)
+        }
+        _ => None,
+    };
+    let fix = denied.and_then(|path| {
+        let metadata = std::fs::metadata(path).ok()?;
+        let group = nix::unistd::getegid().as_raw();
+        let group = nix::unistd::Group::from_gid(group.into()).ok().flatten()?.name;
+        // A group that may read it already is another one.
+        let reads = metadata.mode() & 0o040 != 0;
+        let path = word(path);
+        Some(match reads {
+            true => format!("chgrp {group} {path}"),
+            false => format!("chgrp {group} {path} && chmod g+r {path}"),
+        })
+    });
+    let who = denied.map(|_| format!(" (user {})", own_name())).unwrap_or_default();
+    Trouble { why: format!("{error}{who}"), fix }
+}
+
+fn keys(config: &TargetConfig) -> Vec<(PathBuf, Option<Trouble>)> {
+    if config.authentication() == Auth::None {
+        return Vec::new();
+    }
+    let files = std::iter::once(&config.key_file).chain(&config.key_file_next);
+    files.map(|file| (file.clone(), key(file))).collect()
+}
+
+/// A key that systemd hands over is read by systemd, which is root.
+fn key(file: &Path) -> Option<Trouble> {
+    if let Some(name) = key_file::credential(file)
+        && std::env::var_os("CREDENTIALS_DIRECTORY").is_none()
+        && let Some(path) = UnitFile::find(Path::new("/"), TARGET_UNIT)?.credential(name)
+    {
+        let is_there = path.symlink_metadata().is_ok();
+        return (!is_there).then(|| Trouble {
+            why: format!("LoadCredential={name}:{}: no such file", path.display()),
+            fix: Some(format!("rblk-target key new --file {}", word(&path))),
+        });
+    }
+    key_file::read(file, Side::Target).err().map(|error| of_key(file, &error))
+}
+
+fn of_key(file: &Path, error: &KeyFileError) -> Trouble {
+    let name = own_name();
+    match error.is_denied() {
+        true => Trouble {
+            why: format!("user {name}, who runs the target, may not read it"),
+            fix: Some(format!("chown {name} {}", word(file))),
+        },
+        false => Trouble { why: error.brief(), fix: error.fix() },
+    }
+}
+
+/// Opens each volume that has a store, and closes it again.
+fn stores(config: &TargetConfig) -> Vec<(String, Option<Trouble>)> {
+    let Ok(name) = target_name(config) else { return Vec::new() };
+    let on_files =
+        config.volumes.iter().filter(|volume| matches!(volume.backing(), Ok(Backing::File { .. })));
+    let open = |volume: &VolumeConfig| {
+        let alone = TargetConfig { volumes: vec![volume.clone()], ..config.clone() };
+        let error = open_volumes(&alone, &name).err();
+        (volume.name.clone(), error.map(|error| of_store(&error)))
+    };
+    on_files.map(open).collect()
+}
+
+fn of_store(error: &anyhow::Error) -> Trouble {
+    let denied = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(StoreError::Permission { path, access }) => Some((path, *access)),
+        _ => None,
+    });
+    if let Some((path, access)) = denied {
+        let name = own_name();
+        // A directory on the way may be what refuses.
+        let fix = path.metadata().is_ok().then(|| format!("chown {name} {}", word(path)));
+        let path = path.display();
+        return Trouble {
+            why: format!("user {name}, who runs the target, may not {access} {path}"),
+            fix,
+        };
+    }
+    let text = error.root_cause().to_string();
+    // The command that an error quotes comes first after its reason.
+    let fix = text.split('`').nth(1).map(str::to_owned);
+    let why = match (&fix, text.split_once(';')) {
+        (Some(_), Some((why, _))) => why.to_owned(),
+        _ => text,
+    };
+    Trouble { why, fix }
+}

@@ -1,0 +1,297 @@
+//! `rblk-target drain`: begins a drain, and polls until the target's process is gone.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::operate::ask::{Ask, EndReport, Response};
+use crate::operate::client::ask;
+use crate::operate::refusal::Refusal;
+use crate::operate::status::{DrainStatus, TargetStatus, UnsavedStatus, in_words};
+use rblk_operate::{CannotPrint, Output};
+use rblk_config::Exit;
+use serde::Serialize;
+
+use crate::commands::running::{answered, not_understood, status_in};
+use crate::commands::table;
+
+/// How often to look.
+const STEP: Duration = Duration::from_millis(200);
+/// What a target may take beyond the times of its drain and of its stores: dead connections end in
+/// 5 s, and the memory of a large arena goes back.
+const MARGIN: Duration = Duration::from_secs(15);
+/// The time of the stores, where the target has not said it.
+const STORES: Duration = Duration::from_secs(30);
+/// How long the last word of a target may take that is gone.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// The outcome, in JSON.
+#[derive(Serialize)]
+struct Outcome {
+    /// The target's process.
+    pid: u32,
+    /// It is gone.
+    stopped: bool,
+    /// How long this took, in milliseconds.
+    took_ms: u64,
+    /// Sessions that had not left when last seen.
+    sessions: usize,
+    /// Volumes of which acknowledged data was given up.
+    unsaved: Vec<UnsavedStatus>,
+    /// What was wrong with files and devices of volumes before.
+    warnings: Vec<String>,
+}
+
+/// A process. Another process with the same number later is not the same one.
+pub(crate) struct Process {
+    pid: u32,
+    // In the ticks of /proc; `None` where it cannot be seen, such as from another PID namespace.
+    started: Option<u64>,
+}
+
+impl Process {
+    pub(crate) fn of(pid: u32) -> Self {
+        Self { pid, started: look_at(pid) }
+    }
+
+    /// Whether it has ended. Always false where it cannot be seen.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.started.is_some() && look_at(self.pid) != self.started
+    }
+
+    fn can_be_seen(&self) -> bool {
+        self.started.is_some()
+    }
+}
+
+/// When a process that has not ended was started.
+fn look_at(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the state is the field behind it, the start the
+    // 20th.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Asks the target at that socket to drain; waits for its end if `wait`.
+pub(crate) fn drain(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(run(path, wait, output))
+}
+
+/// What a target said of its end.
+#[derive(Debug)]
+enum Said {
+    /// How it ended.
+    End(EndReport),
+    /// It is of a version that does not tell.
+    NotToBeTold,
+    /// Nothing: it broke off.
+    Nothing,
+}
+
+async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
+    let begun = Instant::now();
+    let before = status_in(path, ask(path, Ask::Status).await)?;
+    let warnings: Vec<String> =
+        before.volumes.iter().filter_map(crate::operate::warnings::store_fault).collect();
+    warnings.iter().for_each(|fault| output.aside(format_args!("WARN  {fault}")));
+    let process = Process::of(before.pid);
+    let answer = ask(path, Ask::Drain { wait });
+    let mut drain = Waiting {
+        path,
+        process: &process,
+        instance: &before.instance,
+        output,
+        last: DrainStatus { sessions: before.sessions.len(), ..DrainStatus::default() },
+        deadline: None,
+        printed: String::new(),
+    };
+    let (stopped, said) = if wait {
+        drain.wait(answer).await?
+    } else {
+        answered(path, answer.await)?;
+        output.text("draining")?;
+        (false, Said::NotToBeTold)
+    };
+    let unsaved = match &said {
+        Said::End(report) => report.unsaved.clone(),
+        Said::NotToBeTold | Said::Nothing => Vec::new(),
+    };
+    let outcome = Outcome {
+        pid: process.pid,
+        stopped,
+        took_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+        sessions: drain.last.sessions,
+        unsaved,
+        warnings,
+    };
+    output.answer(&outcome, String::new)?;
+    if !wait {
+        return Ok(Exit::Ok);
+    }
+    let (pid, seconds) = (process.pid, begun.elapsed().as_secs_f32());
+    anyhow::ensure!(
+        stopped,
+        "the target (process {pid}) has not ended {seconds:.0} s after its drain began, which was to take no longer than \
+         that; its log says what it waits for"
+    );
+    output.text(format_args!("stopped after {seconds:.1} s"))?;
+    judge(&said, process.pid)
+}
+
+/// How the command ends when the target has ended.
+///
+/// # Errors
+/// The target did not end in good order.
+fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
+    let report = match said {
+        Said::End(report) => report,
+        Said::NotToBeTold => return Ok(Exit::Ok),
+        Said::Nothing => anyhow::bail!(
+            "the target (process {pid}) ended without a word: mounts may report a loss; its log says why"
+        ),
+    };
+    if let Some(error) = &report.error {
+        anyhow::bail!("the target ended, and not in good order: {error}");
+    }
+    if report.unsaved.is_empty() {
+        return Ok(Exit::Ok);
+    }
+    let text = format!(
+        "acknowledged data is lost, as its store did not take it: {}. Mounts report the loss when they \
+         connect again, or write again what they retained",
+        in_words(&report.unsaved)
+    );
+    Err(Refusal::new(Exit::GaveUp, text).into())
+}
+
+/// The end of a target that is waited for.
+struct Waiting<'t> {
+    path: &'t Path,
+    process: &'t Process,
+    instance: &'t str,
+    output: Output,
+    // What was last seen of the drain.
+    last: DrainStatus,
+    deadline: Option<Instant>,
+    printed: String,
+}
+
+impl Waiting<'_> {
+    /// Waits until the target ended, or too long. Returns whether it ended, and what it said of
+    /// that in its `answer`.
+    async fn wait(
+        &mut self,
+        answer: impl Future<Output = std::io::Result<Response>>,
+    ) -> anyhow::Result<(bool, Said)> {
+        let mut answer = std::pin::pin!(answer);
+        let mut said = None;
+        while !self.has_ended().await? {
+            if Instant::now() > self.deadline() {
+                return Ok((false, said.unwrap_or(Said::Nothing)));
+            }
+            tokio::select! {
+                answered = &mut answer, if said.is_none() => said = Some(said_by(answered)?),
+                () = tokio::time::sleep(STEP) => {}
+            }
+        }
+        if said.is_none() {
+            let answered = tokio::time::timeout(LAST_WORD, answer).await;
+            said = answered.ok().map(said_by).transpose()?;
+        }
+        Ok((true, said.unwrap_or(Said::Nothing)))
+    }
+
+    fn deadline(&mut self) -> Instant {
+        *self.deadline.get_or_insert_with(|| Instant::now() + STORES + MARGIN)
+    }
+
+    /// Looks once, and tells what is new.
+    async fn has_ended(&mut self) -> anyhow::Result<bool> {
+        if self.process.is_gone() {
+            return Ok(true);
+        }
+        match status(self.path).await {
+            // Another target has taken its place already.
+            Ok(Ok(status)) if status.instance != self.instance => return Ok(true),
+            Ok(Ok(TargetStatus { drain: Some(drain), .. })) => {
+                let left = Duration::from_millis(drain.left_ms + drain.stores_ms);
+                self.deadline.get_or_insert_with(|| Instant::now() + left + MARGIN);
+                self.tell(&drain)?;
+                self.last = drain;
+            }
+            Ok(_) => {}
+            // Its socket is gone before its memory is given back, which takes a while for a large
+            // arena.
+            Err(error) if !self.process.can_be_seen() && is_gone(&error) => return Ok(true),
+            Err(_) => {}
+        }
+        Ok(false)
+    }
+
+    /// Printed again when initiators left or a store refuses something, not every second.
+    fn tell(&mut self, drain: &DrainStatus) -> Result<(), CannotPrint> {
+        let stores: Vec<_> = drain.unsaved.iter().map(|one| (&one.volume, &one.cause)).collect();
+        let news = format!("{} {} {stores:?}", drain.sessions, drain.left_ms == 0);
+        if self.printed != news {
+            self.output.text(table::draining(drain))?;
+            for one in &drain.unsaved {
+                self.output.text(crate::operate::warnings::refused(one))?;
+            }
+            self.printed = news;
+        }
+        Ok(())
+    }
+}
+
+/// # Errors
+/// The target refused.
+fn said_by(answer: std::io::Result<Response>) -> anyhow::Result<Said> {
+    Ok(match answer {
+        Ok(Response::Error(refusal)) => return Err(refusal.into()),
+        Ok(Response::Ended(report)) => Said::End(report),
+        Ok(_) => Said::NotToBeTold,
+        Err(_) => Said::Nothing,
+    })
+}
+
+/// Whether no target listens there any more.
+fn is_gone(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    matches!(error.kind(), ConnectionRefused | NotFound)
+}
+
+/// The inner error is what a target says that cannot answer.
+async fn status(path: &Path) -> std::io::Result<anyhow::Result<TargetStatus>> {
+    Ok(match ask(path, Ask::Status).await? {
+        Response::Status(status) => Ok(*status),
+        Response::Error(refusal) => Err(refusal.into()),
+        _ => Err(not_understood()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_seen_until_it_ends() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::of(child.id());
+        assert!(process.can_be_seen() && !process.is_gone());
+        let other = Process { pid: child.id(), started: process.started.map(|at| at + 1) };
+        assert!(other.is_gone(), "another of the same number");
+        child.kill().unwrap();
+        while look_at(child.id()).is_some() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(process.is_gone(), "although its parent has not waited for it yet");
+        child.wait().unwrap();
+        assert!(process.is_gone());
+        assert!(!Process { pid: u32::MAX, started: None }.is_gone(), "it could never be seen");
+    }
+}

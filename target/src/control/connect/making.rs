@@ -1,0 +1,234 @@
+//! [`Making`]: connections that control granted, whose QP and memory are being made.
+//!
+//! A card takes milliseconds to make a QP and to register memory. So threads make them, and control
+//! answers other hosts meanwhile.
+//!
+//! Invariant: what ends connections also ends those that are being made. Their poll group does not
+//! know them yet, so it would serve them later as if nothing had been said.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{AcceptParams, Connection, Incoming};
+use rblk_protocol::{Epoch, HelloRequest};
+use tokio::sync::mpsc;
+
+use super::admission::{self, Granted, log_refusal, no_room};
+use super::destroy::Destroyed;
+use super::tally;
+use crate::control::Control;
+use crate::control::connect::cq_shares::CqPlace;
+use crate::control::core::Admitted;
+use crate::control::peers::peer_lines::PeerLine;
+use crate::data::connection::{ConnectionParams, progress_max};
+use crate::data::poll_group::ToGroup;
+use crate::volume::ids::{AdmissionId, SessionIndex};
+
+/// Threads at most. The kernel and the firmware of a card make few QPs at once.
+const THREADS_MAX: usize = 8;
+
+/// What control knows of a connection that is being made.
+#[derive(Clone, Debug)]
+pub(in crate::control) struct UnderWay {
+    /// What was granted.
+    pub(in crate::control) admitted: Admitted,
+    /// What was asked for.
+    pub(in crate::control) asked: HelloRequest,
+    /// Its CQ.
+    pub(in crate::control) cq: CqPlace,
+    /// Where it comes from.
+    pub(in crate::control) peer: String,
+    /// The name of its device.
+    pub(in crate::control) device: String,
+    /// Nothing has ended it meanwhile. Its thread looks at it before it begins.
+    pub(in crate::control) is_wanted: Arc<AtomicBool>,
+}
+
+/// A connection as its poll group needs it, or why there is none.
+type Prepared = Result<(Connection, Box<ConnectionParams>, AcceptParams), String>;
+
+/// The end of the making of a connection.
+#[derive(Debug)]
+pub(in crate::control) struct Made {
+    /// Its name.
+    pub(in crate::control) id: AdmissionId,
+    /// What there is of it.
+    pub(in crate::control) result: Prepared,
+}
+
+#[derive(Debug)]
+struct Job {
+    incoming: Incoming,
+    asked: HelloRequest,
+    granted: Granted,
+    progress_max: Duration,
+    is_wanted: Arc<AtomicBool>,
+}
+
+impl Job {
+    /// A panic is a bug, which is printed. It must not leave the connection under way for ever.
+    fn run(self) -> Made {
+        let Self { incoming, asked, granted, progress_max, is_wanted } = self;
+        let id = granted.admitted.id;
+        if !is_wanted.load(Ordering::Relaxed) {
+            return Made { id, result: Err("it ended before it was made".to_owned()) };
+        }
+        // What was moved in is gone after a panic, so nobody sees it half made.
+        let make = AssertUnwindSafe(|| admission::prepare(incoming, &asked, granted, progress_max));
+        let result = catch_unwind(make).unwrap_or_else(|_| Err("its making panicked".to_owned()));
+        let boxed = |(connection, params, accept)| (connection, Box::new(params), accept);
+        Made { id, result: result.map(boxed) }
+    }
+}
+
+/// The connections, and the threads that make them. The threads end with it.
+#[derive(Debug)]
+pub(in crate::control) struct Making {
+    under_way: Vec<UnderWay>,
+    jobs: Sender<Job>,
+    queue: Arc<Mutex<Receiver<Job>>>,
+    threads: usize,
+    made: mpsc::UnboundedSender<Made>,
+}
+
+impl Making {
+    /// None, and where the ends are told.
+    pub(in crate::control) fn new() -> (Self, mpsc::UnboundedReceiver<Made>) {
+        let (made, ends) = mpsc::unbounded_channel();
+        let (jobs, queue) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        (Self { under_way: Vec::new(), jobs, queue, threads: 0, made }, ends)
+    }
+
+    /// Has a connection made that was granted.
+    pub(in crate::control) fn begin(
+        &mut self,
+        incoming: Incoming,
+        asked: &HelloRequest,
+        granted: Granted,
+        progress_max: Duration,
+    ) {
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        self.under_way.push(UnderWay {
+            admitted: granted.admitted.clone(),
+            asked: *asked,
+            cq: CqPlace { device: granted.place, group: granted.group },
+            peer: incoming.peer(),
+            device: incoming.device().caps().name.clone(),
+            is_wanted: Arc::clone(&is_wanted),
+        });
+        let job = Job { incoming, asked: *asked, granted, progress_max, is_wanted };
+        if self.under_way.len() > self.threads && self.threads < THREADS_MAX {
+            self.start_thread();
+        }
+        if self.threads == 0 {
+            let _ = self.made.send(job.run());
+            return;
+        }
+        // `self` has the receiver.
+        let _ = self.jobs.send(job);
+    }
+
+    fn start_thread(&mut self) {
+        let (queue, made) = (Arc::clone(&self.queue), self.made.clone());
+        let work = move || {
+            loop {
+                // One thread waits in the queue, and the others for that one.
+                let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(job) = job else { return };
+                // It fails when the target has ended: the connection is destroyed here.
+                let _ = made.send(job.run());
+            }
+        };
+        match thread::Builder::new().name("rblk-connect".into()).spawn(work) {
+            Ok(_) => self.threads += 1,
+            Err(error) => tracing::warn!(%error, "no thread more to make connections"),
+        }
+    }
+
+    /// The making of a connection has ended.
+    pub(in crate::control) fn end(&mut self, id: AdmissionId) -> Option<UnderWay> {
+        let at = self.under_way.iter().position(|way| way.admitted.id == id)?;
+        Some(self.under_way.swap_remove(at))
+    }
+
+    /// Connections of a session that are of an older epoch end.
+    pub(in crate::control) fn end_connections(&mut self, session: SessionIndex, before: Epoch) {
+        self.end_where(|way| way.admitted.session == session && way.admitted.epoch < before);
+    }
+
+    /// A connection ends. Returns whether it was being made.
+    pub(in crate::control) fn end_one(&mut self, id: AdmissionId) -> bool {
+        let is_it = |way: &UnderWay| way.admitted.id == id;
+        self.end_where(is_it);
+        self.under_way.iter().any(is_it)
+    }
+
+    /// All connections by a CQ end.
+    pub(in crate::control) fn end_by(&mut self, cq: CqPlace) {
+        self.end_where(|way| way.cq == cq);
+    }
+
+    /// All connections end.
+    pub(in crate::control) fn end_all(&mut self) {
+        self.end_where(|_| true);
+    }
+
+    fn end_where(&self, ends: impl Fn(&UnderWay) -> bool) {
+        let ended = self.under_way.iter().filter(|way| ends(way));
+        ended.for_each(|way| way.is_wanted.store(false, Ordering::Relaxed));
+    }
+}
+
+impl Control {
+    /// Has the QP of a connection made that was granted.
+    pub(in crate::control) fn connect(
+        &mut self,
+        incoming: Incoming,
+        asked: &HelloRequest,
+        granted: Granted,
+    ) {
+        if granted.admitted.queue.is_none() {
+            self.groups.took_admin();
+        }
+        let detect = self.core.sessions().get(granted.admitted.session).map(|s| s.detect);
+        self.making.begin(incoming, asked, granted, progress_max(detect));
+    }
+
+    /// Hands a connection that was made to its poll group, if nothing has ended it meanwhile.
+    pub(in crate::control) fn on_made(&mut self, made: Made) {
+        let Some(way) = self.making.end(made.id) else { return };
+        let UnderWay { admitted, asked, cq, peer, device, is_wanted } = way;
+        let Admitted { id, session, epoch, queue, .. } = admitted;
+        let is_wanted = is_wanted.load(Ordering::Relaxed);
+        let (connection, params, accept) = match made.result {
+            Ok(prepared) => prepared,
+            Err(text) => {
+                self.gone(id);
+                if is_wanted {
+                    log_refusal(self.core.lines(), &asked, &peer, &no_room(text));
+                }
+                return;
+            }
+        };
+        if !is_wanted {
+            tracing::debug!(peer, kind = ?asked.kind, "a connection ended while it was made");
+            let gone = Destroyed::Connection { admission: id };
+            return self.destroyer.destroy(Some(connection), params, gone);
+        }
+        let CqPlace { device: poller, group } = cq;
+        if let Some(queue) = queue {
+            let io = Arc::clone(&params.io);
+            self.tally.add(id, tally::Queue { session, queue, group, device, io });
+        }
+        let epoch = epoch.0;
+        if self.core.lines().may_write(PeerLine::Connection, Instant::now()) {
+            tracing::info!(peer, kind = ?asked.kind, epoch, group, "connection");
+        }
+        self.hand_over(group, ToGroup::AddConnection { poller, connection, params, accept });
+    }
+}

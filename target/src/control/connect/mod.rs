@@ -1,0 +1,13 @@
+//! From a connect request to a connection that a poll group serves, and to the end of its QP.
+
+pub(super) mod admission;
+pub(super) mod cq_shares;
+pub(super) mod destroy;
+pub(crate) mod devices;
+pub(super) mod file_room;
+pub mod grant;
+pub(super) mod host_places;
+pub(super) mod making;
+pub(crate) mod registering;
+pub(super) mod tally;
+pub(super) mod vectors;

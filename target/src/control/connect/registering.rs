@@ -1,0 +1,139 @@
+//! [`Registering`]: devices that the memory of the target is being registered with, because the
+//! first connection came by them.
+//!
+//! It takes seconds where there is much memory. So a thread does it, and the peers that come by the
+//! device meanwhile wait for the end. All others are served as ever.
+
+use std::time::Instant;
+
+use rblk_fabric::{ConnectionHello, Device, FabricError, Incoming};
+use rblk_protocol::RejectReason;
+use tokio::sync::mpsc;
+
+use super::admission::{no_room, refusal};
+use super::devices::{Registered, Shared};
+use crate::control::Control;
+use crate::control::peers::account::Origin;
+use crate::control::peers::peer_lines::PeerLine;
+
+/// Peers that wait for one device, at most. Of more, some are asked to come again.
+const PEERS_MAX: usize = 64;
+
+/// A device that the memory was registered with, or why not.
+#[derive(Debug)]
+pub(in crate::control) struct Done {
+    device: Device,
+    result: Result<Registered, FabricError>,
+}
+
+/// The devices, and who waits for each.
+#[derive(Debug)]
+pub(in crate::control) struct Registering {
+    waiting: Vec<(Device, Vec<Incoming>)>,
+    done: mpsc::UnboundedSender<Done>,
+}
+
+impl Registering {
+    /// None, and where the ends are told.
+    pub(in crate::control) fn new() -> (Self, mpsc::UnboundedReceiver<Done>) {
+        let (done, receiver) = mpsc::unbounded_channel();
+        (Self { waiting: Vec::new(), done }, receiver)
+    }
+
+    /// Begins to register with the device of a peer, or lets the peer wait for that.
+    fn wait(&mut self, incoming: Incoming, shared: impl FnOnce() -> Shared) {
+        let device = incoming.device();
+        match self.waiting.iter_mut().find(|(known, _)| known.same_as(&device)) {
+            Some((_, peers)) => {
+                if peers.len() >= PEERS_MAX {
+                    // They wait for the same device. Whoever has most waits again.
+                    let from: Vec<Origin> = peers.iter().map(|p| Origin::of(&p.peer())).collect();
+                    peers.remove(oldest_of_most(&from)).reject(&busy());
+                }
+                peers.push(incoming);
+            }
+            None => {
+                let (done, shared) = (self.done.clone(), shared());
+                self.waiting.push((device.clone(), vec![incoming]));
+                let register = move || {
+                    let result = shared.register(&device);
+                    // It fails when the target has ended.
+                    let _ = done.send(Done { device, result });
+                };
+                let thread = std::thread::Builder::new().name("rblk-register".into());
+                if let Err(error) = thread.spawn(register) {
+                    tracing::error!(%error, "no thread to register memory with a device");
+                    // Those who wait are rejected as they are dropped.
+                    self.waiting.pop();
+                }
+            }
+        }
+    }
+
+    /// Those who waited for a device.
+    fn end(&mut self, device: &Device) -> Vec<Incoming> {
+        let at = self.waiting.iter().position(|(known, _)| known.same_as(device));
+        at.map(|at| self.waiting.swap_remove(at).1).unwrap_or_default()
+    }
+}
+
+/// The place of the oldest of the origin that has most.
+fn oldest_of_most(from: &[Origin]) -> usize {
+    let count = |origin: &Origin| from.iter().filter(|other| *other == origin).count();
+    let counts: Vec<usize> = from.iter().map(count).collect();
+    let top = counts.iter().max();
+    counts.iter().position(|count| Some(count) == top).unwrap_or(0)
+}
+
+/// What a peer is told for which there is no place in a queue.
+pub(crate) fn busy() -> ConnectionHello {
+    refusal(RejectReason::Crowded, "too many connections are being made: connect again")
+}
+
+impl Control {
+    /// Takes a peer that comes by a device that the target does not serve by yet, if it may.
+    pub(in crate::control) fn come_by_new_device(&mut self, incoming: Incoming) {
+        let (device, peer) = (incoming.device(), incoming.peer());
+        if !self.devices.may_serve(&device) {
+            let name = &device.caps().name;
+            if self.core.lines().may_say(PeerLine::Refused, &peer, name, Instant::now()) {
+                tracing::warn!(peer, device = name, "refused a connection: see `devices`");
+            }
+            let text = format!("this target does not serve by {name}: `devices` does not name it");
+            return incoming.reject(&refusal(RejectReason::LimitReached, &text));
+        }
+        self.registering.wait(incoming, || self.devices.shared().clone());
+    }
+
+    /// Serves by a device that the memory was registered with, and answers those who waited.
+    pub(in crate::control) fn on_registered(&mut self, done: Done) {
+        let Done { device, result } = done;
+        let placed = result.and_then(|new| self.devices.take(new, &mut self.groups));
+        let peers = self.registering.end(&device);
+        if let Err(error) = placed {
+            if self.core.lines().may_write(PeerLine::Refused, Instant::now()) {
+                tracing::error!(device = device.caps().name, %error, "cannot serve by this device");
+            }
+            let refused = no_room(error.to_string());
+            for peer in peers {
+                peer.reject(&refusal(refused.reason, &refused.text));
+            }
+            return;
+        }
+        for peer in peers {
+            self.admit(peer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_those_who_wait_the_oldest_of_the_most_goes() {
+        let from = |peers: &[&str]| peers.iter().map(|p| Origin::of(p)).collect::<Vec<_>>();
+        assert_eq!(oldest_of_most(&from(&["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:2"])), 1);
+        assert_eq!(oldest_of_most(&from(&["10.0.0.1:1", "10.0.0.2:1"])), 0);
+    }
+}

@@ -1,0 +1,569 @@
+//! [`Watch`]: looks at the stores of volumes and at `state_dir` while they are used.
+//!
+//! A target holds its files open, so nothing that it does tells whether a path still leads to them,
+//! and a directory that nobody writes to does not tell that it is full. So they are looked at: when
+//! somebody asks, if the last look is too old, and once a minute when nobody asks.
+//!
+//! Each look is a task of its own that may block: a file system that does not answer holds neither
+//! control nor the look at another store. Of each place there is one look at most. [`AT_ONCE`]
+//! looks run at a time beside those that hang, of which there are [`HANGING`] at most. A place that
+//! cannot be looked at within [`PATIENCE`] counts as one that does not answer, and whoever asks
+//! waits no longer for it. The time is an argument.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use tokio::sync::{mpsc, oneshot};
+
+use super::ports;
+use super::summary;
+use crate::control::Control;
+use crate::operate::events::{EventKind, Occurrence};
+use crate::operate::status::{PortStatus, TargetStatus};
+use crate::record::durable::FILE_MODE;
+use crate::store::at_path::AtPath;
+use crate::store::room::StoreRoom;
+use crate::store::{Backing, StoreFault, StoreFaultKind};
+use crate::volume::ids::VolumeIndex;
+
+/// How old a look at a store may be for whoever asks.
+const STORE_AGE: Duration = Duration::from_millis(200);
+/// The same of `state_dir`, where a look writes.
+const STATE_AGE: Duration = Duration::from_secs(1);
+/// Time between looks when nobody asks.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How long whoever asks waits for looks. One that takes longer is told of.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Looks at a time, without those that hang.
+const AT_ONCE: usize = 16;
+/// Looks that take longer than [`PATIENCE`]. Tokio has 512 threads for them and for all other work
+/// with files.
+const HANGING: usize = 128;
+/// Bytes that are written to see whether `state_dir` takes them: more than an inode holds.
+const PROBE_BYTES: usize = 4096;
+
+/// What is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Place {
+    Store(VolumeIndex),
+    StateDir,
+    Ports,
+}
+
+/// What a look found.
+#[derive(Debug)]
+enum Found {
+    Store(Option<StoreFault>, Option<StoreRoom>),
+    /// The directory that is there, as device and inode; or why it cannot be used.
+    StateDir(Result<(u64, u64), String>),
+    /// The ports of each RDMA device, by its name, and the network interfaces.
+    Ports(HashMap<String, Vec<PortStatus>>),
+}
+
+/// A look that ended.
+#[derive(Debug)]
+pub(in crate::control) struct Looked {
+    place: Place,
+    found: Found,
+}
+
+/// A place that is to be looked at.
+#[derive(Debug)]
+struct Queued {
+    place: Place,
+    backing: Option<Arc<Backing>>,
+    since: Instant,
+}
+
+/// What is known of a place.
+#[derive(Debug, Default)]
+struct Seen {
+    // When the last look ended that told something.
+    looked: Option<Instant>,
+    // When the look under way began.
+    began: Option<Instant>,
+    fault: Option<StoreFault>,
+    room: Option<StoreRoom>,
+}
+
+/// Something to say of a place.
+#[derive(Debug)]
+struct News {
+    place: Place,
+    /// The fault; `None`: it is mended.
+    fault: Option<String>,
+}
+
+/// Who waits for looks.
+#[derive(Debug)]
+enum Asker {
+    Status(oneshot::Sender<TargetStatus>),
+    Faults(oneshot::Sender<HashMap<String, StoreFault>>),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(in crate::control) struct Watch {
+    seen: HashMap<Place, Seen>,
+    queue: VecDeque<Queued>,
+    // The file that tells whether `state_dir` can be written; the directory it was in at first.
+    probe: Option<PathBuf>,
+    directory: Option<(u64, u64)>,
+    state_fault: Option<String>,
+    root: Option<PathBuf>,
+    ports: HashMap<String, Vec<PortStatus>>,
+    // When all places are looked at next.
+    next_round: Option<Instant>,
+    askers: Vec<Asker>,
+    answer_at: Option<Instant>,
+    ended: (mpsc::UnboundedSender<Looked>, mpsc::UnboundedReceiver<Looked>),
+}
+
+impl Watch {
+    /// Nothing was looked at yet. `probe` is a file beside those that the target remembers with, if
+    /// it does. `root` has the ports of devices, below `sys`, if they are looked at.
+    pub(in crate::control) fn new(probe: Option<PathBuf>, root: Option<PathBuf>) -> Self {
+        Self {
+            seen: HashMap::new(),
+            queue: VecDeque::new(),
+            probe,
+            directory: None,
+            state_fault: None,
+            root,
+            ports: HashMap::new(),
+            next_round: None,
+            askers: Vec::new(),
+            answer_at: None,
+            ended: mpsc::unbounded_channel(),
+        }
+    }
+
+    /// What is wrong with the store of a volume.
+    pub(in crate::control) fn fault_of(&self, volume: VolumeIndex) -> Option<&StoreFault> {
+        self.seen.get(&Place::Store(volume))?.fault.as_ref()
+    }
+
+    /// The space of the store of a volume, as it was seen last.
+    pub(in crate::control) fn room_of(&self, volume: VolumeIndex) -> Option<&StoreRoom> {
+        self.seen.get(&Place::Store(volume))?.room.as_ref()
+    }
+
+    /// The ports of a device, as they were seen last.
+    pub(in crate::control) fn ports_of(&self, device: &str) -> Vec<PortStatus> {
+        self.ports.get(device).cloned().unwrap_or_default()
+    }
+
+    /// Why `state_dir` cannot be used.
+    pub(in crate::control) fn state_fault(&self) -> Option<&str> {
+        self.state_fault.as_deref()
+    }
+
+    /// The next look that ended; `None`: it is time for [`Self::late`]. Cancel safe.
+    pub(in crate::control) async fn next(&mut self) -> Option<Looked> {
+        match self.due() {
+            None => self.ended.1.recv().await,
+            Some(due) => {
+                let looked = tokio::time::timeout_at(due.into(), self.ended.1.recv()).await;
+                looked.ok().flatten()
+            }
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.answer_at.into_iter().chain(self.next_round).min()
+    }
+
+    /// Begins to look at every place whose last look is too old: `age` that of a store.
+    fn look(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, age: Duration, now: Instant) {
+        self.seen.retain(|place, _| match place {
+            Place::Store(index) => backings.contains_key(index),
+            Place::StateDir | Place::Ports => true,
+        });
+        let stores = backings.iter();
+        let stores = stores.map(|(index, backing)| (Place::Store(*index), Some(backing), age));
+        let has_store = !backings.is_empty();
+        let state = self.probe.iter().filter(|_| has_store);
+        let state = state.map(|_| (Place::StateDir, None, STATE_AGE));
+        let ports = self.root.iter().map(|_| (Place::Ports, None, STATE_AGE));
+        let all: Vec<_> = stores.chain(state).chain(ports).collect();
+        for (place, backing, age) in all {
+            let seen = self.seen.entry(place).or_default();
+            let is_old = seen.looked.is_none_or(|at| now.saturating_duration_since(at) >= age);
+            let is_queued = self.queue.iter().any(|queued| queued.place == place);
+            if is_old && seen.began.is_none() && !is_queued {
+                self.queue.push_back(Queued { place, backing: backing.cloned(), since: now });
+            }
+        }
+        self.next_round = has_store.then(|| now + PERIOD);
+        self.begin(now);
+    }
+
+    /// Begins the looks that there is room for.
+    fn begin(&mut self, now: Instant) {
+        let began = self.seen.values().filter_map(|seen| seen.began);
+        let (hanging, running): (Vec<_>, Vec<_>) = began.partition(|began| is_late(*began, now));
+        let (hanging, mut running) = (hanging.len(), running.len());
+        while running < AT_ONCE
+            && hanging + running < HANGING + AT_ONCE
+            && let Some(Queued { place, backing, .. }) = self.queue.pop_front()
+        {
+            let Some(seen) = self.seen.get_mut(&place) else { continue };
+            seen.began = Some(now);
+            running += 1;
+            let ended = self.ended.0.clone();
+            let (probe, root) = (self.probe.clone(), self.root.clone());
+            tokio::task::spawn_blocking(move || {
+                let found = match (place, backing) {
+                    (Place::Ports, _) => Found::Ports(ports::all(&root.unwrap_or_default())),
+                    (_, Some(backing)) => {
+                        Found::Store(AtPath::look(&backing).told(&backing), backing.room())
+                    }
+                    (_, None) => Found::StateDir(probe_state(&probe.unwrap_or_default())),
+                };
+                // An error means that control has ended.
+                let _ = ended.send(Looked { place, found });
+            });
+        }
+    }
+
+    /// A look has ended.
+    fn ended(&mut self, Looked { place, found }: Looked, now: Instant) -> Option<News> {
+        // Else the volume is gone.
+        let seen = self.seen.get_mut(&place)?;
+        (seen.began, seen.looked) = (None, Some(now));
+        match found {
+            Found::Ports(ports) => {
+                self.ports = ports;
+                None
+            }
+            Found::Store(fault, room) => {
+                seen.room = room;
+                let was = std::mem::replace(&mut seen.fault, fault);
+                let kind = |fault: &Option<StoreFault>| fault.as_ref().map(|fault| fault.kind);
+                (kind(&was) != kind(&seen.fault))
+                    .then(|| News { place, fault: seen.fault.as_ref().map(ToString::to_string) })
+            }
+            Found::StateDir(found) => {
+                let directory = self.probe.as_deref().and_then(Path::parent);
+                let fault = match (found, self.directory) {
+                    (Ok(there), Some(first)) if there != first => Some(format!(
+                        "{} (state_dir) is another directory than before, so a restart may not know who held \
+                             the volumes: put the former one back",
+                        shown(directory)
+                    )),
+                    (Ok(there), _) => {
+                        self.directory = Some(there);
+                        None
+                    }
+                    (Err(error), _) => Some(format!(
+                        "{} (state_dir) cannot be written ({error}), so no host can newly open a volume for writing: \
+                         make room, or let the target write there",
+                        shown(directory)
+                    )),
+                };
+                self.state_news(fault)
+            }
+        }
+    }
+
+    fn state_news(&mut self, fault: Option<String>) -> Option<News> {
+        let was = std::mem::replace(&mut self.state_fault, fault);
+        let fault = self.state_fault.clone();
+        (was.is_some() != fault.is_some()).then_some(News { place: Place::StateDir, fault })
+    }
+
+    /// Notes the looks that take too long, and those that wait for such.
+    fn late(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, now: Instant) -> Vec<News> {
+        let queued = self.queue.iter().map(|queued| (queued.place, queued.since));
+        let begun = self.seen.iter().filter_map(|(place, seen)| Some((*place, seen.began?)));
+        let late: Vec<Place> = queued
+            .chain(begun)
+            .filter(|(_, since)| is_late(*since, now))
+            .map(|(place, _)| place)
+            .collect();
+        let mut news = Vec::new();
+        let mut state_is_late = false;
+        for place in late {
+            let Place::Store(index) = &place else {
+                state_is_late |= place == Place::StateDir;
+                continue;
+            };
+            let Some(seen) = self.seen.get_mut(&place) else { continue };
+            let Some(backing) = backings.get(index) else { continue };
+            let is_new = seen.fault.as_ref().map(|f| f.kind) != Some(StoreFaultKind::CannotSee);
+            let silent = AtPath::CannotSee(Errno::ETIMEDOUT);
+            seen.fault = silent.told(backing);
+            if is_new {
+                news.push(News { place, fault: Some(silent.describe(backing)) });
+            }
+        }
+        if state_is_late {
+            let directory = self.probe.as_deref().and_then(Path::parent);
+            let text = format!(
+                "{} (state_dir) cannot be written: its file system does not answer",
+                shown(directory)
+            );
+            news.extend(self.state_news(Some(text)));
+        }
+        news
+    }
+
+    /// Whether whoever asks should wait for a look that began just now.
+    fn is_looking(&self, now: Instant) -> bool {
+        self.seen.values().filter_map(|seen| seen.began).any(|began| !is_late(began, now))
+    }
+}
+
+fn is_late(since: Instant, now: Instant) -> bool {
+    now >= since + PATIENCE
+}
+
+fn shown(directory: Option<&Path>) -> String {
+    directory.unwrap_or(Path::new("")).display().to_string()
+}
+
+/// Writes a file and removes it. Returns the directory that it was in.
+fn probe_state(path: &Path) -> Result<(u64, u64), String> {
+    let probe = || -> io::Result<(u64, u64)> {
+        let directory = fs::metadata(path.parent().unwrap_or(Path::new("/")))?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(FILE_MODE);
+        let mut file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
+        let written = file.write_all(&[0; PROBE_BYTES]);
+        fs::remove_file(path)?;
+        written?;
+        Ok((directory.dev(), directory.ino()))
+    };
+    probe().map_err(|error| error.to_string())
+}
+
+impl Control {
+    /// Answers with the state of everything, when the stores were looked at.
+    pub(in crate::control) fn ask_status(&mut self, reply: oneshot::Sender<TargetStatus>) {
+        self.ask_looks(Asker::Status(reply), STORE_AGE);
+    }
+
+    /// Answers with what is wrong with stores now, by volume.
+    pub(in crate::control) fn ask_faults(
+        &mut self,
+        reply: oneshot::Sender<HashMap<String, StoreFault>>,
+    ) {
+        self.ask_looks(Asker::Faults(reply), Duration::ZERO);
+    }
+
+    fn ask_looks(&mut self, asker: Asker, age: Duration) {
+        let now = Instant::now();
+        self.watch.look(self.volumes.backings(), age, now);
+        self.watch.askers.push(asker);
+        self.watch.answer_at.get_or_insert(now + PATIENCE);
+        self.answer_askers(now);
+    }
+
+    /// Looks at every store, as somebody does who asks.
+    pub(in crate::control) fn look_at_stores(&mut self) {
+        self.watch.look(self.volumes.backings(), STORE_AGE, Instant::now());
+    }
+
+    /// A look has ended, or something is due.
+    pub(in crate::control) fn on_looked(&mut self, looked: Option<Looked>) {
+        let now = Instant::now();
+        let mut news: Vec<News> = Vec::new();
+        match looked {
+            Some(looked) => news.extend(self.watch.ended(looked, now)),
+            None => {
+                news = self.watch.late(self.volumes.backings(), now);
+                if self.watch.next_round.is_some_and(|at| now >= at) {
+                    self.watch.look(self.volumes.backings(), STORE_AGE, now);
+                }
+            }
+        }
+        self.watch.begin(now);
+        news.into_iter().for_each(|news| self.tell(news));
+        self.answer_askers(now);
+    }
+
+    /// Answers whoever waits, if there is nothing more to wait for.
+    fn answer_askers(&mut self, now: Instant) {
+        let is_time = self.watch.answer_at.is_some_and(|at| now >= at);
+        if is_time || !self.watch.is_looking(now) {
+            self.answer_all_askers();
+        }
+    }
+
+    /// Answers whoever waits, with what is known.
+    pub(in crate::control) fn answer_all_askers(&mut self) {
+        self.watch.answer_at = None;
+        for asker in std::mem::take(&mut self.watch.askers) {
+            // An error means that nobody waits for the answer.
+            match asker {
+                Asker::Status(reply) => drop(reply.send(summary::of(self))),
+                Asker::Faults(reply) => drop(reply.send(self.store_faults())),
+            }
+        }
+    }
+
+    fn store_faults(&self) -> HashMap<String, StoreFault> {
+        let volumes = self.core.volumes().iter();
+        let fault = |index| self.watch.fault_of(index).cloned();
+        volumes.filter_map(|v| Some((v.name.to_string(), fault(v.index)?))).collect()
+    }
+
+    /// Says again what is lost when the target ends.
+    pub(in crate::control) fn warn_of_stores(&self) {
+        for (volume, fault) in self.store_faults() {
+            tracing::error!(volume, "the target begins to stop, and {fault}");
+        }
+    }
+
+    /// Says once that something is wrong, and that it is mended.
+    fn tell(&mut self, News { place, fault }: News) {
+        let (kind, volume) = match place {
+            // Nothing is told of ports but what `status` shows.
+            Place::Ports => return,
+            Place::StateDir => (EventKind::StateDir, None),
+            Place::Store(index) => {
+                let Some(name) = self.name_of(index) else { return };
+                (EventKind::StoreFault, Some(name.to_string()))
+            }
+        };
+        let name = volume.as_deref();
+        let Some(fault) = fault else {
+            match place {
+                Place::StateDir => tracing::info!("state_dir can be written again"),
+                Place::Ports => {}
+                Place::Store(_) => {
+                    tracing::info!(volume = name, "its file or device is as it is served again");
+                }
+            }
+            return;
+        };
+        tracing::error!(volume = name, "{fault}");
+        self.happened(Occurrence { volume, ..Occurrence::new(kind, fault) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::OpenOptions;
+
+    type Backings = HashMap<VolumeIndex, Arc<Backing>>;
+
+    fn backings(directory: &Path, count: u16) -> Backings {
+        let backing = |index: u16| {
+            let path = directory.join(index.to_string());
+            File::create(&path).unwrap().set_len(1 << 20).unwrap();
+            Arc::new(Backing::open(&path, &OpenOptions::default()).unwrap())
+        };
+        (0..count).map(|index| (VolumeIndex(index), backing(index))).collect()
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test);
+    }
+
+    fn underway(watch: &Watch) -> usize {
+        watch.seen.values().filter(|seen| seen.began.is_some()).count()
+    }
+
+    #[test]
+    fn a_look_that_takes_too_long_is_told_once_and_holds_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let backings = backings(directory.path(), 1);
+        let (mut watch, start) = (Watch::new(None, None), Instant::now());
+        run(async {
+            watch.look(&backings, STORE_AGE, start);
+            assert!(watch.is_looking(start));
+            let late = start + PATIENCE;
+            assert!(!watch.is_looking(late));
+            let news = watch.late(&backings, late);
+            let told = news[0].fault.as_deref().unwrap();
+            assert!(told.contains("does not answer"), "{told}");
+            // It is still under way: there is no second look, and nothing more to say.
+            let later = late + PERIOD;
+            watch.look(&backings, Duration::ZERO, later);
+            assert!(watch.late(&backings, later).is_empty() && !watch.is_looking(later));
+            assert_eq!((underway(&watch), watch.queue.len()), (1, 0));
+            let fault = watch.fault_of(VolumeIndex(0)).unwrap();
+            assert_eq!(fault.kind, StoreFaultKind::CannotSee);
+            // It ends after all.
+            let looked = watch.ended.1.recv().await.unwrap();
+            let news = watch.ended(looked, later).expect("news");
+            assert!(news.fault.is_none() && watch.fault_of(VolumeIndex(0)).is_none());
+            // No other look is due until it is old.
+            watch.look(&backings, STORE_AGE, later);
+            assert_eq!(underway(&watch), 0);
+            watch.look(&backings, STORE_AGE, later + STORE_AGE);
+            assert_eq!(underway(&watch), 1);
+        });
+    }
+
+    #[test]
+    fn looks_at_many_stores_are_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let all = backings(directory.path(), 20);
+        let (mut watch, now) = (Watch::new(None, None), Instant::now());
+        run(async {
+            watch.look(&all, STORE_AGE, now);
+            watch.look(&all, Duration::ZERO, now);
+            assert_eq!((underway(&watch), watch.queue.len()), (AT_ONCE, 20 - AT_ONCE));
+            for ended in 1..=20 {
+                let looked = watch.ended.1.recv().await.unwrap();
+                assert!(watch.ended(looked, now).is_none());
+                watch.begin(now);
+                assert_eq!(underway(&watch), AT_ONCE.min(20 - ended));
+            }
+            assert!(!watch.is_looking(now) && watch.seen.len() == 20);
+            // Volumes that are gone are forgotten, and so are looks at them.
+            watch.look(&all, Duration::ZERO, now);
+            watch.look(&Backings::new(), Duration::ZERO, now);
+            assert_eq!((watch.seen.len(), watch.next_round), (0, None));
+            watch.begin(now);
+            assert_eq!((underway(&watch), watch.queue.len()), (0, 0));
+        });
+    }
+
+    #[test]
+    fn looks_that_hang_keep_no_other_look_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let count = u16::try_from(HANGING + 2 * AT_ONCE + 1).unwrap();
+        let all = backings(directory.path(), count);
+        let (mut watch, mut now) = (Watch::new(None, None), Instant::now());
+        run(async {
+            watch.look(&all, STORE_AGE, now);
+            // All of them hang: their ends are not taken.
+            for turn in 1..=HANGING / AT_ONCE + 1 {
+                assert_eq!(underway(&watch), turn * AT_ONCE);
+                now += PATIENCE;
+                watch.late(&all, now);
+                watch.begin(now);
+            }
+            assert_eq!((underway(&watch), watch.queue.len()), (HANGING + AT_ONCE, AT_ONCE + 1));
+            // What has to wait for them counts as silent, and nobody waits for it.
+            let is_silent = |index| watch.fault_of(VolumeIndex(index)).is_some();
+            assert!((0..count).all(is_silent) && !watch.is_looking(now));
+        });
+    }
+
+    #[test]
+    fn a_state_dir_is_tried_by_a_file_that_does_not_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let probe = directory.path().join("t.probe.new");
+        let first = probe_state(&probe).unwrap();
+        // What a crash left.
+        fs::write(&probe, "half").unwrap();
+        assert_eq!(probe_state(&probe), Ok(first));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        // It follows no link, which somebody may have put there.
+        std::os::unix::fs::symlink("elsewhere", &probe).unwrap();
+        assert!(probe_state(&probe).is_err());
+        assert!(probe_state(&directory.path().join("none/t.probe.new")).is_err());
+    }
+}

@@ -1,0 +1,660 @@
+//! [`SessionTable`]: who is connected, in which epoch, and who holds which volume. Pure: the clock
+//! and all I/O are the caller's.
+//!
+//! Rules:
+//! - A session begins with an accepted LOGIN, so every session has a host. A connection that has
+//!   not logged in is of no session, whatever it names.
+//! - A session has one epoch at a time. A LOGIN that resumes it names a higher one; from then on
+//!   connections of the old epoch are dead, and this LOGIN is answered only when all of them are
+//!   gone: no command, no RDMA, no store I/O of an older epoch can follow the first command of the
+//!   new one.
+//! - One writer per volume: an exclusive opener excludes every other writer. Readers are never
+//!   excluded.
+//! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss
+//!   of the path does not give the volume to another host. One that holds none ends at once: its
+//!   host loses nothing, and logs in anew. The same host may take its own volume
+//!   back at once: its old process has no connections left.
+//! - A writer that gave a volume up, or lost it to another, is *leaving* it while it has
+//!   connections of that time: commands that came by those may still change the volume. The next
+//!   writer waits until they are gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use rblk_protocol::width::wide;
+use rblk_protocol::{AccessMode, Epoch, HostId, Name, RejectReason, SessionId, Status};
+
+use crate::control::peers::account::Account;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
+
+/// One session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its id: the public handle by which its connections name it.
+    pub id: SessionId,
+    /// Its index in the tables of the poll groups.
+    pub index: SessionIndex,
+    /// The epoch in force.
+    pub epoch: Epoch,
+    /// LOGIN was answered in this epoch.
+    pub logged_in: bool,
+    /// Its host.
+    pub host: HostId,
+    /// On whom is booked what it takes.
+    pub(crate) account: Account,
+    /// The name of its host, for people.
+    pub host_name: Name,
+    /// Its place among the sessions of its host: the lowest that was free. Metrics name the session
+    /// by it, so a host that comes and goes makes no new series.
+    pub place: u32,
+    /// Within which time its host wants to see a dead path.
+    pub detect: Duration,
+    /// Where it connects from, for people.
+    pub peer: String,
+    /// The I/O connection that came last has digests, for people.
+    pub digest: bool,
+    volumes: Volumes,
+    connections: Connections,
+    // Why it will end with its last connection, if it will.
+    leave: Option<Leave>,
+}
+
+/// The volumes of one session. Invariant: every admitted volume is opened.
+#[derive(Debug, Default)]
+struct Volumes {
+    // What the session opened, also what it still waits for.
+    opened: BTreeMap<VolumeIndex, AccessMode>,
+    // The volumes that it may send commands for.
+    admitted: BTreeSet<VolumeIndex>,
+    // What it had opened for writing, how, and the last epoch in which it had: while connections up
+    // to that epoch exist, commands may still change the volume.
+    leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
+}
+
+/// A connection that is not gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Live {
+    epoch: Epoch,
+    // An admin connection has none.
+    queue: Option<u16>,
+    // It has proven that it is of the session, or need not.
+    is_proven: bool,
+}
+
+/// The live connections of one session. Those that have proven nothing are waited for like all
+/// others, but keep nothing: neither the session nor the number of their queue.
+#[derive(Debug)]
+struct Connections {
+    live: Vec<Live>,
+    // When the last proven one went, or the session began. `None` while there are some.
+    lost_at: Option<Instant>,
+    // Of those that are proven.
+    memory_bytes: u64,
+}
+
+impl Connections {
+    fn add(&mut self, live: Live, memory_bytes: u64) {
+        self.live.push(live);
+        if live.is_proven {
+            self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
+            self.lost_at = None;
+        }
+    }
+
+    fn remove(&mut self, live: Live, memory_bytes: u64, now: Instant) {
+        if live.is_proven {
+            self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
+        }
+        if let Some(at) = self.live.iter().position(|c| *c == live) {
+            self.live.swap_remove(at);
+        }
+        if live.is_proven && self.proven() == 0 {
+            self.lost_at = Some(now);
+        }
+    }
+
+    /// The first of a queue that has proven itself has its number.
+    fn prove(&mut self, (epoch, queue, memory_bytes): (Epoch, u16, u64)) -> bool {
+        if self.has(epoch, queue) {
+            return false;
+        }
+        let unproven = Live { epoch, queue: Some(queue), is_proven: false };
+        let Some(found) = self.live.iter_mut().find(|live| **live == unproven) else {
+            return false;
+        };
+        found.is_proven = true;
+        self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
+        self.lost_at = None;
+        true
+    }
+
+    fn proven(&self) -> usize {
+        self.live.iter().filter(|live| live.is_proven).count()
+    }
+
+    fn has(&self, epoch: Epoch, queue: u16) -> bool {
+        self.live.contains(&Live { epoch, queue: Some(queue), is_proven: true })
+    }
+
+    fn has_older_than(&self, epoch: Epoch) -> bool {
+        self.live.iter().any(|live| live.epoch < epoch)
+    }
+
+    fn has_up_to(&self, epoch: Epoch) -> bool {
+        self.live.iter().any(|live| live.epoch <= epoch)
+    }
+
+    /// Whether the last one went longer ago than that.
+    fn are_lost_for(&self, time: Duration, now: Instant) -> bool {
+        let lost_at = self.lost_at.filter(|_| self.proven() == 0);
+        lost_at.is_some_and(|at| now.saturating_duration_since(at) > time)
+    }
+}
+
+/// Why a session ends while it has connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Leave {
+    /// It logged out.
+    LoggedOut,
+    /// Another session took over a volume that it held.
+    Fenced,
+    /// Its host may not be here any more.
+    Revoked,
+}
+
+impl Session {
+    /// How the session opened a volume, or asked to; `None` if it did not.
+    #[must_use]
+    pub(crate) fn mode_of(&self, volume: VolumeIndex) -> Option<AccessMode> {
+        self.volumes.opened.get(&volume).copied()
+    }
+
+    /// The volumes that the session opened, and those that it still waits for.
+    pub(crate) fn opened(&self) -> impl Iterator<Item = (VolumeIndex, AccessMode)> {
+        self.volumes.opened.iter().map(|(volume, mode)| (*volume, *mode))
+    }
+
+    /// Live connections that have proven themselves, where they have to.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.proven()
+    }
+
+    /// All connections that are not gone.
+    #[must_use]
+    pub(crate) fn all_connections(&self) -> usize {
+        self.connections.live.len()
+    }
+
+    /// Whether it has an admin connection of its epoch.
+    #[must_use]
+    pub(crate) fn has_admin(&self) -> bool {
+        let admin = Live { epoch: self.epoch, queue: None, is_proven: true };
+        self.connections.live.contains(&admin)
+    }
+
+    /// Bytes of the memory of its connections that have proven themselves, where they have to.
+    #[must_use]
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.connections.memory_bytes
+    }
+
+    /// Whether connections of older epochs still exist.
+    #[must_use]
+    pub(crate) fn has_older_connections(&self) -> bool {
+        self.connections.has_older_than(self.epoch)
+    }
+
+    /// Why the session will end with its last connection, if it will.
+    #[must_use]
+    pub(crate) fn leave(&self) -> Option<Leave> {
+        self.leave
+    }
+
+    /// Whether nothing would be lost with it: it holds no volume, nothing of it may still change
+    /// one, and it has no connection that has proven itself.
+    fn is_empty(&self) -> bool {
+        self.connections() == 0 && self.volumes.opened.is_empty() && self.volumes.leaving.is_empty()
+    }
+
+    /// The session gave the volume up, or lost it.
+    fn give_up(&mut self, volume: VolumeIndex) -> Option<AccessMode> {
+        let mode = self.volumes.opened.remove(&volume)?;
+        let admitted = self.volumes.admitted.remove(&volume);
+        if admitted && mode != AccessMode::ReadOnly && self.all_connections() > 0 {
+            self.volumes.leaving.insert(volume, (mode, self.epoch));
+        }
+        Some(mode)
+    }
+
+    /// The session gives everything up and ends with its last connection.
+    fn give_up_all(&mut self, why: Leave) -> Vec<(VolumeIndex, AccessMode)> {
+        self.leave = Some(why);
+        let held: Vec<_> = self.opened().collect();
+        for (volume, _) in &held {
+            self.give_up(*volume);
+        }
+        held
+    }
+
+    /// It may send commands for a volume that it opened.
+    fn admit(&mut self, volume: VolumeIndex) {
+        let Volumes { opened, admitted, leaving } = &mut self.volumes;
+        let Some(mode) = opened.get(&volume).copied() else { return };
+        admitted.insert(volume);
+        // It holds the volume as it did when it left it, and so excludes the same sessions.
+        if leaving.get(&volume).is_some_and(|(then, _)| *then == mode) {
+            leaving.remove(&volume);
+        }
+    }
+
+    /// A connection is gone. The session has left the volumes that had to wait for it.
+    fn connection_gone(&mut self, live: Live, memory_bytes: u64, now: Instant) {
+        let Self { connections, volumes, .. } = self;
+        connections.remove(live, memory_bytes, now);
+        volumes.leaving.retain(|_, (_, until)| connections.has_up_to(*until));
+    }
+}
+
+/// What became of a session when a connection went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum After {
+    /// The session lives.
+    Lives,
+    /// The last connection of older epochs is gone: a waiting LOGIN can be answered.
+    Quiesced,
+    /// It ended. Another session may have its index when the poll groups have forgotten it.
+    Ended,
+}
+
+/// Whether two sessions that open a volume in these modes exclude each other.
+fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
+    match (mode, theirs) {
+        (AccessMode::ReadOnly, _) | (_, AccessMode::ReadOnly) => false,
+        (AccessMode::Shared, AccessMode::Shared) => false,
+        (AccessMode::Exclusive | AccessMode::Shared, _) => true,
+    }
+}
+
+/// What an accepted LOGIN says of its initiator.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LoggingIn {
+    /// The host.
+    pub(crate) host: HostId,
+    /// On whom is booked what it takes.
+    pub(crate) account: Account,
+    /// Its name.
+    pub(crate) host_name: Name,
+    /// Within which time it wants to see a dead path.
+    pub(crate) detect: Duration,
+    /// Where it connects from.
+    pub(crate) peer: String,
+}
+
+/// All sessions.
+#[derive(Debug)]
+pub struct SessionTable {
+    by_index: Vec<Option<Session>>,
+    by_id: BTreeMap<SessionId, SessionIndex>,
+    // Sessions so far.
+    lives: u32,
+    max: usize,
+    lease: Duration,
+}
+
+impl SessionTable {
+    /// A table for at most `max` sessions, which keep what they opened for `lease` without
+    /// connections.
+    #[must_use]
+    pub(crate) fn new(max: u32, lease: Duration) -> Self {
+        let max = wide(max).min(usize::from(u16::MAX));
+        Self { by_index: Vec::new(), by_id: BTreeMap::new(), lives: 0, max, lease }
+    }
+
+    /// Sessions at a time.
+    #[must_use]
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    /// How long a session without connections keeps what it opened.
+    #[must_use]
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// All sessions.
+    pub fn iter(&self) -> impl Iterator<Item = &Session> {
+        self.by_index.iter().flatten()
+    }
+
+    /// The session with that index.
+    #[must_use]
+    pub(crate) fn get(&self, index: SessionIndex) -> Option<&Session> {
+        let session = self.by_index.get(usize::from(index.index)).and_then(Option::as_ref);
+        session.filter(|session| session.index == index)
+    }
+
+    /// The session with that index.
+    pub(crate) fn get_mut(&mut self, index: SessionIndex) -> Option<&mut Session> {
+        let session = self.by_index.get_mut(usize::from(index.index)).and_then(Option::as_mut);
+        session.filter(|session| session.index == index)
+    }
+
+    /// Whether every place is taken.
+    #[must_use]
+    pub(crate) fn is_full(&self) -> bool {
+        self.by_index.len() >= self.max && self.by_index.iter().all(Option::is_some)
+    }
+
+    /// A LOGIN that names no session begins one, with the given random id.
+    ///
+    /// # Errors
+    /// The table is full.
+    pub(crate) fn begin(
+        &mut self,
+        id: SessionId,
+        login: LoggingIn,
+        now: Instant,
+    ) -> Result<SessionIndex, RejectReason> {
+        let free = self.by_index.iter().position(Option::is_none);
+        let at = match free {
+            Some(at) => at,
+            None if self.by_index.len() < self.max => {
+                self.by_index.push(None);
+                self.by_index.len() - 1
+            }
+            None => return Err(RejectReason::LimitReached),
+        };
+        self.lives = self.lives.wrapping_add(1);
+        let index = u16::try_from(at).map_err(|_| RejectReason::LimitReached)?;
+        let index = SessionIndex { index, life: self.lives };
+        let LoggingIn { host, account, host_name, detect, peer } = login;
+        let place = self.free_place(host_name);
+        self.by_index[at] = Some(Session {
+            id,
+            index,
+            epoch: Epoch(1),
+            logged_in: false,
+            host,
+            account,
+            host_name,
+            place,
+            detect,
+            peer,
+            digest: false,
+            volumes: Volumes::default(),
+            connections: Connections { live: Vec::new(), lost_at: Some(now), memory_bytes: 0 },
+            leave: None,
+        });
+        self.by_id.insert(id, index);
+        Ok(index)
+    }
+
+    /// The lowest place that no session of a host has.
+    fn free_place(&self, host: Name) -> u32 {
+        let taken: BTreeSet<u32> =
+            self.iter().filter(|s| s.host_name == host).map(|s| s.place).collect();
+        let gap = (0..).zip(&taken).find(|(place, other)| place != *other);
+        gap.map_or_else(|| u32::try_from(taken.len()).unwrap_or(u32::MAX), |(place, _)| place)
+    }
+
+    /// The session that an admin connection may resume in that epoch, once its LOGIN shows whose it
+    /// is. Nothing changes.
+    ///
+    /// # Errors
+    /// Unknown session, an epoch that is not higher, or the highest epoch: no newer epoch could
+    /// ever end its connections.
+    pub(crate) fn resumable(
+        &self,
+        id: SessionId,
+        epoch: Epoch,
+    ) -> Result<SessionIndex, RejectReason> {
+        let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
+        let session = self.get(index).ok_or(RejectReason::NoSuchSession)?;
+        if session.leave.is_some() || epoch.next().is_none() {
+            return Err(RejectReason::NoSuchSession);
+        }
+        if epoch <= session.epoch {
+            return Err(RejectReason::StaleEpoch);
+        }
+        Ok(index)
+    }
+
+    /// A LOGIN resumes a session in a higher epoch. The caller must now end the older connections.
+    ///
+    /// # Errors
+    /// As [`Self::resumable`]; [`RejectReason::NoSuchSession`] where it is another host's.
+    pub(crate) fn resume(
+        &mut self,
+        id: SessionId,
+        epoch: Epoch,
+        login: LoggingIn,
+    ) -> Result<SessionIndex, RejectReason> {
+        let index = self.resumable(id, epoch)?;
+        let free_place = self.free_place(login.host_name);
+        let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
+        if session.host != login.host {
+            // Another host has learned the id of this host's session.
+            return Err(RejectReason::NoSuchSession);
+        }
+        session.epoch = epoch;
+        session.logged_in = false;
+        if session.host_name != login.host_name {
+            (session.host_name, session.place) = (login.host_name, free_place);
+        }
+        session.account = login.account;
+        session.detect = login.detect;
+        session.peer = login.peer;
+        Ok(index)
+    }
+
+    /// An I/O connection joins.
+    ///
+    /// # Errors
+    /// Unknown session, another epoch, not logged in, or the queue exists.
+    pub(crate) fn join(
+        &self,
+        id: SessionId,
+        epoch: Epoch,
+        queue: u16,
+    ) -> Result<SessionIndex, RejectReason> {
+        let index = *self.by_id.get(&id).ok_or(RejectReason::NoSuchSession)?;
+        let session = self.get(index).ok_or(RejectReason::NoSuchSession)?;
+        if session.epoch != epoch {
+            return Err(RejectReason::StaleEpoch);
+        }
+        if !session.logged_in || session.leave.is_some() {
+            return Err(RejectReason::NoSuchSession);
+        }
+        if session.connections.has(epoch, queue) {
+            return Err(RejectReason::DuplicateQueue);
+        }
+        Ok(index)
+    }
+
+    /// A connection was handed to a poll group; `queue` is `None` for admin. One that is not proven
+    /// is proven later, by [`Self::connection_proved`].
+    pub(crate) fn connection_added(
+        &mut self,
+        index: SessionIndex,
+        (epoch, queue, is_proven): (Epoch, Option<u16>, bool),
+        memory_bytes: u64,
+    ) {
+        let session = self.get_mut(index);
+        debug_assert!(session.is_some(), "a connection of {index:?} that does not exist");
+        if let Some(session) = session {
+            session.connections.add(Live { epoch, queue, is_proven }, memory_bytes);
+        }
+    }
+
+    /// A connection of this epoch, with this queue and so much memory, has proven that it is of the
+    /// session. Returns false if it cannot have its queue number: another has it.
+    pub(crate) fn connection_proved(
+        &mut self,
+        index: SessionIndex,
+        connection: (Epoch, u16, u64),
+    ) -> bool {
+        self.get_mut(index).is_some_and(|session| session.connections.prove(connection))
+    }
+
+    /// A poll group says that nothing of a connection is in use any more. It was proven, as
+    /// [`Self::connection_added`] or [`Self::connection_proved`] said.
+    pub(crate) fn connection_gone(
+        &mut self,
+        index: SessionIndex,
+        (epoch, queue, is_proven): (Epoch, Option<u16>, bool),
+        memory_bytes: u64,
+        now: Instant,
+    ) -> After {
+        // A session that ended had no connection that could keep it.
+        let Some(session) = self.get_mut(index) else { return After::Lives };
+        session.connection_gone(Live { epoch, queue, is_proven }, memory_bytes, now);
+        let has_left = session.all_connections() == 0 && session.leave.is_some();
+        if has_left || session.leave.is_none() && session.is_empty() {
+            self.end(index);
+            return After::Ended;
+        }
+        let Some(session) = self.get(index) else { return After::Ended };
+        if epoch < session.epoch && !session.has_older_connections() {
+            After::Quiesced
+        } else {
+            After::Lives
+        }
+    }
+
+    /// The session logged out: it ends with its last connection, and holds nothing from now on.
+    /// Returns what it held.
+    pub(crate) fn logout(&mut self, index: SessionIndex) -> Vec<(VolumeIndex, AccessMode)> {
+        self.get_mut(index).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
+    }
+
+    /// Another session takes over. From now on this session can neither be resumed nor joined, and
+    /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
+    /// has none. Returns what it held, and whether it ended.
+    pub(crate) fn fence(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        self.expel(index, Leave::Fenced)
+    }
+
+    /// The host of the session may not be here any more. Else as [`Self::fence`].
+    pub(crate) fn revoke(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        self.expel(index, Leave::Revoked)
+    }
+
+    fn expel(&mut self, index: SessionIndex, why: Leave) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
+        let Some(session) = self.get_mut(index) else { return (Vec::new(), false) };
+        let held = session.give_up_all(why);
+        let ended = session.all_connections() == 0;
+        if ended {
+            self.end(index);
+        }
+        (held, ended)
+    }
+
+    /// The session closed a volume. `None` if it had not opened it.
+    pub(crate) fn close(&mut self, index: SessionIndex, volume: VolumeIndex) -> Option<AccessMode> {
+        self.get_mut(index)?.give_up(volume)
+    }
+
+    /// The session may send commands for a volume that it opened, from now on.
+    pub(crate) fn admit(&mut self, index: SessionIndex, volume: VolumeIndex) {
+        if let Some(session) = self.get_mut(index) {
+            session.admit(volume);
+        }
+    }
+
+    /// Other sessions that held a volume in a way that excludes `mode`, do not hold it any more,
+    /// and whose commands may still change it. With each, the epoch up to which its connections
+    /// must end.
+    pub(crate) fn leaving(
+        &self,
+        volume: VolumeIndex,
+        except: SessionIndex,
+        mode: AccessMode,
+    ) -> impl Iterator<Item = (SessionIndex, Epoch)> {
+        let others = self.iter().filter(move |s| s.index != except);
+        others.filter_map(move |s| {
+            let (theirs, until) = *s.volumes.leaving.get(&volume)?;
+            excludes(mode, theirs).then_some((s.index, until))
+        })
+    }
+
+    fn end(&mut self, index: SessionIndex) {
+        if let Some(place) = self.by_index.get_mut(usize::from(index.index))
+            && let Some(session) = place.take_if(|session| session.index == index)
+        {
+            self.by_id.remove(&session.id);
+        }
+    }
+
+    /// Ends every session that lost its connections longer ago than the lease. Returns them.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<SessionIndex> {
+        let old: Vec<SessionIndex> = self
+            .iter()
+            .filter(|s| s.connections.are_lost_for(self.lease, now))
+            .map(|s| s.index)
+            .collect();
+        for index in &old {
+            self.end(*index);
+        }
+        old
+    }
+
+    /// Other sessions that hold a volume in a way that excludes `mode`.
+    #[must_use]
+    pub(crate) fn excluders(
+        &self,
+        index: SessionIndex,
+        volume: VolumeIndex,
+        mode: AccessMode,
+    ) -> Vec<SessionIndex> {
+        let excludes = |theirs| excludes(mode, theirs);
+        self.iter()
+            .filter(|s| s.index != index && s.mode_of(volume).is_some_and(excludes))
+            .map(|s| s.index)
+            .collect()
+    }
+
+    /// A session wants a volume. On success it has it. Also returns the sessions of the
+    /// same host that ended because they had no connections and excluded it.
+    ///
+    /// # Errors
+    /// [`Status::InUse`] with the holder's name.
+    pub(crate) fn open(
+        &mut self,
+        index: SessionIndex,
+        volume: VolumeIndex,
+        mode: AccessMode,
+    ) -> Result<Vec<SessionIndex>, (Status, String)> {
+        let host = self.get(index).map(|s| s.host);
+        let ended = self.excluders(index, volume, mode);
+        for other in ended.iter().filter_map(|other| self.get(*other)) {
+            if host != Some(other.host) || other.all_connections() > 0 {
+                return Err((Status::InUse, format!("{} ({})", other.host_name, other.peer)));
+            }
+        }
+        for index in &ended {
+            self.end(*index);
+        }
+        if let Some(session) = self.get_mut(index) {
+            session.volumes.opened.insert(volume, mode);
+        }
+        Ok(ended)
+    }
+
+    /// Whether a session has the volume open.
+    #[must_use]
+    pub(crate) fn is_open(&self, volume: VolumeIndex) -> bool {
+        self.iter().any(|s| s.mode_of(volume).is_some())
+    }
+
+    /// A session that holds the volume for writing, or waits to.
+    #[must_use]
+    pub(crate) fn writer(&self, volume: VolumeIndex) -> Option<&Session> {
+        self.iter().find(|s| s.mode_of(volume).is_some_and(|mode| mode != AccessMode::ReadOnly))
+    }
+}
+
+#[cfg(test)]
+mod tests;

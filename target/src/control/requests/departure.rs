@@ -1,0 +1,434 @@
+//! The upgrade of a target: another program takes the place of this one, and mounts notice nothing
+//! but a pause.
+//!
+//! ```text
+//! asked        may it be (predecessor.rs)?   ask the other program   write back what is dirty
+//! begun        no new connections, mounts are told, and leave (core/drain.rs)
+//! all left     poll groups stop, everything is durable: `Departure` goes to `serve`, which becomes
+//!              the other program
+//! new program  `Took`: which mounts are to come back, and which are back
+//! ```
+//!
+//! Until it has begun, a refusal leaves everything as it was.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use super::orders::{asked, carry};
+use super::predecessor::{Agreed, Predecessor};
+use super::reread::{Reread, with_files};
+use crate::control::hand_over::{Checked, FORMS, HandOver, Leaves, Moment, Mounted};
+use crate::control::peers::session::Session;
+use crate::control::volume_changes::VolumeChange;
+use crate::control::{Control, Description, ToControl};
+use crate::memory::demand::Demand;
+use crate::operate::ask::{Response, STOPPING, stopping};
+use crate::operate::events::{EventKind, Occurrence};
+use crate::operate::status::ListenerStatus;
+use crate::operate::status::UpgradeStatus;
+use crate::store::Backing;
+use crate::volume::{Placement, Volume};
+
+/// What a run leaves that makes room for another program.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    /// The other program.
+    pub program: PathBuf,
+    /// What it is told.
+    pub note: HandOver,
+    /// What stays open for it, and the configurations.
+    pub leaves: Leaves,
+}
+
+/// An upgrade that has begun.
+#[derive(Debug)]
+struct Begun {
+    agreed: Agreed,
+    told: Moment,
+    mounts: Vec<Mounted>,
+    // Commands that were not answered until then.
+    abandoned: u64,
+}
+
+/// What this program took over.
+#[derive(Debug)]
+struct Took {
+    note: HandOver,
+    ready: Moment,
+    // By mount.
+    back: Vec<bool>,
+    last_back: Option<Moment>,
+    // Later, those who are not back are not waited for.
+    until: Instant,
+    is_over: bool,
+}
+
+/// The upgrades that a run has to do with. See the module.
+#[derive(Debug, Default)]
+pub(in crate::control) struct Upgrades {
+    begun: Option<Begun>,
+    // Until this run is ready.
+    inherited: Option<HandOver>,
+    took: Option<Took>,
+}
+
+impl Upgrades {
+    /// Of a run that took over from the program that wrote the note.
+    pub(in crate::control) fn after(note: Option<HandOver>) -> Self {
+        Self { inherited: note, ..Self::default() }
+    }
+
+    /// Mounts can connect from now on, and are waited for until then.
+    pub(in crate::control) fn ready(&mut self, until: Instant) {
+        self.took = self.inherited.take().map(|note| Took {
+            back: vec![false; note.mounts.len()],
+            ready: Moment::now(),
+            last_back: None,
+            until,
+            is_over: false,
+            note,
+        });
+    }
+
+    /// Whether mounts are to come back that are not.
+    pub(in crate::control) fn is_waiting(&self) -> bool {
+        self.took.as_ref().is_some_and(|took| !took.is_over && took.back.contains(&false))
+    }
+
+    /// What `status` shows.
+    pub(in crate::control) fn status(&self) -> Option<UpgradeStatus> {
+        let Took { note, ready, back, last_back, .. } = self.took.as_ref()?;
+        let millis =
+            |at: Moment| u64::try_from(at.since(note.told).as_millis()).unwrap_or(u64::MAX);
+        let away = note.mounts.iter().zip(back).filter(|(_, back)| !**back);
+        let away: Vec<String> = away.map(|(mount, _)| mount.host.clone()).collect();
+        Some(UpgradeStatus {
+            from_version: note.version.clone(),
+            failed: note.failed.clone(),
+            ready_ms: millis(*ready),
+            pause_ms: away.is_empty().then(|| millis(last_back.unwrap_or(*ready))),
+            mounts: back.len(),
+            back: back.len() - away.len(),
+            away,
+            stayed: note.stayed,
+            sent_again: note.unanswered,
+            clean: note.clean,
+        })
+    }
+}
+
+/// Whether a session is a mount that came back.
+fn is_back(mount: &Mounted, host: &str, volumes: &[String], connections: usize) -> bool {
+    // The admin connection and a queue.
+    let connected = if mount.queues { connections >= 2 } else { connections >= 1 };
+    mount.host == host && connected && mount.volumes == volumes
+}
+
+/// Notes which mounts are back, among the sessions that there are: host, volumes, connections. Each
+/// is one mount at most.
+fn note_back(mounts: &[Mounted], back: &mut [bool], sessions: &[(String, Vec<String>, usize)]) {
+    let mut is_free = vec![true; sessions.len()];
+    for (mount, back) in mounts.iter().zip(back) {
+        let found =
+            sessions.iter().zip(&is_free).position(|((host, volumes, connections), free)| {
+                *free && is_back(mount, host, volumes, *connections)
+            });
+        if let Some(found) = found {
+            is_free[found] = false;
+            *back = true;
+        }
+    }
+}
+
+impl Control {
+    /// What must be the same in the next program.
+    ///
+    /// # Errors
+    /// Why no program can take over, unless that is `forced`.
+    pub(in crate::control) fn may_upgrade(&self, forced: bool) -> Result<Predecessor, String> {
+        if self.core.is_draining() {
+            return Err("the target is stopping".to_owned());
+        }
+        if let Some(outage) = self.outage() {
+            return Err(format!(
+                "nobody can connect to {} now ({}), and a start needs all of its addresses: mend it first",
+                outage.address, outage.why
+            ));
+        }
+        if !forced {
+            self.would_lose()?;
+        }
+        let (name, listen) =
+            (self.description.name.to_string(), self.description.listening.clone());
+        let demand = Demand::of(self.volumes.running(), self.groups.len());
+        Ok(Predecessor {
+            gives_back: demand.given_back(self.devices.arena().kind()),
+            devices: self.devices.iter().map(|device| device.caps().clone()).collect(),
+            serves: Checked::of_this_program(self.volumes.running(), (name, listen), demand),
+            running: self.volumes.running().clone(),
+            stores: self.stores(),
+            remembered: self.remembered(),
+            forced,
+        })
+    }
+
+    /// The first address that is not listened on.
+    fn outage(&self) -> Option<ListenerStatus> {
+        let Description { listening, outages, .. } = &self.description;
+        listening.iter().find_map(|address| outages.of(address))
+    }
+
+    /// The open stores, by volume.
+    fn stores(&self) -> Vec<(String, Arc<Backing>)> {
+        let opened = |volume: &Arc<Volume>| {
+            let backing = self.volumes.backing(volume.index)?;
+            Some((volume.name.to_string(), Arc::clone(backing)))
+        };
+        self.core.volumes().iter().filter_map(opened).collect()
+    }
+
+    /// Whether mounts would lose something, or believe so.
+    fn would_lose(&self) -> Result<(), String> {
+        for volume in self.core.volumes() {
+            let is_open = self.core.sessions().is_open(volume.index);
+            let lost = match volume.placement {
+                Placement::Store => false,
+                Placement::Memory(_) => true,
+                Placement::Null => is_open,
+            };
+            if lost {
+                return Err(format!(
+                    "volume `{}` is in the memory of this process: its data would be lost, and a mount of it fails \
+                     until it is mounted anew. Remove the volume first, or use --force",
+                    volume.name
+                ));
+            }
+        }
+        if let Some(name) = self.volumes.given_up() {
+            return Err(format!(
+                "volume `{name}` was removed by force without its store, which may keep this process from ending in \
+                 good order: mounts would report a loss. Restart the target when that is no harm, or use --force"
+            ));
+        }
+        if self.core.volumes().is_empty() || self.persister.keeping().is_kept {
+            return Ok(());
+        }
+        Err("the target cannot remember how this run ends (state_dir; its log says why): mounts would report a loss. \
+             Put the directory right and restart the target, or use --force"
+            .to_owned())
+    }
+
+    /// Another program takes the place of this one as soon as the mounts have left.
+    pub(in crate::control) fn begin_upgrade(&mut self, agreed: Agreed) {
+        if self.core.is_draining() {
+            return;
+        }
+        tracing::info!(program = %agreed.program.display(), "another program takes over");
+        let (mounts, abandoned) = (self.mounts(), self.abandoned());
+        self.upgrades.begun = Some(Begun { agreed, told: Moment::now(), mounts, abandoned });
+        self.core.drain_for_upgrade(Instant::now());
+    }
+
+    fn volumes_of(&self, session: &Session) -> Vec<String> {
+        let named = |index| self.name_of(index).map(|name| name.to_string());
+        let mut volumes: Vec<String> =
+            session.opened().filter_map(|(index, _)| named(index)).collect();
+        volumes.sort_unstable();
+        volumes
+    }
+
+    fn mounts(&self) -> Vec<Mounted> {
+        let connected = self.core.sessions().iter().filter(|session| session.connections() > 0);
+        let mount = |session: &Session| Mounted {
+            host: session.host_name.to_string(),
+            volumes: self.volumes_of(session),
+            queues: session.connections() > 1,
+        };
+        connected.map(mount).filter(|mount| !mount.volumes.is_empty()).collect()
+    }
+
+    /// Commands that were not answered before their connections ended.
+    fn abandoned(&self) -> u64 {
+        let of = |volume| self.groups.iter().filter_map(move |group| group.volume_stats(volume));
+        let volumes = self.core.volumes().iter();
+        volumes.flat_map(|volume| of(volume.index)).map(|stats| stats.abandoned()).sum()
+    }
+
+    /// What this run leaves to another program, if it makes room for one. The poll groups have
+    /// stopped.
+    pub(in crate::control) fn departure(&mut self) -> Option<Departure> {
+        let begun = self.upgrades.begun.take().filter(|_| self.core.is_upgrading())?;
+        let note = HandOver {
+            form: FORMS[1],
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            told: begun.told,
+            mounts: begun.mounts,
+            stayed: self.core.stayed(),
+            unanswered: self.abandoned().saturating_sub(begun.abandoned),
+            ..HandOver::default()
+        };
+        let Agreed { program, config, hosts } = begun.agreed;
+        let running = self.volumes.running();
+        // Keys may have gone since: what was judged must not bring them back.
+        let hosts = (running.hosts != hosts).then(|| running.hosts.clone());
+        let leaves = Leaves {
+            name: self.description.name.to_string(),
+            ran: running.dump().unwrap_or_default(),
+            judged: config,
+            hosts,
+            stores: self.stores(),
+            // They are written last.
+            records: Vec::new(),
+        };
+        Some(Departure { program, note, leaves })
+    }
+
+    /// Says what this program took over.
+    pub(in crate::control) fn tell_take_over(&mut self) {
+        let Some(status) = self.upgrades.status() else { return };
+        let UpgradeStatus { from_version, failed, ready_ms, mounts, .. } = status;
+        let text = match failed {
+            Some(why) => {
+                tracing::error!(why, "the upgrade failed: this program serves again");
+                format!("the upgrade failed, and version {from_version} serves again: {why}")
+            }
+            None => {
+                tracing::info!(from_version, ready_ms, mounts, "took over");
+                format!("took over from version {from_version}; mounts to come back: {mounts}")
+            }
+        };
+        self.happened(Occurrence::new(EventKind::Upgrade, text));
+    }
+
+    /// Notes which mounts are back since the upgrade.
+    pub(in crate::control) fn look_for_mounts(&mut self) {
+        let sessions: Vec<(String, Vec<String>, usize)> = self
+            .core
+            .sessions()
+            .iter()
+            .map(|s| (s.host_name.to_string(), self.volumes_of(s), s.connections()))
+            .collect();
+        let Some(took) = &mut self.upgrades.took else { return };
+        let before = took.back.iter().filter(|back| **back).count();
+        note_back(&took.note.mounts, &mut took.back, &sessions);
+        let back = took.back.iter().filter(|back| **back).count();
+        if back > before {
+            took.last_back = Some(Moment::now());
+        }
+        if back == took.back.len() {
+            let pause_ms = self.upgrades.status().and_then(|status| status.pause_ms).unwrap_or(0);
+            tracing::info!(pause_ms, mounts = back, "every mount is back");
+            let text = format!("every mount is back after {pause_ms} ms: {back}");
+            self.happened(Occurrence::new(EventKind::Upgrade, text));
+        } else if Instant::now() > took.until {
+            tracing::warn!(away = took.back.len() - back, "mounts did not come back");
+            took.is_over = true;
+        }
+    }
+}
+
+/// Has another program take the place of this one. An answer that is no error says that it has
+/// begun.
+pub(in crate::control) async fn upgrade(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Arc<Reread>,
+    program: PathBuf,
+    force: bool,
+) -> Response {
+    let _turn = reread.turn().await;
+    let Some(before) = asked(requests, |reply| ToControl::MayUpgrade(force, reply)).await else {
+        return stopping();
+    };
+    let before = match before {
+        Ok(before) => before,
+        Err(error) => return Response::refused(error),
+    };
+    let volumes = before.volumes_on_stores();
+    let unseen = || "nobody can tell whether a program could take over".to_owned();
+    let agreed = match with_files(unseen, move || before.may_be_followed_by(&program)).await {
+        Ok(agreed) => agreed,
+        Err(error) => return Response::refused(error),
+    };
+    // While everything is served, so that the pause has little left to write.
+    for volume in volumes {
+        let name = volume.clone();
+        if let Err(error) = carry(requests, VolumeChange::WriteBack { name }, true).await
+            && !force
+        {
+            if requests.is_closed() || error == STOPPING {
+                return stopping();
+            }
+            return Response::refused(format!(
+                "volume `{volume}` cannot be written back: {error}. Mounts may lose what is not in its store: mend \
+                 it, or use --force"
+            ));
+        }
+    }
+    match requests.send(ToControl::Upgrade(Box::new(agreed))).await {
+        Ok(()) => Response::Done,
+        Err(_) => stopping(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(host: &str, volume: &str) -> Mounted {
+        Mounted { host: host.to_owned(), volumes: vec![volume.to_owned()], queues: true }
+    }
+
+    fn session(host: &str, volume: &str, connections: usize) -> (String, Vec<String>, usize) {
+        (host.to_owned(), vec![volume.to_owned()], connections)
+    }
+
+    #[test]
+    fn a_mount_is_back_with_its_volume_and_a_queue() {
+        let mounts = [mount("a", "v"), mount("a", "w"), mount("b", "v")];
+        let mut back = [false; 3];
+        note_back(&mounts, &mut back, &[session("a", "v", 1), session("c", "v", 2)]);
+        assert_eq!(back, [false; 3], "no queue; another host");
+        note_back(&mounts, &mut back, &[session("a", "w", 2), session("b", "v", 3)]);
+        assert_eq!(back, [false, true, true]);
+        // What was back stays so.
+        note_back(&mounts, &mut back, &[session("a", "v", 2)]);
+        assert_eq!(back, [true; 3]);
+    }
+
+    #[test]
+    fn one_session_is_one_mount() {
+        let mounts = [mount("a", "v"), mount("a", "v")];
+        let mut back = [false; 2];
+        note_back(&mounts, &mut back, &[session("a", "v", 2)]);
+        assert_eq!(back, [true, false]);
+        note_back(&mounts, &mut back, &[session("a", "v", 2), session("a", "v", 2)]);
+        assert_eq!(back, [true; 2]);
+    }
+
+    #[test]
+    fn the_pause_ends_with_the_last_mount() {
+        let told = Moment(1_000_000_000);
+        let note = HandOver { told, mounts: vec![mount("a", "v")], ..HandOver::default() };
+        let mut upgrades = Upgrades::after(Some(note));
+        assert_eq!(upgrades.status(), None, "it is not ready");
+        upgrades.ready(Instant::now());
+        let status = upgrades.status().unwrap();
+        assert!(upgrades.is_waiting());
+        assert_eq!((status.pause_ms, status.back, status.away), (None, 0, vec!["a".to_owned()]));
+        let took = upgrades.took.as_mut().unwrap();
+        (took.back[0], took.last_back) = (true, Some(Moment(told.0 + 250_000_000)));
+        let status = upgrades.status().unwrap();
+        assert_eq!((status.pause_ms, status.back, status.away.len()), (Some(250), 1, 0));
+        assert!(!upgrades.is_waiting());
+        // Without mounts nobody waits but for the target.
+        let mut alone = Upgrades::after(Some(HandOver::default()));
+        alone.ready(Instant::now());
+        alone.took.as_mut().unwrap().ready = Moment(7_000_000);
+        assert_eq!(alone.status().unwrap().pause_ms, Some(7));
+        assert_eq!(Upgrades::after(None).status(), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! What people order of a running target by the control socket: changes of volumes, the end of
+//! sessions. One change at a time.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rblk_config::{ByteSize, Exit, VolumeConfig};
+use rblk_operate::said_once;
+use rblk_protocol::Name;
+use tokio::sync::{mpsc, oneshot};
+
+use super::reread::{Reread, with_files};
+use crate::control::ToControl;
+use crate::control::volume_changes::{Changed, Outcome, VolumeChange, VolumeWish, anew};
+use crate::operate::ask::{Response, VolumeReport, stopping};
+use crate::operate::refusal::Refusal;
+use crate::pool::opening::{OpenedVolume, open_one};
+use crate::store::{StoreFault, StoreFaultKind};
+
+/// Time between two looks whether a volume is still in use.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Serves another volume.
+pub(in crate::control) async fn add(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    volume: VolumeConfig,
+) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
+    let name = volume.name.clone();
+    // Before its store is opened: this target may hold it.
+    if running(requests, &name).await.is_ok() {
+        return Err(Refusal::served_already(&name));
+    }
+    let opened = open(reread.target(), volume.clone()).await?;
+    let contradiction = opened.contradiction.map(|found| found.to_string());
+    let report = change(requests, name, VolumeChange::Add(volume, opened)).await?;
+    Ok(VolumeReport { contradiction, ..report })
+}
+
+/// Removes a volume; with `force` also if hosts have it open.
+pub(in crate::control) async fn remove(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    force: bool,
+) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
+    sound(requests, name.clone(), VolumeChange::Remove { name, which: None, force }).await
+}
+
+/// Gives a volume another size; none: that of its file or device.
+pub(in crate::control) async fn resize(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    size: Option<ByteSize>,
+    shrink: bool,
+) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
+    sound(requests, name.clone(), VolumeChange::Resize { name, size, shrink }).await
+}
+
+/// Gives a volume other values.
+pub(in crate::control) async fn set(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    wish: VolumeWish,
+) -> Result<VolumeReport, Refusal> {
+    let _turn = reread.turn().await;
+    let config = wish.on(&running(requests, &name).await?);
+    sound(requests, name, VolumeChange::Become(config)).await
+}
+
+/// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
+/// ends when whoever asked does not wait any more: then the volume stays. A removal that has begun
+/// goes to its end. What comes under the same name later is another volume, and stays.
+pub(in crate::control) async fn remove_when_unused(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    gone: impl Future<Output = io::Result<u8>>,
+) -> Response {
+    tokio::pin!(gone);
+    let given_up = || Response::refused("nobody waits for it any more");
+    let close = |which, close| {
+        let name = name.clone();
+        asked(requests, move |reply| ToControl::CloseToOthers { name, which, close, reply })
+    };
+    let (mut which, mut failure) = (None, None);
+    let response = loop {
+        let users = match close(which, true).await {
+            None => return stopping(),
+            Some(None) if which.is_some() => return Response::refused(anew(&name)),
+            Some(None) => return Response::refused(Refusal::no_volume(&name)),
+            Some(Some((index, users))) => {
+                which = Some(index);
+                users
+            }
+        };
+        if users.is_empty() {
+            if let Some(failure) = failure {
+                break Response::Error(failure);
+            }
+            let _turn = tokio::select! {
+                turn = reread.turn() => turn,
+                _ = &mut gone => break given_up(),
+            };
+            let removal = VolumeChange::Remove { name: name.clone(), which, force: false };
+            match sound(requests, name.clone(), removal).await {
+                Ok(report) => return Response::Volume(Box::new(report)),
+                // A host may have come back since the look.
+                Err(error) => failure = Some(error),
+            }
+            continue;
+        }
+        failure = None;
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            _ = &mut gone => break given_up(),
+        }
+    };
+    let _ = close(which, false).await;
+    response
+}
+
+/// Opens what a volume is served from.
+pub(in crate::control) async fn open(
+    target: Name,
+    config: VolumeConfig,
+) -> Result<Arc<OpenedVolume>, String> {
+    let name = config.name.clone();
+    let late = || format!("the file or device of {name} was not opened");
+    with_files(late, move || match open_one(0, &config, &target) {
+        Ok(opened) => Ok(Arc::new(opened)),
+        Err(error) => Err(said_once(error.as_ref())),
+    })
+    .await
+}
+
+/// Asks control, and waits for the answer. `None`: the target is stopping.
+pub(crate) async fn asked<T>(
+    requests: &mpsc::Sender<ToControl>,
+    request: impl FnOnce(oneshot::Sender<T>) -> ToControl,
+) -> Option<T> {
+    let (reply, answer) = oneshot::channel();
+    requests.send(request(reply)).await.ok()?;
+    answer.await.ok()
+}
+
+/// Carries out a change. `alone`: see [`ToControl::Change`].
+pub(in crate::control) async fn carry(
+    requests: &mpsc::Sender<ToControl>,
+    change: VolumeChange,
+    alone: bool,
+) -> Outcome {
+    let outcome = asked(requests, |reply| ToControl::Change { change, alone, reply }).await;
+    outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
+}
+
+/// Carries out a change that is no part of a reload.
+pub(in crate::control) async fn change(
+    requests: &mpsc::Sender<ToControl>,
+    name: String,
+    change: VolumeChange,
+) -> Result<VolumeReport, String> {
+    let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
+    let (store_fault, contradiction) = (None, None);
+    Ok(VolumeReport {
+        name,
+        volume: config,
+        size_bytes: bytes,
+        given_up,
+        store_fault,
+        contradiction,
+    })
+}
+
+/// What is wrong with the stores of volumes now, by name.
+pub(in crate::control) async fn store_faults(
+    requests: &mpsc::Sender<ToControl>,
+) -> Result<HashMap<String, StoreFault>, String> {
+    let faults = asked(requests, ToControl::StoreFaults).await;
+    faults.ok_or_else(|| "the target is stopping".to_owned())
+}
+
+/// Carries out a change that is no part of a reload, if the store of the volume is fit for it.
+async fn sound(
+    requests: &mpsc::Sender<ToControl>,
+    name: String,
+    wanted: VolumeChange,
+) -> Result<VolumeReport, Refusal> {
+    let before = running(requests, &name).await?;
+    let Some(fault) = store_faults(requests).await?.remove(&name) else {
+        return Ok(change(requests, name, wanted).await?);
+    };
+    if let Some(why) = unfit(&fault, &wanted, &before) {
+        return Err(why.into());
+    }
+    let report = change(requests, name, wanted).await?;
+    Ok(VolumeReport { store_fault: Some(fault), ..report })
+}
+
+/// Why a volume whose store has a fault does not change so. `before` is how it is configured.
+pub(in crate::control) fn unfit(
+    fault: &StoreFault,
+    wanted: &VolumeChange,
+    before: &VolumeConfig,
+) -> Option<String> {
+    let name = &before.name;
+    match wanted {
+        VolumeChange::Remove { force: false, .. } if fault.ends_with_target => Some(format!(
+            "{name} is not removed, since its data would be gone: {fault}. `volume remove {name} --force` does it \
+             all the same"
+        )),
+        VolumeChange::Resize { .. } if fault.is_astray() => {
+            Some(format!("the size of {name} does not change: {fault}"))
+        }
+        VolumeChange::Become(config) if fault.is_astray() && config.size != before.size => {
+            Some(format!("the size of {name} does not change: {fault}"))
+        }
+        VolumeChange::Become(config)
+            if fault.kind == StoreFaultKind::ReadOnly && before.read_only && !config.read_only =>
+        {
+            Some(format!("{name} stays read-only: {fault}"))
+        }
+        _ => None,
+    }
+}
+
+async fn running(requests: &mpsc::Sender<ToControl>, name: &str) -> Result<VolumeConfig, Refusal> {
+    let running = asked(requests, ToControl::Running).await.ok_or("the target is stopping")?;
+    let config = running.volumes.into_iter().find(|volume| volume.name == name);
+    config.ok_or_else(|| Refusal::no_volume(name))
+}
+
+/// The configuration that the target runs with.
+pub(in crate::control) async fn dump(requests: &mpsc::Sender<ToControl>) -> Response {
+    let Some(running) = asked(requests, ToControl::Running).await else { return stopping() };
+    running.dump().map_or_else(|error| Response::refused(error.to_string()), Response::Dump)
+}
+
+/// Ends sessions.
+pub(in crate::control) async fn kick(requests: &mpsc::Sender<ToControl>, session: String) -> Response {
+    let named = session.clone();
+    match asked(requests, |reply| ToControl::Kick(session, reply)).await {
+        None => stopping(),
+        Some(Err(unclear)) => Response::Error(Refusal::new(Exit::Usage, unclear)),
+        Some(Ok(ended)) if ended.is_empty() => Response::Error(Refusal::no_such_thing(format!(
+            "no session is of {named}; `rblk-target session list` shows all"
+        ))),
+        Some(Ok(ended)) => Response::Kicked(ended),
+    }
+}

@@ -1,0 +1,176 @@
+//! [`Predecessor`]: a running program, as the next one has to follow it, and all that is looked at
+//! before one does. Nothing changes meanwhile.
+//!
+//! A start binds, opens and reads. The new program is asked what it would, and what it would do
+//! anew is tried here. What it would go on with is compared with what is open: a program that is
+//! killed in its start leaves only what is at the paths.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, eaccess};
+use rblk_config::{HostConfig, TargetConfig};
+use rblk_fabric::{DeviceCaps, Transport};
+use rblk_operate::said_once;
+
+use super::remembered::Remembered;
+use crate::control::hand_over::{Checked, ask_program, can_hand_over, judge};
+use crate::memory::demand::{GivenBack, Host};
+use crate::store::Backing;
+use crate::store::at_path::AtPath;
+
+/// A running program. See the module.
+#[derive(Debug)]
+pub(crate) struct Predecessor {
+    /// What it serves.
+    pub(in crate::control) serves: Checked,
+    /// The configuration that it runs with.
+    pub(in crate::control) running: TargetConfig,
+    /// The memory that it gives back.
+    pub(in crate::control) gives_back: GivenBack,
+    /// The devices that it serves by.
+    pub(in crate::control) devices: Vec<DeviceCaps>,
+    /// Its stores, by volume.
+    pub(in crate::control) stores: Vec<(String, Arc<Backing>)>,
+    /// What the state directory must hold.
+    pub(in crate::control) remembered: Remembered,
+    /// What can be lost may be lost.
+    pub(in crate::control) forced: bool,
+}
+
+/// A program that may take over, and what that was judged by.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    /// The program.
+    pub(in crate::control) program: PathBuf,
+    /// The configuration that it said it would start with, in TOML.
+    pub(in crate::control) config: Option<String>,
+    /// The hosts that could connect when it was asked.
+    pub(in crate::control) hosts: Vec<HostConfig>,
+}
+
+impl Predecessor {
+    /// The volumes that are written back before.
+    pub(in crate::control) fn volumes_on_stores(&self) -> Vec<String> {
+        self.stores.iter().map(|(volume, _)| volume.clone()).collect()
+    }
+
+    /// Asks a program whether it can follow. Blocks, for as long as file systems do.
+    ///
+    /// # Errors
+    /// It cannot, or a start would not find what this one has; and why.
+    pub(in crate::control) fn may_be_followed_by(self, program: &Path) -> Result<Agreed, String> {
+        can_hand_over().map_err(|error| format!("this program cannot hand over: {error}"))?;
+        self.can_go_on()?;
+        if !self.forced {
+            self.remembered.is_on_disk()?;
+            self.stores.iter().try_for_each(|(volume, backing)| is_at_its_path(volume, backing))?;
+        }
+        let checked = ask_program(program)?;
+        let fault = |error: String| format!("{}: {error}", program.display());
+        judge(&self.serves, &checked).map_err(fault)?;
+        can_bind(&self.serves, &checked).map_err(fault)?;
+        serves_by(&self.devices, checked.devices.as_deref()).map_err(fault)?;
+        if let Some(demand) = &checked.demand {
+            let follows = demand.follows(self.gives_back, &Host::read(), &self.devices);
+            follows.map_err(|error| {
+                fault(format!(
+                    "it could not start with its configuration, even with the memory that this target gives back: \
+                     {error}"
+                ))
+            })?;
+        }
+        Ok(Agreed {
+            program: program.to_owned(),
+            config: checked.config,
+            hosts: self.running.hosts,
+        })
+    }
+
+    /// Whether this program could start again, if the other one could not.
+    fn can_go_on(&self) -> Result<(), String> {
+        let running = self.running.dump().and_then(|text| TargetConfig::parse(&text, "running"));
+        let fault = |error: String| {
+            format!("this program could not start again, if the other one could not: {error}")
+        };
+        running.map_err(|error| fault(error.to_string()))?;
+        self.running.secret_keys().map(drop).map_err(|error| fault(said_once(&error)))
+    }
+}
+
+/// Whether a start would find a store that is open at its path, as it is.
+fn is_at_its_path(volume: &str, backing: &Backing) -> Result<(), String> {
+    let fault = |what: String| {
+        format!(
+            "volume `{volume}`: {what}. A start would not find it as it is served. Mend it, or use --force, which \
+             serves on from the open one"
+        )
+    };
+    let there = AtPath::look(backing);
+    if there != AtPath::Same {
+        return Err(fault(there.describe(backing)));
+    }
+    // The rights of who asks, not of who has it open.
+    let (rights, access) = match backing.read_only() {
+        true => (AccessFlags::R_OK, "read"),
+        false => (AccessFlags::R_OK | AccessFlags::W_OK, "read and write"),
+    };
+    match eaccess(backing.path(), rights) {
+        Err(Errno::EACCES | Errno::EPERM) => Err(fault(format!(
+            "the user of this target may not open {} any more ({access})",
+            backing.path().display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether what the other program would listen on is free, beside what this one leaves to it.
+fn can_bind(served: &Checked, checked: &Checked) -> Result<(), String> {
+    match checked.http {
+        Some(address) if served.http != checked.http => {
+            TcpListener::bind(address).map(drop).map_err(|error| {
+                format!(
+                    "it could not listen on http = \"{address}\": {error} (another program may use the port)"
+                )
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the other program would take connections by the devices that mounts come by.
+fn serves_by(devices: &[DeviceCaps], allowed: Option<&[String]>) -> Result<(), String> {
+    let is_rdma =
+        |caps: &&DeviceCaps| !matches!(caps.transport, Transport::SoftTcp | Transport::SoftMemory);
+    let is_refused =
+        |caps: &&DeviceCaps| allowed.is_some_and(|allowed| !allowed.contains(&caps.name));
+    devices.iter().filter(is_rdma).find(is_refused).map_or(Ok(()), |caps| {
+        Err(format!(
+            "its `devices` would not name {}, by which mounts come back: change the key with a drain and a start",
+            caps.name
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_fabric::{Device, soft};
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_mounts_come_by_is_served_by() {
+        let tcp = Device::Soft(soft::Device::tcp()).caps().clone();
+        let card =
+            DeviceCaps { name: "mlx5_0".to_owned(), transport: Transport::Roce, ..tcp.clone() };
+        let devices = [tcp, card];
+        let named = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(serves_by(&devices, None), Ok(()));
+        assert_eq!(serves_by(&devices, Some(&named(&["mlx5_0", "mlx5_1"]))), Ok(()));
+        let error = serves_by(&devices, Some(&named(&["mlx5_1"]))).unwrap_err();
+        assert!(error.contains("would not name mlx5_0"), "{error}");
+        assert_eq!(serves_by(&devices[..1], Some(&named(&["mlx5_1"]))), Ok(()), "over TCP");
+    }
+}

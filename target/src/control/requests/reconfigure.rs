@@ -1,0 +1,349 @@
+//! The configuration of a target that runs, read again: what is different, and how the target gets
+//! there, whole or not at all.
+//!
+//! Everything that can be refused is looked at before anything changes: the files, the stores of
+//! new volumes, which are opened and locked, the table of hosts, and what each change means for
+//! hosts that have the volume open. Then comes what takes something from hosts: keys, rights,
+//! writes. Then the other changes of volumes, and last what gives hosts more. So no host reaches a
+//! new volume by a right that goes in the same edit. A change of a volume that fails all the same,
+//! as by a disk, is led back with those before it. What was taken from hosts stays taken then.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rblk_config::{
+    Auth, Difference, HostConfig, TargetConfig, VolumeConfig, VolumeDifference, losers, narrowed,
+};
+use tokio::sync::mpsc;
+
+use super::orders::{asked, carry, open, store_faults, unfit};
+use super::reread::{Reading, Reread};
+use crate::control::ToControl;
+use crate::control::core::Hosts;
+use crate::control::volume_changes::VolumeChange;
+use crate::operate::ask::{LimitsWish, ReloadReport, Response};
+use crate::operate::refusal::Refusal;
+use crate::store::StoreFault;
+
+/// Why nothing more is done.
+const STOPPING: &str = "the target is stopping";
+
+/// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
+/// that is refused changes nothing. It waits for no change under way: a key may have to go at once.
+pub(in crate::control) async fn hosts(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Arc<Reread>,
+) -> Response {
+    let (config, reading) = match reread.read().await {
+        Ok(read) => read,
+        Err(error) => return Response::refused(format!("the hosts stay as they were: {error}")),
+    };
+    match let_in_only(requests, (config.hosts.clone(), reading)).await {
+        Ok(ended) => Response::Hosts(reread.report(&config.hosts, ended)),
+        Err(error) => Response::refused(format!("the hosts stay as they were: {error}")),
+    }
+}
+
+/// Changes the limits of a host, as `host set` asks for. Returns its entry now.
+///
+/// # Errors
+/// Nothing has changed, for that reason.
+pub(in crate::control) async fn limit_host(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    name: String,
+    limits: LimitsWish,
+) -> Result<HostConfig, Refusal> {
+    let _turn = reread.turn().await;
+    let answer = asked(requests, |reply| ToControl::LimitHost(name, limits, reply)).await;
+    answer.unwrap_or_else(|| Err(STOPPING.into()))
+}
+
+/// The hosts that a running target lets in, one of them with other limits, and the entry of that
+/// one. Nobody loses a key or a right.
+///
+/// # Errors
+/// Why the hosts stay as they are.
+pub(in crate::control) fn limited(
+    running: &TargetConfig,
+    name: &str,
+    limits: LimitsWish,
+) -> Result<(Vec<HostConfig>, HostConfig), Refusal> {
+    if running.authentication() == Auth::None {
+        return Err(format!(
+            "authentication is off, so no host is known, and the limits of {name} have no effect: write \
+             auth = \"required\" into the configuration, and restart the target"
+        )
+        .into());
+    }
+    let mut changed = running.clone();
+    let host = changed.hosts.iter_mut().find(|host| host.name == name);
+    let host = host.ok_or_else(|| {
+        let text = format!("the running target has no host {name}; `rblk-target dump` shows all");
+        Refusal::no_such_thing(text)
+    })?;
+    *host = host.clone().with_limits(limits.on(host.limits()));
+    let host = host.clone();
+    changed.validate().map_err(|error| error.to_string())?;
+    Ok((changed.hosts, host))
+}
+
+/// From now on control lets in these hosts and no others, unless it has those of a later reading.
+/// Returns whose sessions ended.
+async fn let_in_only(
+    requests: &mpsc::Sender<ToControl>,
+    (hosts, reading): (Vec<HostConfig>, Reading),
+) -> Result<Vec<String>, String> {
+    let answer = asked(requests, |reply| ToControl::Hosts(hosts, reading, reply)).await;
+    answer.unwrap_or_else(|| Err(STOPPING.to_owned()))
+}
+
+/// Reads the configuration again, and changes everything that can change without a restart.
+///
+/// # Errors
+/// Nothing has changed, for that reason.
+pub(crate) async fn everything(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Arc<Reread>,
+    dry_run: bool,
+) -> Result<ReloadReport, String> {
+    let _turn = reread.turn().await;
+    let nothing = |error: String| format!("nothing was reloaded: {error}");
+    let (config, reading) = reread.read().await.map_err(nothing)?;
+    let running = asked(requests, ToControl::Running).await;
+    let running = running.ok_or_else(|| nothing(STOPPING.to_owned()))?;
+    let difference = Difference::between(&running, &config).map_err(|e| nothing(e.to_string()))?;
+    let faults = store_faults(requests).await.map_err(nothing)?;
+    let (changes, mut refused) = prepared(requests, reread, &difference).await;
+    refused.extend(unfit_changes(&changes, &running, &faults));
+    refused.extend(Hosts::new(&config.hosts).err().map(|error| error.to_string()));
+    let mut report = ReloadReport {
+        dry_run,
+        difference,
+        refused,
+        store_faults: faults.into_iter().collect(),
+        access: reread.report(&config.hosts, Vec::new()),
+    };
+    if dry_run {
+        return Ok(report);
+    }
+    if !report.refused.is_empty() {
+        let still = still_let_in(&losers(&running.hosts, &config.hosts));
+        return Err(nothing(report.refused.join("; ") + &still));
+    }
+    let changes = Ordered::new(changes, &report.difference);
+    let hosts = (config.hosts, reading);
+    report.access.ended = carry_out(requests, changes, &running, hosts).await?;
+    tracing::info!(
+        volumes = report.difference.volumes.len(),
+        hosts = ?report.difference.hosts,
+        restart = report.difference.restart.len(),
+        "the configuration was reloaded"
+    );
+    Ok(report)
+}
+
+/// Why volumes whose stores have faults do not change so.
+fn unfit_changes(
+    changes: &[VolumeChange],
+    running: &TargetConfig,
+    faults: &HashMap<String, StoreFault>,
+) -> Vec<String> {
+    let why = |change: &VolumeChange| {
+        let name = match change {
+            VolumeChange::Become(volume) => &volume.name,
+            VolumeChange::Remove { name, .. } => name,
+            _ => return None,
+        };
+        let before = running.volumes.iter().find(|volume| volume.name == *name)?;
+        unfit(faults.get(name)?, change, before)
+    };
+    changes.iter().filter_map(why).collect()
+}
+
+/// Carries out what was judged: what narrows first, what widens last. Returns whose sessions
+/// ended.
+async fn carry_out(
+    requests: &mpsc::Sender<ToControl>,
+    changes: Ordered,
+    running: &TargetConfig,
+    (hosts, reading): (Vec<HostConfig>, Reading),
+) -> Result<Vec<String>, String> {
+    let nothing = |error: String| format!("nothing was reloaded: {error}");
+    let (left, mut ended) = (narrowed(&running.hosts, &hosts), Vec::new());
+    let narrows = !losers(&running.hosts, &hosts).is_empty();
+    if narrows {
+        ended = let_in_only(requests, (left, reading)).await.map_err(nothing)?;
+    }
+    carry_all(requests, changes.0, &running.volumes).await.map_err(|error| match narrows {
+        false => nothing(error),
+        true => format!(
+            "no volume was changed: {error}; what the files take from hosts was taken, and what they give was not"
+        ),
+    })?;
+    if running.hosts != hosts {
+        let more = let_in_only(requests, (hosts, reading)).await;
+        ended.extend(more.map_err(|error| format!("only the volumes were reloaded: {error}"))?);
+    }
+    Ok(ended)
+}
+
+/// What to know of a refusal where keys or rights were to go.
+fn still_let_in(losers: &[String]) -> String {
+    match losers {
+        [] => String::new(),
+        losers => format!(
+            "; keys and rights that the files take from {} are still valid: `rblk-target reload --hosts` takes them \
+             now, whatever becomes of the rest",
+            losers.join(", ")
+        ),
+    }
+}
+
+/// Changes in the order in which they are made: what narrows comes first, and removals, which
+/// cannot be led back, come last.
+struct Ordered(Vec<VolumeChange>);
+
+impl Ordered {
+    fn new(changes: Vec<VolumeChange>, difference: &Difference) -> Self {
+        let narrowing = difference.volumes.iter().filter(|change| change.narrows());
+        let narrowing: Vec<&str> = narrowing.map(VolumeDifference::name).collect();
+        let is_first = |change: &VolumeChange| matches!(change, VolumeChange::Become(volume) if narrowing.contains(&volume.name.as_str()));
+        let (mut first, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_first);
+        first.extend(rest);
+        Self(first)
+    }
+}
+
+/// The changes that lead to a configuration, with the stores of new volumes opened, in the order in
+/// which they are made: what can be led back comes first. Also why it is refused.
+async fn prepared(
+    requests: &mpsc::Sender<ToControl>,
+    reread: &Reread,
+    difference: &Difference,
+) -> (Vec<VolumeChange>, Vec<String>) {
+    let (mut changes, mut removals, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    for change in &difference.volumes {
+        match change {
+            VolumeDifference::Add { volume } => match open(reread.target(), volume.clone()).await {
+                Ok(opened) => changes.push(VolumeChange::Add(volume.clone(), opened)),
+                Err(error) => refused.push(error),
+            },
+            VolumeDifference::Alter { volume, .. } => {
+                changes.push(VolumeChange::Become(volume.clone()))
+            }
+            VolumeDifference::Remove { name } => {
+                removals.push(VolumeChange::Remove {
+                    name: name.clone(),
+                    which: None,
+                    force: false,
+                });
+            }
+        }
+    }
+    changes.extend(removals);
+    let judged = changes.clone();
+    match asked(requests, |reply| ToControl::Judge(judged, reply)).await {
+        Some(faults) => refused.extend(faults),
+        None => refused.push(STOPPING.to_owned()),
+    }
+    (changes, refused)
+}
+
+/// Makes the changes one after the other. If one fails, the ones before it are led back.
+async fn carry_all(
+    requests: &mpsc::Sender<ToControl>,
+    changes: Vec<VolumeChange>,
+    before: &[VolumeConfig],
+) -> Result<(), String> {
+    let (mut back, mut gone): (Vec<VolumeChange>, Vec<String>) = (Vec::new(), Vec::new());
+    for change in changes {
+        let undo = undo_of(&change, before);
+        let removed = match &change {
+            VolumeChange::Remove { name, .. } => Some(name.clone()),
+            _ => None,
+        };
+        match carry(requests, change, false).await {
+            Ok(_) => {
+                back.extend(undo);
+                gone.extend(removed);
+            }
+            Err(mut error) => {
+                for undo in back.into_iter().rev() {
+                    if let Err(more) = carry(requests, undo, false).await {
+                        tracing::error!(error = more, "a change of a volume cannot be led back");
+                        error += &format!("; a change before it cannot be undone: {more}");
+                    }
+                }
+                if !gone.is_empty() {
+                    error += &format!("; removed already: {}", gone.join(", "));
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What undoes a change. A file that has become larger stays so. A volume that was removed had no
+/// users, and its data is in its store: `volume add` serves it again.
+fn undo_of(change: &VolumeChange, before: &[VolumeConfig]) -> Option<VolumeChange> {
+    match change {
+        VolumeChange::Add(volume, _) => {
+            Some(VolumeChange::Remove { name: volume.name.clone(), which: None, force: true })
+        }
+        VolumeChange::Become(volume) => {
+            let old = before.iter().find(|old| old.name == volume.name)?;
+            Some(VolumeChange::Become(VolumeConfig { size: volume.size, ..old.clone() }))
+        }
+        VolumeChange::Remove { .. }
+        | VolumeChange::Resize { .. }
+        | VolumeChange::WriteBack { .. }
+        | VolumeChange::Snapshot { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The hosts of a configuration that is another one each time it is read.
+    fn reread() -> Arc<Reread> {
+        let read = AtomicU64::new(0);
+        let name = rblk_protocol::Name::new("t").unwrap();
+        Reread::new(&TargetConfig::default(), (name, true), move || {
+            let time = read.fetch_add(1, Ordering::Relaxed) + 1;
+            let hosts = vec![HostConfig::new(format!("read-{time}"), Vec::new(), Vec::new())];
+            Ok(TargetConfig { hosts, ..TargetConfig::default() })
+        })
+    }
+
+    #[test]
+    fn hosts_are_reloaded_while_something_else_changes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (requests, mut orders) = mpsc::channel(1);
+            let reread = reread();
+            let _turn = reread.turn().await;
+            for time in 1..=2 {
+                let control = async {
+                    let Some(ToControl::Hosts(read, reading, reply)) = orders.recv().await else {
+                        panic!("no hosts");
+                    };
+                    let name = read[0].name.clone();
+                    assert_eq!((name, reading), (format!("read-{time}"), Reading(time)));
+                    reply.send(Ok(vec!["gone".to_owned()])).unwrap();
+                };
+                let both = async { tokio::join!(hosts(&requests, &reread), control).0 };
+                let said = tokio::time::timeout(Duration::from_secs(20), both).await;
+                let Response::Hosts(report) = said.expect("it waits for no turn") else {
+                    panic!("no report");
+                };
+                assert_eq!(report.ended, ["gone"]);
+            }
+        });
+    }
+}

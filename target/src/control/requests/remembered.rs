@@ -1,0 +1,47 @@
+//! [`Remembered`]: whether the state directory holds what it must, so that the next program serves
+//! the mounts of this one.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use crate::control::Control;
+
+/// How long a state directory may take to answer.
+const LOOK_TIME: Duration = Duration::from_secs(10);
+
+/// The answer of the thread that writes the records, which compares them with what is kept.
+#[derive(Debug)]
+pub(in crate::control) struct Remembered {
+    answer: Receiver<Result<(), String>>,
+}
+
+impl Control {
+    /// Begins to compare the state directory with what this run wrote there.
+    pub(in crate::control) fn remembered(&self) -> Remembered {
+        let (reply, answer) = channel();
+        self.persister.compare(reply);
+        Remembered { answer }
+    }
+}
+
+impl Remembered {
+    /// Whether every record is as this run wrote it. Blocks as long as the file system does, for
+    /// 10 s at most.
+    ///
+    /// # Errors
+    /// What is not there, and what would come of it.
+    pub(in crate::control) fn is_on_disk(&self) -> Result<(), String> {
+        let answer = self.answer.recv_timeout(LOOK_TIME);
+        let answer = answer.unwrap_or_else(|_| {
+            Err(format!(
+                "the directory of records (state_dir) does not answer within {LOOK_TIME:?}"
+            ))
+        });
+        answer.map_err(|why| {
+            format!(
+                "{why}: after a start mounts would be refused (fenced), or would report a loss. Put back what was there, or \
+                 use --force"
+            )
+        })
+    }
+}

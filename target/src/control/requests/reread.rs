@@ -1,0 +1,102 @@
+//! [`Reread`]: the configuration that a target was started with, read once more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rblk_config::{Auth, HostConfig, TargetConfig};
+use rblk_operate::said_once;
+use rblk_protocol::Name;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::operate::ask::HostsReport;
+
+/// How long files may take to be read or opened. Changes come one at a time, and wait for that.
+const FILES_TIME: Duration = Duration::from_secs(60);
+
+/// Does that with files, on a thread that may block: this one serves everybody. What ends after
+/// [`FILES_TIME`] is dropped. `what` says what was not done then.
+///
+/// # Errors
+/// Those of the work, or it took too long.
+pub(in crate::control) async fn with_files<T: Send + 'static>(
+    what: impl FnOnce() -> String,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    match tokio::time::timeout(FILES_TIME, tokio::task::spawn_blocking(work)).await {
+        Ok(done) => done.map_err(|error| error.to_string())?,
+        Err(_) => Err(format!(
+            "{} within {} s: its disk or file system does not answer",
+            what(),
+            FILES_TIME.as_secs()
+        )),
+    }
+}
+
+/// Which reading of the files something comes from. A greater one is of files that were read later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(crate) struct Reading(pub(in crate::control) u64);
+
+/// Reads the configuration that the target was started with once more: files and flags.
+pub(crate) struct Reread {
+    read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
+    /// The name of the target, of which the identities of its volumes are made.
+    target: Name,
+    has_file: bool,
+    /// Whether hosts must prove their keys. A reload does not change that.
+    required: bool,
+    /// One change at a time, so that what was read last is used last. Not for hosts, who may have
+    /// to lose rights at once.
+    turn: Mutex<()>,
+    /// The latest, and one at a time.
+    readings: Mutex<Reading>,
+}
+
+impl Reread {
+    /// By this function, which may block, in a target that was started with this configuration.
+    pub(crate) fn new(
+        started: &TargetConfig,
+        (target, has_file): (Name, bool),
+        read: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let required = started.authentication() == Auth::Required;
+        let (turn, readings) = (Mutex::new(()), Mutex::default());
+        Arc::new(Self { read: Box::new(read), target, has_file, required, turn, readings })
+    }
+
+    /// Until the guard is dropped, nothing else changes.
+    pub(in crate::control) async fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
+    /// The name of the target.
+    pub(crate) fn target(&self) -> Name {
+        self.target
+    }
+
+    /// Whether there is a file to read, and not flags alone.
+    pub(crate) fn has_file(&self) -> bool {
+        self.has_file
+    }
+
+    /// The configuration as it is now.
+    pub(in crate::control) async fn read(
+        self: &Arc<Self>,
+    ) -> Result<(TargetConfig, Reading), String> {
+        let mut latest = self.readings.lock().await;
+        latest.0 += 1;
+        let reader = Arc::clone(self);
+        let read = move || (reader.read)().map_err(|error| said_once(error.as_ref()));
+        let config = with_files(|| "the configuration was not read".to_owned(), read).await?;
+        Ok((config, *latest))
+    }
+
+    /// What a reload of these hosts did.
+    pub(in crate::control) fn report(
+        &self,
+        hosts: &[HostConfig],
+        ended: Vec<String>,
+    ) -> HostsReport {
+        let hosts = hosts.iter().map(|host| host.name.clone()).collect();
+        HostsReport { hosts, required: self.required, ended }
+    }
+}

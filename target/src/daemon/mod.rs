@@ -1,0 +1,7 @@
+//! The daemon `rblk-targetd`: builds a target, serves it, and takes it apart.
+
+mod accept;
+mod hang_up;
+pub mod http;
+pub mod serve;
+pub mod signals;

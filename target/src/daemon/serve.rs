@@ -1,0 +1,663 @@
+//! Builds a target from its configuration, runs it, and takes it apart: the only place that knows
+//! all parts.
+//!
+//! Order of the start: limits, control socket, listeners bound, stores, memory, poll groups,
+//! devices, ready. Connections are taken only then, after everything that can fail. The end is the
+//! reverse, and each step waits for the one before.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::sys::resource::{Resource, getrlimit};
+use rblk_config::{Auth, Encrypt, Spin, TargetConfig};
+use rblk_fabric::soft::tls::kernel_has_tls;
+use rblk_fabric::{
+    Address, Device, FabricError, ListenOptions, Listener, PageKind, Region, Scheme,
+};
+use rblk_operate::said_once;
+use rblk_protocol::width::wide;
+use rblk_protocol::{InstanceId, Name};
+use rblk_runtime::spin::SpinMode;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::cache::{Shard, ShardOptions};
+use crate::control::connect::devices::may_serve;
+use crate::control::connect::registering::busy;
+use crate::control::core::{AuthConfig, Capacity, Hosts};
+use crate::control::ends::{GivenUp, RunEnd};
+use crate::control::hand_over::{
+    Checked, HandOver, Inherited, Successor, name_of_control, name_of_http,
+};
+use crate::control::observe::outages::Outages;
+use crate::control::requests::control_socket::{ControlSocket, SocketFile};
+use crate::control::requests::departure::Departure;
+use crate::control::requests::reread::Reread;
+use crate::control::{Control, Limits, Parts, ToControl};
+use crate::daemon::accept::{Missing, accept};
+use crate::daemon::hang_up::reload;
+use crate::daemon::http::{Ending, Farewell, Http};
+use crate::daemon::signals::{RELOADS, Signals, StopOrdered, Stops};
+use crate::data::poll_group::FromGroup;
+use crate::data::poll_group::group_thread;
+use crate::data::poll_group::group_thread::{Handle, Tuning};
+use crate::data::poll_group::peers::Peers;
+use crate::memory::arena::Arena;
+use crate::memory::demand;
+use crate::memory::demand::{Demand, Host};
+use crate::operate::defaults::{NO_HOST, NO_VOLUME, addresses, poll_groups, target_name};
+use crate::operate::status::in_words;
+use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
+use crate::record::StateDirectory;
+use crate::store::uring::{UringOptions, UringStore};
+
+/// How long to wait for an address that this host does not have yet, as while it boots.
+const ADDRESS_WAIT: Duration = Duration::from_secs(5);
+/// Step of that wait.
+const ADDRESS_STEP: Duration = Duration::from_millis(200);
+/// How long the memory of a program may take to come back that became this one, and the step of
+/// that wait.
+const ROOM_WAIT: Duration = Duration::from_secs(3);
+const ROOM_STEP: Duration = Duration::from_millis(50);
+/// How long tasks may take to end, which hold sockets.
+const TASKS_WAIT: Duration = Duration::from_secs(1);
+
+/// Volumes that can be added to a target that runs, where there may be as many open files.
+const PLACES_MORE: usize = 1024;
+
+fn spin_mode(spin: Spin) -> SpinMode {
+    match spin {
+        Spin::Adaptive => SpinMode::ADAPTIVE,
+        Spin::Always => SpinMode::Always,
+        Spin::For(time) => SpinMode::Fixed(time.into()),
+    }
+}
+
+/// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. The
+/// caller holds these signals ([`hold`](crate::daemon::signals::hold)). `reread` reads the
+/// configuration once more, when somebody asks for a reload. `has_file`: it is not of flags alone.
+/// `inherited`: what a program left that this one took over from; taken when this one is ready.
+///
+/// Returns the program that takes the place of this one, if one does. The configuration is
+/// [`Inherited::configuration`], where there is one.
+///
+/// # Errors
+/// Anything that keeps the target from starting, a poll group that broke, or acknowledged data that
+/// was given up at the end.
+pub fn serve(
+    config: &TargetConfig,
+    has_file: bool,
+    inherited: &mut Option<Inherited>,
+    reread: impl Fn() -> anyhow::Result<TargetConfig> + Send + Sync + 'static,
+) -> anyhow::Result<Option<Successor>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let stop = StopOrdered::default();
+    let result = runtime.block_on(async {
+        let name = name_after(config, inherited.as_ref())?;
+        let reread = Reread::new(config, (name, has_file), reread);
+        let stops = Stops::noted_in(stop.clone()).context("SIGTERM")?;
+        run(config, reread, inherited, stops).await
+    });
+    // Tasks that still hold sockets must not outlive their files.
+    runtime.shutdown_timeout(TASKS_WAIT);
+    let Some((successor, file)) = result? else { return Ok(None) };
+    // Nobody reads signals any more: what comes from now on waits for the next program.
+    if stop.is_set() {
+        tracing::info!("the target stops, and no other program takes its place");
+        return Ok(None);
+    }
+    file.stay();
+    Ok(Some(successor))
+}
+
+/// The name of a target that may have taken over: it does not follow the name of the host then.
+fn name_after(config: &TargetConfig, inherited: Option<&Inherited>) -> anyhow::Result<Name> {
+    match inherited.and_then(Inherited::target_name) {
+        Some(name) if config.name.is_none() => Ok(Name::new(name)?),
+        _ => target_name(config),
+    }
+}
+
+/// What a program says that is asked whether it could take over: it could start with this
+/// configuration, as far as that can be seen while another one runs.
+///
+/// # Errors
+/// Why it could not.
+pub fn check_take_over(config: &TargetConfig) -> anyhow::Result<Checked> {
+    let addresses = addresses(config)?;
+    check_encryption(config, &addresses)?;
+    auth_of(config)?;
+    let listen = addresses.iter().map(ToString::to_string).collect();
+    let name = target_name(config)?.to_string();
+    let demand = Demand::of(config, poll_groups(config));
+    Ok(Checked::of_this_program(config, (name, listen), demand))
+}
+
+async fn run(
+    config: &TargetConfig,
+    reread: Arc<Reread>,
+    inherited: &mut Option<Inherited>,
+    stops: Stops,
+) -> anyhow::Result<Option<(Successor, SocketFile)>> {
+    let hang_ups = Signals::of(&RELOADS).context("SIGHUP")?;
+    let before = inherited.as_ref();
+    let name = reread.target();
+    let addresses = addresses(config)?;
+    check_encryption(config, &addresses)?;
+    warn_of_access(config);
+    let auth = auth_of(config)?;
+    raise_limits(config);
+    let demand = Demand::of(config, poll_groups(config));
+    check_room(&demand, before).await?;
+    let mut socket = control_socket(config, before).await?;
+    let http = http_of(config, before).await?;
+    let listen = listen_options(config);
+    let (listeners, missing) = bind_all(&addresses, &listen, before).await?;
+    let listening = listening(&addresses, &listeners, &missing);
+    let devices = devices_of(&listeners, &demand, config.devices.as_deref())?;
+    // Nothing is open yet, and the memory of a large arena takes time.
+    if stops.has_come() {
+        tracing::info!("a stop was ordered before the target was ready");
+        socket.keep();
+        return Ok(None);
+    }
+    let (opened, away, state) = open_what_is_served(config, &name, before)?;
+    let config = &without(config, &away);
+    let stores: Vec<_> = opened.iter().filter_map(|opened| opened.backing.clone()).collect();
+    let outages = Outages::default();
+    let plan = Plan {
+        config,
+        name,
+        auth,
+        listening: listening.clone(),
+        outages: outages.clone(),
+        away,
+        demand: &demand,
+        took_over: before.map(|before| before.note().clone()),
+    };
+    let (control, outbox) = plan.build(state, opened, devices)?;
+    let (request_sender, requests) = mpsc::channel(64);
+    let (incoming, accepting) = accept(listeners, missing, &listen, &outages);
+    tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
+    // From here on there is nothing to go back to.
+    stores.into_iter().for_each(|backing| backing.keep());
+    socket.keep();
+    *inherited = None;
+    let socket = tokio::spawn(socket.serve(request_sender.clone(), reread));
+    let pages = Pages::serve(http, &request_sender);
+    tokio::spawn(drain_at(stops, request_sender));
+    tracing::info!(?listening, poll_groups = poll_groups(config), "ready");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let begun = Instant::now();
+    let result = control.run(incoming, outbox, requests).await;
+    let http = pages.end(farewell(&result)).await?;
+    tracing::info!(served_for = ?begun.elapsed(), "stopped");
+    let RunEnd { clean, given_up, departure, .. } = result?;
+    let Some(Departure { program, note, leaves }) = departure else {
+        return if given_up.is_empty() { Ok(None) } else { Err(GivenUp(given_up).into()) };
+    };
+    let mut sockets = accepting.sockets().await;
+    let (control, file) = socket.await?;
+    sockets.extend(control.map(|socket| (name_of_control(&config.control_socket), socket)));
+    sockets.extend(config.http.zip(http).map(|(address, socket)| (name_of_http(address), socket)));
+    let note = HandOver { clean, ..note };
+    Ok(Some((Successor::new(program, note, leaves, sockets), file)))
+}
+
+/// Whoever is served over HTTP, if anybody is.
+struct Pages {
+    server: Option<JoinHandle<Option<OwnedFd>>>,
+    last_word: watch::Sender<Option<Farewell>>,
+}
+
+impl Pages {
+    fn serve(http: Option<Http>, requests: &mpsc::Sender<ToControl>) -> Self {
+        let (last_word, word) = watch::channel(None);
+        let serve = |http: Http| tokio::spawn(http.serve(requests.clone(), word));
+        Self { server: http.map(serve), last_word }
+    }
+
+    /// Tells pages that are open how the target ended, and waits until they have heard it. Returns
+    /// the socket.
+    async fn end(self, farewell: Farewell) -> anyhow::Result<Option<OwnedFd>> {
+        let _ = self.last_word.send(Some(farewell));
+        match self.server {
+            Some(server) => Ok(server.await?),
+            None => Ok(None),
+        }
+    }
+}
+
+/// What pages that are open are told of the end of a run.
+fn farewell(result: &anyhow::Result<RunEnd>) -> Farewell {
+    let (end, text) = match result {
+        Err(error) => (Ending::Failed, format!("it failed: {}", said_once(error.as_ref()))),
+        Ok(RunEnd { departure: Some(_), .. }) => {
+            (Ending::Upgraded, "another program takes its place".to_owned())
+        }
+        Ok(RunEnd { given_up, .. }) if !given_up.is_empty() => {
+            (Ending::Stopped, format!("acknowledged data is lost: {}", in_words(given_up)))
+        }
+        Ok(RunEnd { stayed: 0, .. }) => (
+            Ending::Drained,
+            "every initiator had left, and everything is in the stores".to_owned(),
+        ),
+        Ok(RunEnd { stayed, .. }) => {
+            (Ending::Stopped, format!("sessions that had not left in time: {stayed}"))
+        }
+    };
+    Farewell { end, text }
+}
+
+/// The volumes of a configuration, those of them that are left away, and where their records are.
+/// Goes on with what the program before left.
+fn open_what_is_served(
+    config: &TargetConfig,
+    name: &Name,
+    before: Option<&Inherited>,
+) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>, StateDirectory)> {
+    let left = before.map(Inherited::stores).transpose().map_err(anyhow::Error::msg)?;
+    let (opened, away) = open_right_ones(config, name, left.unwrap_or_default())?;
+    let records = before.map_or(&[][..], Inherited::records);
+    let state = state_of(config, name, &opened)?.with_left(records).map_err(anyhow::Error::msg)?;
+    Ok((opened, away, state))
+}
+
+/// What there is for the connections of all hosts. What the system does not say has no bound.
+fn capacity(config: &TargetConfig) -> Capacity {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(limit, _)| limit);
+    let files = files.and_then(|limit| demand::files_for_connections(config, limit));
+    let memory_bytes = Host::read().bytes().unwrap_or(u64::MAX);
+    Capacity::new(config.sessions_max, files, memory_bytes)
+}
+
+/// What a target runs with that leaves volumes away: a reload adds them again when they are mended.
+fn without(config: &TargetConfig, away: &[AwayVolume]) -> TargetConfig {
+    let mut config = config.clone();
+    config.volumes.retain(|volume| !away.iter().any(|away| away.name == volume.name));
+    config
+}
+
+/// Raises the limits of this process, and says so if fewer files may be open than all sessions
+/// could take. Control warns when they come near.
+fn raise_limits(config: &TargetConfig) {
+    demand::raise_limits();
+    if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Some(warning) = demand::too_few_files(config, limit)
+    {
+        tracing::info!("{warning}");
+    }
+}
+
+/// What a run is built of when its stores are open.
+struct Plan<'c> {
+    config: &'c TargetConfig,
+    name: Name,
+    auth: Option<AuthConfig>,
+    listening: Vec<String>,
+    outages: Outages,
+    away: Vec<AwayVolume>,
+    demand: &'c Demand,
+    took_over: Option<HandOver>,
+}
+
+impl Plan<'_> {
+    /// Memory, poll groups, control, devices, and what the next run must know.
+    fn build(
+        self,
+        state: StateDirectory,
+        opened: Vec<OpenedVolume>,
+        devices: Vec<Device>,
+    ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
+        let Self { config, name, auth, listening, outages, away, demand, took_over } = self;
+        let arena = demand.allocate(&Host::read())?;
+        let (from_groups, outbox) = mpsc::unbounded_channel();
+        let share = usize::try_from(demand.share())?;
+        let groups = poll_groups(config);
+        let handles = start_poll_groups(config, groups, share, &arena, &opened, &from_groups)?;
+        drop(from_groups);
+        let mut control = Control::new(Parts {
+            listening,
+            outages,
+            away,
+            auth,
+            took_over,
+            ..parts(config, name, state, handles, arena, opened)?
+        })?;
+        // Registering a large arena takes seconds, so it is done before the first connection.
+        // Control alone keeps the devices, so that one that is unplugged can be dropped.
+        for device in devices {
+            control.serve_by(&device).with_context(|| format!("device {}", device.caps().name))?;
+        }
+        // Nothing can fail any more.
+        control.begin();
+        Ok((control, outbox))
+    }
+}
+
+/// Whether the host has the memory. That of the program before this one may come back a little
+/// late: the kernel takes its rings apart in the background.
+async fn check_room(demand: &Demand, before: Option<&Inherited>) -> anyhow::Result<()> {
+    let deadline = Instant::now() + if before.is_some() { ROOM_WAIT } else { Duration::ZERO };
+    loop {
+        match demand.check(&Host::read()) {
+            Err(_) if Instant::now() < deadline => tokio::time::sleep(ROOM_STEP).await,
+            // It had the memory a moment ago, and no other program can serve in its stead.
+            Err(error) if before.is_some_and(Inherited::is_back) => {
+                tracing::warn!(%error, "trying all the same");
+                return Ok(());
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Says in the log that other hosts may do everything, or that no host may do anything, or that
+/// nothing is served.
+fn warn_of_access(config: &TargetConfig) {
+    if let Some(address) = exposed_to_all(config) {
+        tracing::warn!(
+            address,
+            "insecure: everybody who reaches this address can read, write and take over every volume"
+        );
+    }
+    if config.authentication() == Auth::Required && config.hosts.is_empty() {
+        tracing::warn!("{NO_HOST}");
+    }
+    if config.volumes.is_empty() {
+        tracing::warn!("{NO_VOLUME}");
+    }
+}
+
+/// The first address that other hosts reach, where nobody has to prove anything.
+fn exposed_to_all(config: &TargetConfig) -> Option<&str> {
+    config.exposed().filter(|_| config.authentication() == Auth::None)
+}
+
+/// Whether the kernel can encrypt what the configuration wants encrypted.
+fn check_encryption(config: &TargetConfig, addresses: &[Address]) -> anyhow::Result<()> {
+    let over_tcp = addresses.iter().find(|address| address.scheme == Scheme::Tcp);
+    match over_tcp {
+        Some(address) if config.encrypt == Encrypt::Required => kernel_has_tls()
+            .with_context(|| format!("cannot encrypt {address} (encrypt = \"required\")")),
+        _ => Ok(()),
+    }
+}
+
+/// The control socket: that of the program before, where it left one.
+async fn control_socket(
+    config: &TargetConfig,
+    before: Option<&Inherited>,
+) -> anyhow::Result<ControlSocket> {
+    let path = &config.control_socket;
+    let left = before.and_then(|before| before.control(path));
+    if let Some(socket) = left.and_then(|left| ControlSocket::go_on(left, path)) {
+        return Ok(socket);
+    }
+    ControlSocket::bind(path).await.with_context(|| {
+        format!("control socket {} (choose another with --control-socket)", path.display())
+    })
+}
+
+/// Where metrics and the live page are served, if anywhere.
+async fn http_of(
+    config: &TargetConfig,
+    before: Option<&Inherited>,
+) -> anyhow::Result<Option<Http>> {
+    let Some(address) = config.http else { return Ok(None) };
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "http: everybody who reaches this address can read the names of volumes and hosts, their \
+             addresses and their counters; nobody can change anything"
+        );
+    }
+    let http = match before.and_then(|before| before.http(address)) {
+        Some(left) => Http::go_on(left),
+        None => Http::bind(address).await,
+    };
+    http.map(Some)
+        .with_context(|| format!("http = \"{address}\" (another program may use the port)"))
+}
+
+/// Listens at every address, by the sockets of the program before where it left some. A program
+/// that was gone back to serves without an address where it cannot listen: it listens there when it
+/// can.
+async fn bind_all(
+    addresses: &[Address],
+    options: &ListenOptions,
+    before: Option<&Inherited>,
+) -> anyhow::Result<(Vec<Listener>, Vec<Missing>)> {
+    let (mut listeners, mut missing) = (Vec::new(), Vec::new());
+    for address in addresses {
+        let socket = before.and_then(|before| before.listener(&address.to_string()));
+        let listener = match socket {
+            Some(socket) => Listener::go_on(socket, address, options),
+            None => bind(address, options).await,
+        };
+        match listener {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if before.is_some_and(Inherited::is_back) => {
+                tracing::error!(%address, %error, "cannot listen there now: trying again and again");
+                missing.push((address.clone(), error));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((listeners, missing))
+}
+
+/// Where it listens, or is to listen, for people: in the order of the configuration.
+fn listening(addresses: &[Address], listeners: &[Listener], missing: &[Missing]) -> Vec<String> {
+    let mut bound = listeners.iter();
+    let is_missing = |address: &Address| missing.iter().any(|(its, _)| its == address);
+    let named = |address: &Address| match is_missing(address) {
+        true => Some(address.to_string()),
+        false => bound.next().map(|listener| listener.address().to_string()),
+    };
+    addresses.iter().filter_map(named).collect()
+}
+
+/// How every address is listened on.
+fn listen_options(config: &TargetConfig) -> ListenOptions {
+    ListenOptions { tos: config.tos, busy: busy() }
+}
+
+async fn bind(address: &Address, options: &ListenOptions) -> Result<Listener, FabricError> {
+    let begun = Instant::now();
+    let mut said = false;
+    loop {
+        match Listener::bind_with(address, options).await {
+            // At boot the interface may not have its address yet.
+            Err(FabricError::Listen { error, .. })
+                if error.kind() == std::io::ErrorKind::AddrNotAvailable
+                    && begun.elapsed() < ADDRESS_WAIT =>
+            {
+                if !said {
+                    tracing::info!(%address, within = ?ADDRESS_WAIT, "waiting for the address: this host does not have it yet");
+                }
+                said = true;
+                tokio::time::sleep(ADDRESS_STEP).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// The devices that the memory is registered with at the start, which must be able to: those of
+/// addresses that have one, and the only one of a listener on every address. Where peers may come
+/// by several, each is given the memory when the first connection comes by it.
+fn devices_of(
+    listeners: &[Listener],
+    demand: &Demand,
+    allowed: Option<&[String]>,
+) -> anyhow::Result<Vec<Device>> {
+    let mut devices = Vec::new();
+    for listener in listeners {
+        let (mut found, address) = (listener.devices()?, listener.address());
+        if listener.is_everywhere() {
+            found.retain(|device| may_serve(allowed, device));
+            if found.len() != 1 {
+                let names = found.iter().map(|device| device.caps().name.clone());
+                let names = names.collect::<Vec<_>>().join(", ");
+                tracing::info!(%address, names, "devices are prepared at their first connection");
+                continue;
+            }
+        }
+        if let Some(device) = found.iter().find(|device| !may_serve(allowed, device)) {
+            let name = &device.caps().name;
+            anyhow::bail!("{address} is an address of {name}, which `devices` does not name");
+        }
+        for device in &found {
+            demand.registers_with(device.caps())?;
+        }
+        devices.extend(found);
+    }
+    Ok(devices)
+}
+
+/// Where an earlier run of this target left what it knew. Call it when the stores are locked: then
+/// the earlier run has ended.
+fn state_of(
+    config: &TargetConfig,
+    name: &Name,
+    opened: &[OpenedVolume],
+) -> anyhow::Result<StateDirectory> {
+    // A target without volumes gets them while it runs.
+    match opened.is_empty() || opened.iter().any(|opened| opened.backing.is_some()) {
+        true => StateDirectory::open(&config.state_dir, name),
+        false => Ok(StateDirectory::nothing()),
+    }
+}
+
+/// Starts every poll group over its share of the arena, with every volume.
+fn start_poll_groups(
+    config: &TargetConfig,
+    groups: usize,
+    share: usize,
+    arena: &Arc<Region>,
+    opened: &[OpenedVolume],
+    outbox: &mpsc::UnboundedSender<FromGroup>,
+) -> anyhow::Result<Vec<Handle>> {
+    let io_max = u32::try_from(config.max_io.0).context("max_io")?;
+    let extent_max = io_max.max(crate::memory::arena::MIN_EXTENT_BYTES);
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed)?;
+    let shard_options = ShardOptions {
+        dirty_max_bytes: usize::try_from(config.dirty_limit().0)? / groups,
+        write_back_delay: config.write_back_delay.into(),
+        write_back_max_bytes: io_max,
+        seed: u64::from_ne_bytes(seed),
+    };
+    let slow_io = config.slow_io.map(Into::into);
+    let stop_timeout = config.stop_timeout.into();
+    let mut handles = Vec::new();
+    for (index, peers) in Peers::connect(groups)?.into_iter().enumerate() {
+        let range = index * share..(index + 1) * share;
+        let options = UringOptions {
+            volumes: places(opened.len())?,
+            registered: Some(range.clone()),
+            ..UringOptions::default()
+        };
+        let store = UringStore::new(Arc::clone(arena), &options)?;
+        for warning in store.warnings() {
+            tracing::warn!(poll_group = index, "{warning}");
+        }
+        let cpu = config.cpus.as_ref().and_then(|cpus| cpus.get(index).copied());
+        let tuning = Tuning { cpu, spin: spin_mode(config.spin), slow_io, stop_timeout };
+        let part = Arena::over(Arc::clone(arena), range, extent_max)?;
+        let shard = Shard::new(store, part, shard_options, Instant::now());
+        let mut handle = group_thread::start(index, shard, peers, tuning, outbox.clone())?;
+        for opened in opened {
+            handle.add_volume(Arc::clone(&opened.volume), opened.backing.clone())?;
+        }
+        handles.push(handle);
+    }
+    Ok(handles)
+}
+
+/// Volumes that a run can serve that starts with so many: each place costs a place for a file in
+/// the table of every ring, of which the kernel allows as many as the process may have open files.
+fn places(volumes: usize) -> anyhow::Result<u16> {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
+    let more = usize::try_from(files / 2)?.saturating_sub(volumes).min(PLACES_MORE);
+    u16::try_from(volumes + more.max(1)).context("more than 65535 volumes")
+}
+
+/// How hosts prove who they are; `None`: everybody who reaches an address may do everything.
+///
+/// # Errors
+/// A key file that is missing or wrong, or hosts that cannot be told apart.
+fn auth_of(config: &TargetConfig) -> anyhow::Result<Option<AuthConfig>> {
+    if config.authentication() == Auth::None {
+        return Ok(None);
+    }
+    let keys = config.secret_keys()?;
+    for key in &keys {
+        tracing::info!(key = %key.public(), "this target proves its key; mounts name it in target_keys");
+    }
+    Ok(Some(AuthConfig { keys, hosts: Hosts::new(&config.hosts)? }))
+}
+
+/// What control is made of, in a new run.
+fn parts(
+    config: &TargetConfig,
+    name: Name,
+    state: StateDirectory,
+    groups: Vec<Handle>,
+    arena: Arc<Region>,
+    opened: Vec<OpenedVolume>,
+) -> anyhow::Result<Parts> {
+    let mut instance = [0; 16];
+    getrandom::fill(&mut instance)?;
+    let io_max_bytes = u32::try_from(config.max_io.0).context("max_io")?;
+    let store_of = |opened: &OpenedVolume| {
+        let backing = opened.backing.as_ref()?;
+        Some((opened.volume.uuid, backing.identity().cloned()))
+    };
+    let backing_of = |opened: &OpenedVolume| {
+        opened.backing.clone().map(|backing| (opened.volume.index, backing))
+    };
+    let notes_of = |opened: &OpenedVolume| (opened.volume.name.to_string(), opened.notes.clone());
+    Ok(Parts {
+        name,
+        instance: InstanceId(instance),
+        state,
+        limits: Limits {
+            queue_depth_max: config.queue_depth_max,
+            in_capsule_bytes: u32::try_from(config.inline.0).context("inline")?,
+            io_max_bytes,
+            capacity: capacity(config),
+            lease: config.lease.into(),
+            encrypt: config.encrypt,
+        },
+        groups,
+        arena,
+        zeros: Region::allocate(wide(io_max_bytes), PageKind::Normal)?,
+        stores: opened.iter().filter_map(store_of).collect(),
+        running: config.clone(),
+        places: places(opened.len())?,
+        backings: opened.iter().filter_map(backing_of).collect(),
+        volume_notes: opened.iter().map(notes_of).collect(),
+        volumes: opened.into_iter().map(|opened| opened.volume).collect(),
+        listening: Vec::new(),
+        outages: Outages::default(),
+        away: Vec::new(),
+        drain_timeout: config.drain_timeout.into(),
+        stop_timeout: config.stop_timeout.into(),
+        auth: None,
+        insecure: exposed_to_all(config).is_some(),
+        took_over: None,
+    })
+}
+
+/// SIGTERM and SIGINT begin a drain.
+async fn drain_at(stops: Stops, requests: mpsc::Sender<ToControl>) {
+    while stops.next().await.is_ok() {
+        if requests.send(ToControl::Drain(None)).await.is_err() {
+            return;
+        }
+    }
+}

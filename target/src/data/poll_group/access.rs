@@ -1,0 +1,225 @@
+//! [`Access`]: the volumes, and which session opened which of them.
+//!
+//! Invariant: a connection of a session finds only what its own session opened. A session that
+//! takes a place clears it ([`Access::begin`]), whatever was told of the one before. So
+//! [`Access::opened`] need not compare the sessions.
+
+use std::sync::Arc;
+
+use rblk_protocol::width::wide;
+use rblk_protocol::{AccessMode, CommandCapsule, Status};
+
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::SessionIndex;
+use crate::volume::ids::VolumeIndex;
+use crate::volume::limits::Limiter;
+use crate::volume::{Placement, Volume};
+
+/// What a session may do with a volume.
+#[derive(Clone, Copy)]
+pub(super) enum Opened {
+    /// It opened the volume so.
+    Mode(AccessMode),
+    /// It closed the volume, or lost it: commands are told this.
+    Refused(Status),
+}
+
+/// A volume, and where this poll group counts its commands.
+#[derive(Clone)]
+struct Exported {
+    // None: no command finds it now. Commands that found it are still counted.
+    volume: Option<Arc<Volume>>,
+    stats: Arc<VolumeStats>,
+}
+
+/// Volumes and sessions. See the module.
+#[derive(Default)]
+pub(super) struct Access {
+    volumes: Vec<Option<Exported>>,
+    // By the session's place.
+    sessions: Vec<View>,
+    // Some volume or host has limits, or had.
+    has_limits: bool,
+}
+
+/// What one session opened.
+#[derive(Default)]
+struct View {
+    life: u32,
+    // By volume.
+    opened: Vec<Option<Opened>>,
+    // Of its host.
+    limits: Option<Arc<Limiter>>,
+}
+
+impl Access {
+    /// Exports a volume.
+    pub(super) fn add(&mut self, volume: Arc<Volume>, stats: Arc<VolumeStats>) {
+        let at = wide(volume.index.0);
+        self.has_limits |= volume.limits.is_some();
+        if self.volumes.len() <= at {
+            self.volumes.resize(at + 1, None);
+        }
+        self.volumes[at] = Some(Exported { volume: Some(volume), stats });
+    }
+
+    /// This poll group counts commands for a volume here. No command finds the volume yet.
+    pub(super) fn announce(&mut self, volume: VolumeIndex, stats: Arc<VolumeStats>) {
+        let at = wide(volume.0);
+        if self.volumes.len() <= at {
+            self.volumes.resize(at + 1, None);
+        }
+        self.volumes[at] = Some(Exported { volume: None, stats });
+    }
+
+    /// Commands find a volume from now on that was announced.
+    pub(super) fn open_to_commands(&mut self, volume: Arc<Volume>) {
+        let place = self.volumes.get_mut(wide(volume.index.0)).and_then(Option::as_mut);
+        debug_assert!(place.is_some(), "{} is served and was not announced", volume.name);
+        self.has_limits |= volume.limits.is_some();
+        if let Some(place) = place {
+            place.volume = Some(volume);
+        }
+    }
+
+    /// No command finds a volume from now on.
+    pub(super) fn remove(&mut self, volume: VolumeIndex) {
+        if let Some(place) = self.volumes.get_mut(wide(volume.0)).and_then(Option::as_mut) {
+            place.volume = None;
+        }
+    }
+
+    /// Whether a session ever opened a volume: its commands may name it.
+    pub(super) fn knows(&self, session: SessionIndex, volume: VolumeIndex) -> bool {
+        let view = self.sessions.get(wide(session.index)).filter(|view| view.life == session.life);
+        view.is_some_and(|view| view.opened.get(wide(volume.0)).is_some_and(Option::is_some))
+    }
+
+    /// Whether a session may write to a volume in a store.
+    pub(super) fn writes_to_store(&self, session: SessionIndex) -> bool {
+        let view = self.sessions.get(wide(session.index)).filter(|view| view.life == session.life);
+        let opened = view.map_or(&[][..], |view| &view.opened);
+        let may_write = |opened: &Option<Opened>| match opened {
+            Some(Opened::Mode(mode)) => *mode != AccessMode::ReadOnly,
+            _ => false,
+        };
+        let in_store = |exported: &Option<Exported>| {
+            let volume = exported.as_ref().and_then(|exported| exported.volume.as_ref());
+            volume.is_some_and(|volume| matches!(volume.placement, Placement::Store))
+        };
+        opened.iter().zip(&self.volumes).any(|(view, of)| may_write(view) && in_store(of))
+    }
+
+    /// Whether the session of a command has its volume open, and the volume changes now: it is
+    /// neither gone nor can it be used.
+    #[cold]
+    pub(super) fn is_changing(&self, session: SessionIndex, command: &CommandCapsule) -> bool {
+        let Some(volume) = Volume::index_of(command.volume) else { return false };
+        let view = self.sessions.get(wide(session.index));
+        let opened = view.and_then(|view| view.opened.get(wide(volume.0)).copied().flatten());
+        matches!(opened, Some(Opened::Mode(_))) && self.volume(volume).is_none()
+    }
+
+    /// Says what a session may do with a volume from now on.
+    pub(super) fn set(&mut self, session: SessionIndex, volume: VolumeIndex, opened: Opened) {
+        self.begin(session);
+        let Some(View { opened: view, .. }) = self.sessions.get_mut(wide(session.index)) else {
+            return;
+        };
+        let volume = wide(volume.0);
+        if view.len() <= volume {
+            view.resize(volume + 1, None);
+        }
+        view[volume] = Some(opened);
+    }
+
+    /// A session has its place from now on, and nothing of the one before.
+    pub(super) fn begin(&mut self, session: SessionIndex) {
+        if session == SessionIndex::NONE {
+            return;
+        }
+        let at = wide(session.index);
+        if self.sessions.len() <= at {
+            self.sessions.resize_with(at + 1, View::default);
+        }
+        let view = &mut self.sessions[at];
+        if view.life != session.life {
+            view.opened.clear();
+            view.limits = None;
+            view.life = session.life;
+        }
+    }
+
+    /// Forgets a session.
+    pub(super) fn forget(&mut self, session: SessionIndex) {
+        if let Some(view) = self.sessions.get_mut(wide(session.index))
+            && view.life == session.life
+        {
+            view.opened.clear();
+            view.limits = None;
+        }
+    }
+
+    /// The host of a session has these limits from now on.
+    pub(super) fn set_limits(&mut self, session: SessionIndex, limits: Option<Arc<Limiter>>) {
+        self.begin(session);
+        self.has_limits |= limits.is_some();
+        if let Some(view) = self.sessions.get_mut(wide(session.index)) {
+            view.limits = limits;
+        }
+    }
+
+    /// Whether a command may be over a limit: some volume or host has limits, or had. Where none
+    /// ever had, this is all that limits cost.
+    #[inline(always)]
+    pub(super) fn has_limits(&self) -> bool {
+        self.has_limits
+    }
+
+    /// The limits of the host of a session.
+    pub(super) fn host_limits(&self, session: SessionIndex) -> Option<&Limiter> {
+        self.sessions.get(wide(session.index))?.limits.as_deref()
+    }
+
+    /// The volume that a command names, and how its session opened it.
+    ///
+    /// # Errors
+    /// What the command is told.
+    #[inline]
+    pub(super) fn opened(
+        &self,
+        session: SessionIndex,
+        command: &CommandCapsule,
+    ) -> Result<(&Volume, AccessMode), Status> {
+        let index = Volume::index_of(command.volume).ok_or(Status::NoSuchVolume)?;
+        let view = self.sessions.get(wide(session.index)).ok_or(Status::NoSuchVolume)?;
+        let opened = view.opened.get(wide(index.0)).copied().flatten();
+        let opened = opened.ok_or(Status::NoSuchVolume)?;
+        let mode = match opened {
+            Opened::Mode(mode) => mode,
+            Opened::Refused(status) => return Err(status),
+        };
+        let exported = self.volumes.get(wide(index.0)).and_then(Option::as_ref);
+        let Some(Exported { volume: Some(volume), .. }) = exported else {
+            return Err(Status::VolumeGone);
+        };
+        Ok((volume, mode))
+    }
+
+    /// The volume with that index.
+    pub(super) fn volume(&self, volume: VolumeIndex) -> Option<&Volume> {
+        self.volumes.get(wide(volume.0))?.as_ref()?.volume.as_deref()
+    }
+
+    /// Where the commands for a volume are counted.
+    #[inline]
+    pub(super) fn stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
+        self.volumes.get(wide(volume.0))?.as_ref().map(|exported| &*exported.stats)
+    }
+
+    /// Where the bytes of a volume are.
+    #[inline]
+    pub(super) fn placement(&self, volume: VolumeIndex) -> Option<&Placement> {
+        self.volume(volume).map(|volume| &volume.placement)
+    }
+}

@@ -1,0 +1,145 @@
+//! Commands that are not for a volume: to control and back, and the self-test of a connection.
+
+use rblk_fabric::{RemoteBuffer, Rkey, SgeList};
+use rblk_protocol::auth::{AuthError, PROOF_BYTES};
+use rblk_protocol::width::wide;
+use rblk_protocol::{
+    CommandCapsule, Immediate, ResponseCapsule, SELF_TEST_BYTES, Status, Tag, self_test_pattern,
+};
+
+use super::respond::{finish, respond};
+use crate::data::connection::{Connection, SCRATCH_BYTES, Served, Violation};
+use crate::data::poll_group::FromGroup;
+use crate::data::poll_group::lines::Line;
+use crate::data::poll_group::turn::Turn;
+use crate::data::request::{Event, Outcome, Payload};
+use crate::store::Store;
+
+/// Gives an admin command to control.
+#[cold]
+pub(in crate::data::poll_group) fn forward<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) {
+    let Some(command) = command_of(connection, tag) else { return };
+    let mut body = vec![0; wide(command.in_capsule_bytes)];
+    if let Some((region, data)) = connection.data_place(command.tag) {
+        region.read(data, &mut body);
+    }
+    let _ = connection.request_mut(command.tag).step(Event::Forwarded);
+    turn.told.outbox.push(FromGroup::Admin {
+        group: turn.group,
+        connection: connection.id(),
+        admission: connection.params().admission,
+        command,
+        body,
+    });
+    connection.release_data(command.tag);
+}
+
+/// Control answers an admin command: a status, a value, and words for the peer's buffer.
+pub(in crate::data::poll_group) fn reply<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    (status, value, words): (Status, u32, &[u8]),
+) {
+    if !connection.requests().get(tag.index()).is_some_and(|request| request.awaits_control()) {
+        // Control may answer late what ended with its epoch.
+        return;
+    }
+    if !connection.is_live() {
+        let _ = connection.request_mut(tag).step(Event::ControlDone);
+        return;
+    }
+    let mut outcome = Outcome { status, value, payload: Payload::None };
+    if !words.is_empty() {
+        match connection.write_reply(tag, words) {
+            Some(payload) => outcome.payload = payload,
+            None if status == Status::Ok => outcome = Outcome::of(Status::BadLength),
+            None => outcome.value = 0,
+        }
+    }
+    finish(connection, turn, tag, outcome);
+}
+
+/// Answers a self-test with the verbs that were agreed, into the buffer that it names.
+///
+/// # Errors
+/// The peer sends self-tests faster than it takes their answers, or does not prove what it has to.
+#[inline(never)]
+pub(in crate::data::poll_group) fn self_test<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    let Some(command) = command_of(connection, tag) else {
+        return Err(Violation("a request without its command"));
+    };
+    let Some(buffer) = command.buffer.filter(|buffer| buffer.length >= SCRATCH_BYTES) else {
+        finish(connection, turn, tag, Outcome::of(Status::BadLength));
+        return Ok(());
+    };
+    if connection.sends().free() < 2 {
+        return Err(Violation("self-tests faster than their answers are taken"));
+    }
+    let pattern = match proven_pattern(connection, &command) {
+        Ok(Some(pattern)) => {
+            let first_time = connection.is_known();
+            if first_time {
+                turn.told.outbox.push(FromGroup::Proven {
+                    group: turn.group,
+                    connection: connection.id(),
+                    admission: connection.params().admission,
+                });
+            }
+            pattern
+        }
+        Ok(None) => self_test_pattern(command.sequence),
+        Err(error) => {
+            if turn.may_log(Line::Unproven) {
+                tracing::warn!(peer = connection.params().peer, %error, "a self-test proves nothing");
+            }
+            turn.stats.failed_proofs.add(1);
+            return Err(Violation("it does not prove that it is of its session"));
+        }
+    };
+    connection.set_peer_scratch(buffer);
+    let sges = SgeList::one(connection.memory().write_scratch(&pattern));
+    let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+    let immediate = connection.has_immediates().then(|| Immediate::new(tag, command.sequence));
+    connection.sends_mut().queue_write(tag, &sges, remote, immediate, true);
+    let _ = connection.request_mut(tag).step(Event::Answered);
+    if immediate.is_none() {
+        let response = ResponseCapsule::new(tag, command.sequence, Status::Ok);
+        respond(connection, &turn.stats, &response);
+    }
+    connection.release_data(tag);
+    Ok(())
+}
+
+/// What a self-test is answered with that has to prove something; `None` if it has not.
+///
+/// # Errors
+/// Its proof is not right.
+fn proven_pattern(
+    connection: &Connection,
+    command: &CommandCapsule,
+) -> Result<Option<[u8; SELF_TEST_BYTES]>, AuthError> {
+    let Some(due) = connection.params().proof.as_deref() else { return Ok(None) };
+    let mut body = [0; PROOF_BYTES];
+    let data = connection.data_place(command.tag);
+    let data = data.filter(|_| wide(command.in_capsule_bytes) == PROOF_BYTES);
+    let (region, data) = data.ok_or(AuthError::Proof)?;
+    region.read(data, &mut body);
+    let proof = due.key.check(&due.hellos, &body)?;
+    Ok(Some(proof.answer(command.sequence)))
+}
+
+/// The command with this tag, which was just admitted.
+fn command_of(connection: &Connection, tag: Tag) -> Option<CommandCapsule> {
+    let command = connection.request(tag).command().copied();
+    debug_assert!(command.is_some(), "a request without its command");
+    command
+}

@@ -1,0 +1,411 @@
+//! Block commands: from an admitted command to what its opcode and its volume call for.
+
+use std::sync::Arc;
+
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{AccessMode, CommandCapsule, Features, Opcode, Status, Tag};
+use rblk_runtime::Micros;
+
+use super::cut::Cut;
+use super::digest;
+use super::respond::{acknowledge, finish};
+use super::{read, write};
+use crate::cache::{STRIPE_BYTES, shard_of};
+use crate::data::connection::{Connection, Served, Violation};
+use crate::data::poll_group::access::Access;
+use crate::data::poll_group::command::counting;
+use crate::data::poll_group::command::without_data;
+use crate::data::poll_group::held::Held;
+use crate::data::poll_group::over_limit;
+use crate::data::poll_group::over_limit::Delayed;
+use crate::data::poll_group::turn::Turn;
+use crate::data::read_ahead::ReadAhead;
+use crate::data::request::{Action, Event, Outcome, Payload, Span};
+use crate::store::{OpKind, Store};
+use crate::volume::{CacheMode, Placement, Volume};
+
+/// Begins a block command that was admitted, or has it wait for a limit. Out of line: so neither
+/// this nor the walk over the message takes registers from the other.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(never)]
+pub(in crate::data::poll_group) fn start<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    if turn.access.has_limits() {
+        return start_limited(connection, turn, tag);
+    }
+    begin(connection, turn, tag)
+}
+
+/// As [`start`], where some volume or host has limits. Out of line, and its volume is looked up
+/// once more, so that a target without limits pays one test for a command.
+#[inline(never)]
+fn start_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    let (command, came) = (*connection.command(tag)?, turn.time.us);
+    if is_delayed(connection, turn, &command, came) {
+        return Ok(());
+    }
+    begin_limited(connection, turn, tag)
+}
+
+/// Whether a command that came then has to wait for a limit from now on. Then it is in its line.
+fn is_delayed<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    came: Micros,
+) -> bool {
+    let Ok((volume, span)) = allowed(connection, &turn.access, command) else { return false };
+    let host = turn.access.host_limits(connection.params().session);
+    if volume.limits.is_none() && host.is_none() {
+        return false;
+    }
+    let (times, limits) = ((came, turn.time.us), (volume, host));
+    if !over_limit::must_wait(&mut turn.later.waiting, connection, (command, span), limits, times) {
+        return false;
+    }
+    turn.rare = true;
+    over_limit::count_delayed(turn.access.stats(span.volume));
+    true
+}
+
+/// Begins a command that waited for a limit, and whose time has come; or has it wait on, where the
+/// writes of its volume are held.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(never)]
+pub(in crate::data::poll_group) fn start_delayed<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    delayed: Delayed,
+) -> Served {
+    let request = connection.request_mut(delayed.tag);
+    if request.step(Event::MayBegin) != Action::Begin {
+        return Err(Violation("a command waited for a limit and was answered"));
+    }
+    let command = *connection.command(delayed.tag)?;
+    let allowed = allowed(connection, &turn.access, &command).map(|(_, span)| span.volume);
+    let is_held =
+        allowed == Err(Status::ReadOnly) && hold(connection, turn, &command, delayed.came, true);
+    if is_held || allowed.is_ok() {
+        let volume = connection.request(delayed.tag).span().volume;
+        let waited_us = turn.time.us.since(delayed.since);
+        over_limit::count_waited(turn.access.stats(volume), waited_us);
+    }
+    if is_held {
+        return Ok(());
+    }
+    begin_kept(connection, turn, delayed.tag, delayed.came)
+}
+
+/// Begins a write that was held and is not any more, or has it wait for a limit if it has not done
+/// so. Nothing happens if its connection ended.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(never)]
+pub(in crate::data::poll_group) fn start_held<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    held: Held,
+) -> Served {
+    let request = connection.request_mut(held.tag);
+    if request.step(Event::MayBegin) != Action::Begin {
+        return Ok(());
+    }
+    let command = *connection.command(held.tag)?;
+    turn.io = true;
+    if !held.is_let_in && is_delayed(connection, turn, &command, held.came) {
+        return Ok(());
+    }
+    begin_kept(connection, turn, held.tag, held.came)
+}
+
+/// Has a command wait, if the writes of its volume are held. It came then; `is_let_in`: its limits
+/// have let it begin. Returns whether it waits.
+#[cold]
+fn hold<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    command: &CommandCapsule,
+    came: Micros,
+    is_let_in: bool,
+) -> bool {
+    let volume = Volume::index_of(command.volume).and_then(|index| turn.access.volume(index));
+    let Some(volume) = volume.filter(|_| turn.later.held.holds(command)) else { return false };
+    turn.later.held.keep(connection, (command, volume), came, is_let_in);
+    true
+}
+
+/// The volume of a command that its volume and its session allow, and the bytes that it names.
+///
+/// # Errors
+/// What the command is to be told.
+fn allowed<'a>(
+    connection: &Connection,
+    access: &'a Access,
+    command: &CommandCapsule,
+) -> Result<(&'a Volume, Span), Status> {
+    let params = connection.params();
+    let (volume, mode) = access.opened(params.session, command)?;
+    let range = volume.check(command, mode, params.io_max_bytes)?;
+    let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
+    Ok((volume, Span { volume: volume.index, offset, len }))
+}
+
+/// Begins a command that was kept since it came.
+#[cold]
+#[inline(never)]
+fn begin_kept<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    came: Micros,
+) -> Served {
+    turn.time.cq_age.kept(came, turn.time.us);
+    begin_limited(connection, turn, tag)?;
+    counting::kept_began(connection, turn, tag, came);
+    Ok(())
+}
+
+/// [`begin`], out of line: one copy for all commands that are not begun by [`start`] itself.
+#[inline(never)]
+fn begin_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    begin(connection, turn, tag)
+}
+
+/// Begins a command whatever its limits.
+#[inline(always)]
+fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
+    let (params, command) = (connection.params(), connection.command(tag)?);
+    let io_max = params.io_max_bytes;
+    let opened = turn.access.opened(params.session, command);
+    let checked =
+        opened.and_then(|(volume, mode)| Ok((volume, mode, volume.check(command, mode, io_max)?)));
+    let (volume, mode, range) = match checked {
+        Ok(checked) => checked,
+        Err(status) => return refuse(connection, turn, tag, status),
+    };
+    let (offset, len) = range.map_or((0, 0), |range| (range.offset_bytes(), range.len_bytes()));
+    let span = Span { volume: volume.index, offset, len };
+    let (opcode, has_digest) = (command.opcode, command.flags.digest);
+    let has_data = command.in_capsule_bytes > 0;
+    connection.request_mut(tag).names(span);
+    let is_stored_read = opcode == Opcode::Read && matches!(volume.placement, Placement::Store);
+    // A READ of a store is made as without digests, until its data goes.
+    if has_digest && !is_stored_read {
+        let in_memory = matches!(volume.placement, Placement::Memory(_));
+        let digested = check_digest(connection, turn, tag, in_memory)?;
+        if digested != Digested::AsWithout {
+            return start_digested(connection, turn, tag, digested);
+        }
+    }
+    match (opcode, &volume.placement) {
+        (Opcode::Read, Placement::Store) => {
+            let ahead = read_ahead(connection.read_ahead_mut(), volume, span);
+            let cut = Cut::of(volume, turn.group, turn.groups());
+            return read::start(connection, turn, tag, cut, ahead);
+        }
+        (Opcode::Read, Placement::Memory(_)) if read::send_memory(connection, turn, tag)? => {
+            return Ok(());
+        }
+        // Most writes that bring their data are of one part.
+        (Opcode::Write, Placement::Store)
+            if has_data && Cut::of(volume, turn.group, turn.groups()).is_own(span) =>
+        {
+            return write::whole(connection, turn, tag);
+        }
+        (Opcode::Write, Placement::Memory(region)) if has_data => {
+            write::copy_in(connection, &turn.stats, tag, region, wide(offset));
+            acknowledge(connection, turn, tag);
+            return Ok(());
+        }
+        _ => {}
+    }
+    let cut = Cut::of(volume, turn.group, turn.groups());
+    start_other(connection, turn, tag, cut, mode)
+}
+
+/// Answers a command that its volume, or how the volume was opened, does not allow.
+#[cold]
+#[inline(never)]
+fn refuse<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    status: Status,
+) -> Served {
+    let (command, came) = (*connection.command(tag)?, turn.time.us);
+    if turn.access.is_changing(connection.params().session, &command) {
+        return Err(Violation::VOLUME_CHANGES);
+    }
+    if status == Status::ReadOnly && hold(connection, turn, &command, came, false) {
+        return Ok(());
+    }
+    finish(connection, turn, tag, Outcome::of(status));
+    Ok(())
+}
+
+/// Begins a command that is not one of those that most are. Out of line, as is [`start_rare`], so
+/// that those have the registers.
+#[inline(never)]
+fn start_other<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+    mode: AccessMode,
+) -> Served {
+    counting::begin(connection, turn, tag);
+    let (span, reads_out) = (connection.request(tag).span(), connection.params().reads_out);
+    let is_encrypted = connection.params().features.has(Features::ENCRYPT);
+    let Some(placement) = turn.access.placement(span.volume) else {
+        return Err(Violation("a command without its volume"));
+    };
+    let command = connection.command(tag)?;
+    let has_data = command.in_capsule_bytes > 0;
+    let outcome = match (command.opcode, placement) {
+        (Opcode::Read, Placement::Memory(_)) => {
+            Outcome::with(Payload::Memory { offset: wide(span.offset), len: narrow(span.len) })
+        }
+        (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(span.len) }),
+        (Opcode::Write, _) if !has_data && reads_out == 0 => Outcome::of(Status::NotSupported),
+        (Opcode::Write, Placement::Null) if has_data => Outcome::OK,
+        // The kernel may decrypt a record of a stream into its place before it has looked whether
+        // the record is genuine: others read this data when it is.
+        (Opcode::Write, Placement::Memory(_)) if is_encrypted => {
+            let cut = Cut::own(span.volume, turn.group, turn.groups());
+            return write::parts(connection, turn, tag, cut);
+        }
+        (Opcode::Write, Placement::Memory(_)) => {
+            return write::to_memory(connection, turn, tag, span);
+        }
+        (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
+        // Who opened it to read has no writes to make durable, and must not keep the store busy. A
+        // volume that was made read-only may have writes of before.
+        (Opcode::Flush, _) if mode == AccessMode::ReadOnly => Outcome::OK,
+        _ => return start_rare(connection, turn, tag, cut),
+    };
+    finish(connection, turn, tag, outcome);
+    Ok(())
+}
+
+/// What is different about a command with digests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Digested {
+    /// Nothing.
+    AsWithout,
+    /// Its data is not what was sent.
+    Mismatch,
+    /// Its data goes by memory of this group's own shard: others may write a memory volume between
+    /// the CRC and the WRITE, or read it between the READ and the CRC.
+    ByCopy,
+}
+
+/// Checks the in-capsule data of a command with digests.
+#[cold]
+#[inline(never)]
+fn check_digest<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    in_memory: bool,
+) -> Result<Digested, Violation> {
+    let request = connection.request(tag);
+    let Some(command) = request.command() else {
+        return Err(Violation("a request without its command"));
+    };
+    Ok(match (command.opcode, request.data()) {
+        (Opcode::Write, Some(data)) => {
+            let (own, at) = connection.place_of_data(data);
+            let fits = digest::fits_capsule(turn, command, request.span(), (own, at));
+            if fits { Digested::AsWithout } else { Digested::Mismatch }
+        }
+        (Opcode::Write, None) if in_memory && connection.params().reads_out > 0 => Digested::ByCopy,
+        (Opcode::Read, _) if in_memory => Digested::ByCopy,
+        _ => Digested::AsWithout,
+    })
+}
+
+/// Begins such a command.
+#[cold]
+#[inline(never)]
+fn start_digested<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    digested: Digested,
+) -> Served {
+    counting::begin(connection, turn, tag);
+    if digested == Digested::Mismatch {
+        finish(connection, turn, tag, Outcome::of(Status::DigestMismatch));
+        return Ok(());
+    }
+    let cut = Cut::own(connection.request(tag).span().volume, turn.group, turn.groups());
+    match connection.command(tag)?.opcode {
+        Opcode::Read => write::copy_of_read(connection, turn, tag, cut),
+        _ => write::parts(connection, turn, tag, cut),
+    }
+}
+
+/// Begins a FLUSH, DISCARD or WRITE_ZEROES.
+#[inline(never)]
+fn start_rare<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    let (Span { offset, len, .. }, command) =
+        (connection.request(tag).span(), *connection.command(tag)?);
+    let Some(volume) = turn.access.volume(cut.volume) else {
+        return Err(Violation("a command without its volume"));
+    };
+    let kind = match (command.opcode, &volume.placement) {
+        (Opcode::Flush, Placement::Store) if volume.cache == CacheMode::WriteBack => {
+            without_data::flush(connection, turn, tag);
+            return Ok(());
+        }
+        (Opcode::Flush, Placement::Store) => {
+            without_data::sync_now(connection, turn, tag);
+            return Ok(());
+        }
+        (Opcode::Discard | Opcode::WriteZeroes, Placement::Memory(region)) => {
+            let (region, from) = (Arc::clone(region), wide(offset));
+            without_data::zero(connection, turn, tag, region, from..from + wide(len));
+            return Ok(());
+        }
+        (Opcode::Discard, Placement::Store) if volume.discard => OpKind::Discard { offset, len },
+        (Opcode::WriteZeroes, Placement::Store) => {
+            OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
+        }
+        _ => {
+            finish(connection, turn, tag, Outcome::OK);
+            return Ok(());
+        }
+    };
+    let one_stripe = offset / STRIPE_BYTES == (offset + len - 1) / STRIPE_BYTES;
+    let shard = match volume.cache {
+        CacheMode::None => Some(cut.own),
+        _ if cut.groups == 1 || one_stripe => Some(shard_of(volume.index, offset, cut.groups)),
+        _ => None,
+    };
+    without_data::start(connection, turn, tag, kind, shard);
+    Ok(())
+}
+
+/// What a reader of a cached volume may want soon: first byte and bytes.
+#[inline]
+fn read_ahead(streams: &mut ReadAhead, volume: &Volume, span: Span) -> Option<(u64, u32)> {
+    let max = volume.read_ahead_bytes;
+    if volume.cache == CacheMode::None || max == 0 {
+        return None;
+    }
+    let size = volume.blocks.bytes(volume.block_size).unwrap_or(0);
+    streams.on_read(volume.index, span.offset, narrow(span.len), max, size)
+}

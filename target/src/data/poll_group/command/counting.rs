@@ -1,0 +1,197 @@
+//! What is counted of block commands: when one begins to wait, when it is answered, and when its
+//! connection ends before that. By poll group, by connection and by volume.
+
+use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
+use rblk_runtime::Micros;
+
+use crate::data::connection::{Connection, ConnectionParams};
+use crate::data::group_stats::Stats;
+use crate::data::poll_group::slow::SlowIo;
+use crate::data::poll_group::trace_ring::TracedIo;
+use crate::data::poll_group::turn::Turn;
+use crate::data::request::{Event, Request};
+use crate::store::Store;
+use crate::volume::counts::VolumeStats;
+use crate::volume::timing::Took;
+use crate::volume::traffic::{IoKind, Stages};
+
+/// A block command, for a volume that its session opened, has to wait for something. Nothing is
+/// noted of a command that is answered at once. Returns its request.
+#[inline(always)]
+pub(in crate::data::poll_group) fn begin<'a, S: Store>(
+    connection: &'a mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+) -> &'a mut Request {
+    let (params, request) = connection.of(tag);
+    if let Some(volume) = turn.access.stats(request.span().volume) {
+        request.timing().begin(turn.time.us, turn.time.cq_age.get());
+        params.io.begin();
+        volume.io.begin();
+    }
+    request
+}
+
+/// A command that was to be answered at once has to wait for send credits.
+#[cold]
+#[inline(never)]
+pub(in crate::data::poll_group) fn begin_late<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+) {
+    if !connection.request_mut(tag).timing().has_begun() {
+        begin(connection, turn, tag);
+    }
+}
+
+/// A command is answered with this status: its answer is queued.
+#[inline(never)]
+pub(in crate::data::poll_group) fn answered<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+    status: Status,
+) {
+    let Some(command) = request.command() else { return };
+    let (kind, bytes) = (IoKind::of(command.opcode), Stats::data_bytes(command));
+    turn.stats.count(command, bytes, status);
+    if let Some(kind) = kind {
+        record(params, request, turn, (kind, bytes, status != Status::Ok));
+    }
+}
+
+/// A command that has no data to send back is answered well: its answer is queued.
+#[inline(always)]
+pub(in crate::data::poll_group) fn acknowledged<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+) {
+    let Some(command) = request.command() else { return };
+    if command.opcode == Opcode::Write {
+        let bytes = Stats::data_bytes(command);
+        turn.stats.count_write(bytes, command.in_capsule_bytes > 0);
+        record(params, request, turn, (IoKind::Write, bytes, false));
+    } else {
+        answered(params, request, turn, Status::Ok);
+    }
+}
+
+/// A READ is answered well: its answer is queued. Its state says so from now on.
+#[inline(always)]
+pub(in crate::data::poll_group) fn answered_read<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+) {
+    let (params, request) = connection.of(tag);
+    let _ = request.step(Event::Answered);
+    let bytes = request.span().len;
+    turn.stats.count_read(bytes);
+    record(params, request, turn, (IoKind::Read, bytes, false));
+}
+
+/// Counts an answer by connection and by volume. A command that failed before it began is of no
+/// volume.
+#[inline(always)]
+fn record<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+    (kind, bytes, failed): (IoKind, u64, bool),
+) {
+    params.io.answered(kind, bytes, failed);
+    let begun = request.timing().has_begun();
+    if failed && !begun {
+        return;
+    }
+    let Some(volume) = turn.access.stats(request.span().volume) else { return };
+    volume.io.answered(kind, bytes, failed);
+    if !begun {
+        return volume.latency.record_one_turn(kind, turn.time.cq_age.get());
+    }
+    params.io.end();
+    volume.io.end();
+    match request.timing().end_in_its_turn(turn.time.us) {
+        Some(queue) => volume.latency.record_one_turn(kind, queue),
+        None => end_later(params, request, turn, volume, (kind, failed)),
+    }
+}
+
+/// A command that had begun is answered in a later turn, or noted something.
+#[inline(never)]
+fn end_later<S: Store>(
+    params: &ConnectionParams,
+    request: &mut Request,
+    turn: &Turn<S>,
+    volume: &VolumeStats,
+    (kind, failed): (IoKind, bool),
+) {
+    match request.timing().end(turn.time.us) {
+        None => debug_assert!(false, "it had begun"),
+        Some(Took::OneTurn(queue)) => volume.latency.record_one_turn(kind, queue),
+        Some(Took::Longer(stages)) => {
+            volume.latency.record(kind, &stages);
+            if turn.told.slow.is_slow(stages.total()) {
+                note_slow(params, request, turn, (stages, failed));
+            }
+        }
+    }
+}
+
+/// A command has begun that came then and was kept. Whether one is slow that was answered at once,
+/// nobody else looks: it seems to take no time.
+#[cold]
+pub(in crate::data::poll_group) fn kept_began<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    came: Micros,
+) {
+    let (params, request) = connection.of(tag);
+    let queue = turn.time.us.since(came);
+    if request.is_answered() && turn.told.slow.is_slow(queue) {
+        let failed = request.outcome().status != Status::Ok;
+        note_slow(params, request, turn, (Stages { queue, ..Stages::default() }, failed));
+    }
+}
+
+#[cold]
+fn note_slow<S: Store>(
+    params: &ConnectionParams,
+    request: &Request,
+    turn: &Turn<S>,
+    (stages, failed): (Stages, bool),
+) {
+    let Some(opcode) = request.opcode() else { return };
+    let (volume, session) = (request.span().volume, params.session);
+    let total = stages.total();
+    if let Some(ring) = turn.told.slow.ring_for(volume, total) {
+        let queue = match params.kind {
+            ConnectionKind::Io { queue } => queue,
+            ConnectionKind::Admin => 0,
+        };
+        let (at, group) = (turn.time.now, turn.group);
+        let io = TracedIo { at, group, session, queue, opcode, offset: 0, len: 0, failed, stages };
+        ring.push(io.of(request.span()));
+    }
+    turn.told.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
+}
+
+/// A connection ends: nothing of it is in flight any more, and what waited to begin never does.
+#[cold]
+pub(in crate::data::poll_group) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
+    for index in 0..connection.requests().len() {
+        let tag = Tag(rblk_protocol::width::narrow(index));
+        let (params, request) = connection.of(tag);
+        let had_begun = request.timing().end(turn.time.us).is_some();
+        if !had_begun && !request.waits_to_begin() {
+            continue;
+        }
+        params.io.abandon(had_begun);
+        if let Some(volume) = turn.access.stats(request.span().volume) {
+            volume.io.abandon(had_begun);
+        }
+    }
+}

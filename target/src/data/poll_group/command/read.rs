@@ -1,0 +1,495 @@
+//! READs of stores: down to the shards, and what they lend back to the initiator.
+//!
+//! A READ that this group's own shard has in memory is answered with one WR, without parts. Other
+//! READs are cut into parts; each part is sent when its shard has lent its bytes, so its memory is
+//! free again without waiting for the other parts. The last WR of all carries the answer.
+
+use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, Sge, SgeList};
+use rblk_protocol::digest::crc32c;
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{Immediate, KeyedDescriptor, Tag};
+
+use super::cut::Cut;
+use super::digest;
+use super::respond::{finish, memory_volume, read_answered};
+use crate::cache::{Hit, STRIPE_BYTES, Segments, ShardRequest, shard_of};
+use crate::data::connection::{Connection, Served, Violation};
+use crate::data::part::{Part, PartIndex, PartState};
+use crate::data::poll_group::command::{counting, send_proof};
+use crate::data::poll_group::turn::Turn;
+use crate::data::request::{Action, Event, Outcome, PartEvent, Span};
+use crate::store::{Segment, Store};
+use crate::volume::Placement;
+use crate::volume::ids::VolumeIndex;
+
+/// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader. One that is
+/// not answered at once begins to wait.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(always)]
+pub(in crate::data::poll_group) fn start<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+    ahead: Option<(u64, u32)>,
+) -> Served {
+    if connection.command(tag)?.in_capsule_bytes > 0 {
+        // Of no use.
+        connection.release_data(tag);
+    }
+    let (session, span) = (connection.params().session, connection.request(tag).span());
+    // Most reads are of one part, which is in memory.
+    let hit = if cut.is_own(span) {
+        turn.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
+    } else {
+        None
+    };
+    match hit {
+        Some(Hit::One(run)) => {
+            send_whole(connection, turn, tag, run, Segments::one(session, run))?;
+        }
+        Some(Hit::More(memory)) => send_blocks(connection, turn, tag, memory)?,
+        None => {
+            counting::begin(connection, turn, tag);
+            ask_parts(connection, turn, tag, cut)?;
+        }
+    }
+    if let Some((from, bytes)) = ahead {
+        prefetch(turn, span.volume, from, bytes);
+    }
+    Ok(())
+}
+
+/// Answers a READ of a memory volume by one WR, where the answer rides on the data. False: it is to
+/// be answered as other commands are.
+#[inline(always)]
+pub(in crate::data::poll_group) fn send_memory<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+) -> Result<bool, Violation> {
+    let (command, span) = (connection.command(tag)?, connection.request(tag).span());
+    let memory = turn.pollers[connection.poller()].memory.as_ref();
+    let region = memory.and_then(|memory| memory_volume(memory, span.volume));
+    if command.in_capsule_bytes == 0
+        && connection.bounce().is_none()
+        && connection.has_immediates()
+        && connection.sends().may_take(1)
+        && let Some(buffer) = command.buffer
+        && let Some(sge) = region.and_then(|region| region.sge(wide(span.offset), narrow(span.len)))
+    {
+        let sequence = command.sequence;
+        let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+        let immediate = Some(Immediate::new(tag, sequence));
+        connection.sends_mut().queue_write(tag, &SgeList::one(sge), remote, immediate, false);
+        read_answered(connection, turn, (tag, sequence), true);
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Sends the blocks that a READ wants, of which this group's own shard has lent `memory`.
+#[inline(never)]
+fn send_blocks<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    memory: Segments,
+) -> Served {
+    match *memory.as_slice() {
+        [run] => send_whole(connection, turn, tag, run, memory),
+        _ => send_as_part(connection, turn, tag, memory),
+    }
+}
+
+/// Sends all that a READ wants, which this group's own shard has lent in one run: by one WR, if no
+/// other command waits for send credits; else as a part.
+#[inline(always)]
+fn send_whole<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    run: Segment,
+    memory: Segments,
+) -> Served {
+    let request = connection.request(tag);
+    if let Some(command) = request.command()
+        && let (Some(buffer), digest) = (command.buffer, command.flags.digest)
+        && u64::from(run.len) == request.span().len
+        && connection.has_immediates()
+        && connection.sends().may_take(1)
+        && let Some(sge) = turn.arena(connection).and_then(|arena| arena.sge(run.offset, run.len))
+    {
+        let remote = RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) };
+        let sequence = command.sequence;
+        let at = if digest {
+            queue_with_trailer(connection, turn, (tag, sge, run), remote)?
+        } else {
+            let immediate = Some(Immediate::new(tag, sequence));
+            connection.queue_lent(tag, &SgeList::one(sge), remote, immediate, true)
+        };
+        connection.pin(at, narrow(turn.group), memory, buffer.length);
+        read_answered(connection, turn, (tag, sequence), true);
+        send_proof::ask_if_much(connection);
+        return Ok(());
+    }
+    send_as_part(connection, turn, tag, memory)
+}
+
+/// Sends all that a READ wants as a part.
+#[inline(never)]
+fn send_as_part<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    memory: Segments,
+) -> Served {
+    counting::begin(connection, turn, tag);
+    let request = connection.request_mut(tag);
+    let span = request.span();
+    let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
+    let _ = request.step(Event::Part(part));
+    let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::Hit(memory)));
+    send_parts(connection, turn, tag)
+}
+
+/// Queues the WRITE of all data of a READ, which is in one run, and of its trailer. Returns its
+/// position.
+#[cold]
+#[inline(never)]
+fn queue_with_trailer<S: Store>(
+    connection: &mut Connection,
+    turn: &Turn<S>,
+    (tag, data, run): (Tag, Sge, Segment),
+    remote: RemoteBuffer,
+) -> Result<u64, Violation> {
+    let command = connection.command(tag)?;
+    let immediate = Some(Immediate::new(tag, command.sequence));
+    let crc = turn.shard.slots().region().sum(run.offset, wide(run.len), crc32c);
+    let sges = SgeList::two(data, connection.memory().write_trailer(command, crc));
+    Ok(connection.queue_lent(tag, &sges, remote, immediate, true))
+}
+
+/// Cuts a READ into parts, and asks the shard of each. What this group's own shard has in memory
+/// need not be asked for.
+#[inline(never)]
+fn ask_parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    let span = connection.request(tag).span();
+    if cut.is_own(span) {
+        // A part that is all of the READ was looked for already.
+        let request = connection.request_mut(tag);
+        let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
+        let _ = request.step(Event::Part(part));
+        let _ = request.step(Event::Asked);
+        let from = turn.token(connection, tag, PartIndex::FIRST);
+        turn.shard.read_missed(from, span.volume, span.offset, narrow(span.len));
+        return Ok(());
+    }
+    split(connection, tag, cut);
+    let session = connection.params().session;
+    let mut hits = false;
+    for at in 0..connection.request(tag).parts().len() {
+        let index = PartIndex(narrow(at));
+        let part = &connection.request(tag).parts()[at];
+        let (shard, offset, len) = (part.shard(), part.offset(), part.len());
+        if shard == turn.group
+            && let Some(hit) = turn.shard.lend_hit(session, cut.volume, offset, len)
+        {
+            let memory = hit.into_segments(session);
+            let _ = connection.request_mut(tag).step(Event::OfPart(index, PartEvent::Hit(memory)));
+            hits = true;
+        } else {
+            let from = turn.token(connection, tag, index);
+            let read = ShardRequest::Read { from, volume: cut.volume, offset, len };
+            turn.ask(connection, tag, shard, read);
+        }
+    }
+    if hits { send_parts(connection, turn, tag) } else { Ok(()) }
+}
+
+/// The memory for the copy is there.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn send_copy<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    let request = connection.request_mut(tag);
+    let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume) else {
+        return Err(Violation("a copy of what is not in memory"));
+    };
+    let part = &mut request.parts_mut()[wide(index.0)];
+    let (arena, from) = (turn.shard.slots().region(), wide(part.offset()));
+    part.memory().each_run(0, part.len(), |run, begins| {
+        region.copy_to(from + wide(begins), arena, run.offset, wide(run.len));
+    });
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+    let (Some(job), memory) = part.take_memory() else {
+        return Err(Violation("a copy without memory"));
+    };
+    turn.shard.lend_reserved(job);
+    let _ = request.step(Event::OfPart(index, PartEvent::Hit(memory)));
+    send_parts(connection, turn, tag)
+}
+
+/// Cuts the range of a command into the parts of its shards.
+pub(in crate::data::poll_group) fn split(connection: &mut Connection, tag: Tag, cut: Cut) {
+    let request = connection.request_mut(tag);
+    let span = request.span();
+    let (mut from, end) = (span.offset, span.offset + span.len);
+    while from < end {
+        let (to, shard) = cut.first(from, end);
+        let part = Part::new(shard, from, narrow(from - span.offset), narrow(to - from));
+        let _ = request.step(Event::Part(part));
+        from = to;
+    }
+}
+
+/// Tells the shards what may be wanted soon.
+#[inline(never)]
+fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
+    let end = from + u64::from(bytes);
+    while from < end {
+        let to = end.min((from / STRIPE_BYTES + 1) * STRIPE_BYTES);
+        let shard = shard_of(volume, from, turn.groups());
+        turn.tell(shard, ShardRequest::Prefetch { volume, offset: from, len: narrow(to - from) });
+        from = to;
+    }
+}
+
+/// Sends what is there of a READ's parts, unless other commands wait for send credits: no command
+/// overtakes them.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn send_parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    if !connection.request(tag).awaits_parts() {
+        return Ok(());
+    }
+    if connection.sends_mut().waits_behind_others(tag) {
+        note_ready(connection, turn, tag);
+        return Ok(());
+    }
+    continue_parts(connection, turn, tag)
+}
+
+/// Sends what is there of a READ's parts, as far as send credits allow.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn continue_parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    while send_part(connection, turn, tag)? {}
+    send_proof::ask_if_much(connection);
+    let request = connection.request(tag);
+    if request.has_failed() && request.awaits_parts() && request.next_to_send().is_none() {
+        let status = request.outcome().status;
+        finish(connection, turn, tag, Outcome::of(status));
+    }
+    Ok(())
+}
+
+/// A READ waits for send credits: if all of it is there, for nothing else from now on.
+#[cold]
+fn note_ready<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
+    let request = connection.request_mut(tag);
+    if !request.has_shards() {
+        request.timing().awaits_credits(turn.time.us);
+    }
+}
+
+/// Queues one WR of the first part that is there, or waits for send credits, or for room to send
+/// from. False: there is no more to send now.
+#[inline]
+fn send_part<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Result<bool, Violation> {
+    let request = connection.request(tag);
+    let Some((index, is_last)) = request.next_to_send() else { return Ok(false) };
+    let part = &request.parts()[wide(index.0)];
+    let mut sges = SgeList::default();
+    // The trailer takes the place of a run.
+    let digests = connection.has_digests();
+    let most = connection.params().send_sges - u32::from(digests);
+    let bytes = match turn.arena(connection) {
+        Some(arena) => gather(part, arena, most, &mut sges),
+        None => Some(part.len()),
+    };
+    let (Some(bytes), Some(command)) = (bytes, request.command()) else {
+        return Err(Violation("a read without memory"));
+    };
+    let (Some(buffer), sequence) = (command.buffer, command.sequence) else {
+        return Err(Violation("a read without a buffer"));
+    };
+    let remote = RemoteBuffer {
+        addr: buffer.address + u64::from(part.at() + part.posted()),
+        rkey: Rkey(buffer.rkey),
+    };
+    let ends_part = part.posted() + bytes == part.len();
+    let answers = is_last && ends_part;
+    let with_immediate = answers && connection.has_immediates();
+    let apart = digests && answers && goes_apart(part, request.span());
+    let mut needed = 1 + u64::from(apart);
+    if answers && !with_immediate {
+        needed += connection.sends().response_needs();
+    }
+    if connection.sends().free() < needed || !connection.may_prepare(bytes) {
+        turn.stats.send_credit_waits.add(1);
+        note_ready(connection, turn, tag);
+        connection.sends_mut().keep_waiting_first(tag);
+        return Ok(false);
+    }
+    if connection.bounce().is_some() {
+        let copied = copy_out(connection, turn, tag, index, &mut sges);
+        copied.ok_or(Violation("a read without memory"))?;
+    }
+    if digests {
+        sum_part(connection, turn, tag, index);
+        if answers && !apart {
+            // There is room: one piece less was gathered.
+            let _ = sges.push(trailer(connection, tag)?);
+        }
+    }
+    let immediate = with_immediate.then(|| Immediate::new(tag, sequence));
+    let with_data = if apart { None } else { immediate };
+    let at = connection.queue_lent(tag, &sges, remote, with_data, ends_part);
+    connection.prepared_is_sent(at);
+    let request = connection.request_mut(tag);
+    if request.step(Event::OfPart(index, PartEvent::Sent(bytes))) == Action::Pin {
+        keep_sent(connection, turn, tag, index, at);
+    }
+    if apart {
+        queue_trailer(connection, tag, buffer, immediate)?;
+    }
+    if answers {
+        read_answered(connection, turn, (tag, sequence), with_immediate);
+    }
+    Ok(!answers)
+}
+
+/// All of a part is sent, by the WRITE at that position or before: its memory is kept until the
+/// peer has the bytes, unless they were sent from a copy.
+#[inline]
+fn keep_sent<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+    at: u64,
+) {
+    let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
+    let (shard, len, (_, memory)) = (part.shard(), part.len(), part.take_memory());
+    if connection.bounce().is_some() {
+        turn.release(shard, memory);
+    } else {
+        connection.pin(at, narrow(shard), memory, len);
+    }
+}
+
+/// Copies all of a part to where the connection sends from (iWARP).
+#[cold]
+fn copy_out<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+    sges: &mut SgeList,
+) -> Option<()> {
+    let part = &connection.request(tag).parts()[wide(index.0)];
+    let bounce = connection.bounce()?;
+    let (to, at) = bounce.prepared()?;
+    let arena = turn.shard.slots().region();
+    part.memory().each_run(0, part.len(), |run, begins| {
+        arena.copy_to(run.offset, to, at + wide(begins), wide(run.len));
+    });
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+    sges.push(bounce.prepared_sge(part.len())?).then_some(())
+}
+
+/// Whether the trailer of a READ goes by a WRITE of its own, if this part is the last to go. Parts
+/// go as they are there, and the trailer is behind the data.
+#[cold]
+#[inline(never)]
+fn goes_apart(part: &Part, span: Span) -> bool {
+    part.at() + part.len() != narrow::<u32, _>(span.len)
+}
+
+/// Makes the CRC of a part before the first of it goes.
+#[cold]
+#[inline(never)]
+fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, index: PartIndex) {
+    let part = &mut connection.request_mut(tag).parts_mut()[wide(index.0)];
+    if part.posted() == 0 {
+        let crc = digest::sum(part.memory(), turn.shard.slots().region(), 0, part.len());
+        part.set_crc(crc);
+    }
+}
+
+/// The trailer of a READ whose parts have their CRCs.
+#[cold]
+#[inline(never)]
+fn trailer(connection: &Connection, tag: Tag) -> Result<Sge, Violation> {
+    let command = connection.request(tag).command();
+    let command = command.ok_or(Violation("a trailer without a command"))?;
+    Ok(connection.memory().write_trailer(command, digest::whole(connection, tag)))
+}
+
+/// Queues the WRITE of a trailer that goes apart.
+#[cold]
+#[inline(never)]
+fn queue_trailer(
+    connection: &mut Connection,
+    tag: Tag,
+    buffer: KeyedDescriptor,
+    immediate: Option<Immediate>,
+) -> Served {
+    let sges = SgeList::one(trailer(connection, tag)?);
+    let addr = buffer.address + connection.request(tag).span().len;
+    let remote = RemoteBuffer { addr, rkey: Rkey(buffer.rkey) };
+    connection.sends_mut().queue_write(tag, &sges, remote, immediate, false);
+    Ok(())
+}
+
+/// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.
+#[inline]
+fn gather(part: &Part, arena: &MemoryRegion, most: u32, sges: &mut SgeList) -> Option<u32> {
+    debug_assert!(part.state() == PartState::AwaitsSend);
+    if let [run] = part.memory().as_slice()
+        && (part.posted(), run.len) == (0, part.len())
+    {
+        // Most answers are of one run.
+        return sges.push(arena.sge(run.offset, run.len)?).then_some(run.len);
+    }
+    let most = wide(most).clamp(1, MAX_SGE);
+    let (mut count, mut bytes, mut inside) = (0, 0, true);
+    part.memory().each_run(part.posted(), part.len(), |run, _| {
+        if count < most {
+            match arena.sge(run.offset, run.len) {
+                Some(sge) => inside &= sges.push(sge),
+                None => inside = false,
+            }
+            count += 1;
+            bytes += run.len;
+        }
+    });
+    (inside && bytes > 0).then_some(bytes)
+}

@@ -1,0 +1,109 @@
+//! Answers of shards, and credits that came back: the next step of each command.
+
+use rblk_protocol::width::wide;
+use rblk_protocol::{Status, Tag};
+
+use super::respond::{acknowledge, answer, finish};
+use super::{read, write};
+use crate::cache::ShardReply;
+use crate::data::connection::{Connection, Served, Violation};
+use crate::data::part::PartIndex;
+use crate::data::poll_group::command::without_data;
+use crate::data::poll_group::turn::Turn;
+use crate::data::request::{Action, Event, HeldRange, Outcome, PartEvent};
+use crate::store::Store;
+use crate::volume::timing::Spent;
+
+/// A shard answered what was asked of it for a command of this connection.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline]
+pub(in crate::data::poll_group) fn on_reply<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    reply: ShardReply,
+) -> Served {
+    let to = reply.to();
+    let (tag, part) = (to.tag, PartIndex(to.part));
+    connection.request_mut(tag).timing().spent(reply.spent());
+    let event = match reply {
+        ShardReply::Read { result, .. } => Event::OfPart(part, PartEvent::Lent(result)),
+        ShardReply::Reserved { job, memory, .. } => {
+            Event::OfPart(part, PartEvent::Reserved(job, memory))
+        }
+        ShardReply::Held { job, .. } => Event::Held(HeldRange { shard: part.0.into(), job }),
+        ShardReply::Done { result, .. } => Event::Done(part, result),
+    };
+    let action = connection.request_mut(tag).step(event);
+    carry_out(connection, turn, tag, action)
+}
+
+/// The own shard's store wrote the data of a command without parts.
+#[inline]
+pub(in crate::data::poll_group) fn on_stored<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) {
+    let request = connection.request_mut(tag);
+    request.timing().spent(Spent::at_store());
+    match request.step(Event::Stored) {
+        Action::Finish(Status::Ok) => acknowledge(connection, turn, tag),
+        Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
+        _ => {}
+    }
+}
+
+/// Carries out what the answer of a shard calls for.
+fn carry_out<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    action: Action,
+) -> Served {
+    match action {
+        Action::Wait => {}
+        Action::Fetch(part) => return write::fetch(connection, turn, tag, part),
+        Action::Send => return read::send_parts(connection, turn, tag),
+        Action::Sync => without_data::sync(connection, turn, tag),
+        Action::Hold(shard) => without_data::hold(connection, turn, tag, shard),
+        Action::Unhold(outcome) => without_data::unhold(connection, turn, tag, outcome),
+        Action::Finish(status) => finish(connection, turn, tag, Outcome::of(status)),
+        Action::GiveBack(part) => {
+            turn.give_back(&mut connection.request_mut(tag).parts_mut()[wide(part.0)]);
+        }
+        Action::Begin | Action::Place | Action::Pin | Action::Change | Action::Impossible => {
+            debug_assert!(false, "no answer of a shard calls for this");
+            return Err(Violation("a command lost its way"));
+        }
+    }
+    Ok(())
+}
+
+/// Send credits or READ credits came back: those that waited longest go on.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline]
+pub(in crate::data::poll_group) fn on_credits<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+) -> Served {
+    while let Some(tag) = connection.next_for_credits() {
+        if connection.request(tag).awaits_parts() {
+            read::continue_parts(connection, turn, tag)?;
+        } else {
+            debug_assert!(connection.request(tag).awaits_credits());
+            answer(connection, turn, tag);
+        }
+    }
+    if connection.sends().has_waiting() {
+        // READs would take the credits that answers wait for.
+        return Ok(());
+    }
+    while let Some((tag, part)) = connection.next_for_read() {
+        write::post_reads(connection, turn, tag, part)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! Proofs: how memory that answers were sent from is seen to be free.
+
+use rblk_protocol::Mutation;
+use rblk_protocol::width::wide;
+
+use crate::data::connection::{Connection, SCRATCH_BYTES};
+use crate::data::poll_group::turn::Turn;
+use crate::store::Store;
+
+/// Bytes of a READ that only proves. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a
+/// shortcut that may look at a user's memory from a kernel thread, and then the connection or the
+/// kernel dies.
+const PROOF_BYTES: u32 = SCRATCH_BYTES;
+
+/// Posts a READ of the peer's scratch, unless another completion on its way will release what is
+/// pinned: the READ completes behind everything posted so far, and proves that all of it is done.
+pub(in crate::data::poll_group) fn ask(connection: &mut Connection) {
+    if let Some(scratch) = connection.wants_proof() {
+        connection.queue_proof(scratch, PROOF_BYTES);
+    }
+}
+
+/// Asks for a proof where only proofs bound what is pinned, and much is.
+#[inline]
+pub(in crate::data::poll_group) fn ask_if_much(connection: &mut Connection) {
+    if connection.has_much_pinned() {
+        ask(connection);
+    }
+}
+
+/// A signaled WR completed: send credits before it are free. Memory pinned before it goes back to
+/// its shard, if the completion proves that the peer has the bytes.
+#[inline]
+pub(in crate::data::poll_group) fn completed<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    is_read: bool,
+) {
+    let proven = connection.send_completed(is_read);
+    // Credits may have come back that a proof needs, for what came after the last one.
+    ask_if_much(connection);
+    let Some(proven) = proven else { return };
+    let position = if Mutation::BufferReuseTarget.is_on() { u64::MAX } else { proven };
+    while let Some((shard, memory)) = connection.unpin(position) {
+        turn.release(wide(shard), memory);
+    }
+}
+
+/// The proof READ completed.
+pub(in crate::data::poll_group) fn done(connection: &mut Connection) {
+    connection.proof_done();
+    connection.read_completed();
+}

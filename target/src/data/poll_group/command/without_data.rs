@@ -1,0 +1,157 @@
+//! FLUSH, DISCARD and WRITE_ZEROES: in stores they concern every shard of a volume.
+//!
+//! A FLUSH of a write-back volume first has every shard hand its dirty blocks to the store, then
+//! the store is synced. A discard or zeroing of more than one stripe holds the range at every
+//! shard, one after the other in their order, so that two of these never wait for each other;
+//! changes the store; and is answered when every shard has heard of it: until then one of them
+//! might still answer others with what the change made old.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rblk_fabric::Region;
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{Mutation, Opcode, Tag};
+
+use super::respond::finish;
+use crate::cache::ShardRequest;
+use crate::cache::message::Changed;
+use crate::data::connection::Connection;
+use crate::data::part::PartIndex;
+use crate::data::poll_group::turn::Turn;
+use crate::data::request::{Action, Event, Outcome, Span};
+use crate::store::{OpKind, Store};
+
+/// Has every shard hand its dirty blocks to the store; then the store is synced ([`sync`]).
+pub(in crate::data::poll_group) fn flush<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) {
+    connection.release_data(tag);
+    let request = connection.request_mut(tag);
+    let volume = request.span().volume;
+    let _ = request.step(Event::FlushBegan);
+    let shards = if Mutation::FlushScopeShard.is_on() {
+        turn.group..turn.group + 1
+    } else {
+        0..turn.groups()
+    };
+    let from = turn.token(connection, tag, PartIndex::FIRST);
+    for shard in shards {
+        turn.ask(connection, tag, shard, ShardRequest::Flush { from, volume });
+    }
+}
+
+/// Makes durable what the store has, where no shard has dirty blocks.
+pub(in crate::data::poll_group) fn sync_now<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) {
+    connection.release_data(tag);
+    let _ = connection.request_mut(tag).step(Event::SyncBegan);
+    sync(connection, turn, tag);
+}
+
+/// Makes durable what the store has.
+pub(in crate::data::poll_group) fn sync<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) {
+    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let volume = connection.request(tag).span().volume;
+    turn.ask(connection, tag, turn.group, ShardRequest::Sync { from, volume });
+}
+
+/// A discard or zeroing, by the `shard` that has all of the range, or by all shards together.
+pub(in crate::data::poll_group) fn start<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    kind: OpKind,
+    shard: Option<usize>,
+) {
+    connection.release_data(tag);
+    let request = connection.request_mut(tag);
+    let Some(shard) = shard else {
+        let _ = request.step(Event::HoldsBegan);
+        return hold(connection, turn, tag, 0);
+    };
+    let volume = request.span().volume;
+    let _ = request.step(Event::ChangeBegan);
+    let from = turn.token(connection, tag, PartIndex::FIRST);
+    turn.ask(connection, tag, shard, ShardRequest::Change { from, volume, kind, held: false });
+}
+
+/// Holds the range at one more shard, or changes the store when every shard holds it.
+pub(in crate::data::poll_group) fn hold<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    shard: u16,
+) {
+    let request = connection.request_mut(tag);
+    let Span { volume, offset, len } = request.span();
+    if wide(shard) < turn.groups() {
+        let part = PartIndex(narrow(shard));
+        let from = turn.token(connection, tag, part);
+        let hold = ShardRequest::Hold { from, volume, offset, len };
+        return turn.ask(connection, tag, wide(shard), hold);
+    }
+    let _ = request.step(Event::AllHeld);
+    let kind = match request.command() {
+        Some(command) if command.opcode != Opcode::Discard => {
+            OpKind::WriteZeroes { offset, len, may_unmap: command.flags.may_unmap }
+        }
+        _ => OpKind::Discard { offset, len },
+    };
+    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let change = ShardRequest::Change { from, volume, kind, held: true };
+    turn.ask(connection, tag, turn.group, change);
+}
+
+/// Ends the holds of a command.
+pub(in crate::data::poll_group) fn unhold<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    outcome: Changed,
+) {
+    let from = turn.token(connection, tag, PartIndex::FIRST);
+    let holds = connection.request_mut(tag).take_holds();
+    for held in &holds {
+        let unhold = ShardRequest::Unhold { from, job: held.job, outcome };
+        turn.ask(connection, tag, wide(held.shard), unhold);
+    }
+    connection.request_mut(tag).reuse_holds(holds);
+}
+
+/// Zeroes a range of a memory volume, now or step by step.
+pub(in crate::data::poll_group) fn zero<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    region: Arc<Region>,
+    range: Range<usize>,
+) {
+    if turn.later.zeroing.zero_now(&region, &range) {
+        return finish(connection, turn, tag, Outcome::OK);
+    }
+    let _ = connection.request_mut(tag).step(Event::ZeroingBegan);
+    connection.release_data(tag);
+    turn.later.zeroing.push((connection.id(), tag), region, range);
+    turn.rare = true;
+}
+
+/// A range of a memory volume is zero.
+pub(in crate::data::poll_group) fn zeroed<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) {
+    if let Action::Finish(status) = connection.request_mut(tag).step(Event::Zeroed) {
+        finish(connection, turn, tag, Outcome::of(status));
+    }
+}

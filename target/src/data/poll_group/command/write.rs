@@ -1,0 +1,388 @@
+//! WRITEs: how their data comes, out of the capsule or by RDMA READs, and goes to its shard.
+
+use rblk_fabric::{Region, RemoteBuffer, Rkey, Sge};
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{Opcode, Tag};
+
+use super::cut::Cut;
+use super::digest;
+use super::read::{self, split};
+use super::respond::{acknowledge, finish, memory_volume};
+use crate::cache::policy::Slot;
+use crate::cache::slots::Slots;
+use crate::cache::{Landed, OneBlock, PartToken, ShardRequest};
+use crate::data::connection::{Connection, Served, Violation};
+use crate::data::group_stats::Stats;
+use crate::data::part::{Part, PartIndex};
+use crate::data::poll_group::command::counting;
+use crate::data::poll_group::turn::{Turn, token};
+use crate::data::request::{Action, Event, InCapsule, Outcome, PartEvent, Span};
+use crate::memory::arena::Extent;
+use crate::store::Store;
+use crate::volume::Placement;
+
+/// Copies the data of a WRITE out of its capsule, into a memory volume at `to`.
+#[inline(always)]
+pub(in crate::data::poll_group) fn copy_in(
+    connection: &Connection,
+    stats: &Stats,
+    tag: Tag,
+    region: &Region,
+    to: usize,
+) {
+    let request = connection.request(tag);
+    if let (Some(command), Some(data)) = (request.command(), request.data()) {
+        let bytes = command.in_capsule_bytes;
+        let (own, from) = connection.place_of_data(data);
+        own.copy_to(from, region, to, wide(bytes));
+        stats.copied_bytes.add(u64::from(bytes));
+    }
+}
+
+/// A WRITE whose data came in its capsule, all of it for this group's own shard: at once and
+/// without a part, or, if it must wait for memory, as a part. It begins here, if it has to wait.
+///
+/// # Errors
+/// A bug: the connection ends.
+#[inline(never)]
+pub(in crate::data::poll_group) fn whole<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    let request = connection.request_mut(tag);
+    let (Some(command), Some(data)) = (request.command(), request.data()) else {
+        return Err(Violation("a write without its data"));
+    };
+    let (len, fua) = (command.in_capsule_bytes, command.flags.fua);
+    let Span { volume, offset, .. } = request.span();
+    let _ = request.take_data();
+    let (group, stats) = (turn.group, &*turn.stats);
+    let source = InCapsuleData { connection: &mut *connection, stats, group, tag, data, len };
+    match turn.shard.write_one(OneBlock { volume, offset, len, fua }, source) {
+        Some(true) => {
+            connection.data_used(data);
+            acknowledge(connection, turn, tag);
+            Ok(())
+        }
+        Some(false) => {
+            let _ = counting::begin(connection, turn, tag).step(Event::StoreAsked);
+            connection.data_used(data);
+            Ok(())
+        }
+        None => {
+            let request = counting::begin(connection, turn, tag);
+            request.keep_data(data);
+            let part = Part::new(turn.group, offset, 0, len);
+            let _ = request.step(Event::Part(part));
+            ask_memory(connection, turn, tag)
+        }
+    }
+}
+
+/// The in-capsule data of a WRITE, for its shard.
+struct InCapsuleData<'a> {
+    connection: &'a mut Connection,
+    stats: &'a Stats,
+    group: usize,
+    tag: Tag,
+    data: InCapsule,
+    len: u32,
+}
+
+impl Landed for InCapsuleData<'_> {
+    #[inline(always)]
+    fn land(&mut self, slots: &mut Slots, slot: Slot) -> Slot {
+        let to = slots.offset(slot);
+        if let Some(landed) = self.connection.take_slot(self.data, to) {
+            return slots.exchange(slot, landed);
+        }
+        let (own, from) = self.connection.place_of_data(self.data);
+        copy(own, from, slots.region(), to, wide(self.len));
+        self.stats.copied_bytes.add(u64::from(self.len));
+        slot
+    }
+
+    #[inline(always)]
+    fn from(&self) -> PartToken {
+        token(self.group, self.connection, self.tag, PartIndex::FIRST)
+    }
+}
+
+/// Out of line: most data fills a slot, and is not copied.
+#[inline(never)]
+fn copy(own: &Region, from: usize, region: &Region, to: usize, len: usize) {
+    own.copy_to(from, region, to, len);
+}
+
+/// A WRITE to a store, in parts.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn parts<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    split(connection, tag, cut);
+    ask_memory(connection, turn, tag)
+}
+
+/// A WRITE to a memory volume, by RDMA READ. Without digests and encryption, so that the data may
+/// go straight to where it is read from.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn to_memory<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    span: Span,
+) -> Served {
+    let request = connection.request_mut(tag);
+    let _ = request.step(Event::Part(Part::new(turn.group, span.offset, 0, narrow(span.len))));
+    let _ = request.step(Event::OfPart(PartIndex::FIRST, PartEvent::NeedsNoMemory));
+    request.timing().awaits_data(turn.time.us);
+    post_reads(connection, turn, tag, PartIndex::FIRST)
+}
+
+/// Asks the shard of each part for memory. What this group's own shard has at once need not be
+/// waited for.
+pub(in crate::data::poll_group) fn ask_memory<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+) -> Served {
+    for at in 0..connection.request(tag).parts().len() {
+        let index = PartIndex(narrow(at));
+        let request = connection.request(tag);
+        let (volume, part) = (request.span().volume, &request.parts()[at]);
+        let (shard, offset, len) = (part.shard(), part.offset(), part.len());
+        let from = turn.token(connection, tag, index);
+        if shard != turn.group {
+            let reserve = ShardRequest::Reserve { from, volume, offset, len };
+            turn.ask(connection, tag, shard, reserve);
+        } else if let Some((job, memory)) = turn.shard.reserve(from, volume, offset, len) {
+            let _ = connection
+                .request_mut(tag)
+                .step(Event::OfPart(index, PartEvent::ReservedNow(job, memory)));
+            fetch(connection, turn, tag, index)?;
+        } else {
+            let _ = connection.request_mut(tag).step(Event::Asked);
+        }
+    }
+    Ok(())
+}
+
+/// A READ of a memory volume with digests: by a copy that does not change until it is sent.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn copy_of_read<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    cut: Cut,
+) -> Served {
+    // In-capsule data is of no use.
+    connection.release_data(tag);
+    split(connection, tag, cut);
+    ask_memory(connection, turn, tag)
+}
+
+/// A part has its memory: its data may come.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn fetch<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    let Some((own, data)) = connection.data_place(tag) else {
+        if connection.request(tag).opcode() == Some(Opcode::Read) {
+            return read::send_copy(connection, turn, tag, index);
+        }
+        connection.request_mut(tag).timing().awaits_data(turn.time.us);
+        return post_reads(connection, turn, tag, index);
+    };
+    let part = &connection.request(tag).parts()[wide(index.0)];
+    let start = data + wide(part.at());
+    let arena = turn.shard.slots().region();
+    part.memory().each_run(0, part.len(), |run, begins| {
+        own.copy_to(start + wide(begins), arena, run.offset, wide(run.len));
+    });
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+    let request = connection.request_mut(tag);
+    let _ = request.step(Event::OfPart(index, PartEvent::Copied));
+    if request.parts().iter().all(Part::is_posted) {
+        connection.release_data(tag);
+    }
+    place(connection, turn, tag, index);
+    Ok(())
+}
+
+/// Posts the RDMA READs of a part's data as far as credits and room to land allow, or queues the
+/// part for them.
+///
+/// # Errors
+/// A bug: the connection ends.
+pub(in crate::data::poll_group) fn post_reads<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    while !connection.request(tag).parts()[wide(index.0)].is_posted() {
+        if !connection.may_read() {
+            turn.stats.read_credit_waits.add(1);
+            connection.wait_for_read(tag, index);
+            return Ok(());
+        }
+        // After the credit, so that nothing waits for a READ and keeps others from landing.
+        if !connection.may_land(tag, index) {
+            turn.stats.read_credit_waits.add(1);
+            return Ok(());
+        }
+        // Ranges were checked.
+        let ends = read_ends(connection, turn, tag, index);
+        let (sge, remote) = ends.ok_or(Violation("a write without memory"))?;
+        let _ =
+            connection.request_mut(tag).step(Event::OfPart(index, PartEvent::ReadPosted(sge.len)));
+        connection.queue_read(tag, index, sge, remote);
+    }
+    Ok(())
+}
+
+/// Where the next RDMA READ of a part lands, and where its data is at the initiator.
+fn read_ends<S: Store>(
+    connection: &Connection,
+    turn: &Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Option<(Sge, RemoteBuffer)> {
+    let request = connection.request(tag);
+    let buffer = request.command()?.buffer?;
+    let part = &request.parts()[wide(index.0)];
+    let memory = &turn.pollers[connection.poller()].memory;
+    let left = part.len() - part.posted();
+    let sge = if let Some(extent) = part.landing() {
+        connection.bounce()?.landing_sge(extent, left)?
+    } else if part.memory().is_empty() {
+        memory_volume(memory.as_ref()?, request.span().volume)?.sge(wide(part.offset()), left)?
+    } else {
+        let mut first = None;
+        part.memory().each_run(part.posted(), part.len(), |run, _| {
+            first.get_or_insert(run);
+        });
+        let run = first?;
+        memory.as_ref()?.arena.sge(run.offset, run.len)?
+    };
+    let addr = buffer.address + u64::from(part.at() + part.posted());
+    Some((sge, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }))
+}
+
+/// A RDMA READ of write data completed.
+///
+/// # Errors
+/// It was never posted: the connection ends.
+pub(in crate::data::poll_group) fn on_read<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) -> Served {
+    match connection.request_mut(tag).step(Event::OfPart(index, PartEvent::ReadDone)) {
+        Action::Place => {}
+        Action::Wait => return Ok(()),
+        _ => return Err(Violation("a READ completed that was not posted")),
+    }
+    connection.request_mut(tag).timing().data_came(turn.time.us);
+    if let Some(bounce) = connection.bounce() {
+        copy_landed(connection, bounce.landing_region(), turn, tag, index);
+        connection.leave_landing(tag, index);
+    }
+    place(connection, turn, tag, index);
+    Ok(())
+}
+
+/// Copies what landed of a part to where a READ would have brought it on other devices (iWARP): to
+/// the memory that its shard lent, or, without digests, to a volume in memory. Only the copy is
+/// used, and a digest is checked in the copy: the peer can still change what landed.
+#[cold]
+fn copy_landed<S: Store>(
+    connection: &Connection,
+    landing: &Region,
+    turn: &Turn<S>,
+    tag: Tag,
+    index: PartIndex,
+) {
+    let request = connection.request(tag);
+    let part = &request.parts()[wide(index.0)];
+    let Some(from) = part.landing().map(Extent::offset) else { return };
+    if part.memory().is_empty()
+        && let Some(Placement::Memory(region)) = turn.access.placement(request.span().volume)
+    {
+        landing.copy_to(from, region, wide(part.offset()), wide(part.len()));
+    } else {
+        let arena = turn.shard.slots().region();
+        part.memory().each_run(0, part.len(), |run, begins| {
+            landing.copy_to(from + wide(begins), arena, run.offset, wide(run.len));
+        });
+    }
+    turn.stats.copied_bytes.add(u64::from(part.len()));
+}
+
+/// The data of a part is in our memory: to its shard, if its volume is in a store, or done.
+fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, index: PartIndex) {
+    let from = turn.token(connection, tag, index);
+    let request = connection.request_mut(tag);
+    if let Some(command) = request.command()
+        && command.flags.digest
+        && command.buffer.is_some()
+        && !digest::fits_part(turn, command, request.span(), &request.parts()[wide(index.0)])
+    {
+        turn.give_back(&mut request.parts_mut()[wide(index.0)]);
+        let event = Event::OfPart(index, PartEvent::Mismatched);
+        if let Action::Finish(status) = request.step(event) {
+            finish(connection, turn, tag, Outcome::of(status));
+        }
+        return;
+    }
+    let fua = request.command().is_some_and(|command| command.flags.fua);
+    let placement = turn.access.placement(request.span().volume);
+    let in_store = matches!(placement, Some(Placement::Store));
+    let part = &mut request.parts_mut()[wide(index.0)];
+    let shard = part.shard();
+    let event = match part.take_memory() {
+        (Some(job), memory) if !in_store => {
+            // What a null volume is sent goes nowhere.
+            if let Some(Placement::Memory(region)) = placement {
+                let (arena, to) = (turn.shard.slots().region(), wide(part.offset()));
+                memory.each_run(0, part.len(), |run, begins| {
+                    arena.copy_to(run.offset, region, to + wide(begins), wide(run.len));
+                });
+                turn.stats.copied_bytes.add(u64::from(part.len()));
+            }
+            turn.tell(shard, ShardRequest::Cancel { job, memory });
+            Event::OfPart(index, PartEvent::WrittenNow)
+        }
+        (Some(job), memory) if shard != turn.group => {
+            turn.tell(shard, ShardRequest::Write { from, job, memory, fua });
+            Event::OfPart(index, PartEvent::WriteAsked)
+        }
+        (Some(job), memory) => {
+            if turn.shard.write(job, memory, fua) {
+                Event::OfPart(index, PartEvent::WrittenNow)
+            } else {
+                Event::OfPart(index, PartEvent::WriteAsked)
+            }
+        }
+        (None, _) => Event::OfPart(index, PartEvent::WrittenNow),
+    };
+    if let Action::Finish(status) = connection.request_mut(tag).step(event) {
+        finish(connection, turn, tag, Outcome::of(status));
+    }
+}

@@ -1,0 +1,206 @@
+//! What a completion means: the next step of a command, memory that is free again, or the end of a
+//! connection.
+
+use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
+use rblk_protocol::width::wide;
+use rblk_protocol::{CapsuleError, ConnectionKind, Opcode, Tag};
+
+use super::PollGroup;
+use super::lines::Line;
+use super::turn::Turn;
+use crate::data::connection::{Admitted, Connection, Served, Violation, WrKind};
+use crate::data::poll_group::command::respond::finish;
+use crate::data::poll_group::command::{admin, block, reply, send_proof, write};
+use crate::data::request::{Outcome, Request};
+use crate::store::Store;
+
+/// How a connection ended that was not ended here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Parting {
+    /// As an initiator leaves: by LOGOUT, or by disconnecting when every command is answered.
+    Left,
+    /// The last answer got no acknowledgement, and every command is answered. An initiator that
+    /// unmounts destroys its QPs at once, maybe before it acknowledges. If its host died, the admin
+    /// connection tells.
+    Gone,
+    /// Something was unanswered, or the path failed.
+    Lost,
+}
+
+impl Parting {
+    fn of(connection: &Connection, status: WcStatus) -> Self {
+        let requests = connection.requests();
+        let is = |request: &Request, opcode| request.opcode() == Some(opcode);
+        // It is the last command of a session: no other takes its tag.
+        if requests.iter().any(|request| is(request, Opcode::Logout)) {
+            return Self::Left;
+        }
+        // An event that has not come is no loss.
+        if !requests.iter().all(|request| request.is_answered() || is(request, Opcode::AsyncEvent))
+        {
+            return Self::Lost;
+        }
+        match status {
+            WcStatus::Flushed => Self::Left,
+            WcStatus::RetryExceeded if connection.params().kind != ConnectionKind::Admin => {
+                Self::Gone
+            }
+            _ => Self::Lost,
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Left => "the initiator left",
+            Self::Gone => "the initiator is gone, and nothing was unanswered",
+            Self::Lost => "the connection was lost",
+        }
+    }
+}
+
+impl<S: Store> PollGroup<S> {
+    /// Acts on the first `count` completions of `reaped`. Apart from the turn, which is short where
+    /// nothing came.
+    #[inline(never)]
+    pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
+        self.turn.time.cq_age.found(self.turn.time.us);
+        for at in 0..count {
+            let completion = self.reaped[at];
+            // The QP's connection ended: what the QP still completes means nothing.
+            let Some(index) = self.turn.pollers.connection_at(poller, completion.qp) else {
+                continue;
+            };
+            if completion.status == WcStatus::Success {
+                self.serve(wide(index), |connection, turn| {
+                    on_success(connection, turn, &completion)
+                });
+            } else {
+                self.on_failure(wide(index), completion.status, completion.id);
+            }
+        }
+    }
+
+    /// A WR completed with an error: the connection ends.
+    #[cold]
+    fn on_failure(&mut self, index: usize, status: WcStatus, id: WrId) {
+        let kind = WrKind::from_id(id);
+        let Some(connection) = self.connections.at(index) else {
+            debug_assert!(false, "a QP of no connection");
+            return;
+        };
+        // What was flushed never left. The rest found no memory: its key is dead, or the QP in
+        // front of it.
+        let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
+        self.turn.stats.stale_rdma_blocked.add(u64::from(blocked));
+        let parting = Parting::of(connection, status);
+        if parting == Parting::Lost
+            && status != WcStatus::Flushed
+            && self.turn.may_log(Line::Failed)
+        {
+            let peer = &connection.params().peer;
+            tracing::info!(peer, ?status, wr = ?kind, "connection failed");
+        }
+        self.turn.stats.lost_connections.add(u64::from(parting == Parting::Lost));
+        self.end(index, parting.reason());
+    }
+}
+
+/// A WR completed.
+#[inline]
+fn on_success<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    completion: &Completion,
+) -> Served {
+    debug_assert!(connection.is_live(), "a connection that ended has no QP");
+    // What the peer sends says nothing of what it takes.
+    if completion.opcode == WcOpcode::Recv
+        && let Some(buffer) = WrKind::recv_of(completion.id)
+    {
+        return on_message(connection, turn, buffer, completion.byte_len);
+    }
+    let kind = WrKind::from_id(completion.id);
+    let kind = kind.filter(|kind| !matches!(kind, WrKind::Recv(_)));
+    let kind = kind.ok_or(Violation("unexpected completion"))?;
+    connection.note_progress();
+    let is_read = match kind {
+        WrKind::ReadData(tag, part) => {
+            turn.io = true;
+            connection.read_completed();
+            write::on_read(connection, turn, tag, part)?;
+            true
+        }
+        WrKind::Proof => {
+            send_proof::done(connection);
+            true
+        }
+        WrKind::Answer(_) | WrKind::WriteData(_) | WrKind::Recv(_) => false,
+    };
+    send_proof::completed(connection, turn, is_read);
+    reply::on_credits(connection, turn)
+}
+
+/// A message came: one command or, where that was agreed, several, each of which is served as if it
+/// had come alone.
+#[inline(never)]
+fn on_message<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    buffer: u16,
+    bytes: u32,
+) -> Served {
+    connection.begin_message(buffer, bytes, turn.time.now)?;
+    let mut message = connection.message(buffer, bytes);
+    loop {
+        // By reference: a command is not copied on its way.
+        match &connection.next_command(&mut message) {
+            None => break,
+            Some(Ok(command)) => {
+                let (tag, admitted) = (command.tag, connection.admit(command, &mut message)?);
+                on_command(connection, turn, tag, admitted)?;
+                if message.is_over() {
+                    break;
+                }
+            }
+            Some(Err(error)) => return Err(bad_command(connection, turn, *error)),
+        }
+    }
+    connection.release_message(&message);
+    Ok(())
+}
+
+/// A command that breaks a rule of the protocol ends its connection.
+#[cold]
+#[inline(never)]
+fn bad_command<S: Store>(
+    connection: &Connection,
+    turn: &mut Turn<S>,
+    error: CapsuleError,
+) -> Violation {
+    let corrupted = error == CapsuleError::Digest;
+    turn.stats.digest_mismatches.add(u64::from(corrupted));
+    if turn.may_log(Line::BadCommand) {
+        tracing::warn!(peer = connection.params().peer, %error, "bad command");
+    }
+    Violation("bad command")
+}
+
+/// A command came, and was looked at.
+#[inline]
+fn on_command<S: Store>(
+    connection: &mut Connection,
+    turn: &mut Turn<S>,
+    tag: Tag,
+    admitted: Admitted,
+) -> Served {
+    match admitted {
+        Admitted::Block => {
+            turn.io = true;
+            return block::start(connection, turn, tag);
+        }
+        Admitted::Admin => admin::forward(connection, turn, tag),
+        Admitted::SelfTest => return admin::self_test(connection, turn, tag),
+        Admitted::Answer(status) => finish(connection, turn, tag, Outcome::of(status)),
+    }
+    Ok(())
+}

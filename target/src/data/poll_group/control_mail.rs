@@ -1,0 +1,211 @@
+//! What control orders: devices, volumes, connections, and the end.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rblk_fabric::{MemoryRegion, Transport};
+use rblk_protocol::width::{wide, wide64};
+use rblk_runtime::Moment;
+
+use super::access::Opened;
+use super::lines::Line;
+use super::{FromGroup, Notice, PollGroup, ToGroup};
+use crate::cache::{SLOT_BYTES, Shard};
+use crate::data::connection::{Connection, ConnectionParams, Landing, Place};
+use crate::data::poll_group::command::admin;
+use crate::store::Store;
+use crate::volume::counts::VolumeStats;
+use crate::volume::{Placement, Volume};
+
+impl<S: Store> PollGroup<S> {
+    /// One message of control.
+    pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
+        // Commands may begin now. When the CQs were looked at last is another time.
+        let looked = self.turn.time.us;
+        self.turn.tick(Moment::from(now));
+        self.expect_rare_work();
+        self.carry_out(mail);
+        self.turn.time.us = looked;
+        self.post_all();
+    }
+
+    fn carry_out(&mut self, mail: ToGroup) {
+        match mail {
+            ToGroup::AddPoller { place, poller, memory } => {
+                let put = self.turn.pollers.put(place, poller, memory);
+                debug_assert!(put, "control filled place {place} twice");
+            }
+            ToGroup::AddVolume { volume, backing: _, stats, registered: _, step: None } => {
+                self.add_to_shard(&volume, Arc::clone(&stats));
+                self.turn.access.add(volume, stats);
+            }
+            ToGroup::AddVolume { volume, backing: _, stats, registered, step: Some(ticket) } => {
+                self.add_by_step(ticket, &volume, stats, registered);
+            }
+            ToGroup::Step { ticket, volume, step } => self.take_step(ticket, volume, step),
+            ToGroup::Settle { ticket, volume } => self.settle(ticket, volume),
+            ToGroup::AddConnection { poller, connection, params, accept } => {
+                self.add_connection(poller, connection, *params, &accept);
+            }
+            ToGroup::Trace(ring) => self.turn.told.slow.trace(ring),
+            ToGroup::Notice(notice) => self.take_notice(notice),
+            ToGroup::Destroyed { connection } => self.on_destroyed(connection),
+            ToGroup::Adopt { connection: id, session, epoch, silence }
+                if self.connections.has(id) =>
+            {
+                self.turn.access.begin(session);
+                self.serve(wide(id.index), |connection, turn| {
+                    connection.adopt(session, epoch, silence);
+                    let poller = &mut turn.pollers[connection.poller()].poller;
+                    poller.set_owner(connection.qp(), session.owner());
+                    Ok(())
+                });
+            }
+            ToGroup::LimitHost { session, limits } => {
+                self.limits_change(None, Some(session));
+                self.turn.access.set_limits(session, limits);
+            }
+            ToGroup::Expel { connection: id } if self.connections.has(id) => {
+                self.serve(wide(id.index), |connection, turn| {
+                    connection.expel(turn.time.now);
+                    Ok(())
+                });
+            }
+            ToGroup::Evict { admission } => {
+                self.end_all("its place went to a newer connection", |connection| {
+                    connection.params().admission == admission
+                });
+            }
+            ToGroup::Reply { connection: id, tag, status, value, payload }
+                if self.connections.has(id) =>
+            {
+                self.serve(wide(id.index), |connection, turn| {
+                    admin::reply(connection, turn, tag, (status, value, &payload));
+                    Ok(())
+                });
+            }
+            // Control may speak of a connection that has ended meanwhile.
+            ToGroup::Adopt { .. } | ToGroup::Expel { .. } | ToGroup::Reply { .. } => {}
+            ToGroup::Stop => {
+                self.stopping.began = true;
+                self.end_all("the target stops", |_| true);
+            }
+        }
+    }
+
+    /// The shard serves a volume from now on, if that has a store.
+    pub(super) fn add_to_shard(&mut self, volume: &Volume, stats: Arc<VolumeStats>) {
+        if matches!(volume.placement, Placement::Store) {
+            let Volume { index, cache, read_only, .. } = *volume;
+            self.turn.shard.add_volume(index, cache, volume.size_bytes(), read_only, stats);
+            self.bound_cache(volume);
+        }
+    }
+
+    /// The shard has its part of what a volume keeps of the cache, and of what it has at most.
+    pub(super) fn bound_cache(&mut self, volume: &Volume) {
+        let groups = wide64(self.turn.groups());
+        let part = |bytes: u64| u32::try_from(bytes / groups / wide64(SLOT_BYTES));
+        let slots = |bytes| part(bytes).unwrap_or(u32::MAX);
+        self.turn.shard.set_cache_min(volume.index, slots(volume.cache_min_bytes));
+        let most = volume.cache_max_bytes.map(|bytes| slots(bytes).max(1));
+        self.turn.shard.set_cache_max(volume.index, most);
+    }
+
+    fn take_notice(&mut self, notice: Notice) {
+        let access = &mut self.turn.access;
+        match notice {
+            Notice::Open { session, volume, mode } => {
+                access.set(session, volume, Opened::Mode(mode));
+            }
+            Notice::Close { session, volume, refusal } => {
+                access.set(session, volume, Opened::Refused(refusal));
+            }
+            Notice::EndConnections { session, before } => {
+                self.end_all("superseded by a newer epoch", |connection| {
+                    let params = connection.params();
+                    params.session == session && params.epoch < before
+                });
+            }
+            Notice::Host { session, host } => self.turn.shard.set_host(session, host),
+            Notice::ForgetSession { session } => access.forget(session),
+        }
+    }
+
+    fn add_connection(
+        &mut self,
+        poller: usize,
+        connection: rblk_fabric::Connection,
+        params: ConnectionParams,
+        accept: &rblk_fabric::AcceptParams,
+    ) {
+        let turn = &mut self.turn;
+        let session = params.session;
+        turn.access.begin(session);
+        let gone = |params: ConnectionParams, connection, reason| FromGroup::ConnectionGone {
+            admission: params.admission,
+            session: params.session,
+            kind: params.kind,
+            epoch: params.epoch,
+            connection,
+            memory: Box::new(params.into()),
+            reason,
+        };
+        let Some(entry) = turn.pollers.working(poller) else {
+            turn.told.outbox.push(gone(params, Some(connection), "the completion queue is broken"));
+            return;
+        };
+        let sends_prove = entry.poller.caps().transport != Transport::Iwarp;
+        let qp = match entry.poller.attach(connection) {
+            Ok(qp) => qp,
+            Err(error) => {
+                if turn.told.lines.may_write(Line::Refused, turn.time.now) {
+                    tracing::warn!(peer = params.peer, %error, "cannot take a connection");
+                }
+                turn.told.outbox.push(gone(params, None, "the QP could not be attached"));
+                return;
+            }
+        };
+        let Some(id) = self.connections.next_id() else {
+            let connection = entry.poller.detach(qp);
+            turn.told.outbox.push(gone(params, connection, "too many connections"));
+            return;
+        };
+        let place = Place { id, poller, qp };
+        let arena = entry.memory.as_ref().map(|memory| &memory.arena);
+        let arena = arena.filter(|_| turn.access.writes_to_store(session));
+        let landing = arena.and_then(|arena| landing_of(&params, &mut turn.shard, arena));
+        let mut connection = Connection::new(place, params, landing, sends_prove, turn.time.now);
+        let posted = entry.poller.post_recvs(qp, connection.posts().0);
+        connection.posted();
+        let accepted = posted
+            .map_err(|error| error.to_string())
+            .and_then(|()| entry.poller.accept(qp, accept).map_err(|error| error.to_string()));
+        entry.poller.set_owner(qp, session.owner());
+        turn.pollers.attached(poller, qp, id.index);
+        self.connections.add(connection);
+        if let Err(error) = accepted {
+            if turn.may_log(Line::Refused) {
+                tracing::warn!(%error, "cannot accept a connection");
+            }
+            self.end(wide(id.index), "it could not be accepted");
+        } else if self.stopping.began {
+            self.end(wide(id.index), "the target stops");
+        }
+    }
+}
+
+/// Slots where the messages of a connection land, whose session writes to a store. `None`: there
+/// are too few, or it may not have any.
+fn landing_of<S: Store>(
+    params: &ConnectionParams,
+    shard: &mut Shard<S>,
+    arena: &Arc<MemoryRegion>,
+) -> Option<Landing> {
+    let each = params.landing_slots;
+    if each == 0 {
+        return None;
+    }
+    let slots = shard.take_landing(wide(each) * wide(params.memory.layout().recv_buffers()))?;
+    Some(Landing::new(Arc::clone(arena), slots, each))
+}

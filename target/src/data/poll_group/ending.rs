@@ -1,0 +1,235 @@
+//! How connections end, and which connections end for silence.
+//!
+//! The QP of a connection that ended goes to control at once, which destroys it: a driver may take
+//! its time for that. Only when the QP is destroyed is a device known to touch nothing of the
+//! connection any more. A QP in the error state does not say so, nor does a flushed WR: cards flush
+//! after `modify_qp` returned, and a READ that was on its way may land meanwhile. So what was lent
+//! stays lent until control says that the QP is destroyed ([`ToGroup::Destroyed`]), however long
+//! that takes. The connection leaves the table when no shard works for it either.
+//!
+//! [`ToGroup::Destroyed`]: super::ToGroup::Destroyed
+
+use std::time::{Duration, Instant};
+
+use rblk_protocol::Mutation;
+use rblk_protocol::width::wide;
+
+use super::lines::Line;
+use super::turn::Turn;
+use super::{FromGroup, PollGroup, over_limit};
+use crate::data::connection::{Connection, Life, Violation};
+use crate::data::poll_group::command::counting;
+use crate::data::request::Request;
+use crate::store::Store;
+use crate::volume::ids::ConnectionId;
+
+/// How often it is told that the QP of a dead connection is not destroyed yet.
+const DESTROY_WARNING: Duration = Duration::from_secs(5);
+
+impl<S: Store> PollGroup<S> {
+    /// A CQ broke, or its device is gone: its connections end, and those of other devices go on.
+    #[cold]
+    pub(super) fn end_poller(&mut self, poller: usize, error: &rblk_fabric::FabricError) {
+        let group = self.turn.group;
+        let Some(entry) = self.turn.pollers.working(poller) else { return };
+        tracing::error!(
+            device = entry.poller.caps().name,
+            poll_group = group,
+            %error,
+            "a completion queue broke: every connection on it ends, all others go on; if the device does not come \
+             back by itself, reset it (devlink dev reload) or load its driver anew"
+        );
+        self.turn.pollers.note_broken(poller);
+        self.expect_rare_work();
+        self.turn.told.outbox.push(FromGroup::PollerBroken { group, poller });
+        self.end_all("its completion queue broke", |connection| connection.poller() == poller);
+    }
+
+    /// Asks every CQ for an event at its next completion: before a sleep, and then look once more.
+    /// One that cannot be asked is broken, as one that cannot be polled.
+    pub fn arm(&mut self) {
+        self.turn.time.cq_age.armed(self.turn.time.us);
+        for place in 0..self.turn.pollers.places() {
+            let Some(entry) = self.turn.pollers.working(place) else { continue };
+            if let Err(error) = entry.poller.arm() {
+                self.end_poller(place, &error);
+            }
+        }
+    }
+
+    /// A connection broke a rule, or a bug was found in serving it: it ends, and the log says why.
+    #[cold]
+    pub(super) fn end_for(&mut self, index: usize, violation: Violation) {
+        let Violation(reason) = violation;
+        if violation == Violation::VOLUME_CHANGES {
+            return self.end(index, reason);
+        }
+        self.turn.stats.protocol_errors.add(1);
+        if self.turn.may_log(Line::Violation)
+            && let Some(connection) = self.connections.at(index)
+        {
+            let peer = &connection.params().peer;
+            tracing::warn!(peer, reason, "ending a connection that broke a rule");
+        }
+        self.end(index, reason);
+    }
+
+    /// Ends the connections that are `chosen`.
+    pub(super) fn end_all(&mut self, reason: &'static str, chosen: impl Fn(&Connection) -> bool) {
+        for index in 0..self.connections.places() {
+            if self.connections.at(index).is_some_and(|connection| chosen(connection)) {
+                self.end(index, reason);
+            }
+        }
+    }
+
+    /// Moves a connection's QP to the error state and gives it to control, to be destroyed. Nothing
+    /// happens where it ended already.
+    #[cold]
+    pub(super) fn end(&mut self, index: usize, reason: &'static str) {
+        let turn = &mut self.turn;
+        let Some(connection) = self.connections.at(index).filter(|c| c.is_live()) else { return };
+        let params = connection.params();
+        if turn.may_log(Line::Ends) {
+            tracing::info!(
+                peer = params.peer,
+                kind = ?params.kind,
+                epoch = params.epoch.0,
+                reason,
+                "connection ends"
+            );
+        }
+        connection.end(turn.time.now, turn.time.now + DESTROY_WARNING);
+        counting::abandon(connection, turn);
+        over_limit::drop_of(&mut turn.later.waiting, &turn.access, connection);
+        let qp = turn.pollers.detach(connection.poller(), connection.qp());
+        turn.told.outbox.push(FromGroup::Ended {
+            group: turn.group,
+            connection: connection.id(),
+            qp,
+        });
+        if Mutation::DestroyTarget.is_on() {
+            give_back(connection, turn);
+        }
+        self.connections.note_end();
+        self.expect_rare_work();
+    }
+
+    /// Does not count a time in which this thread did not run: see [`Self::check_silence`].
+    pub(crate) fn forgive(&mut self, paused: Duration) {
+        for connection in self.connections.iter_mut() {
+            connection.forgive(paused);
+        }
+    }
+
+    /// Ends admin connections whose initiator has been silent for too long, and connections whose
+    /// peer takes no data and gives none: what was lent to them is missed by all others. The thread
+    /// calls it now and then.
+    pub fn check_silence(&mut self, now: Instant) {
+        self.turn.time.now = now;
+        while let Some((line, count)) = self.turn.told.lines.take_left_out(now) {
+            tracing::warn!(line, count, "lines of the log were left out: too many in a second");
+        }
+        for index in 0..self.connections.places() {
+            let live = self.connections.at(index).filter(|connection| connection.is_live());
+            if let Some(reason) = live.and_then(|connection| connection.dead_reason(now)) {
+                self.turn.stats.lost_connections.add(1);
+                self.end(index, reason);
+            }
+        }
+    }
+
+    /// The QP of a connection that ended is destroyed: what was lent to its device goes back.
+    /// Others may wait for this memory, even commands of the same connection in a shard.
+    #[cold]
+    pub(super) fn on_destroyed(&mut self, id: ConnectionId) {
+        let connection = self.connections.at(wide(id.index)).filter(|c| c.id() == id);
+        let Some(connection) = connection else {
+            debug_assert!(false, "the QP of no connection was destroyed: {id:?}");
+            return;
+        };
+        debug_assert!(matches!(connection.life_mut(), Life::Destroying { .. }));
+        *connection.life_mut() = Life::Destroyed;
+        give_back(connection, &mut self.turn);
+    }
+
+    /// Removes connections of which nothing is in use any more, and takes broken CQs out that have
+    /// none left. Returns whether anything was done.
+    #[cold]
+    pub(super) fn check_ending(&mut self) -> bool {
+        let mut done = false;
+        for index in 0..self.connections.places() {
+            let Some(connection) = self.connections.at(index) else { continue };
+            warn_of_slow_destroy(connection, self.turn.time.now);
+            if connection.is_gone() {
+                self.remove(index);
+                done = true;
+            }
+        }
+        if self.turn.pollers.has_broken() {
+            done |= self.remove_broken();
+        }
+        done
+    }
+
+    /// Gives control the broken CQs that have no connection left.
+    fn remove_broken(&mut self) -> bool {
+        let mut done = false;
+        for place in 0..self.turn.pollers.places() {
+            if self.connections.iter().any(|connection| connection.poller() == place) {
+                continue;
+            }
+            if let Some(entry) = self.turn.pollers.take_broken(place) {
+                done = true;
+                let (group, poller, memory) = (self.turn.group, entry.poller, entry.memory);
+                self.turn.told.outbox.push(FromGroup::PollerGone { group, place, poller, memory });
+            }
+        }
+        done
+    }
+
+    /// Takes a connection apart whose QP is destroyed, and tells control.
+    fn remove(&mut self, index: usize) {
+        let Some(mut connection) = self.connections.remove(index) else { return };
+        let works = connection.requests().iter().any(Request::has_shards);
+        debug_assert!(!works || Mutation::EpochOrderBurial.is_on(), "a shard works for it");
+        self.turn.shard.give_landing(&connection.take_slots());
+        let params = connection.into_params();
+        self.turn.told.outbox.push(FromGroup::ConnectionGone {
+            admission: params.admission,
+            session: params.session,
+            kind: params.kind,
+            epoch: params.epoch,
+            connection: None,
+            memory: Box::new(params.into()),
+            reason: "it ended",
+        });
+    }
+}
+
+/// Says now and then that the kernel takes long to destroy a QP.
+fn warn_of_slow_destroy(connection: &mut Connection, now: Instant) {
+    let Life::Destroying { since, warn_at } = connection.life_mut() else { return };
+    if now < *warn_at {
+        return;
+    }
+    *warn_at = now + DESTROY_WARNING;
+    let seconds = now.saturating_duration_since(*since).as_secs();
+    tracing::warn!(
+        peer = connection.params().peer,
+        seconds,
+        "the kernel has not destroyed the QP of a dead connection: its memory stays in use, and its initiator \
+         cannot come back before that"
+    );
+}
+
+/// Gives back what a connection lent to its device: its QP is destroyed.
+fn give_back<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
+    while let Some((shard, memory)) = connection.unpin_any() {
+        turn.release(wide(shard), memory);
+    }
+    connection.leave_landings();
+    for part in connection.requests_mut().iter_mut().flat_map(Request::parts_mut) {
+        turn.give_back(part);
+    }
+}

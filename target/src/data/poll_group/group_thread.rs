@@ -1,0 +1,530 @@
+//! The thread around a [`PollGroup`]: its mailbox, its ring, and what control hears of it.
+//!
+//! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While
+//! there is work, the thread does not sleep. A sleep is in the ring, which wakes for I/O, CQ events
+//! and mail alike. An idle target uses no CPU.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rblk_protocol::width::narrow;
+use rblk_runtime::data_thread::{self, DataThread, Found, Turn, Woken};
+use rblk_runtime::mailbox::{Receiver, Sender, mailbox};
+use rblk_runtime::spin::{Hint, SpinMode};
+use rblk_runtime::{Micros, Moment};
+use tokio::sync::mpsc;
+
+use super::peers::Peers;
+use super::{FromGroup, PollGroup, StepTicket, ToGroup};
+use crate::cache::{ArenaEnds, Shard, Unsaved};
+use crate::data::group_stats::Stats;
+use crate::store::backing::Backing;
+use crate::store::uring::{MAX_WATCHES, UringStore, Wait, WatchSet, WatchToken};
+use crate::volume::Volume;
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::VolumeIndex;
+
+const MAIL: WatchToken = WatchToken(0);
+const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
+/// Pollers that a poll group can sleep for: the others of its watches are for mail and peers.
+pub const POLLERS_MAX: usize = MAX_WATCHES as usize - 2;
+/// Least time between two looks at what the stores refuse while the thread stops.
+const REFUSALS_INTERVAL: Duration = Duration::from_millis(250);
+/// Longest sleep without connections.
+const LONG_SLEEP: Duration = Duration::from_secs(60);
+/// Longest sleep with connections: a net under devices that lose an event.
+const IDLE_SLEEP: Duration = Duration::from_secs(1);
+/// Least time between two looks for peers that are silent or take nothing, in microseconds.
+const LISTEN_INTERVAL_US: u64 = 250_000;
+/// A thread with connections that did not run for so many microseconds was stopped: a debugger, a
+/// paused machine.
+const PAUSE_US: u64 = 4_000_000;
+/// Least time between two publications of the counters while there is work, in microseconds; they
+/// are published before a sleep, too.
+const PUBLISH_INTERVAL_US: u64 = 1000;
+/// Busy turns without a publication, at most.
+const PUBLISH_TURNS: u32 = 64;
+/// Sleep while a deadline of the engine runs.
+const SHORT_SLEEP: Duration = Duration::from_millis(100);
+
+/// Control's end of a running poll group.
+#[derive(Debug)]
+pub struct Handle {
+    /// Mail to the thread.
+    pub mail: Sender<ToGroup>,
+    /// Its counters.
+    pub stats: Arc<Stats>,
+    volumes: Vec<(VolumeIndex, Arc<VolumeStats>)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    /// Has the poll group serve another volume.
+    ///
+    /// # Errors
+    /// It takes no mail.
+    pub(crate) fn add_volume(
+        &mut self,
+        volume: Arc<Volume>,
+        backing: Option<Arc<Backing>>,
+    ) -> io::Result<()> {
+        let stats = self.new_stats(volume.index);
+        let mail =
+            ToGroup::AddVolume { volume, backing, stats, registered: Vec::new(), step: None };
+        self.mail.send(mail).map_err(|_| io::Error::other("a poll group takes no mail"))
+    }
+
+    /// Where the poll group will tell of another volume.
+    pub(crate) fn new_stats(&mut self, volume: VolumeIndex) -> Arc<VolumeStats> {
+        let stats = Arc::new(VolumeStats::default());
+        // A volume in memory that gets another size is made anew.
+        self.forget_volume(volume);
+        self.volumes.push((volume, Arc::clone(&stats)));
+        stats
+    }
+
+    /// The poll group serves a volume no longer.
+    pub(crate) fn forget_volume(&mut self, volume: VolumeIndex) {
+        self.volumes.retain(|(index, _)| *index != volume);
+    }
+
+    /// The poll group's counters of a volume.
+    #[must_use]
+    pub(crate) fn volume_stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
+        self.volumes.iter().find(|(index, _)| *index == volume).map(|(_, stats)| &**stats)
+    }
+
+    /// A poll group of which there is only the mailbox.
+    #[cfg(test)]
+    pub(crate) fn without_thread(mail: Sender<ToGroup>) -> Self {
+        Self { mail, stats: Arc::default(), volumes: Vec::new(), thread: None }
+    }
+
+    /// Waits for the thread to end, after [`ToGroup::Stop`].
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // It reported what broke it by `FromGroup::Stopped`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Placement and spin policy of a poll group's thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tuning {
+    /// CPU to pin to.
+    pub cpu: Option<u16>,
+    /// How long to look for work before sleeping.
+    pub spin: SpinMode,
+    /// Commands that take at least so long are told; none: no command is.
+    pub slow_io: Option<Duration>,
+    /// How long the end may take: what executes ends, and what is dirty goes to the stores.
+    pub stop_timeout: Duration,
+}
+
+/// Starts a poll group.
+///
+/// # Errors
+/// No thread, eventfd or ring could be made.
+pub fn start(
+    index: usize,
+    shard: Shard<UringStore>,
+    peers: Peers,
+    tuning: Tuning,
+    outbox: mpsc::UnboundedSender<FromGroup>,
+) -> io::Result<Handle> {
+    let (mail, receiver) = mailbox(4096)?;
+    let stats = Arc::new(Stats::default());
+    let mut group = PollGroup::new(index, shard, peers, Arc::clone(&stats), Instant::now());
+    if let Some(threshold) = tuning.slow_io {
+        group.tell_slow_ios(threshold);
+    }
+    let thread_stats = Arc::clone(&stats);
+    let (begin, begun) = std::sync::mpsc::sync_channel(1);
+    let thread =
+        std::thread::Builder::new().name(format!("poll-group-{index}")).spawn(move || {
+            if let Some(cpu) = tuning.cpu {
+                pin(cpu);
+            }
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let made = GroupThread::new(group, receiver, thread_stats, outbox.clone());
+                let (made, result) = match made {
+                    Ok(thread) => (Some(thread), Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                // An error means that nobody waits for it.
+                let _ = begin.send(result);
+                let Some(mut thread) = made else { return Ok(Vec::new()) };
+                thread.stop.timeout = tuning.stop_timeout;
+                let ended = data_thread::run(&mut thread, tuning.spin);
+                // A thread that gave up may still have lent memory, and its shard goes with it.
+                let _ends = ArenaEnds::begin();
+                drop(thread);
+                ended
+            }));
+            let (unsaved, error) = match result {
+                Ok(Ok(unsaved)) => (unsaved, None),
+                Ok(Err(error)) => (Vec::new(), Some(error.to_string())),
+                Err(_) => (Vec::new(), Some("it panicked".to_owned())),
+            };
+            let _ = outbox.send(FromGroup::Stopped { group: index, unsaved, error });
+        })?;
+    // What it cannot have must keep the target from starting, not end it later.
+    begun.recv().map_err(|_| io::Error::other("the thread of a poll group ended"))??;
+    Ok(Handle { mail, stats, volumes: Vec::new(), thread: Some(thread) })
+}
+
+fn pin(cpu: u16) {
+    use nix::sched::{CpuSet, sched_setaffinity};
+    let mut set = CpuSet::new();
+    let pinned = set
+        .set(usize::from(cpu))
+        .and_then(|()| sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
+    if let Err(error) = pinned {
+        tracing::warn!(cpu, %error, "cannot pin a poll group; it runs anywhere");
+    }
+}
+
+/// A poll group with what its thread has besides: the loop is [`data_thread::run`].
+struct GroupThread {
+    group: PollGroup<UringStore>,
+    mail: Receiver<ToGroup>,
+    outbox: mpsc::UnboundedSender<FromGroup>,
+    stats: Arc<Stats>,
+    publisher: Publisher,
+    served: Served,
+    // The last look for peers that are silent.
+    listened: Micros,
+    stop: Stop,
+    // What ended the last sleep.
+    woken: WatchSet,
+}
+
+impl GroupThread {
+    fn new(
+        mut group: PollGroup<UringStore>,
+        mail: Receiver<ToGroup>,
+        stats: Arc<Stats>,
+        outbox: mpsc::UnboundedSender<FromGroup>,
+    ) -> io::Result<Self> {
+        group.store_mut().watch(mail.event_fd(), MAIL)?;
+        if let Some(fd) = group.peers_mut().event_fd() {
+            group.store_mut().watch(fd, PEERS)?;
+        }
+        let now = Moment::from(Instant::now());
+        Ok(Self {
+            group,
+            mail,
+            outbox,
+            stats,
+            publisher: Publisher { published: now.us(), busy_turns: 0, is_behind: false },
+            served: Served::default(),
+            listened: now.us(),
+            stop: Stop::default(),
+            woken: WatchSet::default(),
+        })
+    }
+
+    /// Looks for peers that are silent, now and then.
+    #[inline]
+    fn listen(&mut self, now: Moment) {
+        if now.us().since(self.listened) > LISTEN_INTERVAL_US {
+            self.look_for_silent(now);
+        }
+    }
+
+    #[cold]
+    fn look_for_silent(&mut self, now: Moment) {
+        let since_us = now.us().since(std::mem::replace(&mut self.listened, now.us()));
+        if since_us > PAUSE_US {
+            // The peers may have sent something while this thread did not run.
+            self.group.forgive(Duration::from_micros(since_us));
+        } else {
+            self.group.check_silence(now.instant());
+        }
+    }
+
+    fn take_mail(&mut self, now: Instant) -> io::Result<()> {
+        while let Some(message) = self.mail.receive() {
+            if let Some((volume, backing, ticket)) = brought(&message) {
+                let store = self.group.store_mut();
+                if let Err(error) = store.add_volume(volume.index, Arc::clone(backing)) {
+                    tracing::error!(volume = %volume.name, %error, "cannot serve a volume");
+                    if let Some(ticket) = ticket {
+                        let group = self.group.index();
+                        let result = Err(error.to_string());
+                        let _ = self.outbox.send(FromGroup::Stepped { group, ticket, result });
+                    }
+                    continue;
+                }
+            }
+            let added = match &message {
+                ToGroup::AddPoller { place, .. } => Some(*place),
+                _ => None,
+            };
+            self.group.take_mail(message, now);
+            if let Some(place) = added {
+                self.watch_poller(place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has sleeps end when a poller that was just added has something.
+    fn watch_poller(&mut self, place: usize) -> io::Result<()> {
+        // A second descriptor would be that of a lone QP. A poller begins with none.
+        let fd = self
+            .group
+            .pollers_mut()
+            .find(|(at, _)| *at == place)
+            .and_then(|(_, poller)| poller.event_fds()[0].map(|fd| fd.as_raw_fd()));
+        match fd {
+            Some(fd) => self.group.store_mut().watch_asleep(fd, poller_token(place)),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends control what the turn has for it. Returns whether a message of the engine was there.
+    fn tell_control(&mut self, now: Instant) -> bool {
+        while let Some((volume, backing)) = self.group.store_mut().take_lost() {
+            let _ = self.outbox.send(FromGroup::LostWrites { volume, backing });
+        }
+        if let Some(slow) = self.group.take_slow_io(now) {
+            let group = self.group.index();
+            let _ = self.outbox.send(FromGroup::SlowIo { group, slow });
+        }
+        while let Some(failure) = self.group.take_store_failure() {
+            let _ = self.outbox.send(FromGroup::StoreFailed(failure));
+        }
+        if !self.group.has_outbox() {
+            return false;
+        }
+        let messages: Vec<FromGroup> = self.group.take_outbox().collect();
+        for message in messages {
+            if let FromGroup::PollerBroken { poller, .. } = message {
+                // The descriptor of a broken CQ may stay readable: it is not watched any more.
+                self.group.store_mut().unwatch(poller_token(poller));
+            }
+            // Control is gone only when the process ends.
+            let _ = self.outbox.send(message);
+        }
+        true
+    }
+
+    /// Whether the group is stopped, or its end took too long: then the volumes that are not safe.
+    fn ended(&mut self, now: Instant) -> Option<Vec<Unsaved>> {
+        if !self.group.is_stopping() {
+            return None;
+        }
+        if self.group.stopped().is_none() {
+            let by = *self.stop.by.get_or_insert(now + self.stop.timeout);
+            if now <= by {
+                self.tell_refusals(now);
+                return None;
+            }
+            tracing::error!(
+                poll_group = self.group.index(),
+                connections = self.group.has_connections(),
+                "a store has not taken what is dirty or has not finished its I/O, or the kernel has not \
+                 destroyed a QP (`connections` says so): giving up"
+            );
+        }
+        self.group.publish_stats();
+        Some(self.group.unsaved())
+    }
+
+    /// Tells control what the stores refuse, when that has changed.
+    fn tell_refusals(&mut self, now: Instant) {
+        let since = self.stop.looked.map(|at| now.saturating_duration_since(at));
+        if since.is_some_and(|since| since < REFUSALS_INTERVAL) {
+            return;
+        }
+        self.stop.looked = Some(now);
+        let unsaved = self.group.refused();
+        if unsaved != self.stop.told {
+            self.group.publish_stats();
+            self.stop.told.clone_from(&unsaved);
+            let group = self.group.index();
+            let _ = self.outbox.send(FromGroup::Refused { group, unsaved });
+        }
+    }
+}
+
+impl DataThread for GroupThread {
+    // The volumes of which something acknowledged was not made durable.
+    type End = Vec<Unsaved>;
+    type Error = io::Error;
+
+    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<Vec<Unsaved>, Turn>> {
+        let now = moment.instant();
+        self.listen(moment);
+        self.take_mail(now)?;
+        let mut busy = self.group.turn(moment);
+        if busy {
+            self.publisher.after_work(&mut self.group, moment.us());
+        }
+        busy |= self.tell_control(now);
+        if let Some(unsaved) = self.ended(now) {
+            return Ok(ControlFlow::Break(unsaved));
+        }
+        // Taken in each turn, so that it tells of this turn alone.
+        let io = self.group.take_io();
+        let found = Found::of(busy, busy && io);
+        Ok(ControlFlow::Continue(Turn { found, may_sleep: !busy }))
+    }
+
+    fn awaited(&mut self) -> Option<Hint> {
+        self.group.has_connections().then(|| self.served.hint(&self.stats))
+    }
+
+    fn arm(&mut self) {
+        self.group.arm();
+    }
+
+    fn look_again(&mut self, now: Moment) -> Found {
+        let mail = self.mail.has_some();
+        let busy = self.group.turn(now) || self.group.has_outbox();
+        // The peers come last: a message that is sent after this call writes to our event.
+        let empty = !mail && !busy && !self.mail.has_some() && self.group.peers_mut().fall_asleep();
+        if empty {
+            return Found::Nothing;
+        }
+        self.publisher.is_behind = true;
+        Found::of(true, self.group.take_io())
+    }
+
+    fn publish(&mut self, now: Moment) {
+        self.publisher.before_sleep(&self.group, now.us());
+    }
+
+    fn longest_sleep(&self, _: Instant) -> Duration {
+        let short = self.group.has_deadline() || self.group.is_stopping();
+        let longest = match (short, self.group.has_connections()) {
+            (true, _) => SHORT_SLEEP,
+            (false, true) => IDLE_SLEEP,
+            (false, false) => LONG_SLEEP,
+        };
+        self.group.next_deadline().map_or(longest, |at| at.min(longest))
+    }
+
+    fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
+        let store = self.group.store_mut();
+        self.woken.clear();
+        store.turn(sleep.map_or(Wait::No, Wait::Until), &mut self.woken)?;
+        self.stats.ring_enters.set(store.counters().enters);
+        if sleep.is_some() {
+            self.stats.sleeps.add(1);
+            self.group.peers_mut().wake_up();
+        }
+        // To ask whether an event is set is a system call in each wake-up.
+        if self.woken.contains(PEERS) {
+            self.group.peers_mut().clear_event();
+        }
+        if self.woken.contains(MAIL) {
+            self.mail.clear_event();
+        }
+        if !self.woken.is_empty() {
+            for (place, poller) in self.group.pollers_mut() {
+                if self.woken.contains(poller_token(place)) {
+                    poller.clear_event();
+                }
+            }
+        }
+        Ok(match sleep {
+            None => Woken::DidNotSleep,
+            Some(_) if self.woken.is_empty() => Woken::ByTime,
+            Some(_) => Woken::ByEvent,
+        })
+    }
+
+    fn ask_devices(&mut self) {
+        for (_, poller) in self.group.pollers_mut() {
+            poller.clear_event();
+        }
+    }
+
+    fn yielded(&mut self) {
+        self.stats.yields.add(1);
+    }
+}
+
+/// The end of the thread.
+#[derive(Default)]
+struct Stop {
+    timeout: Duration,
+    // From the moment when the end began.
+    by: Option<Instant>,
+    // The last look at what the stores refuse, and what control was told of that.
+    looked: Option<Instant>,
+    told: Vec<Unsaved>,
+}
+
+/// A volume with a store that a message brings, and the step that this is, if it is one.
+fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<StepTicket>)> {
+    match message {
+        ToGroup::AddVolume { volume, backing, step, .. } => {
+            Some((volume, backing.as_ref()?, *step))
+        }
+        _ => None,
+    }
+}
+
+/// When the counters of a poll group are published.
+struct Publisher {
+    published: Micros,
+    busy_turns: u32,
+    // Some counters are older than the last busy turn.
+    is_behind: bool,
+}
+
+impl Publisher {
+    /// A turn did something.
+    fn after_work(&mut self, group: &mut PollGroup<UringStore>, now: Micros) {
+        self.is_behind = true;
+        self.busy_turns += 1;
+        if self.busy_turns >= PUBLISH_TURNS || now.since(self.published) > PUBLISH_INTERVAL_US {
+            (self.published, self.busy_turns) = (now, 0);
+            group.publish_turn();
+        }
+    }
+
+    /// The thread is about to sleep.
+    fn before_sleep(&mut self, group: &PollGroup<UringStore>, now: Micros) {
+        if self.is_behind {
+            (self.published, self.busy_turns, self.is_behind) = (now, 0, false);
+            group.publish_stats();
+        }
+    }
+}
+
+/// The token of the poller at a place. Beyond [`POLLERS_MAX`] it is a token that no watch has.
+fn poller_token(place: usize) -> WatchToken {
+    WatchToken(if place < POLLERS_MAX { narrow(place + 1) } else { MAX_WATCHES })
+}
+
+/// What was served until the last wait.
+#[derive(Default)]
+struct Served {
+    commands: u64,
+    bytes: u64,
+}
+
+impl Served {
+    /// What was served since the last call tells what is awaited now.
+    fn hint(&mut self, stats: &Stats) -> Hint {
+        let commands = stats.reads.get() + stats.writes.get();
+        let bytes = stats.read_bytes.get() + stats.written_bytes.get();
+        let served = commands - self.commands;
+        if served == 0 {
+            return Hint { wire_bytes: 0, outstanding: 1 };
+        }
+        let wire_bytes = bytes - self.bytes;
+        (self.commands, self.bytes) = (commands, bytes);
+        // What is under way with the clients is not known. About as many as were served will come.
+        Hint { wire_bytes, outstanding: narrow(served) }
+    }
+}

@@ -1,0 +1,640 @@
+//! [`PollGroup`]: the data thread's engine: connections of several devices, and a shard of the
+//! cache.
+//!
+//! One owner, no locks, no clock of its own, no allocation per I/O. A turn is: take mail, reap
+//! every CQ, the other poll groups' messages and the store, move requests forward, then post: one
+//! list of RECVs and one list of send WRs per connection. A command is served by the poll group of
+//! its connection; memory and store are a [`Shard`]'s, this group's or another's, and are asked for
+//! in messages either way. The thread around it ([`thread`]) sleeps and wakes; tests and
+//! simulations call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
+//!
+//! The way of a command. Each module is entered once on the way down and once on the way up:
+//!
+//! ```text
+//! down: mod (reap) -> completion -> block -> read | write | change -> shard
+//!                                 '> admin -> control
+//! up:   mod (reap, deliver) -> completion | reply -> read | write | change -> respond
+//! post: mod (post), at the end of the turn
+//! ```
+//!
+//! [`PollGroup::serve`] looks a connection up, once for each completion or answer of a shard.
+//! Everything below it takes `(&mut Connection, &mut Turn)`. The states of a command are in
+//! `request.rs`; a violation of a rule comes back up as a value and ends the connection.
+//!
+//! Order of a command's memory: nothing is released while a device or the store may touch it.
+//! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
+//! completed, whatever the peer does with the tag; on a connection that ended when control has
+//! destroyed the QP.
+
+mod access;
+mod command;
+mod completion;
+mod connections;
+mod control_mail;
+mod cq_age;
+mod ending;
+pub mod group_thread;
+mod held;
+mod limit_waiters;
+mod lines;
+mod mail;
+mod over_limit;
+pub mod peers;
+mod pollers;
+mod settles;
+pub mod slow;
+mod steps;
+pub(crate) mod trace_ring;
+mod turn;
+mod zeroing;
+
+use access::Access;
+use command::{reply, respond, send_proof, without_data};
+use connections::Connections;
+pub use mail::{FromGroup, Notice, PollerMemory, SettleTicket, Step, StepTicket, ToGroup};
+use peers::{PeerMail, Peers};
+use pollers::Pollers;
+use settles::{OF_SETTLES, Settles};
+use slow::{SlowIo, SlowIos};
+use steps::Steps;
+use turn::{Later, Told, Turn, TurnTime};
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{Completion, Poller};
+use rblk_protocol::width::wide;
+use rblk_runtime::{Micros, Moment};
+
+use crate::cache::{Shard, ShardReply, StoreFailure, Unsaved};
+use crate::data::connection::{Connection, Served};
+use crate::data::group_stats::Stats;
+use crate::store::Store;
+use crate::volume::ids::{ConnectionId, SessionIndex};
+use crate::volume::limits::Ticks;
+
+/// How often other groups are reminded of memory that a shard is short of.
+const PROVE_INTERVAL: Duration = Duration::from_millis(1);
+/// A time that no turn has.
+const NEVER: Micros = Micros::new(u64::MAX);
+/// Completions taken at once.
+const REAP: usize = 64;
+/// Times that so many are taken from one device in a turn.
+const REAP_ROUNDS: usize = 4;
+
+/// How far the end of a poll group is.
+#[derive(Default)]
+struct Stopping {
+    began: bool,
+    // The others were told that nothing is acknowledged here any more; how many told us.
+    said_silent: bool,
+    silent_peers: usize,
+    // The same: no connection is left.
+    said_quiet: bool,
+    quiet_peers: usize,
+}
+
+/// The engine of one data thread.
+pub struct PollGroup<S> {
+    turn: Turn<S>,
+    connections: Connections,
+    // Where completions are reaped to.
+    reaped: Box<[Completion; REAP]>,
+    // When the others were last reminded of memory that our shard is short of.
+    reminded: Option<Instant>,
+    stopping: Stopping,
+    steps: Steps,
+    settles: Settles,
+    // From then on a turn looks further, although it finds nothing: see `turn`.
+    look_at: Micros,
+}
+
+impl<S> std::fmt::Debug for PollGroup<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PollGroup")
+            .field("index", &self.turn.group)
+            .field("pollers", &self.turn.pollers.places())
+            .field("connections", &self.connections.iter().count())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> PollGroup<S> {
+    /// An engine without devices, volumes or connections.
+    #[must_use]
+    pub fn new(
+        index: usize,
+        shard: Shard<S>,
+        peers: Peers,
+        stats: Arc<Stats>,
+        now: Instant,
+    ) -> Self {
+        let turn = Turn {
+            group: index,
+            pollers: Pollers::default(),
+            shard,
+            peers,
+            access: Access::default(),
+            stats,
+            time: TurnTime::new(now),
+            later: Later::default(),
+            told: Told::default(),
+            io: false,
+            rare: false,
+        };
+        Self {
+            turn,
+            connections: Connections::default(),
+            reaped: Box::new([Completion::default(); REAP]),
+            reminded: None,
+            stopping: Stopping::default(),
+            steps: Steps::default(),
+            settles: Settles::default(),
+            look_at: NEVER,
+        }
+    }
+
+    /// The store.
+    pub fn store_mut(&mut self) -> &mut S {
+        self.turn.shard.store_mut()
+    }
+
+    /// Its shard of the cache.
+    #[must_use]
+    pub fn shard(&self) -> &Shard<S> {
+        &self.turn.shard
+    }
+
+    /// A store that began to fail, for control.
+    #[inline]
+    pub(crate) fn take_store_failure(&mut self) -> Option<StoreFailure> {
+        self.turn.shard.take_failure()
+    }
+
+    /// Commands that take at least so long are told to control.
+    pub fn tell_slow_ios(&mut self, threshold: Duration) {
+        self.turn.told.slow = SlowIos::above(threshold);
+    }
+
+    /// The slowest command since the last that was told, at most one a second.
+    #[inline]
+    pub fn take_slow_io(&mut self, now: Instant) -> Option<SlowIo> {
+        self.turn.told.slow.take(now)
+    }
+
+    /// The other poll groups.
+    pub fn peers_mut(&mut self) -> &mut Peers {
+        &mut self.turn.peers
+    }
+
+    /// The pollers whose CQ works, with their places: for sleeping.
+    pub(crate) fn pollers_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (usize, &mut (dyn Poller + 'static))> {
+        self.turn.pollers.all_working().map(|(place, entry)| (place, &mut *entry.poller))
+    }
+
+    /// Messages for control since the last call.
+    pub fn take_outbox(&mut self) -> std::vec::Drain<'_, FromGroup> {
+        self.turn.told.outbox.drain(..)
+    }
+
+    /// Whether there is something for control.
+    #[must_use]
+    pub fn has_outbox(&self) -> bool {
+        !self.turn.told.outbox.is_empty()
+    }
+
+    /// Whether [`ToGroup::Stop`] was carried out: no connection is left, and every acknowledged
+    /// write was brought to the store and made durable, or was lost in that (false). `None` also
+    /// while a store refuses something: it is tried again, and [`Self::unsaved`] says of what.
+    #[must_use]
+    pub fn stopped(&self) -> Option<bool> {
+        let is_quiet = self.stopping.quiet_peers + 1 >= self.turn.groups();
+        let over = self.stopping.began && !self.has_connections() && is_quiet;
+        if over && !self.turn.peers.keeps() { self.turn.shard.stopped() } else { None }
+    }
+
+    /// Volumes of which something in this shard that was acknowledged is not durable, or not known
+    /// to be: what would be lost if the thread ended now.
+    #[must_use]
+    pub fn unsaved(&self) -> Vec<Unsaved> {
+        self.turn.shard.unsaved()
+    }
+
+    /// While it stops: those of [`Self::unsaved`] whose stores have refused something.
+    #[must_use]
+    pub(crate) fn refused(&self) -> Vec<Unsaved> {
+        self.turn.shard.refused()
+    }
+
+    /// Whether [`ToGroup::Stop`] came.
+    #[must_use]
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.began
+    }
+
+    /// Its number.
+    #[must_use]
+    pub(crate) fn index(&self) -> usize {
+        self.turn.group
+    }
+
+    /// Whether there are connections.
+    #[must_use]
+    pub fn has_connections(&self) -> bool {
+        !self.connections.is_empty()
+    }
+
+    /// Whether a deadline runs, so that the thread must not sleep for long.
+    #[must_use]
+    pub(crate) fn has_deadline(&self) -> bool {
+        self.connections.has_ending() || self.turn.shard.is_short() || self.steps.are_waiting()
+    }
+
+    /// Whether anything was done since the last call that clients wait for, and not only beats,
+    /// words of control and sends that completed.
+    pub(crate) fn take_io(&mut self) -> bool {
+        std::mem::take(&mut self.turn.io)
+    }
+
+    /// When the shard, or a command over its limit, has something to do that no event will wake the
+    /// thread for.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let Turn { shard, later, time, .. } = &self.turn;
+        let now = Ticks::of(time.us);
+        let due = later.waiting.next().map(|at| Duration::from_micros(at.us_after(now)));
+        [shard.next_deadline(), due].into_iter().flatten().min()
+    }
+
+    /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
+    /// anything happened.
+    ///
+    /// Most turns of a thread that looks for work find none, and cost next to nothing: where
+    /// nothing came, and nothing waits for its time, there is nothing to act on.
+    pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
+        self.turn.begin(now.into());
+        let mut busy = self.reap();
+        let mut waits = self.turn.time.us >= self.look_at;
+        if self.turn.groups() > 1 {
+            busy |= self.take_peer_mail();
+            waits |= self.turn.peers.keeps();
+        }
+        let stored = self.turn.shard.reap();
+        if busy | stored | waits {
+            return self.act(busy, stored);
+        }
+        debug_assert!(!self.turn.rare && !self.has_rare_work() && !self.turn.shard.has_reply());
+        debug_assert!(self.connections.listed(0).is_none());
+        false
+    }
+
+    /// Acts on what a turn found, and on what waits. Returns whether anything happened.
+    #[inline(always)]
+    fn act(&mut self, mut busy: bool, stored: bool) -> bool {
+        let (acted, waits) = self.turn.shard.turn(stored);
+        if acted {
+            self.turn.io = true;
+            busy = true;
+            self.deliver_written();
+        }
+        let replies = self.turn.shard.has_reply();
+        if replies {
+            self.deliver();
+        }
+        self.look_at = NEVER;
+        if waits || (replies && self.turn.shard.has_waiting()) {
+            self.note_waiting(replies);
+        }
+        if self.turn.rare {
+            busy |= self.do_rare_work();
+        }
+        self.post_all();
+        busy | (self.turn.groups() > 1 && self.turn.peers.flush())
+    }
+
+    /// Something waits in the shard, or may wait there since `replies` of it were acted on: notes
+    /// when to look after it.
+    #[inline(never)]
+    fn note_waiting(&mut self, replies: bool) {
+        self.turn.rare |= self.turn.shard.is_short();
+        self.look_at = match self.turn.shard.looks_at() {
+            // It looked before the replies.
+            Some(_) if replies => Micros::default(),
+            Some(at) => at,
+            None => NEVER,
+        };
+    }
+
+    /// Whether there is work that most turns do not have. Who begins such work says so in the
+    /// turn, or with [`Self::expect_rare_work`].
+    fn has_rare_work(&self) -> bool {
+        !self.turn.later.zeroing.is_empty()
+            || self.turn.shard.is_short()
+            || self.connections.has_ending()
+            || self.turn.pollers.has_broken()
+            || self.stopping.began
+            || self.steps.are_waiting()
+            || self.turn.later.waiting.has_any()
+    }
+
+    /// The next turn has work that most turns do not have, whatever it finds.
+    fn expect_rare_work(&mut self) {
+        (self.turn.rare, self.look_at) = (true, Micros::default());
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn do_rare_work(&mut self) -> bool {
+        let mut busy = false;
+        if self.turn.later.waiting.is_due(Ticks::of(self.turn.time.us)) {
+            busy |= self.begin_due();
+        }
+        if self.turn.shard.is_short() {
+            self.seek_memory();
+        }
+        if !self.turn.later.zeroing.is_empty() {
+            busy = true;
+            if let Some((id, tag)) = self.turn.later.zeroing.step()
+                && self.connections.has(id)
+            {
+                self.serve(wide(id.index), |connection, turn| {
+                    without_data::zeroed(connection, turn, tag);
+                    Ok(())
+                });
+            }
+        }
+        if self.connections.has_ending() || self.turn.pollers.has_broken() {
+            busy |= self.check_ending();
+        }
+        if self.steps.are_waiting() {
+            busy |= self.go_on_stepping();
+        }
+        if self.stopping.began {
+            self.end_shard();
+        }
+        // What is left, or began meanwhile, is for the next turn.
+        self.turn.rare = self.has_rare_work();
+        self.look_at = Micros::default();
+        busy
+    }
+
+    /// Serves the connection at an index: see [`Self::serve_if`].
+    #[inline]
+    fn serve(&mut self, index: usize, act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served) {
+        self.serve_if(index, |_| true, act);
+    }
+
+    /// Serves the connection that a shard works for: no connection leaves the table before its last
+    /// shard has answered.
+    #[inline]
+    fn serve_named(
+        &mut self,
+        id: ConnectionId,
+        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
+    ) {
+        self.serve_if(wide(id.index), |connection| connection.id() == id, act);
+    }
+
+    /// Serves a connection: looks it up, acts, notes that it has something to post, and ends it if
+    /// a rule was broken.
+    #[inline(always)]
+    fn serve_if(
+        &mut self,
+        index: usize,
+        is: impl FnOnce(&Connection) -> bool,
+        act: impl FnOnce(&mut Connection, &mut Turn<S>) -> Served,
+    ) {
+        let Some(connection) = self.connections.at(index).filter(|connection| is(connection))
+        else {
+            debug_assert!(false, "the connection {index} is gone, or another");
+            tracing::error!(
+                connection = index,
+                "bug: something came for a connection that is gone"
+            );
+            return;
+        };
+        let served = act(connection, &mut self.turn);
+        if connection.joins_list() {
+            let index = connection.id().index;
+            self.connections.list(index);
+        }
+        if let Err(violation) = served {
+            self.end_for(index, violation);
+        }
+    }
+
+    /// Acts on what the devices completed. Returns whether there was anything.
+    #[inline]
+    fn reap(&mut self) -> bool {
+        let mut busy = false;
+        for place in 0..self.turn.pollers.places() {
+            let Some(entry) = self.turn.pollers.working(place) else { continue };
+            match entry.poller.poll(&mut self.reaped[..]) {
+                Ok(0) => busy |= entry.poller.has_more(),
+                Ok(reaped) => {
+                    busy = true;
+                    self.on_completions(place, reaped);
+                    if reaped == REAP {
+                        self.reap_more(place);
+                    }
+                }
+                Err(error) => self.end_poller(place, &error),
+            }
+        }
+        busy
+    }
+
+    /// Acts on what a device completed besides: as much as was reaped, there may be more.
+    #[inline(never)]
+    fn reap_more(&mut self, place: usize) {
+        // Bounded, so that one busy device cannot starve the store or the others.
+        for _ in 1..REAP_ROUNDS {
+            let Some(entry) = self.turn.pollers.working(place) else { return };
+            match entry.poller.poll(&mut self.reaped[..]) {
+                Ok(0) => return,
+                Ok(reaped) => {
+                    self.on_completions(place, reaped);
+                    if reaped < REAP {
+                        return;
+                    }
+                }
+                Err(error) => return self.end_poller(place, &error),
+            }
+        }
+    }
+
+    /// Every connection was ended, here, so nothing is acknowledged here any more. When that is so
+    /// everywhere, the shard writes what it has: what others still ask of it, nobody is told of. So
+    /// a command that a store does not answer, and a QP that is not destroyed, keep no dirty block
+    /// from its store. Others may ask the shard until they have no connection.
+    #[cold]
+    fn end_shard(&mut self) {
+        let others = self.turn.groups() - 1;
+        if !std::mem::replace(&mut self.stopping.said_silent, true) {
+            self.tell_peers(|| PeerMail::Silent);
+        }
+        let is_quiet = !self.has_connections();
+        if is_quiet && !std::mem::replace(&mut self.stopping.said_quiet, true) {
+            self.tell_peers(|| PeerMail::Quiet);
+        }
+        if self.stopping.silent_peers >= others {
+            self.turn.shard.stop();
+            self.deliver();
+        }
+    }
+
+    fn tell_peers(&mut self, mail: impl Fn() -> PeerMail) {
+        let own = self.turn.group;
+        for group in (0..self.turn.groups()).filter(|group| *group != own) {
+            self.turn.peers.send(group, mail());
+        }
+    }
+
+    #[inline(never)]
+    fn take_peer_mail(&mut self) -> bool {
+        let mut busy = false;
+        // Bounded, so that talkative peers cannot starve the devices.
+        for _ in 0..1024 {
+            let Some(mail) = self.turn.peers.receive() else { break };
+            (busy, self.turn.io) = (true, true);
+            match mail {
+                PeerMail::Request(request) => self.turn.shard.request(request),
+                PeerMail::Reply(reply) => self.on_reply(reply),
+                PeerMail::Prove(of) => {
+                    self.prove_tails(|shard, session| shard.gives_back(session, &of))
+                }
+                PeerMail::Silent => self.stopping.silent_peers += 1,
+                PeerMail::Quiet => self.stopping.quiet_peers += 1,
+            }
+        }
+        busy
+    }
+
+    /// Hands out the shard's answers, which may lead to more of them.
+    #[inline(never)]
+    fn deliver(&mut self) {
+        while let Some(reply) = self.turn.shard.take_reply() {
+            let group = wide(reply.to().group);
+            if group == self.turn.group {
+                self.on_reply(reply);
+            } else {
+                self.turn.peers.send(group, PeerMail::Reply(reply));
+            }
+        }
+    }
+
+    /// Answers the writes that the store has done and that need no more than that.
+    #[inline]
+    fn deliver_written(&mut self) {
+        let mut number = 0;
+        while let Some(to) = self.turn.shard.next_written(number) {
+            number += 1;
+            self.serve_named(to.connection, |connection, turn| {
+                reply::on_stored(connection, turn, to.tag);
+                Ok(())
+            });
+        }
+    }
+
+    /// A shard answered.
+    fn on_reply(&mut self, reply: ShardReply) {
+        if let Some(number) = reply.to().number_of_control() {
+            return match number & OF_SETTLES {
+                0 => self.on_step_reply(number, &reply),
+                _ => self.on_settle_reply(number, &reply),
+            };
+        }
+        let id = reply.to().connection;
+        self.serve_named(id, |connection, turn| reply::on_reply(connection, turn, reply));
+    }
+
+    /// The shard is short of memory: every poll group that sent from it sees to it that the memory
+    /// comes back.
+    #[cold]
+    fn seek_memory(&mut self) {
+        self.prove_tails(Shard::seeks_from);
+        let now = self.turn.time.now;
+        let due = |at| now.saturating_duration_since(at) >= PROVE_INTERVAL;
+        if self.turn.groups() > 1 && self.reminded.is_none_or(due) {
+            self.reminded = Some(now);
+            let of = self.turn.shard.seeks();
+            for group in (0..self.turn.groups()).filter(|group| *group != self.turn.group) {
+                self.turn.peers.send(group, PeerMail::Prove(of.clone()));
+            }
+        }
+    }
+
+    /// Memory is short: connections of the sessions `chosen` may hold some behind unsignaled WRs.
+    fn prove_tails(&mut self, chosen: impl Fn(&Shard<S>, SessionIndex) -> bool) {
+        for index in 0..self.connections.places() {
+            let session = self.connections.at(index).map(|connection| connection.params().session);
+            if session.is_some_and(|session| chosen(&self.turn.shard, session)) {
+                self.serve(index, |connection, _| {
+                    send_proof::ask(connection);
+                    Ok(())
+                });
+            }
+        }
+    }
+
+    /// Posts what the turn collected.
+    #[inline(always)]
+    fn post_all(&mut self) {
+        let mut at = 0;
+        while let Some(index) = self.connections.listed(at) {
+            at += 1;
+            self.post(index);
+        }
+        if at > 0 {
+            self.connections.clear_list();
+        }
+    }
+
+    #[inline(always)]
+    fn post(&mut self, index: usize) {
+        let Some(connection) = self.connections.at(index) else {
+            debug_assert!(false, "a connection left its place and not the list");
+            return;
+        };
+        connection.leave_list();
+        if !connection.is_live() {
+            return;
+        }
+        respond::queue_responses(connection, &self.turn.stats);
+        let poller = &mut self.turn.pollers[connection.poller()].poller;
+        let (qp, (recvs, sends)) = (connection.qp(), connection.posts());
+        // RECVs first: an answer lets the peer send the next command.
+        let mut result = if recvs.rows.is_empty() { Ok(()) } else { poller.post_recvs(qp, recvs) };
+        if result.is_ok() && !sends.is_empty() {
+            result = poller.post_send(qp, sends);
+        }
+        connection.posted();
+        if let Err(error) = result {
+            if self.turn.told.lines.may_write(lines::Line::Post, self.turn.time.now) {
+                tracing::error!(peer = connection.params().peer, %error, "cannot post");
+            }
+            self.end(index, "posting failed");
+        }
+    }
+
+    /// Publishes all counters: before a sleep, and when somebody wants them now.
+    pub fn publish_stats(&self) {
+        self.publish_own();
+        self.turn.shard.publish_volumes();
+    }
+
+    /// Publishes the counters after a busy turn: those of the group, and of a few volumes in turn.
+    pub fn publish_turn(&mut self) {
+        self.publish_own();
+        self.turn.shard.publish_some_volumes();
+    }
+
+    fn publish_own(&self) {
+        let Turn { stats, shard, pollers, peers, .. } = &self.turn;
+        stats.set_fabric(&pollers.counters());
+        stats.set_cache(&shard.counters(), shard.slots(), shard.dirty_max_bytes());
+        stats.peer_messages.set(peers.sent());
+    }
+}

@@ -1,0 +1,241 @@
+//! [`Steps`]: the steps by which volumes change while a poll group runs.
+//!
+//! Control orders one step at a time, from every poll group, and waits for all of them. A volume
+//! grows while commands run: first every shard knows the new size, then commands are checked
+//! against it. For everything else the volume is closed first: the connections of all sessions that
+//! ever opened it end, as if their links had broken, and their hosts connect again. When they are
+//! gone, no command, no RDMA and no part of a command at another shard is of the volume any more,
+//! in any poll group. What is left are write-backs and prefetches of its shards, and those end.
+//!
+//! A store that does not answer keeps all of that from ending. Control waits for a bounded time,
+//! and then orders [`Step::Access`] again, or gives the volume up ([`Step::Abandon`]).
+//! Of a volume that was given up only what its store still works on is left. It goes when that
+//! ends.
+//!
+//! For a snapshot the volume stays open, and its new writes are held ([`super::held`]).
+
+use std::sync::Arc;
+
+use rblk_fabric::MemoryRegion;
+use rblk_protocol::Tag;
+use rblk_protocol::width::narrow;
+
+use super::settles::OF_SETTLES;
+use super::{FromGroup, PollGroup, Step, StepTicket};
+use crate::cache::{PartToken, ShardReply, ShardRequest};
+use crate::store::Store;
+use crate::volume::Volume;
+use crate::volume::counts::VolumeStats;
+use crate::volume::ids::ConnectionId;
+use crate::volume::ids::VolumeIndex;
+
+/// What a step waits for.
+#[derive(Debug)]
+enum Until {
+    /// These connections are gone.
+    Gone(Vec<ConnectionId>),
+    /// The shard has written what was dirty.
+    Written,
+    /// The shard has made everything durable.
+    Durable,
+    /// Nothing works on the volume.
+    Idle,
+    /// These writes have ended.
+    Ended(Vec<(ConnectionId, Tag)>),
+    /// Nothing works on the volume; then it becomes this one, or (`None`) it goes.
+    Quiet(Option<Arc<Volume>>),
+}
+
+/// A volume that was given up.
+#[derive(Debug)]
+struct Abandoned {
+    volume: VolumeIndex,
+    // Connections that may still send from it.
+    ids: Vec<ConnectionId>,
+}
+
+/// The step under way, if one is, and volumes of which something is left.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    under_way: Option<(StepTicket, VolumeIndex, Until)>,
+    abandoned: Vec<Abandoned>,
+}
+
+impl Steps {
+    /// Whether a step waits for something.
+    #[inline]
+    pub(super) fn are_waiting(&self) -> bool {
+        self.under_way.is_some() || !self.abandoned.is_empty()
+    }
+}
+
+impl<S: Store> PollGroup<S> {
+    /// Serves another volume, which no command may name yet.
+    pub(super) fn add_by_step(
+        &mut self,
+        ticket: StepTicket,
+        volume: &Volume,
+        stats: Arc<VolumeStats>,
+        registered: Vec<(usize, Arc<MemoryRegion>)>,
+    ) {
+        // Control has given up a step that it did not wait for.
+        self.steps.under_way = None;
+        for (place, memory) in registered {
+            self.turn.pollers.add_volume(place, volume.index, memory);
+        }
+        self.turn.access.announce(volume.index, Arc::clone(&stats));
+        self.add_to_shard(volume, stats);
+        self.stepped(ticket, Ok(()));
+    }
+
+    /// Begins a step.
+    pub(super) fn take_step(&mut self, ticket: StepTicket, volume: Arc<Volume>, step: Step) {
+        // Control has given up a step that it did not wait for.
+        let given_up = self.steps.under_way.take();
+        let index = volume.index;
+        let until = match step {
+            Step::Grow => {
+                self.turn.shard.grow_volume(index, volume.size_bytes());
+                return self.stepped(ticket, Ok(()));
+            }
+            Step::Access => {
+                self.limits_change(Some(index), None);
+                self.bound_cache(&volume);
+                if !volume.read_only {
+                    self.turn.shard.open_for_writing(index);
+                }
+                self.turn.access.open_to_commands(volume);
+                self.release_writes(index);
+                return self.stepped(ticket, Ok(()));
+            }
+            Step::Hold => Until::Ended(self.hold_writes(&volume)),
+            Step::Close => {
+                self.turn.access.remove(index);
+                Until::Gone(self.end_those_who_know(index))
+            }
+            Step::WriteBack => {
+                let from = self.token_of(ticket);
+                self.turn.shard.request(ShardRequest::Flush { from, volume: index });
+                Until::Written
+            }
+            Step::Quiet => Until::Idle,
+            Step::Abandon => {
+                let ids = match given_up {
+                    Some((_, of, Until::Gone(ids))) if of == index => ids,
+                    _ => Vec::new(),
+                };
+                self.turn.access.remove(index);
+                self.turn.shard.abandon_volume(index);
+                self.steps.abandoned.push(Abandoned { volume: index, ids });
+                return self.stepped(ticket, Ok(()));
+            }
+            Step::Reshape => Until::Quiet(Some(volume)),
+            Step::Drop => Until::Quiet(None),
+            Step::Record
+            | Step::Lower
+            | Step::Store
+            | Step::CutBack
+            | Step::Probe
+            | Step::Clone
+            | Step::Add => {
+                return self.stepped(ticket, Err(format!("{step:?} is no step of a poll group")));
+            }
+        };
+        self.steps.under_way = Some((ticket, index, until));
+    }
+
+    /// Ends the connections of every session that ever opened a volume. Returns them, and those
+    /// that were ending already.
+    fn end_those_who_know(&mut self, volume: VolumeIndex) -> Vec<ConnectionId> {
+        let access = &self.turn.access;
+        let knows = self.connections.iter().filter(|c| access.knows(c.params().session, volume));
+        let ids: Vec<ConnectionId> = knows.map(|connection| connection.id()).collect();
+        self.end_all("its volume changes", |connection| ids.contains(&connection.id()));
+        ids
+    }
+
+    fn token_of(&self, ticket: StepTicket) -> PartToken {
+        let number = narrow(ticket.0 & u64::from(!OF_SETTLES));
+        PartToken::of_control(narrow(self.turn.group), number)
+    }
+
+    fn stepped(&mut self, ticket: StepTicket, result: Result<(), String>) {
+        let group = self.turn.group;
+        self.turn.told.outbox.push(FromGroup::Stepped { group, ticket, result });
+    }
+
+    /// The shard answered what a step asked for.
+    #[cold]
+    pub(super) fn on_step_reply(&mut self, number: u16, reply: &ShardReply) {
+        let ShardReply::Done { result, .. } = reply else {
+            return debug_assert!(false, "a step asks for nothing else");
+        };
+        let Some((ticket, volume, until)) = self.steps.under_way.take() else { return };
+        if self.token_of(ticket).number_of_control() != Some(number) {
+            // The answer to a step that was given up.
+            self.steps.under_way = Some((ticket, volume, until));
+            return;
+        }
+        if let Err(errno) = result {
+            return self.stepped(ticket, Err(format!("its store failed: {errno}")));
+        }
+        if matches!(until, Until::Written) && self.turn.shard.is_writable(volume) {
+            let from = self.token_of(ticket);
+            self.steps.under_way = Some((ticket, volume, Until::Durable));
+            self.turn.shard.request(ShardRequest::Sync { from, volume });
+        } else {
+            self.stepped(ticket, Ok(()));
+        }
+    }
+
+    /// Goes on with the step under way, if what it waited for is there. Returns whether it was.
+    #[cold]
+    pub(super) fn go_on_stepping(&mut self) -> bool {
+        let is_less = self.leave_abandoned();
+        let Some((ticket, volume, until)) = self.steps.under_way.take() else { return is_less };
+        let result = match &until {
+            Until::Idle if self.turn.shard.is_quiet(volume) => Ok(()),
+            Until::Ended(writes) if !self.are_in_flight(volume, writes) => Ok(()),
+            Until::Gone(ids) if !ids.iter().any(|id| self.connections.has(*id)) => Ok(()),
+            Until::Quiet(shaped) if self.turn.shard.is_quiet(volume) => match shaped {
+                Some(shaped) => {
+                    let (cache, bytes) = (shaped.cache, shaped.size_bytes());
+                    self.turn.shard.reshape_volume(volume, cache, bytes);
+                    Ok(())
+                }
+                None => {
+                    self.turn.pollers.remove_volume(volume);
+                    self.turn.shard.remove_volume(volume).map_err(|error| error.to_string())
+                }
+            },
+            _ => {
+                self.steps.under_way = Some((ticket, volume, until));
+                return is_less;
+            }
+        };
+        self.stepped(ticket, result);
+        true
+    }
+
+    /// Closes the stores of volumes that were given up, and that nothing works on any more. Returns
+    /// whether there was one.
+    fn leave_abandoned(&mut self) -> bool {
+        let (turn, connections) = (&mut self.turn, &self.connections);
+        let before = self.steps.abandoned.len();
+        self.steps.abandoned.retain(|Abandoned { volume, ids }| {
+            let is_used = ids.iter().any(|id| connections.has(*id));
+            if !turn.shard.is_left(*volume) || is_used {
+                return true;
+            }
+            turn.pollers.remove_volume(*volume);
+            match turn.shard.remove_volume(*volume) {
+                Ok(()) => tracing::warn!(volume = volume.0, "the store of a removed volume is closed"),
+                Err(error) => {
+                    tracing::error!(volume = volume.0, %error, "the store of a removed volume stays open");
+                }
+            }
+            false
+        });
+        self.steps.abandoned.len() < before
+    }
+}

@@ -1,0 +1,193 @@
+//! [`Turn`]: what a data thread works with while it serves one connection after the other: CQs,
+//! shard, the other poll groups, counters, the time.
+//!
+//! The connections are not here: a function that serves a connection takes both, `&mut Connection`
+//! and `&mut Turn`. [`super::PollGroup::serve`] looks the connection up, and sees to it that what
+//! the connection queued is posted.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rblk_fabric::MemoryRegion;
+use rblk_protocol::Tag;
+use rblk_protocol::width::narrow;
+use rblk_runtime::{Micros, Moment};
+
+use super::FromGroup;
+use super::access::Access;
+use super::cq_age::CqAge;
+use super::held::HeldWrites;
+use super::lines::{Line, Lines};
+use super::over_limit::Delayed;
+use super::peers::{PeerMail, Peers};
+use super::pollers::Pollers;
+use super::slow::SlowIos;
+use super::zeroing::ZeroingQueue;
+use crate::cache::{PartToken, Segments, Shard, ShardRequest};
+use crate::data::connection::Connection;
+use crate::data::group_stats::Stats;
+use crate::data::part::{Part, PartIndex};
+use crate::data::request::Event;
+use crate::store::Store;
+use crate::volume::limits::Waiting;
+
+/// See the module.
+pub(super) struct Turn<S> {
+    /// Number of this poll group, and of its shard.
+    pub(super) group: usize,
+    /// The CQs.
+    pub(super) pollers: Pollers,
+    /// This group's shard of the cache.
+    pub(super) shard: Shard<S>,
+    /// The other poll groups.
+    pub(super) peers: Peers,
+    /// What sessions may reach.
+    pub(super) access: Access,
+    /// Counters of this poll group.
+    pub(super) stats: Arc<Stats>,
+    /// When the turn is.
+    pub(super) time: TurnTime,
+    /// Commands that go on in a later turn, whatever the devices do.
+    pub(super) later: Later,
+    /// What others are told.
+    pub(super) told: Told,
+    /// Something was done that clients wait for.
+    pub(super) io: bool,
+    /// There is work that most turns do not have.
+    pub(super) rare: bool,
+}
+
+/// When a turn is.
+pub(super) struct TurnTime {
+    /// When it began.
+    pub(super) now: Instant,
+    /// The same, for the times of commands.
+    pub(super) us: Micros,
+    /// How long what the turn finds may have waited for it.
+    pub(super) cq_age: CqAge,
+}
+
+impl TurnTime {
+    /// Before the first turn.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { now, us: Moment::from(now).us(), cq_age: CqAge::default() }
+    }
+}
+
+/// Commands that go on in a later turn, whatever the devices do.
+#[derive(Default)]
+pub(super) struct Later {
+    /// Ranges of memory volumes that are being zeroed.
+    pub(super) zeroing: ZeroingQueue,
+    /// Writes that may not begin now.
+    pub(super) held: HeldWrites,
+    /// Commands over a limit.
+    pub(super) waiting: Waiting<Delayed>,
+}
+
+/// What others are told.
+#[derive(Default)]
+pub(super) struct Told {
+    /// Messages for control.
+    pub(super) outbox: Vec<FromGroup>,
+    /// What peers made this group log.
+    pub(super) lines: Lines,
+    /// Commands that took long.
+    pub(super) slow: SlowIos,
+}
+
+/// Names a part of a command of a poll group to a shard.
+#[inline(always)]
+pub(super) fn token(group: usize, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
+    PartToken {
+        group: narrow(group),
+        session: connection.params().session,
+        connection: connection.id(),
+        tag,
+        part: part.0,
+    }
+}
+
+impl<S: Store> Turn<S> {
+    /// It begins.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, moment: Moment) {
+        self.time.cq_age.turn(self.time.us);
+        self.tick(moment);
+        self.stats.turns.add(1);
+    }
+
+    /// It is that time.
+    #[inline(always)]
+    pub(super) fn tick(&mut self, moment: Moment) {
+        (self.time.now, self.time.us) = (moment.instant(), moment.us());
+        self.shard.tick(self.time.us);
+    }
+
+    /// Whether a line of a kind that peers can bring about may be logged now.
+    #[cold]
+    pub(super) fn may_log(&mut self, line: Line) -> bool {
+        self.told.lines.may_write(line, self.time.now)
+    }
+
+    /// Poll groups, this one included.
+    #[inline]
+    pub(super) fn groups(&self) -> usize {
+        self.peers.groups()
+    }
+
+    /// Names a part of a command to a shard.
+    #[inline]
+    pub(super) fn token(&self, connection: &Connection, tag: Tag, part: PartIndex) -> PartToken {
+        token(self.group, connection, tag, part)
+    }
+
+    /// Something for a shard that it need not answer, or whose answer was counted.
+    #[inline]
+    pub(super) fn tell(&mut self, shard: usize, request: ShardRequest) {
+        if shard == self.group {
+            self.shard.request(request);
+        } else {
+            self.peers.send(shard, PeerMail::Request(request));
+        }
+    }
+
+    /// Asks a shard something that it will answer.
+    pub(super) fn ask(
+        &mut self,
+        connection: &mut Connection,
+        tag: Tag,
+        shard: usize,
+        request: ShardRequest,
+    ) {
+        let _ = connection.request_mut(tag).step(Event::Asked);
+        self.tell(shard, request);
+    }
+
+    /// Lent memory goes back to its shard.
+    #[inline]
+    pub(super) fn release(&mut self, shard: usize, memory: Segments) {
+        if shard == self.group {
+            self.shard.release(memory);
+        } else {
+            self.peers.send(shard, PeerMail::Request(ShardRequest::Release { memory }));
+        }
+    }
+
+    /// What a shard lent or reserved for a part goes back to it.
+    pub(super) fn give_back(&mut self, part: &mut Part) {
+        let shard = part.shard();
+        match part.take_memory() {
+            (Some(job), memory) => self.tell(shard, ShardRequest::Cancel { job, memory }),
+            (None, memory) if memory.is_empty() => {}
+            (None, memory) => self.release(shard, memory),
+        }
+    }
+
+    /// The arena, if the device of a connection knows it.
+    #[inline]
+    pub(super) fn arena(&self, connection: &Connection) -> Option<&MemoryRegion> {
+        let memory = self.pollers[connection.poller()].memory.as_ref();
+        memory.map(|memory| &*memory.arena)
+    }
+}

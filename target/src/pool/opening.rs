@@ -1,0 +1,337 @@
+//! [`open_volumes`]: opens the volumes of a configuration: files are locked, memory is mapped.
+//!
+//! A store that the program of the target before this one left open is not opened again.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use rblk_config::image::Contradiction;
+use rblk_config::{Backing as BackingConfig, DirectIo, TargetConfig, VolumeConfig};
+use rblk_fabric::{PageKind, Region};
+use rblk_operate::said_once;
+use rblk_protocol::{BlockCount, BlockSize, Name};
+use sha2::{Digest, Sha256};
+
+use crate::pool::image;
+use crate::store::backing::{Backing, Direct, LeftOpen, OpenOptions};
+use crate::store::{Losses, StoreError};
+use crate::volume::ids::VolumeIndex;
+use crate::volume::limits::Limiter;
+use crate::volume::notes::VolumeNotes;
+use crate::volume::{CacheMode, Placement, Volume};
+
+/// How long to wait for the lock of a store: a target that was killed holds it until its last I/O
+/// has ended.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// A volume that was opened.
+#[derive(Debug)]
+pub struct OpenedVolume {
+    /// What is exported.
+    pub volume: Arc<Volume>,
+    /// Its file, where it has one.
+    pub backing: Option<Arc<Backing>>,
+    /// For people.
+    pub notes: VolumeNotes,
+    /// What its image says against its block size, as it was opened.
+    pub contradiction: Option<Contradiction>,
+}
+
+/// A file that is not as long as the configuration says.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {bytes} bytes, but the configuration says size = {configured}: {fix}")]
+pub(crate) struct WrongSize {
+    path: String,
+    bytes: u64,
+    configured: u64,
+    fix: String,
+}
+
+impl WrongSize {
+    /// It is never made longer here: a file that was cut, or another one, looks the same as one
+    /// whose new length a power failure took, and a file system that finds zeros may do harm.
+    fn new(path: &Path, bytes: u64, configured: u64, is_file: bool) -> Self {
+        let path = path.display().to_string();
+        let fix = match is_file && bytes < configured {
+            true => format!(
+                "if the file was made longer and the host lost power then, `truncate -s {configured} {path}` does it again; \
+                 else put the right file back, or correct `size`"
+            ),
+            false => "correct one of them".to_owned(),
+        };
+        Self { path, bytes, configured, fix }
+    }
+}
+
+/// A volume that is configured and cannot be served as it is, while all others can.
+#[derive(Clone, Debug)]
+pub(crate) struct AwayVolume {
+    /// Its name.
+    pub name: String,
+    /// Why, and what helps.
+    pub why: String,
+}
+
+/// Opens every volume of a configuration. `target` is the name of the target.
+///
+/// # Errors
+/// The first volume that cannot be opened, with name and cause.
+pub(crate) fn open_volumes(
+    config: &TargetConfig,
+    target: &Name,
+) -> anyhow::Result<Vec<OpenedVolume>> {
+    config
+        .volumes
+        .iter()
+        .enumerate()
+        .map(|(index, volume)| {
+            open_volume(index, volume, target, Wait::ForLocks)
+                .with_context(|| format!("volume `{}`", volume.name))
+        })
+        .collect()
+}
+
+/// Opens the volumes of a configuration whose files are as long as it says. The others are left
+/// away, and told: what hosts they have waits for them, and all other volumes are served. Goes on
+/// with the stores that were `left` open, by volume.
+///
+/// # Errors
+/// Whatever else keeps a volume from being opened, with name and cause. And if no volume were left.
+pub(crate) fn open_right_ones(
+    config: &TargetConfig,
+    target: &Name,
+    mut left: HashMap<String, LeftOpen>,
+) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>)> {
+    let (mut opened, mut away) = (Vec::new(), Vec::new());
+    for volume in &config.volumes {
+        let source = left.remove(&volume.name).map_or(Source::Path(Wait::ForLocks), Source::Left);
+        match open_from(opened.len(), volume, target, source) {
+            Ok(volume) => opened.push(volume),
+            Err(error) if error.is::<WrongSize>() => away.push((volume, error)),
+            Err(error) => return Err(error.context(format!("volume `{}`", volume.name))),
+        }
+    }
+    if opened.is_empty()
+        && let Some((volume, error)) = away.pop()
+    {
+        return Err(error.context(format!("volume `{}`", volume.name)));
+    }
+    let told = |(volume, error): (&VolumeConfig, anyhow::Error)| {
+        let (name, why) = (volume.name.clone(), said_once(error.as_ref()));
+        tracing::error!(
+            volume = name,
+            why,
+            "the volume is not served, all others are; then `rblk-target reload` adds it"
+        );
+        AwayVolume { name, why }
+    };
+    Ok((opened, away.into_iter().map(told).collect()))
+}
+
+/// Opens one volume beside those that are served. `target` is the name of the target.
+///
+/// # Errors
+/// It cannot be opened, with name and cause.
+pub(crate) fn open_one(
+    index: usize,
+    config: &VolumeConfig,
+    target: &Name,
+) -> anyhow::Result<OpenedVolume> {
+    open_volume(index, config, target, Wait::No)
+        .with_context(|| format!("volume `{}`", config.name))
+}
+
+/// Whether to wait for the lock of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wait {
+    /// As long as a target that was killed may hold it.
+    ForLocks,
+    /// Not at all.
+    No,
+}
+
+/// Where a store comes from.
+#[derive(Debug)]
+enum Source {
+    /// It is opened.
+    Path(Wait),
+    /// It is open.
+    Left(LeftOpen),
+}
+
+impl Source {
+    fn open(
+        self,
+        config: &VolumeConfig,
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Result<Backing, StoreError> {
+        let wait = match self {
+            Self::Left(left) => return Backing::go_on(left, path, options),
+            Self::Path(wait) => wait,
+        };
+        match Backing::open(path, &OpenOptions { lock_wait: Duration::ZERO, ..*options }) {
+            Err(held @ (StoreError::Locked { .. } | StoreError::Claimed { .. }))
+                if wait == Wait::ForLocks =>
+            {
+                tracing::info!(volume = %config.name, within = ?LOCK_WAIT, %held, "waiting for the store");
+                Backing::open(path, options)
+            }
+            opened => opened,
+        }
+    }
+}
+
+/// Opens one volume of a configuration.
+///
+/// # Errors
+/// It cannot be opened: the cause, without the name of the volume.
+pub(crate) fn open_volume(
+    index: usize,
+    config: &VolumeConfig,
+    target: &Name,
+    wait: Wait,
+) -> anyhow::Result<OpenedVolume> {
+    open_from(index, config, target, Source::Path(wait))
+}
+
+fn open_from(
+    index: usize,
+    config: &VolumeConfig,
+    target: &Name,
+    source: Source,
+) -> anyhow::Result<OpenedVolume> {
+    let mut volume = empty(index, config, target)?;
+    let mut notes = VolumeNotes::default();
+    let (mut backing, mut contradiction) = (None, None);
+    // A store that goes on was looked at when it was opened.
+    let is_new = matches!(source, Source::Path(_));
+    match config.backing()? {
+        BackingConfig::File { path, size, direct, cache, read_ahead } => {
+            let opened = open_store(config, path, direct, size.map(|size| size.0), source)?;
+            volume.blocks = blocks_in(opened.size_bytes(), volume.block_size)?;
+            volume.placement = Placement::Store;
+            volume.cache = cache;
+            volume.cache_min_bytes = config.cache_min.unwrap_or_default().0;
+            volume.cache_max_bytes = config.cache_max.map(|max| max.0);
+            volume.read_ahead_bytes = u32::try_from(read_ahead.0).context("read_ahead")?;
+            if opened.memory_alignment() > config.block_size {
+                // A block of the volume that is cached in parts would be read and written in parts.
+                tracing::warn!(
+                    volume = %volume.name, path = %path.display(), alignment = opened.memory_alignment(),
+                    "direct I/O there needs memory aligned to more than block_size: no cache for this volume"
+                );
+                volume.cache = CacheMode::None;
+            }
+            volume.discard = opened.can_discard();
+            volume.discard_granularity_bytes = opened.discard_granularity();
+            volume.read_only |= opened.read_only();
+            contradiction = look_at(path, config, &opened).filter(|_| is_new);
+            notes = VolumeNotes {
+                path: Some(path.display().to_string()),
+                direct: Some(opened.direct()),
+                snapshot_of: config.snapshot_of.clone(),
+            };
+            backing = Some(Arc::new(opened));
+        }
+        BackingConfig::Memory { size } => {
+            volume.blocks = blocks_in(size.0, volume.block_size)?;
+            let len = usize::try_from(size.0).context("size")?;
+            volume.placement = Placement::Memory(Region::allocate(len, PageKind::Normal)?);
+        }
+        BackingConfig::Null { size } => volume.blocks = blocks_in(size.0, volume.block_size)?,
+    }
+    Ok(OpenedVolume { volume: Arc::new(volume), backing, notes, contradiction })
+}
+
+/// Logs what the image of a store says against the block size of its volume.
+fn look_at(path: &Path, config: &VolumeConfig, opened: &Backing) -> Option<Contradiction> {
+    let found = image::look(path, opened.size_bytes(), config.block_size)?;
+    tracing::warn!(volume = %config.name, path = %path.display(), "{found}");
+    Some(found)
+}
+
+/// A volume of a configuration without a size and a place for its bytes.
+fn empty(index: usize, config: &VolumeConfig, target: &Name) -> anyhow::Result<Volume> {
+    let name = Name::new(&config.name)?;
+    let block_size = BlockSize::new(config.block_size).context("block size")?;
+    Ok(Volume {
+        index: VolumeIndex(u16::try_from(index).context("more than 65535 volumes")?),
+        name,
+        uuid: uuid_of(target, &name),
+        block_size,
+        blocks: BlockCount(0),
+        read_only: config.read_only,
+        placement: Placement::Null,
+        cache: CacheMode::None,
+        cache_min_bytes: 0,
+        cache_max_bytes: None,
+        read_ahead_bytes: 0,
+        discard: true,
+        discard_granularity_bytes: block_size.bytes(),
+        limits: Limiter::renewed(None, config.limits()),
+    })
+}
+
+/// The stable identity of a volume: a hash of the names of target and volume.
+fn uuid_of(target: &Name, volume: &Name) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    hash.update(target.as_str());
+    hash.update([0]);
+    hash.update(volume.as_str());
+    let digest = hash.finalize();
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&digest[..16]);
+    uuid
+}
+
+/// Opens and locks the file or device of a volume, or goes on with it. It must have `size` bytes,
+/// if that is given.
+fn open_store(
+    config: &VolumeConfig,
+    path: &Path,
+    direct: DirectIo,
+    size: Option<u64>,
+    source: Source,
+) -> anyhow::Result<Backing> {
+    let options = OpenOptions {
+        read_only: config.read_only,
+        direct: match direct {
+            DirectIo::Required => Direct::Required,
+            DirectIo::Preferred => Direct::Preferred,
+            DirectIo::Off => Direct::Off,
+        },
+        block_size: config.block_size,
+        lock_wait: LOCK_WAIT,
+        losses: Losses::HeldUntilNoted,
+    };
+    let opened = match (source.open(config, path, &options), size) {
+        (Err(StoreError::Empty { .. }), Some(size)) => {
+            return Err(WrongSize::new(path, 0, size, path.is_file()).into());
+        }
+        (Err(StoreError::NotWholeBlocks { size: bytes, .. }), Some(size)) => {
+            return Err(WrongSize::new(path, bytes, size, path.is_file()).into());
+        }
+        (opened, _) => opened?,
+    };
+    let bytes = opened.size_bytes();
+    if let Some(configured) = size
+        && configured != bytes
+    {
+        return Err(WrongSize::new(path, bytes, configured, opened.is_file()).into());
+    }
+    if !opened.direct() && direct == DirectIo::Preferred {
+        tracing::warn!(volume = %config.name, path = %path.display(), "no direct I/O there: going through the page cache");
+    }
+    Ok(opened)
+}
+
+/// The number of blocks in so many bytes, at least one.
+fn blocks_in(bytes: u64, block_size: BlockSize) -> anyhow::Result<BlockCount> {
+    block_size.blocks_in(bytes).filter(|blocks| blocks.0 > 0).with_context(|| {
+        format!("size of {bytes} bytes is not a multiple of the block size {}", block_size.bytes())
+    })
+}

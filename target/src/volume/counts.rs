@@ -1,0 +1,243 @@
+//! [`VolumeStats`]: the counters of one volume in one poll group and its shard. Only their thread
+//! writes them; every thread may read them.
+//!
+//! The shard counts in plain numbers and publishes them every few turns, so its counters may be a
+//! few turns old. A poll group that sleeps has published everything. What the poll group counts of
+//! commands ([`VolumeStats::io`], [`VolumeStats::latency`]) is there at once.
+
+use nix::errno::Errno;
+use rblk_runtime::Counter;
+use serde::{Deserialize, Serialize};
+
+use crate::volume::limits::{DelayCounts, Delays};
+use crate::volume::traffic::{IoCounts, IoStats, VolumeLatency, VolumeTimes};
+
+rblk_runtime::counters! {
+    /// The sums of a [`VolumeStats`].
+    #[derive(Debug, Default)]
+    pub struct VolumeCounters;
+
+    /// The counters of a volume at one moment; also their sum over poll groups. Blocks are of 4
+    /// KiB.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct VolumeCounts;
+
+    /// Blocks that reads found in the cache.
+    hits,
+    /// Blocks that reads did not find.
+    misses,
+    /// Blocks that left the cache to make room, for this volume or another.
+    evictions,
+    /// Operations that the store failed.
+    store_errors,
+    /// Bytes in the cache now, dirty ones included.
+    cached_bytes,
+    /// Bytes that are in memory only, acknowledged and not yet in the store, now.
+    dirty_bytes,
+    /// Dirty blocks whose last write-back failed, now. They are tried again.
+    failed_blocks,
+}
+
+impl VolumeCounts {
+    /// Share of the blocks that reads asked the cache for and found; none before the first such
+    /// read.
+    #[must_use]
+    pub fn hit_ratio(&self) -> Option<f64> {
+        hit_ratio(self.hits, self.misses)
+    }
+}
+
+pub(crate) fn hit_ratio(hits: u64, misses: u64) -> Option<f64> {
+    let all = hits.saturating_add(misses);
+    // Exact up to 2^53 blocks.
+    (all > 0).then(|| hits as f64 / all as f64)
+}
+
+/// How a store failed last, and when: the latest of several is the maximum.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct LastError(u64);
+
+impl LastError {
+    const ERRNO_BITS: u32 = 16;
+
+    /// A failure `at_s` seconds after a moment that is the same for all that are compared.
+    #[must_use]
+    pub(crate) fn new(at_s: u64, errno: Errno) -> Self {
+        // Errnos are below 4096; 48 bits of seconds do not end. One more, so that no failure is 0.
+        let errno = u64::from(u16::try_from(errno as i32).unwrap_or(0));
+        Self(((at_s + 1) << Self::ERRNO_BITS) | errno)
+    }
+
+    /// How many seconds ago that was, at a moment so many seconds after the one that is the same
+    /// for all; none if nothing failed.
+    #[must_use]
+    pub(crate) fn age_s(self, now_s: u64) -> Option<u64> {
+        (self.0 != 0).then(|| now_s.saturating_sub((self.0 >> Self::ERRNO_BITS) - 1))
+    }
+
+    /// The errno, 0 for one that has no name; none if nothing failed.
+    #[must_use]
+    pub fn errno(self) -> Option<i32> {
+        (self.0 != 0).then(|| i32::from((self.0 & 0xffff) as u16))
+    }
+}
+
+/// Since when the oldest dirty block is dirty that is not with the store: a time of the clock of
+/// shards, whose milliseconds wrap after 49 days.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DirtySince(u64);
+
+impl DirtySince {
+    /// Since then; `None`: nothing is dirty.
+    #[must_use]
+    pub(crate) fn new(since_ms: Option<u32>) -> Self {
+        Self(since_ms.map_or(0, |ms| u64::from(ms) + 1))
+    }
+
+    /// How long that is, in milliseconds, when the clock of shards shows `now_ms`; none if nothing
+    /// is dirty. The caller's clock may be a little behind.
+    #[must_use]
+    pub(crate) fn age_ms(self, now_ms: u32) -> Option<u32> {
+        let since = u32::try_from(self.0.checked_sub(1)?).ok()?;
+        let age = now_ms.wrapping_sub(since);
+        Some(if age > u32::MAX / 2 { 0 } else { age })
+    }
+}
+
+/// What one poll group and its shard tell of one volume, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct VolumeStats {
+    /// The commands of connections of this poll group.
+    pub(crate) io: IoStats,
+    /// Their times.
+    pub(crate) latency: VolumeLatency,
+    /// Those that waited for a limit.
+    pub(crate) delays: Delays,
+    counters: VolumeCounters,
+    last_error: Counter,
+    dirty_since: Counter,
+}
+
+impl VolumeStats {
+    /// Publishes; only the owning thread calls it.
+    pub(crate) fn set(
+        &self,
+        counts: &VolumeCounts,
+        last_error: LastError,
+        dirty_since: DirtySince,
+    ) {
+        let to = &self.counters;
+        to.hits.set(counts.hits);
+        to.misses.set(counts.misses);
+        to.evictions.set(counts.evictions);
+        to.store_errors.set(counts.store_errors);
+        to.cached_bytes.set(counts.cached_bytes);
+        to.dirty_bytes.set(counts.dirty_bytes);
+        to.failed_blocks.set(counts.failed_blocks);
+        self.last_error.set(last_error.0);
+        self.dirty_since.set(dirty_since.0);
+    }
+
+    /// Commands that were not answered before their connections ended.
+    #[must_use]
+    pub fn abandoned(&self) -> u64 {
+        self.io.never_answered()
+    }
+
+    /// The commands that connections of this poll group had for the volume.
+    #[must_use]
+    pub fn io(&self) -> IoCounts {
+        self.io.snapshot()
+    }
+
+    /// The times of these commands.
+    #[must_use]
+    pub fn times(&self) -> VolumeTimes {
+        self.latency.snapshot()
+    }
+
+    /// Those of them that waited for a limit.
+    #[must_use]
+    pub fn delays(&self) -> DelayCounts {
+        self.delays.snapshot()
+    }
+
+    /// What was published last.
+    #[must_use]
+    pub fn snapshot(&self) -> VolumeCounts {
+        self.counters.snapshot()
+    }
+
+    /// Since when something is dirty, as it was published last.
+    #[must_use]
+    pub(crate) fn dirty_since(&self) -> DirtySince {
+        DirtySince(self.dirty_since.get())
+    }
+
+    /// The last failure that was published.
+    #[must_use]
+    pub fn last_error(&self) -> LastError {
+        LastError(self.last_error.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_needs_a_read() {
+        let counts = VolumeCounts::default();
+        assert_eq!(counts.hit_ratio(), None);
+        assert_eq!(VolumeCounts { misses: 4, ..counts }.hit_ratio(), Some(0.0));
+        assert_eq!(VolumeCounts { hits: 4, ..counts }.hit_ratio(), Some(1.0));
+        assert_eq!(VolumeCounts { hits: 1, misses: 3, ..counts }.hit_ratio(), Some(0.25));
+        assert_eq!(hit_ratio(u64::MAX, u64::MAX), Some(1.0), "a sum that does not fit is no panic");
+    }
+
+    #[test]
+    fn the_latest_error_is_the_maximum_whatever_its_errno() {
+        let none = LastError::default();
+        assert_eq!(none.errno(), None);
+        let first = LastError::new(0, Errno::ENOSPC);
+        let later = LastError::new(1, Errno::EIO);
+        assert_eq!(first.max(none).errno(), Some(Errno::ENOSPC as i32));
+        assert_eq!(first.max(later).max(none).errno(), Some(Errno::EIO as i32));
+        assert_eq!(LastError::new(0, Errno::UnknownErrno).errno(), Some(0));
+        assert!(LastError::new(0, Errno::UnknownErrno) > none);
+    }
+
+    #[test]
+    fn ages_are_of_the_clock_that_is_told_and_survive_its_wrap() {
+        assert_eq!(DirtySince::new(None).age_ms(5), None);
+        assert_eq!(DirtySince::new(Some(0)).age_ms(5), Some(5));
+        assert_eq!(DirtySince::new(Some(u32::MAX)).age_ms(4), Some(5), "the clock wrapped");
+        assert_eq!(DirtySince::new(Some(9)).age_ms(5), Some(0), "the clocks differ a little");
+        let error = LastError::new(7, Errno::EIO);
+        assert_eq!((error.age_s(7), error.age_s(30), error.age_s(3)), (Some(0), Some(23), Some(0)));
+        assert_eq!(LastError::default().age_s(9), None);
+    }
+
+    #[test]
+    fn what_is_published_is_what_is_read() {
+        let counts = VolumeCounts {
+            hits: 1,
+            misses: 2,
+            evictions: 3,
+            store_errors: 4,
+            cached_bytes: 5,
+            dirty_bytes: 6,
+            failed_blocks: 7,
+        };
+        let stats = VolumeStats::default();
+        stats.set(&counts, LastError::new(9, Errno::EROFS), DirtySince::new(Some(70)));
+        assert_eq!(stats.snapshot(), counts);
+        assert_eq!(stats.last_error(), LastError::new(9, Errno::EROFS));
+        assert_eq!(stats.dirty_since().age_ms(100), Some(30));
+        let mut sum = counts;
+        sum.add(&stats.snapshot());
+        assert_eq!((sum.hits, sum.failed_blocks), (2, 14));
+    }
+}

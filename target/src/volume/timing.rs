@@ -1,0 +1,263 @@
+//! [`Timing`]: when a command came, and what it waited for since. Pure: the time of the turn is an
+//! argument, and stands still during a turn.
+//!
+//! A command that is answered in the turn that found it has only waited in the CQ. One that is
+//! answered before anything is waited for does not even begin here; most others note no more than
+//! that they began.
+
+use rblk_runtime::{BinnedUs, Micros};
+
+use crate::volume::traffic::Stages;
+
+/// What a shard did for a command: part of its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Spent {
+    /// The store was asked.
+    pub(crate) at_store: bool,
+    /// How long the job waited for memory and for its range, in microseconds.
+    pub(crate) waited_us: u32,
+}
+
+impl Spent {
+    /// All of it at the store.
+    pub(crate) const fn at_store() -> Self {
+        Self { at_store: true, waited_us: 0 }
+    }
+}
+
+/// How far a command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Course {
+    /// It waits for nothing, or was answered.
+    #[default]
+    None,
+    /// It noted nothing.
+    Plain,
+    /// See [`Noted`].
+    Noted,
+}
+
+/// When a command came, and what it waited for. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Timing {
+    found: Micros,
+    queue: BinnedUs,
+    spent: Spent,
+    course: Course,
+    // Of a command that noted something.
+    noted: Noted,
+}
+
+/// What few commands wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Noted {
+    // Parts that wait for data, and since when there is one.
+    awaiting: u16,
+    data_from: Micros,
+    // How long there was one; and how long before the last part had its memory. Until then that
+    // part waited in its shard, which tells of it, too.
+    data_us: u64,
+    data_before_us: u64,
+    // When there was all to send, and no credit.
+    ready: Option<Micros>,
+}
+
+/// How long a command took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Took {
+    /// It was answered in the turn that found it, after so long in the CQ.
+    OneTurn(BinnedUs),
+    /// Longer.
+    Longer(Stages),
+}
+
+impl Timing {
+    /// Whether it waits for its answer.
+    #[inline(always)]
+    pub(crate) fn has_begun(&self) -> bool {
+        self.course != Course::None
+    }
+
+    /// It was found in this turn, lay so long in the CQ at most, and has to wait for something.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, now: Micros, queue: BinnedUs) {
+        (self.found, self.queue) = (now, queue);
+        (self.spent, self.course) = (Spent::default(), Course::Plain);
+    }
+
+    fn noted(&mut self) -> &mut Noted {
+        if self.course == Course::Plain {
+            (self.course, self.noted) = (Course::Noted, Noted::default());
+        }
+        &mut self.noted
+    }
+
+    /// One more part waits for data that RDMA READs bring: it has its memory.
+    #[inline]
+    pub(crate) fn awaits_data(&mut self, now: Micros) {
+        let noted = self.noted();
+        if noted.awaiting == 0 {
+            noted.data_from = now;
+        }
+        noted.awaiting += 1;
+        noted.data_before_us = noted.data_us + now.since(noted.data_from);
+    }
+
+    /// The data of a part came.
+    #[inline]
+    pub(crate) fn data_came(&mut self, now: Micros) {
+        let noted = self.noted();
+        noted.awaiting = noted.awaiting.saturating_sub(1);
+        if noted.awaiting == 0 {
+            noted.data_us += now.since(noted.data_from);
+        }
+    }
+
+    /// A shard answered. Parts wait at the same time, so the longest wait counts.
+    #[inline]
+    pub(crate) fn spent(&mut self, spent: Spent) {
+        self.spent.at_store |= spent.at_store;
+        self.spent.waited_us = self.spent.waited_us.max(spent.waited_us);
+    }
+
+    /// There is all to send, and no credit for it.
+    #[cold]
+    pub(crate) fn awaits_credits(&mut self, now: Micros) {
+        self.noted().ready.get_or_insert(now);
+    }
+
+    /// Its end, in this turn, if that is the turn that found it and nothing was noted: how long it
+    /// lay in the CQ. `None` changes nothing.
+    #[inline(always)]
+    pub(crate) fn end_in_its_turn(&mut self, now: Micros) -> Option<BinnedUs> {
+        if self.course != Course::Plain || self.found != now {
+            return None;
+        }
+        self.course = Course::None;
+        Some(self.queue)
+    }
+
+    /// Its end, in this turn; `None`, if it had not begun.
+    #[inline(always)]
+    pub(crate) fn end(&mut self, now: Micros) -> Option<Took> {
+        match std::mem::take(&mut self.course) {
+            Course::None => None,
+            Course::Plain if self.found == now => Some(Took::OneTurn(self.queue)),
+            Course::Plain => Some(Took::Longer(self.stages(Noted::default(), now))),
+            Course::Noted => Some(Took::Longer(self.noted_stages(now))),
+        }
+    }
+
+    #[inline(never)]
+    fn noted_stages(&self, now: Micros) -> Stages {
+        self.stages(self.noted, now)
+    }
+
+    /// What it waited for. The stages add up to the time since it came.
+    #[inline(always)]
+    fn stages(&self, noted: Noted, now: Micros) -> Stages {
+        let served = now.since(self.found);
+        let answer = noted.ready.map_or(0, |ready| now.since(ready)).min(served);
+        let data = noted.data_us.min(served - answer);
+        let rest = served - answer - data;
+        let Spent { at_store, waited_us } = self.spent;
+        let waited = u64::from(waited_us).saturating_sub(noted.data_before_us);
+        let cache = if at_store { rest.min(waited) } else { rest };
+        Stages { queue: self.queue.us(), data, cache, store: rest - cache, answer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_stages_add_up_whatever_was_noted(
+            times in proptest::collection::vec(0..1000_u64, 5),
+            queue_us in 0..1000_u32,
+            waited_us in 0..1000_u32,
+            at_store: bool,
+            noted in 0..16_u32,
+        ) {
+            let at = Micros::new;
+            let mut timing = Timing::default();
+            // What the command before noted is of no effect.
+            timing.begin(at(0), BinnedUs::new(7));
+            timing.spent(Spent { at_store: true, waited_us: 77 });
+            timing.awaits_data(at(0));
+            timing.data_came(at(900));
+            prop_assert!(timing.end(at(9)).is_some());
+
+            timing.begin(at(times[0]), BinnedUs::new(queue_us.into()));
+            if noted & 1 != 0 { timing.awaits_data(at(times[1])); }
+            if noted & 2 != 0 { timing.data_came(at(times[2])); }
+            if noted & 4 != 0 { timing.awaits_credits(at(times[3])); }
+            if noted & 8 != 0 { timing.spent(Spent { at_store, waited_us }); }
+            // What only a shard noted may be answered in its first turn.
+            let served = times[4] + u64::from(noted & 7 == 0);
+            let Some(Took::Longer(stages)) = timing.end(at(times[0] + served)) else {
+                panic!("it took longer: {timing:?}");
+            };
+            prop_assert_eq!(stages.total(), u64::from(queue_us) + served);
+            if noted == 0 {
+                prop_assert_eq!(stages.cache, served);
+            }
+            prop_assert_eq!(timing.end(at(5000)), None);
+        }
+    }
+
+    #[test]
+    fn parts_that_wait_at_the_same_time_are_counted_once() {
+        let (at, queue) = (Micros::new, BinnedUs::new(0));
+        let mut write = Timing::default();
+        write.begin(at(100), queue);
+        // The first part has its memory at once.
+        write.awaits_data(at(100));
+        write.data_came(at(130));
+        // The second waited for its memory until now.
+        write.awaits_data(at(200));
+        write.data_came(at(210));
+        write.spent(Spent { at_store: true, waited_us: 0 });
+        // And then 7 for its range.
+        write.spent(Spent { at_store: true, waited_us: 107 });
+        let stages = Stages { data: 40, cache: 77, store: 183, ..Stages::default() };
+        assert_eq!(write.end(at(400)), Some(Took::Longer(stages)));
+
+        // Data of three parts is on its way at the same time.
+        write.begin(at(100), queue);
+        (0..3).for_each(|part| write.awaits_data(at(110 + part)));
+        (0..3).for_each(|part| write.data_came(at(120 + part)));
+        write.spent(Spent { at_store: true, waited_us: 12 });
+        let stages = Stages { data: 12, cache: 10, store: 78, ..Stages::default() };
+        assert_eq!(write.end(at(200)), Some(Took::Longer(stages)));
+    }
+
+    #[test]
+    fn each_wait_has_its_stage() {
+        let (at, queue) = (Micros::new, BinnedUs::new(10));
+        let mut write = Timing::default();
+        write.begin(at(110), queue);
+        write.awaits_data(at(130));
+        write.data_came(at(170));
+        write.spent(Spent { at_store: true, waited_us: 5 });
+        write.awaits_credits(at(400));
+        let stages = Stages { queue: 10, data: 40, cache: 5, store: 245, answer: 20 };
+        assert_eq!(write.end(at(420)), Some(Took::Longer(stages)));
+
+        let mut hit = Timing::default();
+        hit.begin(at(110), queue);
+        assert_eq!(hit.end(at(110)), Some(Took::OneTurn(queue)));
+        hit.begin(at(110), queue);
+        assert_eq!(hit.end_in_its_turn(at(111)), None);
+        assert_eq!(hit.end_in_its_turn(at(110)), Some(queue));
+        assert!(!hit.has_begun() && hit.end_in_its_turn(at(110)).is_none());
+        hit.begin(at(110), queue);
+        hit.spent(Spent::default());
+        let stages = Stages { queue: 10, cache: 40, ..Stages::default() };
+        assert_eq!(hit.end(at(150)), Some(Took::Longer(stages)));
+        assert_eq!(hit.end(at(150)), None);
+    }
+}
