@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rblk_config::{HostFile, MountConfig, TargetConfig, key_file, said_once};
 use rblk_fabric::{Address, FabricError, PostError};
-use rblk_initiator::error::SessionError;
-use rblk_initiator::ublk::UblkError;
+use rblk_initiator::front::ublk::UblkError;
+use rblk_initiator::volume::error::SessionError;
 use rblk_target::store::StoreError;
 
 const CAUSE: &str = "a cause of the system";

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_target::control::status::TargetStatus;
 use rblk_target::events::{Event, EventKind};
 use rblk_target::store::StoreFaultKind;

@@ -80,7 +80,7 @@ pub use rblk_config::{
     ByteSize, ConfigError, DigestWish, Duration, Encrypt, KeyFileError, MountConfig as Config,
     OnLoss, Spin,
 };
-pub use rblk_initiator::client::{
+pub use rblk_initiator::front::program::{
     Buffer, Completion, Counts, IoError, KeyError, NotClosed, OpenError, Options, PublicKey, Queue,
     Reason, Refused, Request, SecretKey, State, Volume,
 };

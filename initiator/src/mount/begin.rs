@@ -11,18 +11,18 @@ use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Generation, Name, QueueDepth, limits};
 
-use super::configured::KeysFile;
-use super::course::Facts;
-use super::link::{access_mode, options};
 use super::mounted::Mount;
-use super::neighbour;
-use super::reconnect::NotTested;
-use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
-use super::shared_memory::SharedMemory;
+use super::note::neighbour;
 use crate::engine::PathEnd;
-use crate::error::SessionError;
-use crate::path::{Path, QueueMemory};
-use crate::session::{Claim, HostIdentity, MESSAGES, QueueWish, Session};
+use crate::engine::path::{Path, QueueMemory};
+use crate::volume::configured::KeysFile;
+use crate::volume::course::Facts;
+use crate::volume::error::SessionError;
+use crate::volume::link::{access_mode, options};
+use crate::volume::reconnect::NotTested;
+use crate::volume::session::{Claim, HostIdentity, MESSAGES, QueueWish, Session};
+use crate::volume::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
+use crate::volume::shared_memory::SharedMemory;
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
 const PAUSE_MAX: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! [`Direct`]: a mount without a device. A program has its queues ([`crate::client`]). The rest is
+//! [`Direct`]: a mount without a device. A program has its queues ([`crate::front::program`]). The rest is
 //! what a disk has: the same session, course, epochs, retained writes and losses. There is no note
 //! and no recovery, because the requests of a program end with it.
 
@@ -11,12 +11,12 @@ use rblk_protocol::{Generation, OpenReply, VolumeFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use super::begin::{First, User, connect_patiently};
-use super::course::State;
 use super::mounted::{Mount, size_bytes};
-use super::queues::spin_mode;
-use crate::durability::Durability;
+use crate::engine::durability::Durability;
 use crate::queue::{FromQueue, TargetParts};
-use crate::session::HostIdentity;
+use crate::volume::course::State;
+use crate::volume::queues::spin_mode;
+use crate::volume::session::HostIdentity;
 
 /// What a program asks for.
 #[derive(Debug)]

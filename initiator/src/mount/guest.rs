@@ -1,4 +1,4 @@
-//! A volume as the disk of a virtual machine ([`crate::vhost`]): a mount that has a socket instead
+//! A volume as the disk of a virtual machine ([`crate::front::vhost`]): a mount that has a socket instead
 //! of a device. The rest is what a disk has: name, lock and control socket, session, course,
 //! epochs, retained writes and losses. Its note is a [`GuestNote`], beside the socket: the next
 //! process goes on with the same guest and what it wrote. Requests that were under way when a
@@ -18,23 +18,25 @@ use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
 use super::begin::{First, User, connect_first};
-use super::configured::Configured;
 use super::guest_end::GuestEnd;
-use super::guest_note::{GuestNote, Inherited};
-use super::leftovers::{Purpose, claim};
 use super::lock::MountLock;
 use super::mounted::{Mount, size_bytes};
-use super::queues::spin_mode;
+use super::note::guest::{GuestNote, Inherited};
+use super::note::leftovers::{Purpose, claim};
+use super::note::neighbour;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::{OnReady, neighbour, recover, task, waiting};
-use crate::error::SessionError;
-use crate::identity::id_of_guest;
-use crate::path::Path as QueuePath;
+use super::{OnReady, recover, waiting};
+use crate::engine::path::Path as QueuePath;
+use crate::front::vhost::{Disk, Left, Memories, Served, ThreadParts};
 use crate::queue::FromQueue;
-use crate::session::HostIdentity;
-use crate::vhost::{Disk, Left, Memories, Served, ThreadParts};
+use crate::volume::configured::Configured;
+use crate::volume::error::SessionError;
+use crate::volume::identity::id_of_guest;
+use crate::volume::queues::spin_mode;
+use crate::volume::session::HostIdentity;
+use crate::volume::task;
 
 /// How soon a note that could not be written is tried again.
 const NOTE_AGAIN: Duration = Duration::from_secs(1);

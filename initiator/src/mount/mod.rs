@@ -26,84 +26,45 @@
 //! ```
 
 mod begin;
-mod child;
-mod configured;
-pub mod course;
-mod device;
+pub mod device;
 pub(crate) mod direct;
-mod disk;
-mod file_systems;
 mod guest;
 mod guest_end;
-#[cfg(feature = "fuzzing")]
-pub mod guest_note;
-#[cfg(not(feature = "fuzzing"))]
-mod guest_note;
-mod history;
-mod holder;
-pub mod image;
-pub mod leftovers;
-mod link;
-mod link_lines;
 pub mod lock;
 pub mod metrics;
 mod mounted;
-pub mod namespace;
-mod neighbour;
 pub mod note;
-mod note_form;
-mod note_keeper;
-mod openers;
-mod part;
-mod queues;
-mod reconnect;
 mod recover;
 pub mod run_dir;
-#[allow(unsafe_code)] // descriptors of processes have no safe call
-pub mod server;
 mod serving;
-pub mod settle;
-mod setup;
-mod shared_memory;
 mod signals;
 pub mod socket;
 mod start;
-pub mod status;
-mod stuck_data;
-mod target_keys;
-mod task;
 mod unmount;
 mod upgrade;
 mod waiting;
-pub mod write_back;
 
 use anyhow::Context;
 use tokio::sync::mpsc;
 
+use crate::front::ublk::{Control, Device};
 use crate::queue::FromQueue;
-use crate::session::HostIdentity;
-use crate::ublk::{Control, Device};
+use crate::volume::configured::Configured;
+use crate::volume::session::HostIdentity;
+use crate::volume::status::MountStatus;
 use begin::First;
 pub(crate) use begin::may_pass;
-pub use configured::{ByFlags, Configured, KeysFile};
-pub use file_systems::mounts_on;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
-pub use holder::Use;
-use leftovers::{Claimed, Purpose};
 use lock::MountLock;
 use mounted::Mount;
-pub(crate) use neighbour::HeldHere;
+use note::leftovers::{self, Claimed, Purpose};
+use note::neighbour;
 pub use recover::check;
 use serving::{HandOver, Serving};
 use signals::Signals;
 use socket::MountSocket;
-use status::MountStatus;
 pub use waiting::ToldToEnd;
-
-const EIO: i32 = 5;
-/// Errno for a request whose volume was removed.
-const ENODEV: i32 = 19;
 
 /// Called with the state of a mount when its device is there.
 pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);

@@ -19,22 +19,22 @@ use rblk_fabric::Region;
 use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
 
-use super::configured::Configured;
-use super::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
-use super::link::Link;
 use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
+use super::note::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
 use super::serving::Serving;
-use super::setup::credentials_of;
 use super::signals::Signals;
 use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
-use super::target_keys;
 use super::{AlreadyMounted, NotMounted, begin};
-use crate::durability::Durability;
-use crate::identity::host_name;
-use crate::ublk::{Control, Device, DeviceInfo, DiskParams};
+use crate::engine::durability::Durability;
+use crate::front::ublk::{Control, Device, DeviceInfo, DiskParams};
+use crate::volume::configured::Configured;
+use crate::volume::identity::host_name;
+use crate::volume::link::Link;
+use crate::volume::setup::credentials_of;
+use crate::volume::target_keys;
 
 const PAGE: usize = 4096;
 /// Time for a device to go away whose mount failed.

@@ -13,10 +13,10 @@ use super::mounted::Mount;
 use super::note::Note;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::task;
 use super::unmount::{End, Ending};
+use crate::front::ublk::Device;
 use crate::queue::FromQueue;
-use crate::ublk::Device;
+use crate::volume::task;
 
 /// Time for an answer to get out before the process ends.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::mounted::Mount;
 use super::signals::Signals;
+use crate::front::ublk::Device;
 use crate::queue::FromQueue;
-use crate::ublk::Device;
 
 /// Time for START_DEV, which reads the partition table through this process.
 const START_DEADLINE: Duration = Duration::from_secs(30);

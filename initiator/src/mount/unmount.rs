@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use rblk_config::said_once;
 
+use super::device::write_back::{IfUsed, Left, WrittenBack, elsewhere};
 use super::mounted::Mount;
 use super::socket::{Ask, Asked, Response};
-use super::task::{self, Running};
 use super::upgrade;
-use super::write_back::{IfUsed, Left, WrittenBack, elsewhere};
+use crate::volume::task::{self, Running};
 
 /// How long an unmount waits for a lost target to be back.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);

@@ -11,10 +11,10 @@ use super::mounted::Mount;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::status::{MountStatus, auth};
+use crate::volume::status::{MountStatus, auth};
 
-use crate::path::Path;
-use crate::session::HostIdentity;
+use crate::engine::path::Path;
+use crate::volume::session::HostIdentity;
 
 /// An unmount came before there was a device.
 #[derive(Debug, thiserror::Error)]

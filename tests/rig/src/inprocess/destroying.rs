@@ -2,8 +2,8 @@
 //! destroyed some steps after the end of its connection; the seed decides when.
 
 use rblk_fabric::Connection;
-use rblk_initiator::path::DeadPath;
-use rblk_initiator::undestroyed::UndestroyedPath;
+use rblk_initiator::engine::path::DeadPath;
+use rblk_initiator::queue::undestroyed::UndestroyedPath;
 use rblk_target::identity::ConnectionId;
 use rblk_target::poll_group::ToGroup;
 use rblk_target::store::Store;

@@ -7,7 +7,7 @@ use rblk_fabric::ConnectOptions;
 use rblk_protocol::auth::{PublicKey, SecretKey};
 
 use super::*;
-use crate::session::{Credentials, QueueWish};
+use crate::volume::session::{Credentials, QueueWish};
 
 fn key() -> SecretKey {
     SecretKey::generate().unwrap()

@@ -4,8 +4,8 @@ use rblk_config::OnLoss;
 use rblk_protocol::Status;
 
 use super::*;
-use crate::durability::{Answered, Durability, Ledger};
-use crate::io::{Io, IoOp};
+use crate::engine::durability::{Answered, Durability, Ledger};
+use crate::engine::io::{Io, IoOp};
 
 #[test]
 fn a_loss_that_was_told_or_came_is_to_be_noted() {
@@ -81,8 +81,8 @@ fn a_loss_that_every_flush_tells_is_noted_at_once_and_for_good() {
 
 #[test]
 fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
+    use crate::mount::device::write_back::WrittenBack;
     use crate::mount::unmount::{End, Ending};
-    use crate::mount::write_back::WrittenBack;
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
