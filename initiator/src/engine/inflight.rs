@@ -7,7 +7,8 @@
 //!
 //! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states. It comes
 //! back by an answer or by the end of the path, never by a timeout. After the end of a path its
-//! device may still touch the buffer, until the QPs are destroyed: see [`crate::queue::undestroyed`].
+//! device may still touch the buffer, until the QPs are destroyed: see
+//! [`crate::queue::undestroyed`].
 
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Mutation, QueueDepth, Sequence, Tag};

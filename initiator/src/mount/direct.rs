@@ -1,6 +1,6 @@
-//! [`Direct`]: a mount without a device. A program has its queues ([`crate::front::program`]). The rest is
-//! what a disk has: the same session, course, epochs, retained writes and losses. There is no note
-//! and no recovery, because the requests of a program end with it.
+//! [`Direct`]: a mount without a device. A program has its queues ([`crate::front::program`]). The
+//! rest is what a disk has: the same session, course, epochs, retained writes and losses. There is
+//! no note and no recovery, because the requests of a program end with it.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! A volume as the disk of a virtual machine ([`crate::front::vhost`]): a mount that has a socket instead
-//! of a device. The rest is what a disk has: name, lock and control socket, session, course,
-//! epochs, retained writes and losses. Its note is a [`GuestNote`], beside the socket: the next
-//! process goes on with the same guest and what it wrote. Requests that were under way when a
+//! A volume as the disk of a virtual machine ([`crate::front::vhost`]): a mount that has a socket
+//! instead of a device. The rest is what a disk has: name, lock and control socket, session,
+//! course, epochs, retained writes and losses. Its note is a [`GuestNote`], beside the socket: the
+//! next process goes on with the same guest and what it wrote. Requests that were under way when a
 //! process was killed are lost, so the rings of its guest are left alone until the guest is reset.
 
 use std::cell::{Cell, RefCell};

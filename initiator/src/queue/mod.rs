@@ -1,6 +1,6 @@
 //! One queue of a volume, as control sees it: how it is started, its mail, and what it tells. The
-//! data thread of a hardware queue is [`thread`]. What it has in common with the queue of a program
-//! ([`crate::front::program`]) is [`target_side`].
+//! data thread of a hardware queue is [`crate::front::disk`]. What it has in common with the queue
+//! of a program ([`crate::front::program`]) is [`target_side`].
 
 mod epoll;
 pub mod path_change;

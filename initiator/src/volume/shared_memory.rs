@@ -2,8 +2,8 @@
 //! their direct I/O moves data without a copy (`UBLK_F_SHMEM_ZC`, Linux 7.1).
 //!
 //! The driver knows such memory by the numbers of its pages, from the time when it was
-//! [registered](crate::front::ublk::Device::share) until the device is gone: processes that serve the
-//! device may come and go meanwhile. So the note of the mount has a [`PageSum`] of each file. A
+//! [registered](crate::front::ublk::Device::share) until the device is gone: processes that serve
+//! the device may come and go meanwhile. So the note of the mount has a [`PageSum`] of each file. A
 //! process that takes the device over uses a file only if it still has the same pages: where
 //! somebody cut it, or put another file in its place, requests name pages that no process of ours
 //! can reach. Those requests fail with EIO, and all others go on.
