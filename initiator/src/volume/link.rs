@@ -18,7 +18,9 @@ use super::error::SessionError;
 use super::history::{History, millis};
 use super::link_lines::{LinkLine, LinkLines};
 use super::queues::Queues;
-use super::reconnect::{News as TryNews, NotTested, Reconnected, Step, Tries, Try, VolumeChanged};
+use super::reconnect::{
+    News as TryNews, NotTested, Reconnected, Step, StepAnswer, Tries, Try, VolumeChanged,
+};
 use super::session::{Claim, Credentials, Session};
 use super::settle::{Account, flush};
 use super::setup::{Endpoint, Setup};
@@ -31,7 +33,6 @@ use crate::engine::PathEnd;
 use crate::engine::durability::Durability;
 use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
-use crate::mount::note::keeper::NoteKeeper;
 
 /// A mount's connection to its target.
 #[derive(Debug)]
@@ -53,13 +54,20 @@ pub(crate) struct Link {
     durability: Arc<Durability>,
 }
 
-/// What the link needs of the rest of its mount.
+/// What the link does as soon as the note of its mount, if it has one, says how the link stands.
 #[derive(Debug)]
-pub(crate) struct Around<'m> {
-    /// The queue threads, which hold the requests.
-    pub(crate) queues: &'m mut Queues,
-    /// The note, which another process may need.
-    pub(crate) note: &'m mut NoteKeeper,
+#[must_use]
+pub(crate) enum AfterNote {
+    /// Nothing.
+    Nothing,
+    /// A try to connect.
+    Try(Attempt),
+    /// A try goes on.
+    GoOn(StepAnswer),
+    /// The queues get their paths. They failed requests until now, or not.
+    Connect { paths: Vec<(u16, Path)>, was_failing: bool, stalled: Duration },
+    /// Every request fails with that errno.
+    Fail(i32),
 }
 
 fn random() -> u64 {
@@ -297,37 +305,44 @@ impl Link {
         self.course.is_over()
     }
 
-    /// Writes the note of the mount.
-    pub(crate) fn write_note(&self, note: &mut NoteKeeper) {
-        note.write(&self.setup, self.course.facts());
-    }
-
     /// Does what is due, and then the next thing that happens between the mount and its target.
-    /// Cancel safe.
-    pub(crate) async fn attend(&mut self, around: &mut Around<'_>) {
-        self.carry_out(around);
+    /// Returns what follows as soon as the note is written. Cancel safe.
+    pub(crate) async fn attend(&mut self, queues: &mut Queues) -> Option<AfterNote> {
+        if let Some(after) = self.carry_out(queues) {
+            return Some(after);
+        }
         let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
         let happened = tokio::select! {
-            event = next_event(&mut self.session, volume, pulse, around.queues) => Happened::Event(event),
+            event = next_event(&mut self.session, volume, pulse, queues) => Happened::Event(event),
             news = self.tries.next() => Happened::News(news),
             () = task::until(self.course.deadline()) => Happened::Deadline,
         };
         match happened {
-            Happened::Event(event) => {
-                if self.on_event(event, around.queues) {
-                    self.write_note(around.note);
-                }
-            }
-            Happened::News(TryNews::Step(step)) => self.on_step(step, around.note),
-            Happened::News(TryNews::Tried(result)) => self.on_try(result, around),
+            Happened::Event(event) => self.on_event(event, queues).then_some(AfterNote::Nothing),
+            Happened::News(TryNews::Step(step)) => Some(self.on_step(step)),
+            Happened::News(TryNews::Tried(result)) => self.on_try(result, queues),
             Happened::News(TryNews::Probed(address, fault)) => {
                 let answers = fault.is_none();
                 if let Some(why) = fault {
                     self.note_fault(address, &why);
                 }
                 self.course.probed(address, answers, Instant::now());
+                None
             }
-            Happened::Deadline => {}
+            Happened::Deadline => None,
+        }
+    }
+
+    /// The note says how the link stands, or could not be written: what follows is done now.
+    pub(crate) fn go_on(&mut self, after: AfterNote, is_noted: bool, queues: &mut Queues) {
+        match after {
+            AfterNote::Nothing => {}
+            AfterNote::Try(attempt) => self.begin_try(attempt, is_noted, queues),
+            AfterNote::GoOn(answer) => answer.send(),
+            AfterNote::Connect { paths, was_failing, stalled } => {
+                self.connect(paths, was_failing, stalled, queues);
+            }
+            AfterNote::Fail(errno) => queues.fail(Some(errno)),
         }
     }
 
@@ -338,11 +353,12 @@ impl Link {
         self.on_event(event, queues);
     }
 
-    /// Does what is due. The next thing is due at the course's deadline, or when something happens.
-    pub(crate) fn carry_out(&mut self, around: &mut Around<'_>) {
+    /// Does what is due, up to a try to connect, which the note comes before. The next thing is due
+    /// at the course's deadline, or when something happens.
+    pub(crate) fn carry_out(&mut self, queues: &mut Queues) -> Option<AfterNote> {
         while let Some(act) = self.course.due(Instant::now(), random()) {
             match act {
-                Act::Try(attempt) => self.begin_try(attempt, around),
+                Act::Try(attempt) => return Some(AfterNote::Try(attempt)),
                 Act::Fail => {
                     let after = self.config.fail_after.unwrap_or_default();
                     tracing::error!(
@@ -350,13 +366,14 @@ impl Link {
                         %after,
                         "the target is gone for too long: requests fail until it is back"
                     );
-                    around.queues.fail(Some(EIO));
+                    queues.fail(Some(EIO));
                 }
-                Act::Hold => around.queues.hold(),
-                Act::Leave(leaving) => self.leave(leaving, around.queues),
+                Act::Hold => queues.hold(),
+                Act::Leave(leaving) => self.leave(leaving, queues),
                 Act::Probe(address) => self.begin_probe(address),
             }
         }
+        None
     }
 
     fn leave(&mut self, leaving: Leaving, queues: &mut Queues) {
@@ -379,16 +396,13 @@ impl Link {
         self.disconnect(shown, queues);
     }
 
-    fn begin_try(&mut self, attempt: Attempt, around: &mut Around<'_>) {
-        if let Err(error) = around.note.must_write(&self.setup, self.course.facts()) {
-            tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
-            // A process that recovers the mount by an old note cannot have its session. In a new
-            // session, commands that this process had sent may arrive late. A shared volume does
-            // not keep the new session out until those commands are over.
-            if self.config.shared {
-                self.course.failed(Failure::Transient, Instant::now(), random());
-                return;
-            }
+    fn begin_try(&mut self, attempt: Attempt, is_noted: bool, queues: &Queues) {
+        // A process that recovers the mount by an old note cannot have its session. In a new
+        // session, commands that this process had sent may arrive late. A shared volume does
+        // not keep the new session out until those commands are over.
+        if !is_noted && self.config.shared {
+            self.course.failed(Failure::Transient, Instant::now(), random());
+            return;
         }
         let Attempt { address, resume, generation, limit } = attempt;
         self.trying = address;
@@ -400,10 +414,10 @@ impl Link {
             volume_name: self.setup.volume_name,
             claim: Claim { generation, ..access_mode(&self.config).into() },
             wish: self.setup.wish,
-            buffers: self.setup.buffers[..around.queues.len()].to_vec(),
+            buffers: self.setup.buffers[..queues.len()].to_vec(),
             shared: Arc::clone(self.setup.shared.regions()),
             tests_paths: self.setup.tests_paths,
-            account: self.account(around.queues),
+            account: self.account(queues),
         });
     }
 
@@ -425,13 +439,10 @@ impl Link {
         self.tries.begin_probe(index, address, options, known_by, instance);
     }
 
-    /// An answer goes nowhere if the try was ended meanwhile.
-    fn on_step(&mut self, step: Step, note: &mut NoteKeeper) {
-        match step {
+    fn on_step(&mut self, step: Step) -> AfterNote {
+        AfterNote::GoOn(match step {
             Step::LoggedIn(login, answer) => {
-                let result = self.course.logged_in(&login);
-                self.write_note(note);
-                let _ = answer.send(result);
+                StepAnswer::LoggedIn(self.course.logged_in(&login), answer)
             }
             Step::Opened(volume, answer) => {
                 let verdict = match self.course.opened(&volume) {
@@ -439,19 +450,22 @@ impl Link {
                     Verdict::Go if self.durability.holds_copies() => Verdict::Settle,
                     verdict => verdict,
                 };
-                self.write_note(note);
-                let _ = answer.send(verdict);
+                StepAnswer::Opened(verdict, answer)
             }
-        }
+        })
     }
 
-    fn on_try(&mut self, result: anyhow::Result<Box<Reconnected>>, around: &mut Around<'_>) {
+    fn on_try(
+        &mut self,
+        result: anyhow::Result<Box<Reconnected>>,
+        queues: &mut Queues,
+    ) -> Option<AfterNote> {
         let now = Instant::now();
         match result {
             Ok(reconnected) => {
                 let Reconnected { session, paths } = *reconnected;
                 match self.course.arrived(now) {
-                    Some(arrival) => self.arrive(session, paths, arrival, around),
+                    Some(arrival) => return Some(self.arrive(session, paths, arrival)),
                     None => {
                         session.admin.close();
                         self.course.failed(Failure::Transient, now, random());
@@ -461,7 +475,7 @@ impl Link {
             Err(error) if error.is::<VolumeChanged>() => {
                 tracing::error!(rblk_event = "volume-lost", "{error}");
                 self.history.over(error.to_string());
-                around.queues.fail(Some(EIO));
+                queues.fail(Some(EIO));
             }
             Err(error) if matches!(error.downcast_ref(), Some(NotTested(PathEnd::SelfTest))) => {
                 self.ask_for_less();
@@ -469,11 +483,11 @@ impl Link {
             }
             Err(error) => match error.downcast_ref::<SessionError>() {
                 Some(SessionError::Fenced { by, .. }) => {
-                    self.on_fenced(by, said_once(error.as_ref()), around);
+                    return Some(self.on_fenced(by, said_once(error.as_ref())));
                 }
                 Some(missing) if is_missing(missing) => {
                     if self.course.missing() {
-                        self.say_removed(around.queues);
+                        self.say_removed(queues);
                     }
                     self.on_failure(&said_once(error.as_ref()), false, now);
                 }
@@ -483,9 +497,10 @@ impl Link {
                 }
             },
         }
+        None
     }
 
-    fn on_fenced(&mut self, by: &str, text: String, around: &mut Around<'_>) {
+    fn on_fenced(&mut self, by: &str, text: String) -> AfterNote {
         tracing::error!(
             rblk_event = "fence",
             by,
@@ -493,9 +508,8 @@ impl Link {
              Unmount, and mount again when the volume is free"
         );
         self.course.fenced(by);
-        self.write_note(around.note);
         self.history.over(text);
-        around.queues.fail(Some(Status::Fenced.errno()));
+        AfterNote::Fail(Status::Fenced.errno())
     }
 
     fn on_failure(&mut self, text: &str, session_is_gone: bool, now: Instant) {
@@ -523,13 +537,7 @@ impl Link {
         self.course.failed(Failure::Transient, now, random());
     }
 
-    fn arrive(
-        &mut self,
-        session: Session,
-        paths: Vec<(u16, Path)>,
-        arrival: Arrival,
-        around: &mut Around<'_>,
-    ) {
+    fn arrive(&mut self, session: Session, paths: Vec<(u16, Path)>, arrival: Arrival) -> AfterNote {
         let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
         self.history.connected(stalled, verifier_changed);
         self.note_works(arrival.address);
@@ -540,10 +548,19 @@ impl Link {
         self.setup.endpoint = Endpoint::of(&session, paths.iter().map(|(_, path)| path));
         self.session = Some(session);
         self.durability.arrived();
-        self.write_note(around.note);
-        around.queues.connect(paths);
+        AfterNote::Connect { paths, was_failing, stalled }
+    }
+
+    fn connect(
+        &mut self,
+        paths: Vec<(u16, Path)>,
+        was_failing: bool,
+        stalled: Duration,
+        queues: &mut Queues,
+    ) {
+        queues.connect(paths);
         if was_failing {
-            around.queues.fail(None);
+            queues.fail(None);
         }
         if self.may_log(LinkLine::Resume) {
             let (epoch, address) = (self.epoch(), &self.setup.endpoint.address);

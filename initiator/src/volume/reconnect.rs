@@ -83,6 +83,29 @@ pub(super) enum Step {
     Opened(Box<OpenReply>, oneshot::Sender<Verdict>),
 }
 
+/// The answer of the mount to a [`Step`]. It goes nowhere if the try was ended meanwhile.
+#[derive(Debug)]
+pub(crate) enum StepAnswer {
+    /// Whether the session is one of the same target.
+    LoggedIn(Result<(), OtherTarget>, oneshot::Sender<Result<(), OtherTarget>>),
+    /// How the try goes on.
+    Opened(Verdict, oneshot::Sender<Verdict>),
+}
+
+impl StepAnswer {
+    /// Lets the try go on.
+    pub(super) fn send(self) {
+        match self {
+            Self::LoggedIn(result, answer) => {
+                let _ = answer.send(result);
+            }
+            Self::Opened(verdict, answer) => {
+                let _ = answer.send(verdict);
+            }
+        }
+    }
+}
+
 impl Try {
     /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
     /// to, and connects every queue. If the mount ends meanwhile, the try logs out, so that other

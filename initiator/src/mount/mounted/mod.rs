@@ -30,7 +30,7 @@ use crate::front::vhost::Left;
 use crate::queue::{FromQueue, TargetParts};
 use crate::volume::EIO;
 use crate::volume::course::Facts;
-use crate::volume::link::{Around, Link, pulse};
+use crate::volume::link::{AfterNote, Link, pulse};
 use crate::volume::queues::{QueuePlan, Queues};
 use crate::volume::session::Session;
 use crate::volume::setup::{Setup, credentials_of};
@@ -219,12 +219,20 @@ impl Mount {
     /// Does what is due, and then the next thing that happens between the mount and its target.
     /// Cancel safe.
     pub(super) async fn attend(&mut self) {
-        let Self { link, queues, note, disk, .. } = self;
-        let mut around = Around { queues, note };
-        tokio::select! {
-            () = link.attend(&mut around) => {}
-            () = disk.attend() => {}
+        let Self { link, queues, disk, .. } = self;
+        let after = tokio::select! {
+            after = link.attend(queues) => after,
+            () = disk.attend() => None,
+        };
+        if let Some(after) = after {
+            self.note_and_go_on(after);
         }
+    }
+
+    /// Writes the note, and lets the link go on.
+    fn note_and_go_on(&mut self, after: AfterNote) {
+        let is_noted = self.note.write(self.link.setup(), self.link.facts());
+        self.link.go_on(after, is_noted, &mut self.queues);
     }
 
     /// The disk follows the volume, as far as the target is there and says how it is.
@@ -314,7 +322,7 @@ impl Mount {
 
     /// Writes its note.
     pub(super) fn write_note(&mut self) {
-        self.link.write_note(&mut self.note);
+        self.note.write(self.link.setup(), self.link.facts());
     }
 
     /// Writes the note, if it does not say yet whether a loss is to be told. Returns when to try

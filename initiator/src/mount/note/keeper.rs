@@ -129,16 +129,24 @@ impl NoteKeeper {
 
     /// Notes what another process needs to serve the device. Where that fails the mount goes on:
     /// only the way to recover it is lost.
-    pub(crate) fn write(&mut self, setup: &Setup, facts: &Facts) {
-        self.write_last(setup, facts, self.volatile_cache);
+    /// Returns whether it is written.
+    pub(crate) fn write(&mut self, setup: &Setup, facts: &Facts) -> bool {
+        self.write_last(setup, facts, self.volatile_cache)
     }
 
     /// The same, when the device is handed over: `maybe_unflushed` says whether acknowledged writes
     /// may be in the target's memory only.
-    pub(crate) fn write_last(&mut self, setup: &Setup, facts: &Facts, maybe_unflushed: bool) {
-        if let Err(error) = self.try_write(setup, facts, maybe_unflushed) {
+    pub(crate) fn write_last(
+        &mut self,
+        setup: &Setup,
+        facts: &Facts,
+        maybe_unflushed: bool,
+    ) -> bool {
+        let written = self.try_write(setup, facts, maybe_unflushed);
+        if let Err(error) = &written {
             tracing::error!(%error, "cannot note the state of the mount: it could not be recovered now");
         }
+        written.is_ok()
     }
 
     /// The same, where the mount cannot go on without the note.

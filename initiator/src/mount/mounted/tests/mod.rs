@@ -401,8 +401,9 @@ async fn mounted(config: &MountConfig) -> Mount {
 
 impl Mount {
     fn carry_out(&mut self) {
-        let Self { link, queues, note, .. } = self;
-        link.carry_out(&mut Around { queues, note });
+        while let Some(after) = self.link.carry_out(&mut self.queues) {
+            self.note_and_go_on(after);
+        }
     }
 
     fn on_path_end(&mut self, queue: u16, end: PathEnd) {
