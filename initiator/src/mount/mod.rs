@@ -25,9 +25,7 @@
 //!                             '> Queues, NoteKeeper
 //! ```
 
-mod begin;
 pub mod device;
-pub(crate) mod direct;
 mod guest;
 mod guest_end;
 pub mod lock;
@@ -45,15 +43,16 @@ mod upgrade;
 mod waiting;
 
 use anyhow::Context;
+use rblk_protocol::Generation;
 use tokio::sync::mpsc;
 
+use crate::front::disk;
 use crate::front::ublk::{Control, Device};
 use crate::queue::FromQueue;
+use crate::volume::begin::First;
 use crate::volume::configured::Configured;
 use crate::volume::session::HostIdentity;
 use crate::volume::status::MountStatus;
-use begin::First;
-pub(crate) use begin::may_pass;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
 use lock::MountLock;
@@ -157,13 +156,22 @@ async fn begin(
     })?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
-    let keys_file = configured.keys_file.as_ref();
-    let first = First { keys_file, ..First::of_driver(config, lock.name(), take_over) };
-    let (mut mount, paths) = waiting::connect(&socket, first, host, signals).await?;
+    let (volume, paths) = {
+        let first = First {
+            config,
+            keys_file: configured.keys_file.as_ref(),
+            take_over,
+            may_open: &neighbour::may_open(lock.name(), config),
+            front: disk::FRONT,
+            generation: Generation::FRESH,
+        };
+        waiting::connect(&socket, lock.name(), first, host, signals).await?
+    };
+    let mut mount = Mount::new(lock.name(), volume);
     let built = async {
         let mut device = mount.add_device(control)?;
         mount.start_queues(&mut device, &outbox)?;
-        mount.connect_queues(paths);
+        mount.volume_mut().connect_queues(paths);
         start_new(&mut mount, device, &mut from_queues, signals).await
     };
     match built.await {

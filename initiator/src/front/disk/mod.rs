@@ -21,6 +21,11 @@ use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;
 use crate::engine::pulse::Pulse;
 use crate::queue::{FromQueue, QueueHandle, Watch, WatchToken, mail};
+use crate::volume::begin::Front;
+
+/// The driver's queues test their paths themselves, and have room for digests in their buffers.
+pub(crate) const FRONT: Front =
+    Front { tests_paths: false, shares_memory: true, has_room_for_digests: true, spare_buffers: 0 };
 
 /// How long a thread may take to fetch every tag.
 const START_DEADLINE: Duration = Duration::from_secs(10);

@@ -11,9 +11,9 @@ use rblk_protocol::{BlockSize, QueueDepth};
 use tokio::sync::mpsc;
 
 use super::Queue;
+use super::upkeep::GivenQueue;
 use crate::engine::path::{DeadPath, Path};
 use crate::engine::{PathEnd, QueueStats};
-use crate::mount::direct::GivenQueue;
 use crate::queue::undestroyed::UndestroyedPath;
 use crate::queue::{FromQueue, TargetParts, ToQueue};
 

@@ -13,18 +13,18 @@ mod buffer;
 #[doc(hidden)]
 pub mod detached;
 mod open_error;
-mod options;
 mod pending;
 mod polled;
 mod queue;
 mod request;
+mod upkeep;
 mod volume;
 
 pub use rblk_protocol::auth::{KeyError, PublicKey, SecretKey};
 
 pub use buffer::Buffer;
 pub use open_error::OpenError;
-pub use options::Options;
 pub use queue::{Counts, Queue};
 pub use request::{Completion, IoError, Reason, Refused, Request};
-pub use volume::{NotClosed, State, Volume};
+pub use upkeep::VolumeWish;
+pub use volume::{NotClosed, State, Volume, open};

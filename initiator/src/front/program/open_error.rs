@@ -5,7 +5,7 @@ use std::fmt;
 
 use rblk_config::said_once;
 
-use crate::mount::may_pass;
+use crate::volume::begin::may_pass;
 
 /// Why a volume could not be opened. It names what was wrong, and what helps.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use rblk_protocol::width::narrow;
 
 use super::buffer::Slots;
 use super::polled::Polled;
+use super::upkeep::GivenQueue;
 use super::{Buffer, Completion, Reason, Refused, Request};
-use crate::mount::direct::GivenQueue;
 
 /// One thread's way to a volume: buffers, requests and completions. It has connections of its own
 /// and shares no lock with other queues. It can be sent to another thread, and used by one at a
@@ -79,7 +79,7 @@ impl Queue {
 
     /// A buffer, or `None` when all are taken: in requests, or in hands of the program. There are
     /// as many as the queue is [deep](Self::depth), and the
-    /// [spare ones](super::Options::spare_buffers).
+    /// spare ones.
     #[must_use]
     pub fn buffer(&mut self) -> Option<Buffer> {
         self.slots.take()

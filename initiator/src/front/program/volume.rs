@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use rblk_protocol::BlockSize;
 use tokio::sync::oneshot;
 
+use super::upkeep::{GivenQueue, Standing, Upkeep, VolumeWish};
 use super::{OpenError, Queue};
 use crate::engine::durability::Durability;
-use crate::mount::direct::{Asked, Direct, GivenQueue, Standing};
 use crate::volume::course;
+use crate::volume::identity::{host_name, own_id};
+use crate::volume::session::HostIdentity;
 
 /// How long [`Volume::close`] waits for the target to hear of it.
 const CLOSE: Duration = Duration::from_secs(5);
@@ -126,13 +128,19 @@ pub struct Volume {
 }
 
 impl Volume {
-    pub(super) fn open(asked: Asked) -> Result<Self, OpenError> {
+    fn open(mut wish: VolumeWish) -> Result<Self, OpenError> {
+        let config = &mut wish.config;
+        config.queues.get_or_insert(1);
+        config.validate().map_err(|error| OpenError::new(error.into()))?;
+        let id = wish.host_id.map_or_else(own_id, Ok);
+        let id = id.map_err(|error| OpenError::new(error.into()))?;
+        let host = HostIdentity { id, name: host_name(config.host_name.as_deref()) };
         let system = |source: io::Error| OpenError::new(source.into());
         let (closed, is_closed) = oneshot::channel();
         let (ready, is_ready) = mpsc::sync_channel(1);
         let control = std::thread::Builder::new()
             .name("rblk-control".to_owned())
-            .spawn(move || control(asked, is_closed, &ready))
+            .spawn(move || control(wish, host, is_closed, &ready))
             .map_err(system)?;
         let opened = is_ready.recv();
         let opened = opened.map_err(|_| system(io::Error::other("the control thread ended")))?;
@@ -215,6 +223,14 @@ impl Volume {
     }
 }
 
+/// Opens a volume. Blocks until the target answers, as long as the configuration says.
+///
+/// # Errors
+/// [`OpenError`] with the reason. Nothing is left then.
+pub fn open(wish: VolumeWish) -> Result<Volume, OpenError> {
+    Volume::open(wish)
+}
+
 impl Drop for Volume {
     fn drop(&mut self) {
         // Control hears that this end is gone.
@@ -224,7 +240,8 @@ impl Drop for Volume {
 
 /// The control thread of a volume.
 fn control(
-    asked: Asked,
+    wish: VolumeWish,
+    host: HostIdentity,
     closed: oneshot::Receiver<()>,
     ready: &mpsc::SyncSender<anyhow::Result<Opened>>,
 ) {
@@ -237,19 +254,19 @@ fn control(
         }
     };
     runtime.block_on(async {
-        let (direct, queues) = match Direct::begin(asked).await {
+        let (upkeep, queues) = match Upkeep::begin(wish, host).await {
             Ok(begun) => begun,
             Err(error) => {
                 let _ = ready.send(Err(error));
                 return;
             }
         };
-        let told = Arc::new(Told::new(direct.standing()));
-        let durability = Arc::clone(direct.durability());
-        let block_size = direct.volume().block_size;
+        let told = Arc::new(Told::new(upkeep.standing()));
+        let durability = Arc::clone(upkeep.durability());
+        let block_size = upkeep.volume().block_size;
         let opened = Opened { told: Arc::clone(&told), durability, block_size, queues };
         let _ = ready.send(Ok(opened));
-        direct.serve(closed, |standing| told.tell(standing)).await;
+        upkeep.serve(closed, |standing| told.tell(standing)).await;
     });
     runtime.shutdown_timeout(RUNTIME_END);
 }

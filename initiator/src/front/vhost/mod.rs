@@ -47,6 +47,7 @@ use rblk_fabric::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::engine::durability::Durability;
+use crate::volume::begin::Front;
 use device::Device;
 pub(crate) use disk::Disk;
 use frontend::FrontEnd;
@@ -54,6 +55,14 @@ use frontend::FrontEnd;
 pub use fuzzed::FuzzedDisk;
 pub(crate) use news::{Left, Memories, News};
 pub(crate) use thread::ThreadParts;
+
+/// A guest's memory comes and goes, and has no room for digests behind the data of a READ.
+pub(crate) const FRONT: Front = Front {
+    tests_paths: true,
+    shares_memory: false,
+    has_room_for_digests: false,
+    spare_buffers: 0,
+};
 
 /// The disk of a guest, which is served.
 #[derive(Debug)]

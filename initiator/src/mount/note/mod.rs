@@ -15,7 +15,7 @@ pub mod guest;
 pub(crate) mod guest;
 pub(crate) mod keeper;
 pub mod leftovers;
-pub(crate) mod neighbour;
+pub mod neighbour;
 #[cfg(test)]
 mod tests;
 

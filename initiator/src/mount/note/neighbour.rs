@@ -14,6 +14,7 @@ use super::leftovers::find;
 use crate::front::ublk::DeviceState;
 use crate::mount::lock::MountLock;
 use crate::mount::run_dir::{self, names};
+use crate::volume::session::HostIdentity;
 
 /// Another mount of this host has the volume.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +48,7 @@ pub(crate) struct Unseen {
 ///
 /// # Errors
 /// [`HeldHere`], or the driver cannot be asked about the device of the other one.
-pub(crate) fn must_not_hold(
+pub fn must_not_hold(
     name: &str,
     config: &MountConfig,
     host: HostId,
@@ -70,6 +71,14 @@ pub(crate) fn must_not_hold(
         }
     }
     Ok(())
+}
+
+/// For a mount of that name: whether the volume may be opened by a host at a target.
+pub(crate) fn may_open(
+    name: &str,
+    config: &MountConfig,
+) -> impl Fn(&HostIdentity, &Name) -> anyhow::Result<()> {
+    move |host, target_name| must_not_hold(name, config, host.id, Some(target_name))
 }
 
 /// Whether a mount that cannot be seen might be fenced by what `config` asks for: one with the key

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rblk_protocol::{Epoch, Generation, InstanceId, Name, OpenReply, SessionId};
+use rblk_protocol::{Epoch, Generation, InstanceId, Name, OpenReply, SessionId, VolumeFlags};
 
 /// The configuration of a course. It does not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +43,18 @@ pub struct Facts {
     pub target_name: Name,
     /// The host that holds the volume instead: this mount is fenced.
     pub fenced: Option<String>,
+}
+
+impl Facts {
+    /// Whether the volume has a flag.
+    pub(crate) fn has(&self, flag: VolumeFlags) -> bool {
+        self.volume.flags.has(flag)
+    }
+
+    /// Bytes of the volume.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.volume.blocks.bytes(self.volume.block_size).unwrap_or(0)
+    }
 }
 
 /// Where the mount stands.

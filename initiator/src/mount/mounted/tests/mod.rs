@@ -10,6 +10,7 @@ mod proofs;
 use std::cell::RefCell;
 use std::sync::Mutex;
 
+use rblk_config::MountConfig;
 use rblk_fabric::{
     AcceptParams, Access, Address, Completion, ConnectionHello, Incoming, Listener, MemoryRegion,
     PageKind, Poller, QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, Scheme, SendOp,
@@ -19,18 +20,23 @@ use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
     AsyncEvent, BlockCount, BlockSize, CommandCapsule, ConnectionKind, Epoch, Features, Generation,
     HelloReject, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce, Offer, Opcode,
-    OpenReply, OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Tag, Version,
-    VolumeFlags, VolumeHandle, WriteVerifier, negotiate,
+    OpenReply, OpenRequest, QueueDepth, RejectReason, ResponseCapsule, SessionId, Status, Tag,
+    Version, VolumeFlags, VolumeHandle, WriteVerifier, negotiate,
 };
 
-use super::super::begin::{First, connect_first};
 use super::*;
 use rblk_protocol::auth::Hellos;
 
 use crate::engine::PathEnd;
+use crate::engine::durability::Durability;
+use crate::front::disk::FRONT;
 use crate::volume::admin::News;
+use crate::volume::begin::{First, MayOpen, connect_first};
 use crate::volume::error::SessionError;
+use crate::volume::link::pulse;
+use crate::volume::queues::Queues;
 use crate::volume::session::HostIdentity;
+use crate::volume::session::Session;
 use proofs::{Opened, Proofs, Prover};
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -393,27 +399,51 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 async fn mounted(config: &MountConfig) -> Mount {
-    connect_first(First::of_driver(config, "m", false), host(), &RefCell::default())
-        .await
-        .unwrap()
-        .0
+    Mount::new("m", opened(config).await.unwrap())
+}
+
+/// The volume of a disk that nothing else of this host holds.
+async fn opened(config: &MountConfig) -> anyhow::Result<Volume> {
+    Ok(connect_first(first(config, false), host(), &RefCell::default()).await?.0)
+}
+
+fn first(config: &MountConfig, take_over: bool) -> First<'_> {
+    let (may_open, generation): (MayOpen<'_>, _) = (&|_, _| Ok(()), Generation::FRESH);
+    First { config, keys_file: None, take_over, may_open, front: FRONT, generation }
 }
 
 impl Mount {
     fn carry_out(&mut self) {
-        while let Some(after) = self.link.carry_out(&mut self.queues) {
+        loop {
+            let (link, queues) = self.volume.parts_mut();
+            let Some(after) = link.carry_out(queues) else { return };
             self.note_and_go_on(after);
         }
     }
 
     fn on_path_end(&mut self, queue: u16, end: PathEnd) {
-        self.link.on_path_end(queue, end, &mut self.queues);
+        let (link, queues) = self.volume.parts_mut();
+        link.on_path_end(queue, end, queues);
+    }
+
+    fn on_event(&mut self, news: Result<News, SessionError>) {
+        let (link, queues) = self.volume.parts_mut();
+        link.on_event(news, queues);
+    }
+
+    fn on_quiet(&mut self, queue: u16) {
+        let (link, queues) = self.volume.parts_mut();
+        link.on_quiet(queue, queues);
+    }
+
+    fn set_queues(&mut self, queues: Queues) {
+        *self.volume.parts_mut().1 = queues;
     }
 
     fn set_durability(&mut self, durability: Arc<Durability>) {
         let MountStatus { name, recovered, .. } = &self.status;
-        self.note = NoteKeeper::new(name, &self.config, &durability, true, *recovered);
-        self.durability = durability;
+        self.note = NoteKeeper::new(name, self.volume.config(), &durability, true, *recovered);
+        self.volume.set_durability(durability);
     }
 }
 
@@ -466,7 +496,7 @@ fn a_mount_that_ends_while_it_reconnects_leaves_no_session() {
                 // The mount does not read what the try asks.
                 tokio::time::sleep(20 * pause).await;
             }
-            mount.link.end_session(Some(LOGOUT)).await;
+            mount.volume.end_session(Some(LOGOUT)).await;
             let heard = second.heard();
             assert!(heard.ends_with(&[Heard::Logout]), "{heard:?} after {pauses} pauses");
         }
@@ -570,7 +600,7 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
         until_status(&mut mount, |status| status.state == "fenced").await;
         let status = mount.status();
         assert!(status.last_loss.is_some_and(|why| why.contains("held by b (10.0.0.2)")));
-        assert_eq!(mount.link.facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
+        assert_eq!(mount.volume.link().facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
         assert!(status.lost_ms_ago.is_some());
         // Its session is given back, and nothing else follows.
         until_status(&mut mount, |_| toy.heard().contains(&Heard::Logout)).await;
@@ -578,7 +608,7 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
             attend(&mut mount).await;
         }
         assert_eq!(toy.heard(), []);
-        assert!(mount.link.is_over());
+        assert!(mount.volume.link().is_over());
     });
 }
 
@@ -607,8 +637,7 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
         toy.is(|manners| manners.is_dead = true);
         let why = RefCell::default();
         let mut config = config(&[&toy]);
-        let error =
-            connect_first(First::of_driver(&config, "m", false), host(), &why).await.unwrap_err();
+        let error = connect_first(first(&config, false), host(), &why).await.unwrap_err();
         assert!(error.downcast_ref::<SessionError>().unwrap().is_transient(), "{error}");
 
         config.wait = rblk_config::Duration::from_secs(3600);
@@ -616,18 +645,18 @@ fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
             tokio::time::sleep(Duration::from_millis(50)).await;
             toy.is(|manners| manners.is_dead = false);
         };
-        let waiting = connect_first(First::of_driver(&config, "m", true), host(), &why);
+        let waiting = connect_first(first(&config, true), host(), &why);
         let (mounted, ()) =
             tokio::time::timeout(TIME_LIMIT, async { tokio::join!(waiting, revive) })
                 .await
                 .expect("it connects");
         assert!(why.borrow().is_some(), "it waited");
-        assert_eq!(mounted.unwrap().0.status().state, "connected");
+        assert!(mounted.unwrap().0.link().is_connected());
         let take_over = Heard::Open { generation: Generation::FRESH, take_over: true };
         assert_eq!(toy.heard(), [login(false, 1), take_over]);
 
         toy.is(|manners| manners.open = (Status::InUse, "held by b (10.0.0.2)"));
-        let waiting = connect_first(First::of_driver(&config, "m", false), host(), &why);
+        let waiting = connect_first(first(&config, false), host(), &why);
         let error = tokio::time::timeout(TIME_LIMIT, waiting).await.expect("at once").unwrap_err();
         let text = format!("{error:#}");
         assert!(text.contains("held by b (10.0.0.2)") && text.contains("--take-over"), "{text}");
@@ -639,12 +668,12 @@ fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.queues = Queues::without_threads(&[2]);
+        mount.set_queues(Queues::without_threads(&[2]));
         mount.on_path_end(0, PathEnd::Lost(WcStatus::Flushed));
         assert_eq!(mount.status().state, "connected");
         mount.on_path_end(0, PathEnd::Dropped);
         assert_eq!(mount.status().state, "connected", "it was asked for");
-        mount.queues = Queues::without_threads(&[1]);
+        mount.set_queues(Queues::without_threads(&[1]));
         mount.on_path_end(0, PathEnd::Silent);
         assert_eq!(mount.status().state, "reconnecting");
         assert_eq!(mount.status().last_loss.as_deref(), Some("queue 0: Silent"));
@@ -652,9 +681,9 @@ fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
 
         // One that shows that a feature does not work is not tried again with it, and in no other
         // way at once.
-        mount.queues = Queues::without_threads(&[1]);
+        mount.set_queues(Queues::without_threads(&[1]));
         mount.on_path_end(0, PathEnd::SelfTest);
-        assert!(!mount.link.setup().wish.features.has(Features::WRITE_WITH_IMM));
+        assert!(!mount.volume.link().setup().wish.features.has(Features::WRITE_WITH_IMM));
         until_status(&mut mount, |status| status.state == "connected" && status.epoch == 3).await;
         assert!(!mount.status().write_with_imm);
     });
@@ -665,19 +694,19 @@ fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Draining))), &mut mount.queues);
+        mount.on_event(Ok(News::Event(Some(AsyncEvent::Draining))));
         mount.carry_out();
-        assert!(mount.link.course().is_holding());
+        assert!(mount.volume.link().course().is_holding());
         let begun = Instant::now();
-        mount.queues = Queues::without_threads(&[1, 1]);
+        mount.set_queues(Queues::without_threads(&[1, 1]));
         for queue in [0, 0, 9, 1] {
             // The hold ends of itself after a while.
-            let ended = !mount.link.is_connected();
+            let ended = !mount.volume.link().is_connected();
             assert!(!ended || begun.elapsed() >= Duration::from_millis(700));
-            mount.link.on_quiet(queue, &mut mount.queues);
+            mount.on_quiet(queue);
             mount.carry_out();
         }
-        assert!(!mount.link.is_connected());
+        assert!(!mount.volume.link().is_connected());
         assert_eq!(mount.status().state, "reconnecting");
     });
 }
@@ -689,7 +718,7 @@ fn a_session_is_kept_while_its_queues_connect() {
         toy.is(|manners| manners.beats_before_queues = 2);
         // Without a KEEP_ALIVE no queue is let in.
         let mount = mounted(&config(&[&toy])).await;
-        assert!(mount.link.is_connected());
+        assert!(mount.volume.link().is_connected());
     });
 }
 
@@ -700,7 +729,7 @@ fn a_target_that_drains_is_not_asked_for_events_again_and_again() {
         let config = config(&[&toy]);
         let mut mount = mounted(&config).await;
         let pulse = pulse(&config);
-        let session = mount.link.session_mut().unwrap();
+        let session = mount.volume.parts_mut().0.session_mut().unwrap();
         toy.is(|manners| manners.drains = true);
         let event = tokio::time::timeout(TIME_LIMIT, session.admin.event(pulse)).await.unwrap();
         assert_eq!(event.unwrap(), Some(AsyncEvent::Draining));

@@ -11,18 +11,17 @@ use rblk_fabric::{Address, PageKind, Region};
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Features, Generation, Name, QueueDepth, limits};
 
-use super::mounted::Mount;
-use super::note::neighbour;
+use super::Volume;
+use super::configured::KeysFile;
+use super::course::Facts;
+use super::error::SessionError;
+use super::link::{access_mode, options};
+use super::reconnect::NotTested;
+use super::session::{Claim, HostIdentity, MESSAGES, QueueWish, Session};
+use super::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
+use super::shared_memory::SharedMemory;
 use crate::engine::PathEnd;
 use crate::engine::path::{Path, QueueMemory};
-use crate::volume::configured::KeysFile;
-use crate::volume::course::Facts;
-use crate::volume::error::SessionError;
-use crate::volume::link::{access_mode, options};
-use crate::volume::reconnect::NotTested;
-use crate::volume::session::{Claim, HostIdentity, MESSAGES, QueueWish, Session};
-use crate::volume::setup::{Endpoint, KnownBy, Setup, credentials_of, digest_wish};
-use crate::volume::shared_memory::SharedMemory;
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -32,61 +31,53 @@ const ROUND_USEC: u32 = 300_000_000;
 /// Most queues of a mount that names no number.
 const QUEUES_DEFAULT_MAX: usize = 4;
 
+/// Whether a volume may be opened by this host at the target of that name.
+pub(crate) type MayOpen<'f> = &'f dyn Fn(&HostIdentity, &Name) -> anyhow::Result<()>;
+
 /// What the first connect is for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct First<'f> {
+#[derive(Clone, Copy)]
+pub(crate) struct First<'f> {
     /// How the volume is to be mounted.
-    pub(super) config: &'f MountConfig,
+    pub(crate) config: &'f MountConfig,
     /// The file that says which keys the target may prove.
-    pub(super) keys_file: Option<&'f KeysFile>,
-    /// The name of the mount; empty where there is no disk that has a name.
-    pub(super) name: &'f str,
+    pub(crate) keys_file: Option<&'f KeysFile>,
     /// Another host that holds the volume is fenced.
-    pub(super) take_over: bool,
-    /// Buffers of each queue beyond its depth.
-    pub(super) spare_buffers: u16,
-    /// Who has the queues.
-    pub(super) user: User,
+    pub(crate) take_over: bool,
+    /// Asked before the volume is opened, unless its holder is to be fenced.
+    pub(crate) may_open: MayOpen<'f>,
+    /// What has the queues.
+    pub(crate) front: Front,
     /// In which a process before had the volume, and this one has to have it.
-    pub(super) generation: Generation,
+    pub(crate) generation: Generation,
 }
 
-/// Who has the queues of a mount.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum User {
-    /// The driver of a disk.
-    Driver,
-    /// A program, by the library.
-    Program,
-    /// A guest, whose memory comes and goes.
-    Guest,
+/// What a front end needs of its volume.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Front {
+    /// Control tests the paths of the queues.
+    pub(crate) tests_paths: bool,
+    /// Other programs may have their data in shared memory.
+    pub(crate) shares_memory: bool,
+    /// There is room for a digest behind the data of a READ.
+    pub(crate) has_room_for_digests: bool,
+    /// Buffers of each queue beyond its depth.
+    pub(crate) spare_buffers: u16,
 }
 
-impl<'f> First<'f> {
-    /// Of a disk of the driver.
-    pub(super) fn of_driver(config: &'f MountConfig, name: &'f str, take_over: bool) -> Self {
-        let (user, generation) = (User::Driver, Generation::FRESH);
-        Self { config, keys_file: None, name, take_over, spare_buffers: 0, user, generation }
-    }
-
-    /// Whether control tests the paths of the queues.
-    fn tests_paths(&self) -> bool {
-        self.user != User::Driver
-    }
-
-    /// The memory of other programs: none, where a program has its data in buffers of the queues.
+impl First<'_> {
+    /// The memory of other programs.
     fn shared_memory(&self) -> anyhow::Result<SharedMemory> {
-        match self.user {
-            User::Program | User::Guest => Ok(SharedMemory::default()),
-            User::Driver => SharedMemory::map(&self.config.shared_memory),
+        match self.front.shares_memory {
+            true => SharedMemory::map(&self.config.shared_memory),
+            false => Ok(SharedMemory::default()),
         }
     }
 
     /// Whether the queues ask for digests.
     fn digest(&self, shared: &SharedMemory) -> DigestWish {
-        match self.user {
-            User::Guest => DigestWish::Off,
-            User::Driver | User::Program => digest_wish(self.config, shared),
+        match self.front.has_room_for_digests {
+            true => digest_wish(self.config, shared),
+            false => DigestWish::Off,
         }
     }
 }
@@ -94,11 +85,11 @@ impl<'f> First<'f> {
 /// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as
 /// long as `config.wait` says, tells the service manager meanwhile, and leaves the reason in `why`.
 /// Tries every address at least once.
-pub(super) async fn connect_first(
+pub(crate) async fn connect_first(
     first: First<'_>,
     host: HostIdentity,
     why: &RefCell<Option<String>>,
-) -> anyhow::Result<(Mount, Vec<Path>)> {
+) -> anyhow::Result<(Volume, Vec<Path>)> {
     let waits = |text: &str| {
         why.replace(Some(text.to_owned()));
         // Each round asks for the time of the next one.
@@ -115,11 +106,11 @@ pub(super) async fn connect_first(
 }
 
 /// The same, for whoever is to be told in another way that the target is waited for, and why.
-pub(super) async fn connect_patiently(
+pub(crate) async fn connect_patiently(
     first: First<'_>,
     host: HostIdentity,
     waits: impl Fn(&str),
-) -> anyhow::Result<(Mount, Vec<Path>)> {
+) -> anyhow::Result<(Volume, Vec<Path>)> {
     let begun = Instant::now();
     let config = first.config;
     let known_by = KnownBy { host, credentials: credentials_of(config)? };
@@ -146,19 +137,19 @@ pub(crate) fn may_pass(error: &anyhow::Error) -> bool {
         || error.is::<NotTested>()
 }
 
-async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(Mount, Vec<Path>)> {
-    let First { config, name, take_over, .. } = first;
+async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(Volume, Vec<Path>)> {
+    let First { config, .. } = first;
     let addresses = config.target.iter().map(|t| t.parse()).collect::<Result<Vec<Address>, _>>()?;
     let volume_name = Name::new(&config.volume)?;
     let (mut session, faults) = connect_any(&addresses, config, known_by).await?;
-    let opened = match may_open(config, name, &known_by.host, take_over, &session) {
+    let opened = match may_open(first, &known_by.host, &session) {
         Ok(()) => open_first(first, known_by, addresses, volume_name, &mut session).await,
         Err(error) => Err(error),
     };
     match opened {
         Ok((setup, facts, paths)) => {
-            let mount = Mount::connected(config, name, setup, facts, (session, faults));
-            Ok((mount, paths))
+            let volume = Volume::connected(config, setup, facts, (session, faults));
+            Ok((volume, paths))
         }
         Err(error) => {
             // Without this the target would keep the session until its lease ends.
@@ -168,18 +159,12 @@ async fn connect_once(first: First<'_>, known_by: &KnownBy) -> anyhow::Result<(M
     }
 }
 
-/// Whether no other mount of this host holds the volume, now that the target has told its name.
-fn may_open(
-    config: &MountConfig,
-    name: &str,
-    host: &HostIdentity,
-    take_over: bool,
-    session: &Session,
-) -> anyhow::Result<()> {
-    if take_over {
-        return Ok(());
+/// Whether the volume may be opened, now that the target has told its name.
+fn may_open(first: First<'_>, host: &HostIdentity, session: &Session) -> anyhow::Result<()> {
+    match first.take_over {
+        true => Ok(()),
+        false => (first.may_open)(host, &session.login().target_name),
     }
-    neighbour::must_not_hold(name, config, host.id, Some(&session.login().target_name))
 }
 
 /// Opens the volume and connects its queues.
@@ -190,7 +175,7 @@ async fn open_first(
     volume_name: Name,
     session: &mut Session,
 ) -> anyhow::Result<(Setup, Facts, Vec<Path>)> {
-    let First { config, keys_file, take_over, spare_buffers, generation, .. } = first;
+    let First { config, keys_file, take_over, front, generation, .. } = first;
     let claim = Claim { take_over, generation, ..access_mode(config).into() };
     let volume = session.open(&volume_name, claim).await?;
     let login = session.login();
@@ -199,9 +184,9 @@ async fn open_first(
     let (mut buffers, mut paths) = (Vec::new(), Vec::new());
     for queue in 0..wish.queues {
         let shared = Arc::clone(shared.regions());
-        let memory = QueueMemory { buffers: queue_memory(&wish, spare_buffers)?, shared };
+        let memory = QueueMemory { buffers: queue_memory(&wish, front.spare_buffers)?, shared };
         let mut path = session.connect_queue(queue, wish, volume.handle, &memory).await?;
-        if first.tests_paths() {
+        if front.tests_paths {
             path = match path.test().await {
                 Err(PathEnd::SelfTest) if wish.features.has(Features::WRITE_WITH_IMM) => {
                     tracing::warn!("WRITE_WITH_IMM does not work on this path; going on without");
@@ -235,7 +220,6 @@ async fn open_first(
         fenced: None,
     };
     let (queues, endpoint) = (wish.queues, Endpoint::of(session, &paths));
-    let tests_paths = first.tests_paths();
     let KnownBy { host, credentials } = known_by.clone();
     let setup = Setup {
         volume_name,
@@ -247,7 +231,7 @@ async fn open_first(
         queues,
         buffers,
         shared,
-        tests_paths,
+        tests_paths: front.tests_paths,
         endpoint,
     };
     Ok((setup, facts, paths))
@@ -276,7 +260,7 @@ fn first_wish(
 }
 
 /// Memory for the data of one queue: a buffer for each request, and spare ones.
-pub(super) fn queue_memory(wish: &QueueWish, spare: u16) -> anyhow::Result<Arc<Region>> {
+pub(crate) fn queue_memory(wish: &QueueWish, spare: u16) -> anyhow::Result<Arc<Region>> {
     let bytes = (usize::from(wish.depth.get()) + usize::from(spare)) * wish.buffer_stride();
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }

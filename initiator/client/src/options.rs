@@ -1,12 +1,12 @@
 //! [`Options`]: how a volume is to be opened.
 
 use rblk_config::MountConfig;
-use rblk_protocol::HostId;
+use rblk_initiator::front::program::{VolumeWish, open};
+use rblk_initiator::mount::note::neighbour;
+use rblk_initiator::volume::session::HostIdentity;
+use rblk_protocol::{HostId, Name};
 
-use super::{OpenError, Volume};
-use crate::mount::direct::Asked;
-use crate::volume::identity::{host_name, own_id};
-use crate::volume::session::HostIdentity;
+use crate::{OpenError, Volume};
 
 /// How a volume is to be opened.
 #[derive(Clone, Debug)]
@@ -65,12 +65,11 @@ impl Options {
     /// # Errors
     /// [`OpenError`] with the reason. Nothing is left then.
     pub fn open(self) -> Result<Volume, OpenError> {
-        let Self { mut config, host_id, take_over, spare_buffers } = self;
-        config.queues.get_or_insert(1);
-        config.validate().map_err(|error| OpenError::new(error.into()))?;
-        let id = host_id.map_or_else(own_id, Ok).map_err(|error| OpenError::new(error.into()))?;
-        let host = HostIdentity { id, name: host_name(config.host_name.as_deref()) };
-        Volume::open(Asked { config, host, take_over, spare_buffers })
+        let Self { config, host_id, take_over, spare_buffers } = self;
+        let may_open = |config: &MountConfig, host: &HostIdentity, target_name: &Name| {
+            neighbour::must_not_hold("", config, host.id, Some(target_name))
+        };
+        open(VolumeWish { config, host_id, take_over, spare_buffers, may_open })
     }
 }
 
