@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rblk_config::key_file::{self, Side};
 use rblk_config::{Auth, Encrypt, HostConfig, TargetConfig, VolumeAccess, VolumeRight};
-use rblk_initiator::session::Credentials;
+use rblk_initiator::volume::session::Credentials;
 use rblk_protocol::auth::PublicKey;
 
 /// The name of the host at the target.

@@ -11,35 +11,13 @@
 
 #![deny(unsafe_code)]
 
-pub mod admin;
-mod alarm;
-pub mod args;
-pub mod client;
-pub mod doctor;
-pub mod durability;
+pub mod commands;
+pub mod daemon;
 pub mod engine;
-pub mod error;
-mod examples;
-pub mod identity;
-pub mod inflight;
-pub mod io;
-pub mod journal;
-pub mod log_file;
+pub mod front;
 pub mod mount;
-pub mod path;
-pub mod path_change;
-#[allow(unsafe_code)] // capabilities have no safe call
-pub mod privileges;
-mod pulse;
 pub mod queue;
-pub mod replay;
-pub mod retain;
-pub mod session;
-#[allow(unsafe_code)] // the driver's memory and io_uring commands
-pub mod ublk;
-pub mod undestroyed;
-#[allow(unsafe_code)] // the memory of guests, and descriptors of their front ends
-mod vhost;
+pub mod volume;
 
 #[cfg(feature = "fuzzing")]
-pub use vhost::FuzzedDisk;
+pub use front::vhost::FuzzedDisk;

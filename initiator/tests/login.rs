@@ -8,8 +8,8 @@ use rblk_fabric::{
     PageKind, Poller, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, Scheme, SendOp, SendWr,
     SgeList, WrId,
 };
-use rblk_initiator::error::SessionError;
-use rblk_initiator::session::{HostIdentity, Session};
+use rblk_initiator::volume::error::SessionError;
+use rblk_initiator::volume::session::{HostIdentity, Session};
 use rblk_protocol::limits::{ADMIN_DEPTH, COMMAND_BYTES, IO_MIN_BYTES};
 use rblk_protocol::{
     CommandCapsule, Epoch, Features, HelloRequest, HostId, InstanceId, LoginReply, Name, Nonce,

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::soft::network::Network;
-use rblk_runtime::spin::SpinMode;
 use rblk_fabric::{
-    AcceptParams, Access, Completion, Connection, Device, DeviceCaps, FabricError, PageKind,
-    Poller, PollerCounters, PostError, QpIndex, Recvs, Region, SendWr,
+    AcceptParams, Access, Completion, Connection, DataPath, Device, DeviceCaps, FabricError,
+    PageKind, Poller, PollerCounters, PostError, QpIndex, Recvs, Region, SendWr,
 };
-use rblk_target::cache::{Shard, ShardOptions};
-use rblk_target::data::poll_group::group_thread::{Handle, POLLERS_MAX, Tuning, start};
-use rblk_target::data::poll_group::peers::Peers;
-use rblk_target::data::poll_group::{FromGroup, PollerMemory, ToGroup};
+use rblk_runtime::spin::SpinMode;
 use rblk_target::memory::arena::Arena;
+use rblk_target::cache::{Shard, ShardOptions};
+use rblk_target::data::poll_group::peers::Peers;
+use rblk_target::data::poll_group::group_thread::{Handle, POLLERS_MAX, Tuning, start};
+use rblk_target::data::poll_group::{FromGroup, PollerMemory, ToGroup};
 use rblk_target::store::uring::{UringOptions, UringStore};
 use tokio::sync::mpsc;
 
@@ -40,11 +40,17 @@ impl Fragile {
 }
 
 impl Poller for Fragile {
-    fn caps(&self) -> &DeviceCaps {
-        self.0.caps()
-    }
     fn attach(&mut self, connection: Connection) -> rblk_fabric::Result<QpIndex> {
         self.0.attach(connection)
+    }
+    fn detach(&mut self, qp: QpIndex) -> Option<Connection> {
+        self.0.detach(qp)
+    }
+}
+
+impl DataPath for Fragile {
+    fn caps(&self) -> &DeviceCaps {
+        self.0.caps()
     }
     fn accept(&mut self, qp: QpIndex, params: &AcceptParams) -> rblk_fabric::Result<()> {
         self.0.accept(qp, params)
@@ -71,9 +77,6 @@ impl Poller for Fragile {
     }
     fn fail(&mut self, qp: QpIndex) {
         self.0.fail(qp);
-    }
-    fn detach(&mut self, qp: QpIndex) -> Option<Connection> {
-        self.0.detach(qp)
     }
     fn counters(&self) -> PollerCounters {
         self.0.counters()

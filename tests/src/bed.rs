@@ -1,7 +1,7 @@
 //! [`Bed`]: a [`Rig`] with one volume of each kind, to run I/O on.
 
 use rblk_fabric::soft::network::Conditions;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{
     Outcome, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec,

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::Tag;
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::seed::Random;

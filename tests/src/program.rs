@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use rblk_config::DigestWish;
 use rblk_fabric::{Address, ConnectOptions, Device, PageKind, Region, Transport};
-use rblk_initiator::admin::Pulse;
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::{Engine, QueueStats};
-use rblk_initiator::error::SessionError;
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::error::SessionError;
+use rblk_initiator::volume::session::{Claim, Credentials, HostIdentity, QueueWish, Session};
 use rblk_protocol::{
     AccessMode, AsyncEvent, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag,
 };

@@ -9,9 +9,9 @@ use rblk_fabric::{
     QpIndex, QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcOpcode,
     WcStatus, WrId,
 };
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
 use rblk_initiator::engine::{Engine, PathEnd, QueueCounts, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::{DeadPath, LaneProof, Path, PathLayout, PathMemory};
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::limits::{ACCEPT_BYTES, COMMAND_BYTES, HELLO_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rblk_config::ByteRate;
 use rblk_fabric::soft::network::Conditions;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Features, Tag};
 use rblk_rig::crash_store::{CrashStore, Fault};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::ConnectOptions;
-use rblk_initiator::session::{Credentials, HostIdentity, Session};
+use rblk_initiator::volume::session::{Credentials, HostIdentity, Session};
 use rblk_protocol::{HostId, Name};
 use rblk_tests::hostile::Party;
 use rblk_tests::hostile::crowd::Crowd;

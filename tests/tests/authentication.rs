@@ -7,8 +7,8 @@ use std::process::Command;
 
 use rblk_config::Encrypt;
 use rblk_fabric::soft::tls::kernel_has_tls;
-use rblk_initiator::error::SessionError;
-use rblk_initiator::session::{Claim, Credentials};
+use rblk_initiator::volume::error::SessionError;
+use rblk_initiator::volume::session::{Claim, Credentials};
 use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::{AccessMode, Generation, RejectReason};
 use rblk_tests::bed::pattern;

@@ -3,7 +3,7 @@
 
 use rblk_fabric::WcStatus;
 use rblk_initiator::engine::PathEnd;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, ConnectionKind, Tag};
 use rblk_rig::inprocess::{
     CqFault, QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec, breakable,

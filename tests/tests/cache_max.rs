@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::Tag;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::inprocess::{QueueId, Rig, VolumeSpec};

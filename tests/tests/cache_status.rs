@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use nix::errno::Errno;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::{Kind, RamStore, StoreConditions};

@@ -7,7 +7,7 @@ use std::task::Poll;
 
 use rblk_client::tokio::{Driver, Handle};
 use rblk_fabric::soft::network::Wire;
-use rblk_initiator::client::detached::Detached;
+use rblk_initiator::front::program::detached::Detached;
 use rblk_protocol::{BlockSize, ConnectionKind, QueueDepth, VolumeHandle};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_tests::bed::{Bed, PATIENCE, STORE};

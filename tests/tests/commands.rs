@@ -11,8 +11,8 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::{ConnectOptions, ConnectionHello, FabricError, QpLimits, Route};
-use rblk_initiator::error::SessionError;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
+use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
     ConnectionKind, Epoch, Features, HelloReject, HelloRequest, QueueDepth, RejectReason,
     SessionId, Version,

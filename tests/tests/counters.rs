@@ -2,7 +2,7 @@
 //! and times whose stages add up.
 
 use rblk_fabric::soft::network::Conditions;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::width::{narrow, wide};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;

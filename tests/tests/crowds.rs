@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use rblk_config::DigestWish;
 use rblk_fabric::{ConnectOptions, PageKind, Region};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{Engine, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{Credentials, HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::session::{Credentials, HostIdentity, QueueWish, Session};
 use rblk_protocol::auth::{PublicKey, SecretKey};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};
 use rblk_tests::program::{Client, Target, program, run};

@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 use rblk_fabric::soft::network::Conditions;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, BlockCount, Features, Lba, Status, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions, Stuck};
 use rblk_rig::ram_store::{Kind, StoreConditions};

@@ -3,8 +3,8 @@
 //! The ends are driven by hand, so that one of them spoils what it sends: what a network spoils
 //! looks the same to the other end.
 
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{DigestFailure, PathEnd, QueueCounts};
-use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::digest::crc32c;
 use rblk_protocol::{
     AccessMode, BlockSize, CommandCapsule, DataDigests, Features, Immediate, KeyedDescriptor,

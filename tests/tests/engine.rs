@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rblk_config::OnLoss;
 use rblk_fabric::soft::network::End;
-use rblk_initiator::admin::Pulse;
-use rblk_initiator::durability::{Durability, Ledger};
+use rblk_initiator::engine::durability::retain::RetainRing;
+use rblk_initiator::engine::durability::{Durability, Ledger};
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::retain::RetainRing;
 use rblk_protocol::{
     BlockSize, Immediate, KeyedDescriptor, Opcode, QueueDepth, ResponseCapsule, Sequence, Status,
     Tag,

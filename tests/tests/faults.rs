@@ -2,7 +2,7 @@
 //! twice in a way that shows, and nothing is held indefinitely.
 
 use rblk_fabric::soft::network::{Conditions, End};
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{Features, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;

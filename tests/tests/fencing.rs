@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::Address;
-use rblk_initiator::error::SessionError;
-use rblk_initiator::io::IoOp;
-use rblk_initiator::session::Claim;
+use rblk_initiator::engine::io::IoOp;
+use rblk_initiator::volume::error::SessionError;
+use rblk_initiator::volume::session::Claim;
 use rblk_protocol::{AccessMode, Generation};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, free_port, program, run, wait_for};

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use rblk_config::DigestWish;
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
-use rblk_initiator::admin::Pulse;
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::{Engine, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::session::{HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};
 use rblk_rig::seed::Random;
 use rblk_tests::bed::pattern;

@@ -30,7 +30,7 @@ fn leaves(name: &str) -> Vec<String> {
     }
     let mut command = match name {
         "rblk-target" => rblk_target::commands::args::Cli::command(),
-        _ => rblk_initiator::args::Cli::command(),
+        _ => rblk_initiator::commands::args::Cli::command(),
     };
     command.build();
     let mut found = Vec::new();

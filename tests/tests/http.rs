@@ -369,7 +369,7 @@ fn the_dashboard_and_the_rules_name_metrics_that_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let text = metrics_of_work(dir.path());
     let mount = rblk_initiator::mount::metrics::metrics(
-        &[rblk_initiator::mount::status::MountStatus::default()],
+        &[rblk_initiator::volume::status::MountStatus::default()],
         &[],
     );
     let known: BTreeSet<&str> = families(&text).union(&families(&mount)).copied().collect();

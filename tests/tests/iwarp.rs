@@ -5,7 +5,7 @@
 
 use rblk_fabric::WcStatus;
 use rblk_fabric::soft::network::{Conditions, End};
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::digest::crc32c;
 use rblk_protocol::{CommandCapsule, DataDigests, Features, Opcode, Status, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};

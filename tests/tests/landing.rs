@@ -1,7 +1,7 @@
 //! Data of small writes that lands in slots of the cache: it is not copied, it is what was sent
 //! however the slots cut it, and the slots come back.
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, BlockCount, CommandCapsule, Features, Lba, Opcode, Status, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_rig::seed::Random;

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use rblk_fabric::soft::network::End;
-use rblk_initiator::admin::Pulse;
 use rblk_initiator::engine::PathEnd;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::pulse::Pulse;
 use rblk_protocol::{BlockSize, CommandCapsule, Immediate, Opcode, ResponseCapsule, Status, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_tests::bed::{Bed, MEMORY, STORE, pattern};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rblk_fabric::soft::network::Conditions;
 use rblk_fabric::{Region, WcStatus};
 use rblk_initiator::engine::PathEnd;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{CommandCapsule, Features, Immediate, KeyedDescriptor, Opcode, Tag};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_rig::ram_store::StoreConditions;

@@ -1,8 +1,8 @@
 //! Several capsules in one message: what is packed, that it means what its capsules mean, and what
 //! a list that breaks a rule does.
 
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{PathEnd, QueueCounts};
-use rblk_initiator::io::{Io, IoOp};
 use rblk_protocol::limits::{COMMAND_LIST_BYTES, LIST_MAX};
 use rblk_protocol::{
     BlockCount, BlockSize, CommandCapsule, Features, Opcode, ResponseCapsule, Sequence, Status,

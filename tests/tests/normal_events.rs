@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rblk_fabric::ConnectOptions;
-use rblk_initiator::session::{HostIdentity, Session};
+use rblk_initiator::volume::session::{HostIdentity, Session};
 use rblk_protocol::{Epoch, HostId, Name, SessionId};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, DEADLINE, Target, program, run, wait_for};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rblk_client::{Buffer, Queue, Request};
 use rblk_fabric::soft::network::{Conditions, Wire};
-use rblk_initiator::client::detached::{Detached, Ended};
+use rblk_initiator::front::program::detached::{Detached, Ended};
 use rblk_protocol::{BlockSize, ConnectionKind, QueueDepth, VolumeHandle};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_rig::seed::Random;

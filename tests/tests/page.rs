@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use rblk_fabric::Address;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_tests::bed::pattern;
 use rblk_tests::browser::Browser;
 use rblk_tests::program::{Client, FreePort, Target, free_port, program, run};

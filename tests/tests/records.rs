@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rblk_initiator::session::Claim;
+use rblk_initiator::volume::session::Claim;
 use rblk_protocol::{AccessMode, WriteVerifier};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Target, assert_refused, free_port, program, run};
@@ -249,7 +249,10 @@ fn a_record_is_old_beside_files_of_the_version_before() {
     let target = start(dir.path(), &[("v", "")]);
     let claim = Claim { generation, ..AccessMode::Exclusive.into() };
     let fenced = Client::claim(&target.address, "v", 1, claim).unwrap_err();
-    assert!(matches!(fenced, rblk_initiator::error::SessionError::Fenced { .. }), "{fenced}");
+    assert!(
+        matches!(fenced, rblk_initiator::volume::error::SessionError::Fenced { .. }),
+        "{fenced}"
+    );
     assert_ne!(verifier(&target, "v"), known);
     assert!(files(dir.path(), "lineage").is_empty());
 }

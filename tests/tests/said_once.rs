@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rblk_config::{HostFile, MountConfig, TargetConfig, key_file};
-use rblk_fabric::{Address, FabricError, PostError};
-use rblk_initiator::error::SessionError;
-use rblk_initiator::ublk::UblkError;
 use rblk_operate::said_once;
+use rblk_fabric::{Address, FabricError, PostError};
+use rblk_initiator::front::ublk::UblkError;
+use rblk_initiator::volume::error::SessionError;
 use rblk_target::store::StoreError;
 
 const CAUSE: &str = "a cause of the system";
@@ -97,9 +97,7 @@ fn no_program_prints_a_whole_chain_of_causes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut looked = 0;
     let mut found = Vec::new();
-    for dir in
-        ["runtime/src", "fabric/src", "config/src", "operate/src", "target/src", "initiator/src"]
-    {
+    for dir in ["config/src", "fabric/src", "target/src", "initiator/src"] {
         let mut dirs = vec![root.join(dir)];
         while let Some(dir) = dirs.pop() {
             for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {

@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use rblk_config::DigestWish;
 use rblk_fabric::{ConnectOptions, PageKind, Region};
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::path::{MemoryIndex, Path as QueuePath, Place, QueueMemory};
 use rblk_initiator::engine::{Engine, PathEnd, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::{MemoryIndex, Path as QueuePath, Place, QueueMemory};
-use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::session::{HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, BlockSize, Features, HostId, Name, QueueDepth, Tag};
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{DEADLINE, Target};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{ConnectionKind, Features, HelloAccept, Tag, VolumeHandle};
 use rblk_rig::inprocess::{Join, QueueId, QueueOptions, RigOptions};
 use rblk_target::volume::ids::AdmissionId;

@@ -4,7 +4,7 @@
 //! An optimised build runs 5000 seeds, others fewer unless `RBLK_LONG=1`; `RBLK_SEED=N` runs one
 //! seed alone.
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_rig::seed::Random;
 use rblk_tests::oracle::Oracle;
 use rblk_tests::sim::plan::{Break, Fault};

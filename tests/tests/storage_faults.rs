@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::crash_store::{CrashStore, Fault};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use rblk_client::{Queue, Request};
 use rblk_fabric::soft::network::Wire;
-use rblk_initiator::client::detached::Detached;
 use rblk_initiator::engine::PathEnd;
-use rblk_initiator::path::Path;
+use rblk_initiator::engine::path::Path;
+use rblk_initiator::front::program::detached::Detached;
 use rblk_protocol::{BlockSize, ConnectionKind, QueueDepth, VolumeHandle};
 use rblk_rig::inprocess::{QueueOptions, RigOptions};
 use rblk_tests::bed::{Bed, PATIENCE, STORE};

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use rblk_client::{Config, Options, Queue, Request, State, Volume};
 use rblk_config::{ByteSize, OnLoss};
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
-use rblk_initiator::admin::Pulse;
-use rblk_initiator::durability::{Durability, Ledger};
+use rblk_initiator::engine::durability::retain::RetainRing;
+use rblk_initiator::engine::durability::{Durability, Ledger};
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::pulse::Pulse;
 use rblk_initiator::engine::{Engine, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::mount::settle::{Account, flush, settle};
 use rblk_initiator::queue::ToQueue;
-use rblk_initiator::retain::RetainRing;
-use rblk_initiator::session::{HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::session::{HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::settle::{Account, flush, settle};
 use rblk_protocol::{
     AccessMode, BlockSize, Features, HostId, Name, OpenReply, QueueDepth, Tag, WriteVerifier,
 };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rblk_config::TargetConfig;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::AccessMode;
 use rblk_tests::bed::pattern;
 use rblk_tests::program::{Client, Ended, Target, assert_refused, program, run, wait_for};

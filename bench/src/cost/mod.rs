@@ -23,7 +23,7 @@ mod table;
 pub mod time;
 
 use clap::ValueEnum;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_rig::inprocess::VolumeKind;
 use rblk_target::volume::CacheMode;
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rblk_initiator::engine::QueueCounts;
-use rblk_initiator::mount::status::MountStatus;
+use rblk_initiator::volume::status::MountStatus;
 use rblk_target::data::group_stats::StatsSnapshot;
 use serde::Serialize;
 

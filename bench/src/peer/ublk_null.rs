@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::{PageKind, Region};
-use rblk_initiator::ublk::{
+use rblk_initiator::front::ublk::{
     Buffers, Control, Device, DeviceSpec, DeviceToken, DiskParams, Event, Queue, QueueConfig,
-    QueueStats, Recovery, Wait, WatchToken,
+    QueueStats, Recovery, Wait,
 };
+use rblk_initiator::queue::WatchToken;
 
 /// How long the disk may take to appear.
 const START_DEADLINE: Duration = Duration::from_secs(15);

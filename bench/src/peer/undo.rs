@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rblk_initiator::ublk::DeviceToken;
+use rblk_initiator::front::ublk::DeviceToken;
 use serde::{Deserialize, Serialize};
 
 use super::ublk_null::UblkNull;

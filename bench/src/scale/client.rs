@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rblk_fabric::{Address, ConnectOptions, PageKind, Region};
-use rblk_initiator::session::{Credentials, HostIdentity, QueueWish, Session};
+use rblk_initiator::volume::session::{Credentials, HostIdentity, QueueWish, Session};
 use rblk_protocol::{AccessMode, Features, HostId, Name, OpenReply, QueueDepth};
 use tokio::runtime::Runtime;
 

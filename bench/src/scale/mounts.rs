@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rblk_initiator::mount::status::MountStatus;
+use rblk_initiator::volume::status::MountStatus;
 
 use super::Setting;
 use super::plot::{Line, plot};

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
+use rblk_initiator::engine::io::{Io, IoOp};
+use rblk_initiator::engine::path::Path;
 use rblk_initiator::engine::{Engine, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::path::Path;
 use rblk_protocol::{BlockSize, QueueDepth, Tag};
 
 use crate::histogram::Histogram;

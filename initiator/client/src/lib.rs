@@ -73,16 +73,18 @@
 
 #![forbid(unsafe_code)]
 
+mod options;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
+pub use options::Options;
 pub use rblk_config::{
     ByteSize, ConfigError, DigestWish, Duration, Encrypt, KeyFileError, MountConfig as Config,
     OnLoss, Spin,
 };
-pub use rblk_initiator::client::{
-    Buffer, Completion, Counts, IoError, KeyError, NotClosed, OpenError, Options, PublicKey, Queue,
-    Reason, Refused, Request, SecretKey, State, Volume,
+pub use rblk_initiator::front::program::{
+    Buffer, Completion, Counts, IoError, KeyError, NotClosed, OpenError, PublicKey, Queue, Reason,
+    Refused, Request, SecretKey, State, Volume,
 };
 
 // A queue goes to the thread that uses it, and a buffer and a completion go where they are wanted.

@@ -7,22 +7,22 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use rblk_operate::journal::JournalFormat;
 use rblk_config::{ByteSize, Exit};
+use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_fabric::{Address, ConnectOptions};
-use rblk_initiator::args::{
+use rblk_initiator::commands::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
     exit_of,
 };
-use rblk_initiator::doctor::Wanted;
-use rblk_initiator::identity::host_identity;
-use rblk_initiator::journal::{MountFields, MountJournal};
-use rblk_initiator::log_file::LogFile;
-use rblk_initiator::mount::status::MountStatus;
-use rblk_initiator::mount::write_back::IfUsed;
+use rblk_initiator::daemon::journal::{MountFields, MountJournal};
+use rblk_initiator::daemon::log_file::LogFile;
+use rblk_initiator::daemon::probe::Wanted;
+use rblk_initiator::mount::device::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
-use rblk_initiator::session::Session;
-use rblk_operate::journal::JournalFormat;
-use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
+use rblk_initiator::volume::identity::host_identity;
+use rblk_initiator::volume::session::Session;
+use rblk_initiator::volume::status::MountStatus;
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
             probe(&args)
         }
         Command::LookAt { disk, size_bytes, block_size } => {
-            let looked = rblk_initiator::mount::image::here(&disk, size_bytes, block_size);
+            let looked = rblk_initiator::mount::device::image::here(&disk, size_bytes, block_size);
             return if looked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
         Command::WriteBack { disk, unless_used, only_look } => {
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
                 (true, false) => IfUsed::Refuse,
                 (true, true) => IfUsed::OnlyLook,
             };
-            return ExitCode::from(rblk_initiator::mount::write_back::here(&disk, if_used));
+            return ExitCode::from(rblk_initiator::mount::device::write_back::here(&disk, if_used));
         }
         Command::Umount { .. }
         | Command::List
@@ -251,7 +251,7 @@ fn serve(
 /// Logs what the image of a mount says against its block size. Nothing waits for that.
 fn tell_of_image(status: MountStatus) {
     let look = move || {
-        if let Some(found) = rblk_initiator::mount::image::elsewhere(&status) {
+        if let Some(found) = rblk_initiator::mount::device::image::elsewhere(&status) {
             tracing::warn!(device = status.device, "{found}");
         }
     };
@@ -301,9 +301,9 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
         None::<&str>,
     )
     .context("making the mount namespace a slave")?;
-    rblk_initiator::mount::namespace::detach_ublk();
-    rblk_initiator::ublk::become_io_flusher();
-    rblk_initiator::ublk::stay_in_memory();
+    rblk_initiator::mount::device::namespace::detach_ublk();
+    rblk_initiator::front::ublk::become_io_flusher();
+    rblk_initiator::front::ublk::stay_in_memory();
     settle_process(lines)
 }
 
@@ -331,7 +331,8 @@ fn settle_process(lines: &mut Lines) -> anyhow::Result<()> {
     // Only now, as --config may be relative. A directory that is in use cannot be unmounted.
     std::env::set_current_dir("/").context("the directory /")?;
     load_tls();
-    rblk_initiator::privileges::drop_what_is_not_needed().context("giving up capabilities")?;
+    rblk_initiator::daemon::privileges::drop_what_is_not_needed()
+        .context("giving up capabilities")?;
     // A thread inherits all of it.
     lines.start().context("a thread for the log")
 }
@@ -353,7 +354,7 @@ fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
     let credentials = args.identity.credentials()?;
     let encrypt = args.encrypt.unwrap_or_default();
     let wanted = Wanted { volume: args.read.clone(), bytes: args.read_bytes };
-    let found = rblk_initiator::doctor::probe(
+    let found = rblk_initiator::daemon::probe::probe(
         &address.parse()?,
         credentials,
         encrypt,

@@ -16,10 +16,10 @@ use super::PathEnd;
 use super::answer::{Answer, LaneIndex};
 use super::beat::Due;
 use super::lane::{Lane, WrKind};
+use super::path::{DeadPath, Path, Tested};
+use super::pulse::Pulse;
 use super::stats::QueueStats;
 use super::terms::Terms;
-use crate::admin::Pulse;
-use crate::path::{DeadPath, Path, Tested};
 
 /// What a completion brought.
 pub(super) enum Arrival {

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use rblk_protocol::Sequence;
 
-use crate::admin::Pulse;
+use super::pulse::Pulse;
 
 /// What is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

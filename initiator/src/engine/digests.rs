@@ -13,7 +13,7 @@ use rblk_protocol::{
     CommandCapsule, DataDigests, Opcode, QueueDepth, ReadTrailer, Sequence, Status, Tag,
 };
 
-use crate::io::{Io, IoOp};
+use super::io::{Io, IoOp};
 
 /// Bytes that follow the data of a READ.
 pub(super) const TRAILER_LEN: u32 = const_u32(READ_TRAILER_BYTES);

@@ -17,10 +17,10 @@ use rblk_protocol::{
 use super::PathEnd;
 use super::answer::Answer;
 use super::beat::{Beat, Due};
+use super::path::{COMMAND_STRIDE, LaneProof, PathLayout, TestedLane};
+use super::pulse::Pulse;
 use super::stats::QueueStats;
 use super::terms::Terms;
-use crate::admin::Pulse;
-use crate::path::{COMMAND_STRIDE, LaneProof, PathLayout, TestedLane};
 
 const COMMAND_LEN: u32 = const_u32(COMMAND_BYTES);
 const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);

@@ -10,7 +10,7 @@ use rblk_protocol::{QueueDepth, Tag};
 use rblk_runtime::{Latency, LatencyCounts, Micros};
 use serde::{Deserialize, Serialize};
 
-use crate::io::IoOp;
+use super::io::IoOp;
 
 /// Where the times of one kind of request are counted. Each number that is told of it is a counter
 /// or a sum of counters, so it never falls, whenever it is read.

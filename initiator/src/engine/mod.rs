@@ -25,8 +25,13 @@ mod active_path;
 mod answer;
 mod beat;
 mod digests;
+pub mod durability;
+pub mod inflight;
+pub mod io;
 mod lane;
 mod latency;
+pub mod path;
+pub mod pulse;
 mod stats;
 mod terms;
 mod tested;
@@ -40,11 +45,11 @@ use rblk_protocol::limits::READ_TRAILER_BYTES;
 use rblk_protocol::{Features, Opcode, QueueDepth, Sequence, Status, Tag};
 use rblk_runtime::{Micros, Moment};
 
-use crate::admin::Pulse;
-use crate::durability::{Answered, Ledger, Plan};
-use crate::inflight::{Inflight, WrongState};
-use crate::io::{Io, IoOp};
-use crate::path::{DataMemory, DeadPath, Path, Place};
+use self::durability::{Answered, Ledger, Plan};
+use self::inflight::{Inflight, WrongState};
+use self::io::{Io, IoOp};
+use self::path::{DataMemory, DeadPath, Path, Place};
+use self::pulse::Pulse;
 use active_path::{ActivePath, Arrival, BeatDue, broken};
 use answer::Answer;
 pub use digests::DigestFailure;
@@ -233,7 +238,7 @@ impl Engine {
 
     /// Ends the present path, so that no more writes are acknowledged, and copies what the queue
     /// retains: acknowledged writes that no FLUSH covered. `None` when it retains nothing.
-    pub fn take_stock(&mut self) -> Option<Vec<crate::retain::Retained>> {
+    pub fn take_stock(&mut self) -> Option<Vec<durability::retain::Retained>> {
         self.disconnect();
         self.ledger.as_ref().and_then(Ledger::unflushed)
     }

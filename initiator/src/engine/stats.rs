@@ -6,8 +6,8 @@ use rblk_protocol::Status;
 use rblk_protocol::width::narrow;
 use serde::{Deserialize, Serialize};
 
+use super::io::{Io, IoOp};
 use super::latency::{MountTimes, QueueLatency};
-use crate::io::{Io, IoOp};
 
 rblk_runtime::counters! {
     /// Counters of one queue: written by its thread, read by anyone.

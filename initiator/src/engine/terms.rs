@@ -8,8 +8,8 @@ use rblk_protocol::{
 };
 
 use super::digests::TRAILER_LEN;
-use crate::io::{Io, IoOp};
-use crate::path::{DataMemory, Path, PathLayout, PathMemory, Place, Tested};
+use super::io::{Io, IoOp};
+use super::path::{DataMemory, Path, PathLayout, PathMemory, Place, Tested};
 
 /// What a path was made with. Nothing of it changes.
 pub(super) struct Terms {

@@ -12,9 +12,9 @@ use rblk_fabric::{Completion, WcStatus};
 
 use super::active_path::{ActivePath, Arrival, broken};
 use super::answer::Answer;
+use super::path::{DeadPath, Path};
 use super::stats::QueueStats;
 use super::{EIO, PathEnd, SELF_TEST_DEADLINE};
-use crate::path::{DeadPath, Path};
 
 /// How often control looks for the answers of its self-tests.
 const LOOK: Duration = Duration::from_millis(1);

@@ -1,7 +1,7 @@
-//! A volume as the disk of a virtual machine ([`crate::vhost`]): a mount that has a socket instead
-//! of a device. The rest is what a disk has: name, lock and control socket, session, course,
-//! epochs, retained writes and losses. Its note is a [`GuestNote`], beside the socket: the next
-//! process goes on with the same guest and what it wrote. Requests that were under way when a
+//! A volume as the disk of a virtual machine ([`crate::front::vhost`]): a mount that has a socket
+//! instead of a device. The rest is what a disk has: name, lock and control socket, session,
+//! course, epochs, retained writes and losses. Its note is a [`GuestNote`], beside the socket: the
+//! next process goes on with the same guest and what it wrote. Requests that were under way when a
 //! process was killed are lost, so the rings of its guest are left alone until the guest is reset.
 
 use std::cell::{Cell, RefCell};
@@ -17,24 +17,26 @@ use rblk_config::{ByteSize, DigestWish, MountConfig};
 use rblk_protocol::{Generation, VolumeFlags};
 use tokio::sync::mpsc;
 
-use super::begin::{First, User, connect_first};
-use super::configured::Configured;
 use super::guest_end::GuestEnd;
-use super::guest_note::{GuestNote, Inherited};
-use super::leftovers::{Purpose, claim};
 use super::lock::MountLock;
-use super::mounted::{Mount, size_bytes};
-use super::queues::spin_mode;
+use super::mounted::Mount;
+use super::note::guest::{GuestNote, Inherited};
+use super::note::leftovers::{Purpose, claim};
+use super::note::neighbour;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::{OnReady, neighbour, recover, task, waiting};
-use crate::error::SessionError;
-use crate::identity::id_of_guest;
-use crate::path::Path as QueuePath;
+use super::{OnReady, recover, waiting};
+use crate::engine::path::Path as QueuePath;
+use crate::front::vhost::{Disk, FRONT, Left, Memories, Served, ThreadParts};
 use crate::queue::FromQueue;
-use crate::session::HostIdentity;
-use crate::vhost::{Disk, Left, Memories, Served, ThreadParts};
+use crate::volume::begin::{First, MayOpen, connect_first};
+use crate::volume::configured::Configured;
+use crate::volume::error::SessionError;
+use crate::volume::identity::id_of_guest;
+use crate::volume::queues::spin_mode;
+use crate::volume::session::HostIdentity;
+use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume, task};
 
 /// How soon a note that could not be written is tried again.
 const NOTE_AGAIN: Duration = Duration::from_secs(1);
@@ -170,26 +172,27 @@ pub async fn run_guest(
     }
     let same = before.as_ref().filter(|note| note.is_of(&config.volume));
     let generation = same.map_or(Generation::FRESH, GuestNote::generation);
-    let user = User::Guest;
     let keys_file = keys_file.as_ref();
-    let mut first =
-        First { config, keys_file, name, take_over, spare_buffers: 0, user, generation };
-    let connected = match connect(first, host, listed.as_ref(), &mut signals).await {
+    let may_open = neighbour::may_open(name, config);
+    let may_open: MayOpen<'_> = &may_open;
+    let mut first = First { config, keys_file, take_over, may_open, front: FRONT, generation };
+    let connected = match connect(name, first, host, listed.as_ref(), &mut signals).await {
         Err(error) if !generation.is_fresh() && is_fenced(&error) => {
             first.generation = Generation::FRESH;
-            connect(first, host, listed.as_ref(), &mut signals).await
+            connect(name, first, host, listed.as_ref(), &mut signals).await
         }
         connected => connected,
     };
-    let (mut mount, paths) = connected?;
+    let (mut volume, paths) = connected?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
-    let facts = mount.link().facts();
+    let facts = volume.facts();
     if let Some(Err(error)) = before.as_ref().map(|its| its.must_not_be_needed(facts, &socket.path))
     {
         drop(paths);
-        mount.end(&mut from_queues).await;
+        volume.end(LOGOUT, &mut from_queues).await;
         return Err(error.into());
     }
+    let mut mount = Mount::new(name, volume);
     let was_away = first.generation != generation;
     let left = match before {
         Some(note) => inherit(&mut mount, &note, was_away),
@@ -199,10 +202,10 @@ pub async fn run_guest(
     mount.set_guest(&socket.path, &left)?;
     let (memories, asked_memories) = mpsc::unbounded_channel();
     let listener = socket.listener.try_clone().context("the socket of the front end");
-    let served = listener
-        .map(|listener| (listener, socket.memory_max))
-        .and_then(|listener| serve_rings(&mut mount, config, &left, listener, (&outbox, memories)));
-    mount.connect_queues(paths);
+    let served = listener.map(|listener| (listener, socket.memory_max)).and_then(|listener| {
+        serve_rings(mount.volume_mut(), config, &left, listener, (&outbox, memories))
+    });
+    mount.volume_mut().connect_queues(paths);
     mount.set_disk(&socket.path);
     let guest = Guest { mount, from_queues, memories: asked_memories };
     let control = listed.as_ref().map(|listed| &listed.socket);
@@ -211,17 +214,18 @@ pub async fn run_guest(
 
 /// The first connect. Meanwhile the control socket answers, if there is one.
 async fn connect(
+    name: &str,
     first: First<'_>,
     host: HostIdentity,
     listed: Option<&Listed>,
     signals: &mut Signals,
-) -> anyhow::Result<(Mount, Vec<QueuePath>)> {
+) -> anyhow::Result<(Volume, Vec<QueuePath>)> {
     let why = RefCell::new(None);
     match listed {
-        Some(listed) => waiting::connect(&listed.socket, first, host, signals).await,
+        Some(listed) => waiting::connect(&listed.socket, name, first, host, signals).await,
         None => tokio::select! {
             connected = connect_first(first, host, &why) => connected,
-            () = signals.next() => Err(waiting::ToldToEnd { name: first.name.to_owned() }.into()),
+            () = signals.next() => Err(waiting::ToldToEnd { name: name.to_owned() }.into()),
         },
     }
 }
@@ -232,9 +236,9 @@ fn is_fenced(error: &anyhow::Error) -> bool {
 
 /// Begins with what the process before knew, and says what that means.
 fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> Left {
-    let on_loss = mount.durability().on_loss();
+    let on_loss = mount.volume().durability().on_loss();
     let Inherited { account, left, is_new_loss, other } =
-        note.inherit(mount.link().facts(), on_loss, was_away);
+        note.inherit(mount.volume().facts(), on_loss, was_away);
     mount.inherit(&account);
     let consequence = account.on_loss().consequence();
     if is_new_loss {
@@ -261,7 +265,7 @@ fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> Left {
 
 /// A process that wrote no note was killed.
 fn inherit_unknown(mount: &mut Mount) -> Left {
-    let Inherited { account, left, .. } = Inherited::unknown(mount.durability().on_loss());
+    let Inherited { account, left, .. } = Inherited::unknown(mount.volume().durability().on_loss());
     mount.inherit(&account);
     left
 }
@@ -285,35 +289,35 @@ impl Listed {
 
 /// Makes the rings of the disk, and serves them.
 fn serve_rings(
-    mount: &mut Mount,
+    volume: &mut Volume,
     config: &MountConfig,
     left: &Left,
     listener: (UnixListener, Option<ByteSize>),
     (outbox, memories): (&mpsc::UnboundedSender<FromQueue>, mpsc::UnboundedSender<Memories>),
 ) -> anyhow::Result<Served> {
-    let targets = mount.give_queues(outbox)?;
-    let disk = disk_of(mount, config);
-    let block_size = mount.link().facts().volume.block_size;
-    let buffers = mount.link().setup().buffers.iter().flatten();
+    let targets = volume.give_queues(outbox)?;
+    let disk = disk_of(volume, config);
+    let block_size = volume.facts().volume.block_size;
+    let buffers = volume.setup().buffers.iter().flatten();
     let parts = targets.into_iter().zip(buffers).map(|(target, buffers)| ThreadParts {
         target,
         buffers: Arc::clone(buffers),
         block_size,
         id: disk.id,
     });
-    let parts = (parts.collect(), disk.volatile_cache.then(|| Arc::clone(mount.durability())));
+    let parts = (parts.collect(), disk.volatile_cache.then(|| Arc::clone(volume.durability())));
     Served::start(listener, disk, parts, left, spin_mode(config.spin), memories)
         .context("the disk of the guest")
 }
 
 /// The disk of a volume, as guests see it.
-fn disk_of(mount: &Mount, config: &MountConfig) -> Disk {
-    let (facts, setup) = (mount.link().facts(), mount.link().setup());
+fn disk_of(volume: &Volume, config: &MountConfig) -> Disk {
+    let (facts, setup) = (volume.facts(), volume.setup());
     let volume = &facts.volume;
     let has = |flag| volume.flags.has(flag);
     let block = volume.block_size.bytes();
     Disk {
-        size_bytes: size_bytes(facts),
+        size_bytes: facts.size_bytes(),
         block,
         read_only: has(VolumeFlags::READ_ONLY) || config.read_only,
         volatile_cache: has(VolumeFlags::VOLATILE_CACHE),
@@ -346,7 +350,7 @@ impl Guest {
         let served = match served {
             Ok(served) => served,
             Err(error) => {
-                self.mount.end(&mut self.from_queues).await;
+                self.mount.volume_mut().end(LOGOUT, &mut self.from_queues).await;
                 // Nothing was served: all is as the process before left it.
                 self.mount.leave_guest(left);
                 return Err(error);
@@ -377,14 +381,11 @@ impl Guest {
                     break Err(end.held_up(self.mount.disk()).into());
                 }
             }
-            let facts = self.mount.link().facts();
-            let read_only = facts.volume.flags.has(VolumeFlags::READ_ONLY);
-            served.news().tell(size_bytes(facts), read_only);
+            let facts = self.mount.volume().facts();
+            served.news().tell(facts.size_bytes(), facts.has(VolumeFlags::READ_ONLY));
         };
-        match end.is_forced() {
-            true => self.mount.end_by_force(&mut self.from_queues).await,
-            false => self.mount.end(&mut self.from_queues).await,
-        }
+        let limit = if end.is_forced() { FORCE_LOGOUT } else { LOGOUT };
+        self.mount.volume_mut().end(limit, &mut self.from_queues).await;
         match &result {
             Ok(()) => self.mount.leave_guest(served.news().left()),
             // The note says what is true of a process that is killed.
@@ -410,9 +411,9 @@ impl Guest {
         (end, note_at): (&mut GuestEnd, &mut Option<Instant>),
     ) -> anyhow::Result<bool> {
         let Self { mount, from_queues, memories } = self;
-        let (rates_due, durability) = (mount.rates_due(), Arc::clone(mount.durability()));
+        let (rates_due, durability) = (mount.rates_due(), Arc::clone(mount.volume().durability()));
         tokio::select! {
-            Some(message) = from_queues.recv() => mount.on_queue(message)?,
+            Some(message) = from_queues.recv() => mount.volume_mut().on_queue(message)?,
             () = mount.attend() => {}
             memory = memories.recv() => match memory {
                 None => {
@@ -420,7 +421,7 @@ impl Guest {
                     return Ok(false);
                 }
                 Some(Memories { regions, reply }) => {
-                    mount.replace_shared(regions);
+                    mount.volume_mut().replace_shared(regions);
                     // Whoever asked may be gone.
                     let _ = reply.try_send(());
                 }

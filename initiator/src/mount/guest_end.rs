@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::socket::{Asked, Response};
-use crate::vhost::Served;
+use crate::front::vhost::Served;
 
 /// How long the disk may take to end: a front end may be waiting for answers of a lost target, then
 /// what the guest wrote is flushed, and the kernel may be slow to destroy QPs.

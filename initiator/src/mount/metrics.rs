@@ -4,8 +4,8 @@
 
 use rblk_operate::exposition::{Exposition, Kind, Scale};
 
-use super::status::MountStatus;
 use crate::engine::QueueCounts;
+use crate::volume::status::MountStatus;
 
 /// The states of a mount, as [`MountStatus::state`] and, of dead mounts, `Condition::word` name
 /// them.

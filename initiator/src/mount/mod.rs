@@ -25,85 +25,45 @@
 //!                             '> Queues, NoteKeeper
 //! ```
 
-mod begin;
-mod child;
-mod configured;
-pub mod course;
-mod device;
-pub(crate) mod direct;
-mod disk;
-mod file_systems;
+pub mod device;
 mod guest;
 mod guest_end;
-#[cfg(feature = "fuzzing")]
-pub mod guest_note;
-#[cfg(not(feature = "fuzzing"))]
-mod guest_note;
-mod history;
-mod holder;
-pub mod image;
-pub mod leftovers;
-mod link;
-mod link_lines;
 pub mod lock;
 pub mod metrics;
 mod mounted;
-pub mod namespace;
-mod neighbour;
 pub mod note;
-mod note_form;
-mod note_keeper;
-mod openers;
-mod part;
-mod queues;
-mod reconnect;
 mod recover;
 pub mod run_dir;
-#[allow(unsafe_code)] // descriptors of processes have no safe call
-pub mod server;
 mod serving;
-pub mod settle;
-mod setup;
-mod shared_memory;
 mod signals;
 pub mod socket;
 mod start;
-pub mod status;
-mod stuck_data;
-mod target_keys;
-mod task;
 mod unmount;
 mod upgrade;
 mod waiting;
-pub mod write_back;
 
 use anyhow::Context;
+use rblk_protocol::Generation;
 use tokio::sync::mpsc;
 
+use crate::front::disk;
+use crate::front::ublk::{Control, Device};
 use crate::queue::FromQueue;
-use crate::session::HostIdentity;
-use crate::ublk::{Control, Device};
-use begin::First;
-pub(crate) use begin::may_pass;
-pub use configured::{ByFlags, Configured, KeysFile};
-pub use file_systems::mounts_on;
+use crate::volume::begin::First;
+use crate::volume::configured::Configured;
+use crate::volume::session::HostIdentity;
+use crate::volume::status::MountStatus;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
-pub use holder::Use;
-use leftovers::{Claimed, Purpose};
 use lock::MountLock;
 use mounted::Mount;
-pub(crate) use neighbour::HeldHere;
+use note::leftovers::{self, Claimed, Purpose};
+use note::neighbour;
 pub use recover::check;
 use serving::{HandOver, Serving};
 use signals::Signals;
 use socket::MountSocket;
-use status::MountStatus;
 pub use waiting::ToldToEnd;
-
-const EIO: i32 = 5;
-/// Errno for a request whose volume was removed.
-const ENODEV: i32 = 19;
 
 /// Called with the state of a mount when its device is there.
 pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);
@@ -196,13 +156,22 @@ async fn begin(
     })?;
     let socket = MountSocket::bind(&lock).context("the mount's socket")?;
     let (outbox, mut from_queues) = mpsc::unbounded_channel();
-    let keys_file = configured.keys_file.as_ref();
-    let first = First { keys_file, ..First::of_driver(config, lock.name(), take_over) };
-    let (mut mount, paths) = waiting::connect(&socket, first, host, signals).await?;
+    let (volume, paths) = {
+        let first = First {
+            config,
+            keys_file: configured.keys_file.as_ref(),
+            take_over,
+            may_open: &neighbour::may_open(lock.name(), config),
+            front: disk::FRONT,
+            generation: Generation::FRESH,
+        };
+        waiting::connect(&socket, lock.name(), first, host, signals).await?
+    };
+    let mut mount = Mount::new(lock.name(), volume);
     let built = async {
         let mut device = mount.add_device(control)?;
         mount.start_queues(&mut device, &outbox)?;
-        mount.connect_queues(paths);
+        mount.volume_mut().connect_queues(paths);
         start_new(&mut mount, device, &mut from_queues, signals).await
     };
     match built.await {

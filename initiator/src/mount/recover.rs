@@ -19,22 +19,23 @@ use rblk_fabric::Region;
 use rblk_protocol::VolumeFlags;
 use tokio::sync::mpsc;
 
-use super::configured::Configured;
-use super::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
-use super::link::Link;
 use super::lock::MountLock;
 use super::mounted::Mount;
 use super::note::Note;
+use super::note::leftovers::{Claimed, ENDING_DEADLINE, Purpose, claim, find};
 use super::serving::Serving;
-use super::setup::credentials_of;
 use super::signals::Signals;
 use super::socket::{MountSocket, lock_unless_served};
 use super::start::start_device;
-use super::target_keys;
-use super::{AlreadyMounted, NotMounted, begin};
-use crate::durability::Durability;
-use crate::identity::host_name;
-use crate::ublk::{Control, Device, DeviceInfo, DiskParams};
+use super::{AlreadyMounted, NotMounted};
+use crate::engine::durability::Durability;
+use crate::front::ublk::{Control, Device, DeviceInfo, DiskParams};
+use crate::volume::Volume;
+use crate::volume::begin::queue_memory;
+use crate::volume::configured::Configured;
+use crate::volume::identity::host_name;
+use crate::volume::setup::credentials_of;
+use crate::volume::target_keys;
 
 const PAGE: usize = 4096;
 /// Time for a device to go away whose mount failed.
@@ -112,7 +113,7 @@ pub(super) async fn take_over(
     let recovered =
         tokio::task::spawn_blocking(move || Device::recover(Control::open()?, id, ENDING_DEADLINE));
     let mut device = recovered.await?.with_context(|| format!("taking over {}", note.disk()))?;
-    if let Some(what) = mismatch(mount.link(), &note, device.info(), device.params()) {
+    if let Some(what) = mismatch(mount.volume(), &note, device.info(), device.params()) {
         let (name, device) = (lock.name().to_owned(), note.disk());
         return Err(Mismatch { name, device, what }.into());
     }
@@ -150,7 +151,7 @@ fn mount_of(name: &str, note: &Note, configured: Option<&Configured>) -> anyhow:
     let (mut setup, facts) = note.restore(&config, host_name(config.host_name.as_deref()))?;
     (setup.credentials, setup.keys_file) = (credentials, keys_file);
     for _ in 0..setup.queues {
-        let memory = begin::queue_memory(&setup.wish, 0)?;
+        let memory = queue_memory(&setup.wish, 0)?;
         touch(&memory);
         setup.buffers.push(Some(memory));
     }
@@ -167,7 +168,8 @@ fn mount_of(name: &str, note: &Note, configured: Option<&Configured>) -> anyhow:
         false => Durability::new(config.on_loss),
     };
     let times = recovered_times(note);
-    let mut mount = Mount::recovered(&config, name, setup, facts, durability, times);
+    let volume = Volume::lost(&config, setup, facts, durability);
+    let mut mount = Mount::recovered(name, volume, times);
     mount.adopt_device(note.device_id, note.token);
     Ok(mount)
 }
@@ -187,8 +189,13 @@ fn touch(memory: &Region) {
 }
 
 /// What of a device is not as the mount needs it.
-fn mismatch(link: &Link, note: &Note, info: &DeviceInfo, params: &DiskParams) -> Option<String> {
-    let (setup, volume) = (link.setup(), &link.facts().volume);
+fn mismatch(
+    volume: &Volume,
+    note: &Note,
+    info: &DeviceInfo,
+    params: &DiskParams,
+) -> Option<String> {
+    let (setup, volume) = (volume.setup(), &volume.facts().volume);
     let block = volume.block_size.bytes();
     // The size, and whether the volume became read-only, may be news to the disk: it follows when
     // the target is there.

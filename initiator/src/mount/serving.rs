@@ -13,10 +13,10 @@ use super::mounted::Mount;
 use super::note::Note;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::task;
 use super::unmount::{End, Ending};
+use crate::front::ublk::Device;
 use crate::queue::FromQueue;
-use crate::ublk::Device;
+use crate::volume::task;
 
 /// Time for an answer to get out before the process ends.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -69,7 +69,7 @@ impl Serving {
                 break end;
             }
             mount.follow(&mut device);
-            if mount.has_stopped_queue() {
+            if mount.volume().queues().has_stopped() {
                 let disk = mount.disk();
                 anyhow::bail!("a queue of {disk} stopped: did another program remove the device?");
             }
@@ -132,11 +132,11 @@ async fn next(
     ending: &mut Ending,
     note_at: &mut Option<Instant>,
 ) -> anyhow::Result<Option<End>> {
-    let durability = Arc::clone(mount.durability());
+    let durability = Arc::clone(mount.volume().durability());
     let deadline = ending.deadline();
     let rates_due = mount.rates_due();
     tokio::select! {
-        Some(message) = from_queues.recv() => mount.on_queue(message)?,
+        Some(message) = from_queues.recv() => mount.volume_mut().on_queue(message)?,
         () = mount.attend() => {}
         result = ending.synced() => return Ok(ending.on_synced(result, mount)),
         Some(request) = asked.recv() => {

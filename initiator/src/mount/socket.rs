@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::lock::MountLock;
 use super::run_dir::RUN_DIR;
-use super::status::MountStatus;
+use crate::volume::status::MountStatus;
 
 const LINE_MAX: u64 = 4096;
 /// The longest answer: the times of every queue, in every bucket.

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::mounted::Mount;
 use super::signals::Signals;
+use crate::front::ublk::Device;
 use crate::queue::FromQueue;
-use crate::ublk::Device;
 
 /// Time for START_DEV, which reads the partition table through this process.
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -48,7 +48,7 @@ pub(super) async fn start_device(
     let (mut broke, mut told) = (None, false);
     let (device, started) = loop {
         // Once the requests fail, nothing waits for the target.
-        let lost = is_new && mount.waits_for_target() && !told;
+        let lost = is_new && mount.volume().waits_for_target() && !told;
         let now = match (&broke, lost) {
             (Some(_), _) => OVER,
             (None, true) => LOST,
@@ -58,7 +58,7 @@ pub(super) async fn start_device(
         tokio::select! {
             done = &mut starting => break done?,
             Some(message) = from_queues.recv() => {
-                if let Err(error) = mount.on_queue(message) {
+                if let Err(error) = mount.volume_mut().on_queue(message) {
                     broke = Some(error);
                 }
             }
@@ -67,7 +67,7 @@ pub(super) async fn start_device(
             () = signals.next(), if !told => {
                 told = true;
                 if is_new {
-                    mount.fail_requests();
+                    mount.volume_mut().fail_requests();
                 }
             }
         }

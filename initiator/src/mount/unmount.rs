@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use rblk_operate::said_once;
 
+use super::device::write_back::{IfUsed, Left, WrittenBack, elsewhere};
 use super::mounted::Mount;
 use super::socket::{Ask, Asked, Response};
-use super::task::{self, Running};
 use super::upgrade;
-use super::write_back::{IfUsed, Left, WrittenBack, elsewhere};
+use crate::volume::task::{self, Running};
 
 /// How long an unmount waits for a lost target to be back.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
@@ -105,7 +105,8 @@ impl Ending {
                     let device = mount.disk();
                     tracing::warn!(device, "--force: {CUT_SHORT}");
                 }
-                if has_begun || mount.link().is_over() || mount.waits_for_target() {
+                if has_begun || mount.volume().link().is_over() || mount.volume().waits_for_target()
+                {
                     return Some(End::Unmount { force: true });
                 }
                 self.forced = true;
@@ -145,7 +146,7 @@ impl Ending {
     /// refused; without one, this process has to end.
     pub(super) fn go_on(&mut self, mount: &Mount) -> Option<End> {
         let Waiting { request, until } = self.waiting.take()?;
-        if !mount.waits_for_target() {
+        if !mount.volume().waits_for_target() {
             self.pending = request;
             return self.begin_unmount(mount);
         }
@@ -165,7 +166,7 @@ impl Ending {
     /// Begins the write-back. A request is refused if the disk is in use; without one, this process
     /// ends all the same.
     fn begin_unmount(&mut self, mount: &Mount) -> Option<End> {
-        match (mount.link().is_over(), self.pending.is_some()) {
+        match (mount.volume().link().is_over(), self.pending.is_some()) {
             (false, true) => self.write_back(mount, IfUsed::Refuse, SYNC_ASKED),
             (false, false) => self.write_back(mount, IfUsed::Sync, self.time_left()),
             // Every write has failed for some time, and fails. Its users must let go all the same.
@@ -199,9 +200,13 @@ impl Ending {
         let why = match result {
             Ok(WrittenBack::Done(left)) => {
                 say_left(device, &left);
-                return Some(End::Unmount { force: self.forced || mount.link().is_over() });
+                return Some(End::Unmount {
+                    force: self.forced || mount.volume().link().is_over(),
+                });
             }
-            Ok(WrittenBack::Unflushed(errno)) if mount.durability().fails_every_flush() => {
+            Ok(WrittenBack::Unflushed(errno))
+                if mount.volume().durability().fails_every_flush() =>
+            {
                 tracing::warn!(
                     device,
                     errno,

@@ -6,15 +6,14 @@ use std::cell::RefCell;
 use rblk_config::MountConfig;
 use tokio::sync::mpsc;
 
-use super::begin::{First, connect_first};
-use super::mounted::Mount;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::status::{MountStatus, auth};
-
-use crate::path::Path;
-use crate::session::HostIdentity;
+use crate::engine::path::Path;
+use crate::volume::Volume;
+use crate::volume::begin::{First, connect_first};
+use crate::volume::session::HostIdentity;
+use crate::volume::status::{MountStatus, auth};
 
 /// An unmount came before there was a device.
 #[derive(Debug, thiserror::Error)]
@@ -35,15 +34,15 @@ pub struct ToldToEnd {
 /// it.
 pub(super) async fn connect(
     socket: &MountSocket,
+    name: &str,
     first: First<'_>,
     host: HostIdentity,
     signals: &mut Signals,
-) -> anyhow::Result<(Mount, Vec<Path>)> {
-    let First { config, name, .. } = first;
+) -> anyhow::Result<(Volume, Vec<Path>)> {
     let why = RefCell::new(None);
     tokio::select! {
         connected = connect_first(first, host, &why) => connected,
-        () = until_unmounted(socket, config, name, &why) => {
+        () = until_unmounted(socket, first.config, name, &why) => {
             Err(GivenUp { name: name.to_owned() }.into())
         }
         () = signals.next() => Err(ToldToEnd { name: name.to_owned() }.into()),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use super::WatchToken;
 use super::watch::Watch;
-use crate::ublk::WatchToken;
 
 /// The mailbox, the two descriptors of a path, and the mailbox and the kick of a guest's ring.
 const EVENTS: usize = 5;

@@ -1,43 +1,32 @@
 //! One queue of a volume, as control sees it: how it is started, its mail, and what it tells. The
-//! data thread of a hardware queue is [`thread`]. What it has in common with the queue of a program
-//! ([`crate::client`]) is [`target_side`].
+//! data thread of a hardware queue is [`crate::front::disk`]. What it has in common with the queue
+//! of a program ([`crate::front::program`]) is [`target_side`].
 
 mod epoll;
-mod gathering;
+pub mod path_change;
 mod paths;
-mod placement;
 mod publisher;
 mod target_side;
-mod thread;
+pub mod undestroyed;
 mod watch;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc as sync_mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rblk_protocol::BlockSize;
-use rblk_runtime::data_thread;
 use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
-use rblk_runtime::spin::SpinMode;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 pub(crate) use self::epoll::Epoll;
 pub(crate) use self::paths::MAIL;
 pub(crate) use self::target_side::{TargetParts, TargetSide};
-use self::thread::QueueThread;
+use self::undestroyed::UndestroyedPath;
 pub(crate) use self::watch::Watch;
-use crate::admin::Pulse;
-use crate::durability::Ledger;
+pub use self::watch::WatchToken;
+use crate::engine::durability::retain::Retained;
+use crate::engine::path::{DeadPath, Path};
 use crate::engine::{DigestFailure, PathEnd, QueueStats};
-use crate::path::{DeadPath, Path};
-use crate::retain::Retained;
-use crate::ublk::{Buffers, QueueConfig};
-use crate::undestroyed::UndestroyedPath;
-
-/// How long a thread may take to fetch every tag.
-const START_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Control to queue thread.
 #[derive(Debug)]
@@ -163,6 +152,15 @@ pub(crate) struct QueueHandle {
 }
 
 impl QueueHandle {
+    /// Of a queue that has a thread of its own.
+    pub(crate) fn with_thread(
+        mail: Sender<ToQueue>,
+        stats: Arc<QueueStats>,
+        thread: JoinHandle<()>,
+    ) -> Self {
+        Self { mail, stats, thread: Some(thread) }
+    }
+
     /// Of a queue that a program drives: it has no thread of ours.
     pub(crate) fn without_thread(mail: Sender<ToQueue>, stats: Arc<QueueStats>) -> Self {
         Self { mail, stats, thread: None }
@@ -174,70 +172,5 @@ impl QueueHandle {
             // It reported what broke it by `FromQueue::Stopped`.
             let _ = thread.join();
         }
-    }
-}
-
-/// What a queue thread is made of.
-#[derive(Debug)]
-pub(crate) struct QueueParts {
-    /// The ublk queue.
-    pub config: QueueConfig,
-    /// One buffer per tag.
-    pub buffers: Buffers,
-    /// Bytes of each memory of other programs that requests may have their data in.
-    pub shared: Arc<[u64]>,
-    /// Most data of a request: the rest of its buffer is for a trailer.
-    pub data_max: usize,
-    /// Block size of the volume.
-    pub block_size: BlockSize,
-    /// The account of what is durable, made for the queue's depth. None for a volume whose writes
-    /// are durable when they are answered.
-    pub ledger: Option<Ledger>,
-    /// How soon a path is given up on which the target owes an answer and is silent.
-    pub pulse: Option<Pulse>,
-    /// How long to look for work before sleeping.
-    pub spin: SpinMode,
-    /// The CPUs that the thread is to run on. Empty: any.
-    pub cpus: Vec<usize>,
-    /// For control.
-    pub outbox: mpsc::UnboundedSender<FromQueue>,
-}
-
-/// Starts the thread and waits until it has fetched every tag.
-///
-/// # Errors
-/// The ublk queue could not be made.
-pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
-    let (mail, receiver) = mail()?;
-    let stats = Arc::new(QueueStats::default());
-    let engine_stats = Arc::clone(&stats);
-    let (ready, is_ready) = sync_mpsc::sync_channel(1);
-    let queue = parts.config.queue_id();
-    let thread =
-        std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
-            let outbox = parts.outbox.clone();
-            placement::run_on(&parts.cpus);
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let spin = parts.spin;
-                let mut thread = QueueThread::new(parts, receiver, engine_stats)?;
-                // On an error, control has given up waiting, and drops the mailbox.
-                let _ = ready.send(Ok(()));
-                data_thread::run(&mut thread, spin)
-            }));
-            let error = match result {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("it panicked".to_owned()),
-            };
-            if let Some(error) = &error {
-                // No one waits for it when the queue was ready already.
-                let _ = ready.try_send(Err(io::Error::other(error.clone())));
-            }
-            let _ = outbox.send(FromQueue::Stopped { queue, error });
-        })?;
-    match is_ready.recv_timeout(START_DEADLINE) {
-        Ok(Ok(())) => Ok(QueueHandle { mail, stats, thread: Some(thread) }),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "a queue thread did not start")),
     }
 }

@@ -8,11 +8,11 @@ use nix::errno::Errno;
 use tokio::sync::mpsc;
 
 use super::FromQueue;
+use super::WatchToken;
+use super::path_change::PathChange;
 use super::watch::Watch;
+use crate::engine::path::{DeadPath, Path};
 use crate::engine::{Engine, PathEnd};
-use crate::path::{DeadPath, Path};
-use crate::path_change::PathChange;
-use crate::ublk::WatchToken;
 
 /// The token of the mailbox. Each path has two tokens of its own, from [`FIRST_PATH`] on.
 pub(crate) const MAIL: WatchToken = WatchToken(0);

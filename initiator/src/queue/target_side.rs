@@ -1,7 +1,8 @@
 //! [`TargetSide`]: the side of a queue that faces the target and control: the engine, its paths,
 //! the mail of control, and the counters. The other side is whoever makes the requests: the driver
-//! ([`thread`](super::thread)), or a program ([`client`](crate::client)). Both use this one, so a
-//! disk and a program reconnect, are fenced, retain and check digests by the same code.
+//! ([`thread`](crate::front::disk::thread)), or a program ([`client`](crate::front::program)). Both
+//! use this one, so a disk and a program reconnect, are fenced, retain and check digests by the
+//! same code.
 //!
 //! A turn of a queue is: [`TargetSide::begin`], the requests of the other side,
 //! [`TargetSide::turn`], [`TargetSide::end`]. One thread at a time does that.
@@ -17,14 +18,14 @@ use rblk_runtime::Moment;
 use rblk_runtime::mailbox::Receiver;
 use tokio::sync::mpsc;
 
+use super::WatchToken;
 use super::paths::Paths;
 use super::publisher::Publisher;
 use super::watch::Watch;
 use super::{FromQueue, ToQueue};
-use crate::admin::Pulse;
-use crate::durability::Ledger;
+use crate::engine::durability::Ledger;
+use crate::engine::pulse::Pulse;
 use crate::engine::{Engine, QueueStats};
-use crate::ublk::WatchToken;
 
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 const SHORT_SLEEP: Duration = Duration::from_millis(100);

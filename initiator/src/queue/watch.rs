@@ -2,9 +2,11 @@
 //! program.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use crate::ublk::{Queue, Wait, WatchToken};
+/// The caller's name for a watched descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct WatchToken(pub u32);
 
 /// What a queue sleeps in.
 pub(crate) trait Watch {
@@ -23,19 +25,4 @@ pub(crate) trait Watch {
     /// # Errors
     /// The system's.
     fn settle(&mut self) -> io::Result<()>;
-}
-
-impl Watch for Queue {
-    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
-        self.watch_asleep(fd.as_raw_fd(), token).map_err(io::Error::other)
-    }
-
-    fn unwatch(&mut self, token: WatchToken) {
-        Self::unwatch(self, token);
-    }
-
-    fn settle(&mut self) -> io::Result<()> {
-        // Submits the removal while the descriptor is still open.
-        self.enter(Wait::No).map_err(io::Error::other)
-    }
 }

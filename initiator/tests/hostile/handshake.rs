@@ -1,8 +1,8 @@
 //! Whoever stands on the way, or answers in the place of a target, without its key.
 
 use rblk_fabric::ConnectOptions;
-use rblk_initiator::error::SessionError;
-use rblk_initiator::session::{Credentials, Session};
+use rblk_initiator::volume::error::SessionError;
+use rblk_initiator::volume::session::{Credentials, Session};
 use rblk_protocol::auth::{
     Carrier, LoggedIn, PublicKey, SecretKey, SessionSecret, TargetHandshake, TargetSeal,
 };

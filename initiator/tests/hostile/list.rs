@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rblk_fabric::ConnectOptions;
-use rblk_initiator::error::SessionError;
+use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, CommandCapsule, Name, Opcode, Status, VolumeEntry,
     VolumeFlags, VolumeListHeader,

@@ -7,8 +7,8 @@ mod slow;
 mod target;
 
 use rblk_fabric::{Address, ConnectOptions};
-use rblk_initiator::error::SessionError;
-use rblk_initiator::session::{Credentials, HostIdentity, Session};
+use rblk_initiator::volume::error::SessionError;
+use rblk_initiator::volume::session::{Credentials, HostIdentity, Session};
 use rblk_protocol::{Epoch, HostId, InstanceId, LoginReply, Name, SessionId};
 
 fn runtime() -> tokio::runtime::Runtime {

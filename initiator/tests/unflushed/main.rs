@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use rblk_config::OnLoss;
 use rblk_fabric::{PageKind, Region};
-use rblk_initiator::durability::{Durability, Ledger};
+use rblk_initiator::engine::durability::retain::{ReplayLog, RetainRing, Retained, What};
+use rblk_initiator::engine::durability::{Durability, Ledger};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_initiator::engine::{Engine, QueueStats};
-use rblk_initiator::io::{Io, IoOp};
-use rblk_initiator::mount::settle::{Judgement, judge};
-use rblk_initiator::replay::{Outcome, Progress, ReplayError, Replayer, buffers};
-use rblk_initiator::retain::{ReplayLog, RetainRing, Retained, What};
-use rblk_initiator::session::QueueWish;
+use rblk_initiator::volume::replay::{Outcome, Progress, ReplayError, Replayer, buffers};
+use rblk_initiator::volume::session::QueueWish;
+use rblk_initiator::volume::settle::{Judgement, judge};
 use rblk_protocol::{BlockCount, BlockSize, Features, Lba, Opcode, QueueDepth, Status, Tag};
 
 use target::Target;

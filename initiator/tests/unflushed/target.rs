@@ -8,7 +8,7 @@ use rblk_fabric::{
     Access, Completion, Connection, Device, MemoryRegion, PageKind, Poller, PollerHandle, QpIndex,
     QpLimits, RecvWr, Region, RemoteBuffer, Rkey, SendOp, SendWr, SgeList, WcStatus, WrId,
 };
-use rblk_initiator::path::{Path, PathLayout, PathMemory};
+use rblk_initiator::engine::path::{Path, PathLayout, PathMemory};
 use rblk_protocol::limits::COMMAND_BYTES;
 use rblk_protocol::{
     CommandCapsule, Epoch, Features, HelloAccept, InstanceId, Nonce, Opcode, ResponseCapsule,

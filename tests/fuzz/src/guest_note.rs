@@ -1,6 +1,6 @@
 //! The note that the program of a guest leaves to the next one.
 
-use rblk_initiator::mount::guest_note::fuzzing::accepts;
+use rblk_initiator::mount::note::guest::fuzzing::accepts;
 
 /// The bytes are the file.
 pub fn run(data: &[u8]) -> bool {

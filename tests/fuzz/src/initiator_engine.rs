@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::limits::RESPONSE_BYTES;
 use rblk_protocol::{
     BlockSize, CommandCapsule, Features, Immediate, KeyedDescriptor, ResponseCapsule, Sequence,

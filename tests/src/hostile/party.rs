@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rblk_fabric::Address;
-use rblk_initiator::session::Credentials;
+use rblk_initiator::volume::session::Credentials;
 use rblk_protocol::AccessMode;
 use rblk_protocol::auth::SecretKey;
 use rblk_target::operate::status::TargetStatus;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rblk_initiator::ublk::{Control, DeviceState, UblkError};
+use rblk_initiator::front::ublk::{Control, DeviceState, UblkError};
 
 use super::process::signal;
 use super::usage::rdma_resources;

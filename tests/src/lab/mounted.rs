@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rblk_initiator::mount::socket::{Ask, Response, ask, socket_path};
-use rblk_initiator::mount::status::MountStatus;
+use rblk_initiator::volume::status::MountStatus;
 
 use super::counts::Counts;
 use super::process::{Finished, Frozen, Running, signal};

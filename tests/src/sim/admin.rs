@@ -1,7 +1,7 @@
 //! [`AdminEnd`]: the initiator's end of an admin connection, as capsules over a real QP.
 //!
-//! It sends what [`rblk_initiator::admin::AdminChannel`] sends, without its clock and its runtime:
-//! one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
+//! It sends what [`rblk_initiator::volume::admin::AdminChannel`] sends, without its clock and its
+//! runtime: one command at a time, a parked ASYNC_EVENT, and KEEP_ALIVEs by the same [`Pulse`].
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use rblk_fabric::{
     Access, Completion, MemoryRegion, PageKind, RecvWr, Region, SendOp, SendWr, SgeList, WcStatus,
     WrId,
 };
-use rblk_initiator::admin::Pulse;
+use rblk_initiator::engine::pulse::Pulse;
 use rblk_protocol::limits::{self, ADMIN_DEPTH, COMMAND_BYTES, RESPONSE_BYTES};
 use rblk_protocol::{
     AsyncEvent, CommandCapsule, Epoch, Features, KeyedDescriptor, Opcode, QueueDepth,

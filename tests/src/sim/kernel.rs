@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::Tag;
 use rblk_rig::seed::Random;
 

@@ -7,7 +7,7 @@
 
 pub mod volume;
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, ConnectionKind, Epoch, Tag};
 use rblk_rig::inprocess::{Join, Outcome, QueueId, QueueOptions};
 use rblk_rig::seed::Random;

@@ -97,7 +97,7 @@ fn target(words: &[String]) -> Result<(), String> {
 }
 
 fn initiator(words: &[String]) -> Result<(), String> {
-    use rblk_initiator::args::{Cli, Command};
+    use rblk_initiator::commands::args::{Cli, Command};
     match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
         Command::Mount(args) if args.config.is_none() => {
             args.configuration().map(drop).map_err(|error| error.to_string())
@@ -113,7 +113,7 @@ fn in_prose_fault(span: &str) -> Option<String> {
     let words = of_program(span).filter(|words| words.len() > 1 && !is_value(&words[1]))?;
     let error = match words[0].as_str() {
         "rblk-target" => rblk_target::commands::args::Cli::try_parse_from(&words).err(),
-        "rblk-initiator" => rblk_initiator::args::Cli::try_parse_from(&words).err(),
+        "rblk-initiator" => rblk_initiator::commands::args::Cli::try_parse_from(&words).err(),
         _ => rblk_bench::args::Cli::try_parse_from(&words).err(),
     }?;
     let is_fault = matches!(

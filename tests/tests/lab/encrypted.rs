@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rblk_initiator::mount::status::MountStatus;
+use rblk_initiator::volume::status::MountStatus;
 use rblk_target::operate::status::TargetStatus;
 use rblk_tests::lab::{DEADLINE, Fio, Lab, Running, run, until};
 

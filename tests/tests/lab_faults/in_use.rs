@@ -294,7 +294,7 @@ fn a_process_of_a_mount_keeps_nothing_that_was_lent_and_is_protected() {
 /// The process of the only mount.
 fn server(lab: &Lab) -> u32 {
     let text = lab.initiator(&["status", "v0", "-o", "json"], DEADLINE).ok();
-    let status: rblk_initiator::mount::status::MountStatus =
+    let status: rblk_initiator::volume::status::MountStatus =
         serde_json::from_str(&text).expect("a status");
     status.pid
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rblk_initiator::engine::PathEnd;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{
     BlockSize, CommandCapsule, Epoch, Features, Immediate, KeyedDescriptor, Nonce, ResponseCapsule,
     Sequence, Status, Tag, self_test_pattern,

@@ -1,7 +1,7 @@
 //! QPs that are not destroyed: the memory that they may still touch is not used until they are.
 
 use rblk_fabric::soft::network::{Conditions, End};
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rblk_fabric::soft::network::{Conditions, End};
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::Opcode;
 use rblk_rig::inprocess::{QueueId, QueueOptions, RigOptions};
 use rblk_target::volume::CacheMode;

@@ -1,6 +1,6 @@
 //! A store that forgets a volume: the others have their memory and their operations all the same.
 
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::{RamStore, StoreConditions};

@@ -1,6 +1,6 @@
 //! Long zeroing: others go on meanwhile, and it ends with its connection.
 
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;

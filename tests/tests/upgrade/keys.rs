@@ -1,7 +1,7 @@
 //! Upgrades of a target whose hosts prove their keys.
 
-use rblk_initiator::error::SessionError;
-use rblk_initiator::session::Credentials;
+use rblk_initiator::volume::error::SessionError;
+use rblk_initiator::volume::session::Credentials;
 use rblk_protocol::auth::{PublicKey, SecretKey};
 
 use super::*;

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rblk_initiator::session::Claim;
+use rblk_initiator::volume::session::Claim;
 use rblk_protocol::{AccessMode, AsyncEvent, WriteVerifier};
 use rblk_target::operate::events::{Event, EventKind};
 use rblk_tests::bed::pattern;

@@ -236,7 +236,11 @@ fn another_state_than_the_target_wrote_is_named() {
     let refused = run(&mut command(&target, &[]));
     assert_refused(&refused, 1, &["is not what this target wrote", "fenced"]);
     assert_holds(&mut other, "an earlier state");
-    assert_eq!(client.try_io(rblk_initiator::io::IoOp::Flush, 0, 0), None, "it was taken over");
+    assert_eq!(
+        client.try_io(rblk_initiator::engine::io::IoOp::Flush, 0, 0),
+        None,
+        "it was taken over"
+    );
 }
 
 /// A file that nobody can change or remove as long as this lives.

@@ -122,7 +122,7 @@ fn a_note_is_roots_and_replaced_whole() {
     let other = Note { name: "vol1".to_owned(), ..note.clone() };
     assert!(other.write_in(dir.path()).is_err());
     assert!(!dir.path().join("vol1.json.new").exists());
-    std::fs::write(&file, vec![b' '; usize::try_from(note_form::LEN_MAX).unwrap() + 1]).unwrap();
+    std::fs::write(&file, vec![b' '; usize::try_from(form::LEN_MAX).unwrap() + 1]).unwrap();
     let bad = Note::read_in(dir.path(), "vol0").unwrap_err().to_string();
     assert!(bad.contains("too long") && bad.contains("umount --force vol0"), "{bad}");
 }

@@ -7,7 +7,7 @@ use rblk_protocol::QueueDepth;
 
 use super::*;
 use crate::engine::QueueStats;
-use crate::path::sample;
+use crate::engine::path::sample;
 
 /// What a queue sleeps in, where the system refuses so many watches.
 #[derive(Default)]

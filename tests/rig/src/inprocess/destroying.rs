@@ -2,11 +2,11 @@
 //! destroyed some steps after the end of its connection; the seed decides when.
 
 use rblk_fabric::Connection;
-use rblk_initiator::path::DeadPath;
-use rblk_initiator::undestroyed::UndestroyedPath;
+use rblk_initiator::engine::path::DeadPath;
+use rblk_initiator::queue::undestroyed::UndestroyedPath;
+use rblk_target::volume::ids::ConnectionId;
 use rblk_target::data::poll_group::ToGroup;
 use rblk_target::store::Store;
-use rblk_target::volume::ids::ConnectionId;
 
 use super::Rig;
 use crate::seed::Random;

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rblk_fabric::soft::network::Wire;
-use rblk_initiator::admin::Pulse;
-use rblk_initiator::durability::{Durability, Ledger};
 use rblk_initiator::engine::PathEnd;
-use rblk_initiator::mount::course::{Act, Attempt, Course, Facts, Loss, Rules};
-use rblk_initiator::retain::RetainRing;
+use rblk_initiator::engine::durability::retain::RetainRing;
+use rblk_initiator::engine::durability::{Durability, Ledger};
+use rblk_initiator::engine::pulse::Pulse;
+use rblk_initiator::volume::course::{Act, Attempt, Course, Facts, Loss, Rules};
 use rblk_protocol::{Generation, HostId, OpenReply, QueueDepth, VolumeFlags};
 use rblk_rig::inprocess::{QueueId, QueueOptions};
 use rblk_rig::seed::Random;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rblk_fabric::soft::network::Wire;
-use rblk_initiator::mount::course::{Attempt, Failure};
-use rblk_initiator::mount::settle::Judgement;
-use rblk_initiator::path::Path;
-use rblk_initiator::replay::Replayer;
-use rblk_initiator::retain::ReplayLog;
+use rblk_initiator::engine::durability::retain::ReplayLog;
+use rblk_initiator::engine::path::Path;
+use rblk_initiator::volume::course::{Attempt, Failure};
+use rblk_initiator::volume::replay::Replayer;
+use rblk_initiator::volume::settle::Judgement;
 use rblk_protocol::{LoginReply, OpenReply};
 
 use crate::sim::admin::AdminEnd;

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use rblk_config::{DigestWish, OnLoss};
-use rblk_initiator::mount::course::Failure;
-use rblk_initiator::mount::settle::{self, Judgement};
-use rblk_initiator::replay::{self, Outcome, Progress, Replayer};
-use rblk_initiator::retain::Piece;
-use rblk_initiator::session::{QueueWish, REPLAY_QUEUE};
+use rblk_initiator::engine::durability::retain::Piece;
+use rblk_initiator::volume::course::Failure;
+use rblk_initiator::volume::replay::{self, Outcome, Progress, Replayer};
+use rblk_initiator::volume::session::{QueueWish, REPLAY_QUEUE};
+use rblk_initiator::volume::settle::{self, Judgement};
 use rblk_protocol::{Features, OpenReply, QueueDepth};
 use rblk_rig::inprocess::QueueOptions;
 

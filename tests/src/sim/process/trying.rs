@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rblk_fabric::Region;
 use rblk_fabric::soft::network::Wire;
-use rblk_initiator::admin::AdminChannel;
-use rblk_initiator::error::SessionError;
-use rblk_initiator::mount::course::{Attempt, Course, Facts, Failure, Verdict};
-use rblk_initiator::path::Path;
+use rblk_initiator::engine::path::Path;
+use rblk_initiator::volume::admin::AdminChannel;
+use rblk_initiator::volume::course::{Attempt, Course, Facts, Failure, Verdict};
+use rblk_initiator::volume::error::SessionError;
 use rblk_protocol::{
     AccessMode, ConnectionKind, Epoch, HelloReject, HelloRequest, LoginReply, LoginRequest, Opcode,
     OpenReply, OpenRequest, QueueDepth, SessionId, Status, Version,

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use rblk_initiator::io::IoOp;
-use rblk_initiator::mount::course;
+use rblk_initiator::engine::io::IoOp;
+use rblk_initiator::volume::course;
 use rblk_target::store::Store;
 
 use super::mount::Mount;

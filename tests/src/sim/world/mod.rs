@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use rblk_config::OnLoss;
 use rblk_fabric::soft::network::Wire;
-use rblk_initiator::io::IoOp;
+use rblk_initiator::engine::io::IoOp;
 use rblk_rig::crash_store::CrashStore;
 use rblk_rig::seed::Random;
 

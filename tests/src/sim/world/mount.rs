@@ -4,7 +4,7 @@
 //! used once. A mount whose server died waits for the next server; one that lost the volume stays
 //! until its host wants another.
 
-use rblk_initiator::mount::course;
+use rblk_initiator::volume::course;
 
 use super::World;
 use crate::oracle::Host;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use rblk_config::OnLoss;
-use rblk_initiator::io::{Io, IoOp};
+use rblk_initiator::engine::io::{Io, IoOp};
 
 use super::World;
 use crate::oracle::Oracle;

@@ -6,9 +6,9 @@ use std::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::mount::device::write_back::{Left, WrittenBack};
 use crate::mount::socket::{Ask, Asked};
 use crate::mount::unmount::{End, Ending};
-use crate::mount::write_back::{Left, WrittenBack};
 
 /// The log of a test.
 #[derive(Clone, Default)]

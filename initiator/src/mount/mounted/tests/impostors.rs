@@ -7,7 +7,7 @@ use rblk_fabric::ConnectOptions;
 use rblk_protocol::auth::{PublicKey, SecretKey};
 
 use super::*;
-use crate::session::{Credentials, QueueWish};
+use crate::volume::session::{Credentials, QueueWish};
 
 fn key() -> SecretKey {
     SecretKey::generate().unwrap()
@@ -36,8 +36,8 @@ async fn until_refused(mount: &mut Mount, why: &str) {
         .await;
     let status = mount.status();
     assert_eq!(status.state, "reconnecting", "{why}");
-    assert_eq!(mount.link.facts().fenced, None, "{why}");
-    assert!(!mount.link.is_over(), "{why}");
+    assert_eq!(mount.volume.link().facts().fenced, None, "{why}");
+    assert!(!mount.volume.link().is_over(), "{why}");
 }
 
 #[test]
@@ -82,7 +82,10 @@ fn a_target_with_another_key_fences_nobody() {
                 attend(&mut mount).await;
             }
             assert_eq!(mount.status().state, "reconnecting", "{refuses}");
-            assert!(mount.link.facts().fenced.is_none() && !mount.link.is_over(), "{refuses}");
+            assert!(
+                mount.volume.link().facts().fenced.is_none() && !mount.volume.link().is_over(),
+                "{refuses}"
+            );
         }
         toy.is(|manners| manners.proofs = Some(Proofs { seals: false, ..honest(&target) }));
         until_refused(&mut mount, "not proven to be the target's").await;
@@ -169,10 +172,10 @@ fn what_a_target_proves_counts() {
         let mut mount = mounted(&config).await;
         toy.is(|manners| manners.open = (Status::Fenced, "held by b (10.0.0.2)"));
         // A hint, which anybody could give. The answer to the next OPEN is none.
-        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mut mount.queues);
+        mount.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))));
         assert_eq!(mount.status().state, "reconnecting");
         until_status(&mut mount, |status| status.state == "fenced").await;
-        assert_eq!(mount.link.facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
+        assert_eq!(mount.volume.link().facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
     });
 }
 
@@ -183,9 +186,9 @@ fn a_hint_alone_fences_nobody() {
         toy.is(|manners| manners.proofs = Some(honest(&target)));
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
-        mount.link.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))), &mut mount.queues);
+        mount.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))));
         until_status(&mut mount, |status| status.state == "connected" && status.epoch == 2).await;
-        assert_eq!(mount.link.facts().fenced, None);
+        assert_eq!(mount.volume.link().facts().fenced, None);
     });
 }
 
@@ -216,9 +219,7 @@ fn a_first_mount_says_which_key_is_wrong() {
         let refusal = async |proofs: Option<Proofs>| {
             toy.is(|manners| manners.proofs = proofs);
             let why = RefCell::default();
-            let error = connect_first(First::of_driver(&config, "m", false), host(), &why)
-                .await
-                .unwrap_err();
+            let error = connect_first(first(&config, false), host(), &why).await.unwrap_err();
             let session_error = error.downcast_ref::<SessionError>().unwrap();
             assert_eq!(session_error.exit(), rblk_config::Exit::Refused);
             error.to_string()
@@ -235,8 +236,7 @@ fn a_first_mount_says_which_key_is_wrong() {
 
         std::fs::remove_file(&config.key_file).unwrap();
         let why = RefCell::default();
-        let error =
-            connect_first(First::of_driver(&config, "m", false), host(), &why).await.unwrap_err();
+        let error = connect_first(first(&config, false), host(), &why).await.unwrap_err();
         assert!(error.to_string().contains("rblk-initiator key new"), "{error}");
     });
 }

@@ -10,12 +10,12 @@ fn a_queue_that_left_has_no_memory_and_no_path_any_more() {
         let mut config = config(&[&toy]);
         config.queues = Some(2);
         let mut mount = mounted(&config).await;
-        mount.queues = Queues::without_threads(&[1, 1]);
+        mount.set_queues(Queues::without_threads(&[1, 1]));
         let memory = |mount: &Mount, queue: usize| {
-            mount.link.setup().buffers[queue].as_ref().map(Arc::downgrade)
+            mount.volume.link().setup().buffers[queue].as_ref().map(Arc::downgrade)
         };
         let (kept, left) = (memory(&mount, 0).unwrap(), memory(&mount, 1).unwrap());
-        mount.on_queue(FromQueue::Stopped { queue: 1, error: None }).unwrap();
+        mount.volume.on_queue(FromQueue::Stopped { queue: 1, error: None }).unwrap();
         // The threads that the queues had before may still be on their way out.
         let given_back = async {
             while left.upgrade().is_some() {

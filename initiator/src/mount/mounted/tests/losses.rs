@@ -4,8 +4,8 @@ use rblk_config::OnLoss;
 use rblk_protocol::Status;
 
 use super::*;
-use crate::durability::{Answered, Durability, Ledger};
-use crate::io::{Io, IoOp};
+use crate::engine::durability::{Answered, Durability, Ledger};
+use crate::engine::io::{Io, IoOp};
 
 #[test]
 fn a_loss_that_was_told_or_came_is_to_be_noted() {
@@ -20,13 +20,13 @@ fn a_loss_that_was_told_or_came_is_to_be_noted() {
         mount.note.set_noted_loss();
         assert!(!mount.note.owes_loss());
         let mut ledger =
-            Ledger::new(Arc::clone(&mount.durability), QueueDepth::new(2).unwrap(), None);
-        mount.durability.arrived();
+            Ledger::new(Arc::clone(mount.volume.durability()), QueueDepth::new(2).unwrap(), None);
+        mount.volume.durability().arrived();
         let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
         ledger.submitted(Tag(0));
         // Whoever notes it is woken, and only by what changes it.
         let woken = async || {
-            let change = mount.durability.loss_changed();
+            let change = mount.volume.durability().loss_changed();
             tokio::time::timeout(Duration::ZERO, change).await.is_ok()
         };
         assert!(!woken().await);
@@ -36,7 +36,7 @@ fn a_loss_that_was_told_or_came_is_to_be_noted() {
         ledger.submitted(Tag(0));
         assert!(!ledger.must_fail(Tag(0), &flush));
         assert!(!woken().await);
-        mount.durability.lose(1);
+        mount.volume.durability().lose(1);
         assert!(woken().await);
     });
 }
@@ -46,12 +46,12 @@ fn a_loss_that_every_flush_tells_is_noted_at_once_and_for_good() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        assert_eq!(mount.durability.on_loss(), OnLoss::UntilRemount, "the default");
+        assert_eq!(mount.volume.durability().on_loss(), OnLoss::UntilRemount, "the default");
         mount.adopt_device(7, DeviceToken::new(7));
-        mount.durability.arrived();
+        mount.volume.durability().arrived();
         assert_eq!((mount.status().lost, mount.note.owes_loss()), (None, false));
         let mut ledger =
-            Ledger::new(Arc::clone(&mount.durability), QueueDepth::new(2).unwrap(), None);
+            Ledger::new(Arc::clone(mount.volume.durability()), QueueDepth::new(2).unwrap(), None);
         let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
         let mut ends = |status| {
             ledger.submitted(Tag(0));
@@ -61,7 +61,7 @@ fn a_loss_that_every_flush_tells_is_noted_at_once_and_for_good() {
         };
         assert_eq!(ends(Status::Ok), Answered::Done);
         ends(Status::StoreError);
-        let change = mount.durability.loss_changed();
+        let change = mount.volume.durability().loss_changed();
         assert!(tokio::time::timeout(Duration::ZERO, change).await.is_ok());
         assert!(mount.note.owes_loss());
         assert_eq!(mount.note.step(), Duration::ZERO);
@@ -81,8 +81,8 @@ fn a_loss_that_every_flush_tells_is_noted_at_once_and_for_good() {
 
 #[test]
 fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
+    use crate::mount::device::write_back::WrittenBack;
     use crate::mount::unmount::{End, Ending};
-    use crate::mount::write_back::WrittenBack;
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
@@ -94,7 +94,7 @@ fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
         ] {
             mount.set_durability(Durability::new(on_loss));
             if lost {
-                mount.durability.lose(0);
+                mount.volume.durability().lose(0);
             }
             // This process has to end. One that does not would stay, and say why.
             let unflushed = Ok(WrittenBack::Unflushed(libc::EIO));
@@ -114,10 +114,16 @@ fn a_note_that_cannot_be_written_is_owed_and_keeps_the_next_program_away() {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
         // There is no such directory, whoever runs this.
-        mount.note = NoteKeeper::new("no/directory", &mount.config, &mount.durability, true, 0);
+        mount.note = NoteKeeper::new(
+            "no/directory",
+            mount.volume.config(),
+            mount.volume.durability(),
+            true,
+            0,
+        );
         mount.adopt_device(7, DeviceToken::new(7));
         assert_eq!((mount.note_loss(), mount.refuses_hand_over()), (None, None));
-        mount.durability.lose(0);
+        mount.volume.durability().lose(0);
         for _ in 0..2 {
             let again = mount.note_loss().expect("a next try");
             assert!(again > Instant::now());
@@ -136,13 +142,13 @@ fn copies_that_the_target_refused_keep_the_next_program_away() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        mount.status.retain_bytes = 4096;
+        mount.volume.set_retain_bytes(4096);
         mount.set_durability(Durability::inheriting(OnLoss::UntilRemount));
         assert_eq!(mount.refuses_hand_over(), None, "the target has what is not flushed");
-        mount.durability.hold_copies(mount.durability.horizon());
+        mount.volume.durability().hold_copies(mount.volume.durability().horizon());
         let Some(Response::Busy(why)) = mount.refuses_hand_over() else { panic!("handed over") };
         assert!(why.contains("copies that the target refuses of 1 writes"), "{why}");
-        mount.durability.rewritten(mount.durability.horizon(), 1);
+        mount.volume.durability().rewritten(mount.volume.durability().horizon(), 1);
         assert_eq!(mount.refuses_hand_over(), None);
     });
 }

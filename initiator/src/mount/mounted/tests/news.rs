@@ -77,7 +77,7 @@ fn news_that_come_with_no_change_change_nothing() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        let before = mount.link.facts().clone();
+        let before = mount.volume.link().facts().clone();
         toy.becomes(Some((256, false)));
         while toy.lists() == 0 {
             attend(&mut mount).await;
@@ -85,7 +85,7 @@ fn news_that_come_with_no_change_change_nothing() {
         for _ in 0..5 {
             attend(&mut mount).await;
         }
-        assert_eq!(*mount.link.facts(), before);
+        assert_eq!(*mount.volume.link().facts(), before);
         assert_eq!(toy.lists(), 1);
     });
 }
@@ -126,7 +126,7 @@ fn a_session_ends_in_good_order_while_an_answer_is_awaited() {
         assert_eq!(shape(&mount.status()), (256, false, "connected"), "it is kept alive meanwhile");
         // It says no goodbye before the answer, and does not wait for ever either.
         let begun = Instant::now();
-        mount.link.end_session(Some(Duration::from_millis(50))).await;
+        mount.volume.end_session(Some(Duration::from_millis(50))).await;
         assert!(begun.elapsed() < TIME_LIMIT);
         assert_eq!(toy.heard(), [login(false, 1), open(0)]);
     });
@@ -158,7 +158,7 @@ fn requests_of_a_removed_volume_fail_until_it_is_back() {
         let mut mount = mounted(&config(&[&toy])).await;
         toy.becomes(None);
         until_status(&mut mount, |status| status.state == "volume removed").await;
-        assert!(!mount.link.is_over());
+        assert!(!mount.volume.link().is_over());
         until_status(&mut mount, |status| {
             status.last_loss.as_ref().is_some_and(|why| why.contains("has no volume `v`"))
         })

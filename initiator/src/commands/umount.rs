@@ -1,0 +1,322 @@
+//! `rblk-initiator umount`: takes a disk away, if nothing uses it. This command may see every
+//! process of the host, and the process that serves the disk may not, so it is the command that
+//! looks who uses the disk. A mount whose note is gone is reached through the driver and by a
+//! signal.
+
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use crate::front::ublk::{DeviceInfo, UblkError, disk_path};
+use crate::mount::NotMounted;
+use crate::mount::device::file_systems::mounts_on;
+use crate::mount::device::holder::Use;
+use crate::mount::device::server::{ServedBy, Server};
+use crate::mount::device::write_back::user_of;
+use crate::mount::note::Note;
+use crate::mount::note::leftovers::{self, Purpose};
+use crate::mount::run_dir::{must_be_readable, names};
+use crate::mount::socket::{Ask, Response, ask, lock_unless_served, socket_path};
+use anyhow::Context;
+use nix::sys::signal::Signal;
+use rblk_config::Exit;
+use rblk_operate::{Output, said_once};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+use super::status;
+
+/// Time for the answer of a mount.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// The same with `--force`.
+const FORCED_TIME: Duration = Duration::from_secs(5);
+/// Time for umount(8) of one file system.
+const FILE_SYSTEM_TIME: Duration = Duration::from_secs(60);
+/// Time for a process to end that a signal tells to: a little more than its write-back may take.
+const SIGNAL_TIME: Duration = Duration::from_secs(90);
+/// File systems that one command unmounts at most.
+const MOUNTS_MAX: u32 = 256;
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What was taken away, in JSON.
+#[derive(Serialize)]
+struct Unmounted<'n> {
+    name: &'n str,
+    /// No process served it any more, so that only what it left was removed.
+    was_dead: bool,
+}
+
+/// Unmounts what a name or a device names.
+pub(crate) fn umount(
+    what: &str,
+    file_systems: bool,
+    force: bool,
+    output: Output,
+) -> anyhow::Result<Exit> {
+    must_be_readable()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let Some(name) = find_mount(what, &runtime) else {
+        return umount_without_note(what, file_systems, force, output);
+    };
+    let lock = runtime.block_on(lock_unless_served(&name));
+    if let Some(lock) = lock.context("the lock of the mount")? {
+        // No process serves it, so this command clears what is left of it.
+        leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
+        output.aside(format_args!("{name}: its process had died; removed what it left"));
+        output.answer(&Unmounted { name: &name, was_dead: true }, String::new)?;
+        return Ok(Exit::Ok);
+    }
+    if !force && let Some(mount) = runtime.block_on(status(&name)) {
+        if file_systems && requests_wait(&mount.state) && !mounts_on(&mount.device).is_empty() {
+            anyhow::bail!(
+                "{}: its target is not connected, and requests wait for it, so no file system on it can be unmounted",
+                mount.device
+            );
+        }
+        if let Some(why) = refusal(&mount.device, file_systems) {
+            anyhow::bail!(why);
+        }
+    }
+    let path = socket_path(&name);
+    let time = if force { FORCED_TIME } else { ANSWER_TIME };
+    match runtime.block_on(ask(&path, Ask::Unmount { force }, time)) {
+        Ok(Response::Done) => {
+            output.answer(&Unmounted { name: &name, was_dead: false }, String::new)?;
+            Ok(Exit::Ok)
+        }
+        Ok(Response::Busy(text) | Response::Error(text)) => anyhow::bail!(text),
+        Ok(Response::Status(_) | Response::Reloaded(_)) => {
+            anyhow::bail!("the mount answered something else")
+        }
+        Err(error) => Err(error).with_context(|| format!("asking the mount at {}", path.display())),
+    }
+}
+
+/// The name of the mount that is called that, or has that device.
+fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
+    names().into_iter().find(|name| {
+        let device = || match runtime.block_on(status(name)) {
+            Some(status) => Some(status.device),
+            None => Note::read(name).ok().flatten().map(|note| note.disk()),
+        };
+        name == what || what.starts_with("/dev/") && device().is_some_and(|device| device == what)
+    })
+}
+
+/// Why a disk cannot be taken away. With `file_systems`, those on it are unmounted first.
+fn refusal(device: &str, file_systems: bool) -> Option<String> {
+    if file_systems && let Err(error) = unmount_each(|| mounts_on(device), unmount_file_system) {
+        return Some(said_once(error.as_ref()));
+    }
+    let used = Use::find_before_unmount(device);
+    used.map(|used| format!("{device} is in use: {}", used.refusal(device)))
+}
+
+/// Whether requests to a disk wait in this state of its mount: umount(8) would wait, too. In others
+/// they are served, or fail at once.
+fn requests_wait(state: &str) -> bool {
+    matches!(state, "reconnecting" | "waiting")
+}
+
+/// Unmounts what is mounted, one after another. Where mounts propagate, one takes others along, so
+/// it looks again after each.
+fn unmount_each(
+    mounts: impl Fn() -> Vec<String>,
+    unmount: impl Fn(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for _ in 0..MOUNTS_MAX {
+        let Some(at) = mounts().into_iter().next() else { return Ok(()) };
+        if let Err(error) = unmount(&at)
+            && mounts().contains(&at)
+        {
+            return Err(error.context(at));
+        }
+    }
+    anyhow::bail!(
+        "a file system is mounted again after {MOUNTS_MAX} unmounts; stop its .automount unit first, or what else mounts it"
+    )
+}
+
+/// Lets umount(8) do it, which knows the helpers of file systems. It says itself what is wrong.
+fn unmount_file_system(at: &str) -> anyhow::Result<()> {
+    let mut process = Command::new("umount").arg("--").arg(at).spawn().context("umount(8)")?;
+    let until = Instant::now() + FILE_SYSTEM_TIME;
+    let status: ExitStatus = loop {
+        if let Some(status) = process.try_wait()? {
+            break status;
+        }
+        if Instant::now() >= until {
+            // It may wait for the disk, and end later.
+            let _ = process.kill();
+            anyhow::bail!("umount takes longer than {FILE_SYSTEM_TIME:?}");
+        }
+        std::thread::sleep(LOOK);
+    };
+    anyhow::ensure!(status.success(), "umount ended with {status}");
+    Ok(())
+}
+
+/// A line for `list` about a device whose note is gone.
+pub(crate) fn line_without_note(info: &DeviceInfo) -> String {
+    let device = disk_path(info.id).display().to_string();
+    match ServedBy::of(info) {
+        ServedBy::Process(pid) => format!(
+            "{device}: process {pid} serves it, and its note is gone, so no command can ask it; \
+             `rblk-initiator umount {device}` ends it if nothing uses the disk"
+        ),
+        ServedBy::Elsewhere => format!(
+            "{device}: it is served elsewhere (in another PID namespace or container), so no command here can ask \
+             it; unmount it there"
+        ),
+        ServedBy::Nobody => format!(
+            "{device}: its process died and its note is gone; `rblk-initiator umount --force {device}` \
+             fails the requests that wait for it"
+        ),
+    }
+}
+
+/// Takes a device away whose note is gone.
+fn umount_without_note(
+    what: &str,
+    file_systems: bool,
+    force: bool,
+    output: Output,
+) -> anyhow::Result<Exit> {
+    let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
+    let found = match what.starts_with("/dev/") {
+        true => match leftovers::without_note() {
+            // Where there is no driver, there is no device either.
+            Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
+            found => found?.into_iter().find(is_it),
+        },
+        false => None,
+    };
+    let Some(info) = found else { return Err(NotMounted { what: what.to_owned() }.into()) };
+    if let Some(server) = Server::of(&info) {
+        let pid = server.pid();
+        end_server(what, &info, &server, file_systems, force)?;
+        output.aside(format_args!(
+            "{what}: its note was gone; process {pid}, which served it, has ended"
+        ));
+        output.answer(&Unmounted { name: what, was_dead: false }, String::new)?;
+        return Ok(Exit::Ok);
+    }
+    if ServedBy::of(&info) == ServedBy::Elsewhere {
+        anyhow::bail!(
+            "{what} is served elsewhere (in another PID namespace or container), and its note is not here; unmount it \
+             there"
+        );
+    }
+    if !force {
+        anyhow::bail!(
+            "the process of {what} died, its note is gone, and requests to it wait; --force fails them"
+        );
+    }
+    leftovers::remove_without_note(&info)?;
+    output.aside(format_args!("{what}: its process had died; removed it"));
+    output.answer(&Unmounted { name: what, was_dead: true }, String::new)?;
+    Ok(Exit::Ok)
+}
+
+/// Tells a living server to end, which no command can ask.
+fn end_server(
+    device: &str,
+    info: &DeviceInfo,
+    server: &Server,
+    file_systems: bool,
+    force: bool,
+) -> anyhow::Result<()> {
+    let pid = server.pid();
+    if !force {
+        if let Some(why) = refusal(device, file_systems) {
+            anyhow::bail!(why);
+        }
+        let used = user_of(device).with_context(|| format!("looking who uses {device}"))?;
+        if let Some(user) = used {
+            anyhow::bail!("{device} is in use: {user}");
+        }
+    }
+    let (signals, time) = match force {
+        // The second ends a process at once that waits for the end of its write-back.
+        true => (&[Signal::SIGTERM, Signal::SIGINT][..], FORCED_TIME),
+        false => (&[Signal::SIGTERM][..], SIGNAL_TIME),
+    };
+    for signal in signals {
+        server
+            .signal(*signal)
+            .with_context(|| format!("{signal} to process {pid}, which serves {device}"))?;
+    }
+    let until = Instant::now() + time;
+    while !server.has_ended() || leftovers::is_there(info)? || Path::new(device).exists() {
+        anyhow::ensure!(
+            Instant::now() < until,
+            "process {pid} was told to end, and serves {device} after {time:?}"
+        );
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn requests_wait_where_the_target_may_be_back() {
+        for (state, waits) in [
+            ("connected", false),
+            ("waiting", true),
+            ("reconnecting", true),
+            ("failing", false),
+            ("volume removed", false),
+            ("fenced", false),
+            ("volume lost", false),
+        ] {
+            assert_eq!(requests_wait(state), waits, "{state}");
+        }
+    }
+
+    #[test]
+    fn an_unmount_that_takes_others_along_is_no_failure() {
+        let mounts =
+            RefCell::new(vec!["/b/data".to_owned(), "/a/data".to_owned(), "/c".to_owned()]);
+        let unmounted = RefCell::new(Vec::new());
+        let unmount = |at: &str| {
+            unmounted.borrow_mut().push(at.to_owned());
+            anyhow::ensure!(mounts.borrow().iter().any(|other| other == at), "not mounted");
+            // The peer of a shared mount goes, too.
+            mounts.borrow_mut().retain(|other| other != at && !other.ends_with("/data"));
+            Ok(())
+        };
+        unmount_each(|| mounts.borrow().clone(), unmount).unwrap();
+        assert_eq!(*unmounted.borrow(), ["/b/data", "/c"]);
+    }
+
+    #[test]
+    fn a_mount_that_somebody_else_unmounts_meanwhile_is_no_failure() {
+        let mounts = RefCell::new(vec!["/a".to_owned()]);
+        let unmount = |_: &str| {
+            mounts.borrow_mut().clear();
+            anyhow::bail!("not mounted")
+        };
+        unmount_each(|| mounts.borrow().clone(), unmount).unwrap();
+        let busy = |_: &str| anyhow::bail!("target is busy");
+        let error = unmount_each(|| vec!["/a".to_owned()], busy).unwrap_err();
+        assert_eq!(said_once(error.as_ref()), "/a: target is busy");
+    }
+
+    #[test]
+    fn what_is_mounted_again_and_again_ends_the_command() {
+        let count = RefCell::new(0);
+        let unmount = |_: &str| {
+            *count.borrow_mut() += 1;
+            Ok(())
+        };
+        let error = unmount_each(|| vec!["/a".to_owned()], unmount).unwrap_err();
+        assert!(error.to_string().contains(".automount"), "{error}");
+        assert_eq!(*count.borrow(), MOUNTS_MAX);
+    }
+}

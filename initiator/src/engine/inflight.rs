@@ -1,0 +1,216 @@
+//! [`Inflight`]: the commands of one queue by tag. Pure.
+//!
+//! ```text
+//! Idle -> Queued -> Sent -> Idle (answered)
+//!            ^--------'  (the path died: the outcome is unknown, so the request is sent again)
+//! ```
+//!
+//! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states. It comes
+//! back by an answer or by the end of the path, never by a timeout. After the end of a path its
+//! device may still touch the buffer, until the QPs are destroyed: see
+//! [`crate::queue::undestroyed`].
+
+use rblk_protocol::width::narrow;
+use rblk_protocol::{Mutation, QueueDepth, Sequence, Tag};
+
+use super::io::{Io, IoOp};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Idle,
+    Queued(Io),
+    Sent(Io, Sequence),
+}
+
+/// Commands by tag.
+#[derive(Debug)]
+pub(crate) struct Inflight {
+    states: Box<[State]>,
+    queued: usize,
+    sent: usize,
+    data_bytes: u64,
+}
+
+/// A tag was used that is not in the state the caller took it for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("tag {0} is not in a state for that")]
+pub struct WrongState(pub u16);
+
+impl Inflight {
+    /// A table for a queue; the connection's own tag is not in it.
+    #[must_use]
+    pub(crate) fn new(depth: QueueDepth) -> Self {
+        Self {
+            states: vec![State::Idle; usize::from(depth.get())].into_boxed_slice(),
+            queued: 0,
+            sent: 0,
+            data_bytes: 0,
+        }
+    }
+
+    /// Requests that wait to be sent.
+    #[must_use]
+    pub(crate) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Requests whose answer is awaited.
+    #[must_use]
+    pub(crate) fn sent(&self) -> usize {
+        self.sent
+    }
+
+    /// Bytes of the data of all of them.
+    #[must_use]
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
+    /// Whether a tag is free.
+    #[must_use]
+    pub(crate) fn is_idle(&self, tag: Tag) -> bool {
+        self.states.get(tag.index()) == Some(&State::Idle)
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// The tag is in use or out of bounds.
+    pub(crate) fn queue(&mut self, tag: Tag, io: Io) -> Result<(), WrongState> {
+        match self.states.get_mut(tag.index()) {
+            Some(state @ State::Idle) => {
+                *state = State::Queued(io);
+                self.queued += 1;
+                self.data_bytes += u64::from(io.data_bytes);
+                Ok(())
+            }
+            _ => Err(WrongState(tag.0)),
+        }
+    }
+
+    /// The request of a tag that waits to be sent.
+    #[must_use]
+    pub(crate) fn waiting(&self, tag: Tag) -> Option<Io> {
+        match self.states.get(tag.index()) {
+            Some(State::Queued(io)) => Some(*io),
+            _ => None,
+        }
+    }
+
+    /// A queued request is sent with that sequence.
+    ///
+    /// # Errors
+    /// The tag does not wait.
+    pub(crate) fn send(&mut self, tag: Tag, sequence: Sequence) -> Result<(), WrongState> {
+        match self.states.get_mut(tag.index()) {
+            Some(state @ State::Queued(_)) => {
+                if let State::Queued(io) = *state {
+                    *state = State::Sent(io, sequence);
+                }
+                self.queued -= 1;
+                self.sent += 1;
+                Ok(())
+            }
+            _ => Err(WrongState(tag.0)),
+        }
+    }
+
+    /// An answer for a tag came; `answers` says whether it fits the request and its sequence.
+    /// Returns the request.
+    ///
+    /// # Errors
+    /// Nothing was sent with that tag, or another sequence: the peer broke a rule.
+    pub(crate) fn answer(
+        &mut self,
+        tag: Tag,
+        answers: impl FnOnce(&Io, Sequence) -> bool,
+    ) -> Result<Io, WrongState> {
+        match self.states.get_mut(tag.index()) {
+            Some(state) => match *state {
+                State::Sent(io, sequence) if answers(&io, sequence) => {
+                    *state = State::Idle;
+                    self.sent -= 1;
+                    self.data_bytes -= u64::from(io.data_bytes);
+                    Ok(io)
+                }
+                _ => Err(WrongState(tag.0)),
+            },
+            None => Err(WrongState(tag.0)),
+        }
+    }
+
+    /// The path died: everything sent waits again. Returns how many.
+    pub(crate) fn path_lost(&mut self) -> usize {
+        let lost = self.sent;
+        for state in &mut self.states {
+            if let State::Sent(io, _) = *state {
+                *state = State::Queued(sent_again(io));
+            }
+        }
+        self.queued += lost;
+        self.sent = 0;
+        lost
+    }
+
+    /// Takes a waiting request out, to be failed.
+    pub(crate) fn cancel(&mut self, tag: Tag) -> Option<Io> {
+        let io = self.waiting(tag)?;
+        self.states[tag.index()] = State::Idle;
+        self.queued -= 1;
+        self.data_bytes -= u64::from(io.data_bytes);
+        Some(io)
+    }
+
+    /// All tags, for walks.
+    pub(crate) fn tags(&self) -> impl Iterator<Item = Tag> + use<> {
+        (0..narrow(self.states.len())).map(Tag)
+    }
+}
+
+/// What takes the place of a request that was sent on a path that died: the same request.
+fn sent_again(io: Io) -> Io {
+    if Mutation::ReplayForgotten.is_on() && io.op == IoOp::Write {
+        // A FLUSH is harmless, and ends as the write would have.
+        return Io { op: IoOp::Flush, ..io };
+    }
+    io
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rblk_protocol::BlockSize;
+
+    fn io(n: u64) -> Io {
+        Io::new(IoOp::Write, n * 512, 512, BlockSize::new(512).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_life_with_a_lost_path() {
+        let mut table = Inflight::new(QueueDepth::new(2).unwrap());
+        table.queue(Tag(0), io(1)).unwrap();
+        assert_eq!(table.queue(Tag(0), io(1)), Err(WrongState(0)));
+        assert_eq!(table.queue(Tag(2), io(1)), Err(WrongState(2)), "the connection's own tag");
+        table.send(Tag(0), Sequence(7)).unwrap();
+        assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 1, 512));
+        assert_eq!(
+            table.answer(Tag(0), |_, s| s == Sequence(6)),
+            Err(WrongState(0)),
+            "stale answer"
+        );
+        assert_eq!(table.path_lost(), 1);
+        assert_eq!(table.data_bytes(), 512, "it is sent again");
+        assert_eq!(
+            table.answer(Tag(0), |_, _| true),
+            Err(WrongState(0)),
+            "answer of the dead path"
+        );
+        assert_eq!(table.waiting(Tag(0)), Some(io(1)));
+        table.send(Tag(0), Sequence(8)).unwrap();
+        assert_eq!(table.answer(Tag(0), |_, s| s == Sequence(8)), Ok(io(1)));
+        assert_eq!(table.answer(Tag(0), |_, _| true), Err(WrongState(0)), "answered twice");
+        table.queue(Tag(1), io(2)).unwrap();
+        assert_eq!(table.cancel(Tag(1)), Some(io(2)));
+        assert_eq!((table.queued(), table.sent(), table.data_bytes()), (0, 0, 0));
+    }
+}

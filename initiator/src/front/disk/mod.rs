@@ -1,0 +1,111 @@
+//! The disk of the driver: a data thread for each of its hardware queues.
+
+mod gathering;
+mod placement;
+mod thread;
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc as sync_mpsc;
+use std::time::Duration;
+
+use rblk_runtime::data_thread;
+use rblk_runtime::spin::SpinMode;
+use rblk_protocol::BlockSize;
+use tokio::sync::mpsc;
+
+use self::thread::QueueThread;
+use super::ublk::{Buffers, Queue, QueueConfig, Wait};
+use crate::engine::QueueStats;
+use crate::engine::durability::Ledger;
+use crate::engine::pulse::Pulse;
+use crate::queue::{FromQueue, QueueHandle, Watch, WatchToken, mail};
+use crate::volume::begin::Front;
+
+/// The driver's queues test their paths themselves, and have room for digests in their buffers.
+pub(crate) const FRONT: Front =
+    Front { tests_paths: false, shares_memory: true, has_room_for_digests: true, spare_buffers: 0 };
+
+/// How long a thread may take to fetch every tag.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a queue thread is made of.
+#[derive(Debug)]
+pub(crate) struct QueueParts {
+    /// The ublk queue.
+    pub config: QueueConfig,
+    /// One buffer per tag.
+    pub buffers: Buffers,
+    /// Bytes of each memory of other programs that requests may have their data in.
+    pub shared: Arc<[u64]>,
+    /// Most data of a request: the rest of its buffer is for a trailer.
+    pub data_max: usize,
+    /// Block size of the volume.
+    pub block_size: BlockSize,
+    /// The account of what is durable, made for the queue's depth. None for a volume whose writes
+    /// are durable when they are answered.
+    pub ledger: Option<Ledger>,
+    /// How soon a path is given up on which the target owes an answer and is silent.
+    pub pulse: Option<Pulse>,
+    /// How long to look for work before sleeping.
+    pub spin: SpinMode,
+    /// The CPUs that the thread is to run on. Empty: any.
+    pub cpus: Vec<usize>,
+    /// For control.
+    pub outbox: mpsc::UnboundedSender<FromQueue>,
+}
+
+/// Starts the thread and waits until it has fetched every tag.
+///
+/// # Errors
+/// The ublk queue could not be made.
+pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
+    let (mail, receiver) = mail()?;
+    let stats = Arc::new(QueueStats::default());
+    let engine_stats = Arc::clone(&stats);
+    let (ready, is_ready) = sync_mpsc::sync_channel(1);
+    let queue = parts.config.queue_id();
+    let thread =
+        std::thread::Builder::new().name(format!("rblk-queue-{queue}")).spawn(move || {
+            let outbox = parts.outbox.clone();
+            placement::run_on(&parts.cpus);
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let spin = parts.spin;
+                let mut thread = QueueThread::new(parts, receiver, engine_stats)?;
+                // On an error, control has given up waiting, and drops the mailbox.
+                let _ = ready.send(Ok(()));
+                data_thread::run(&mut thread, spin)
+            }));
+            let error = match result {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it panicked".to_owned()),
+            };
+            if let Some(error) = &error {
+                // No one waits for it when the queue was ready already.
+                let _ = ready.try_send(Err(io::Error::other(error.clone())));
+            }
+            let _ = outbox.send(FromQueue::Stopped { queue, error });
+        })?;
+    match is_ready.recv_timeout(START_DEADLINE) {
+        Ok(Ok(())) => Ok(QueueHandle::with_thread(mail, stats, thread)),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "a queue thread did not start")),
+    }
+}
+
+impl Watch for Queue {
+    fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()> {
+        self.watch_asleep(fd.as_raw_fd(), token).map_err(io::Error::other)
+    }
+
+    fn unwatch(&mut self, token: WatchToken) {
+        Self::unwatch(self, token);
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        // Submits the removal while the descriptor is still open.
+        self.enter(Wait::No).map_err(io::Error::other)
+    }
+}

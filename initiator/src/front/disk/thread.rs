@@ -1,0 +1,296 @@
+//! [`QueueThread`]: ublk requests to the [`Engine`], and outcomes back.
+//!
+//! One thread, one ring: the thread fetches and commits ublk requests by it, and sleeps in it for
+//! completions, mail and requests alike. A turn enters the kernel at most once; when the thread
+//! sleeps and how, [`rblk_runtime::data_thread`] says.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_protocol::width::wide;
+use rblk_protocol::{BlockSize, QueueDepth, Tag};
+use rblk_runtime::Moment;
+use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
+use rblk_runtime::mailbox::Receiver;
+use rblk_runtime::spin::Hint;
+
+use super::QueueParts;
+use super::gathering::Gathering;
+use crate::engine::QueueStats;
+use crate::engine::inflight::WrongState;
+use crate::engine::io::{Io, IoOp};
+use crate::engine::path::{MemoryIndex, Place};
+use crate::front::ublk::{BlockOp, BlockRequest, DataAt, Event, Queue, Wait};
+use crate::queue::{MAIL, TargetParts, TargetSide, ToQueue};
+
+/// Looks after an arming, at most, where each finds answers of many requests.
+const LATE_LOOKS: u32 = 4;
+/// Turns of the ring in which the last answers get out.
+const HAND_BACK_TRIES: u32 = 16;
+const EIO: i32 = 5;
+const EINVAL: i32 = 22;
+
+/// The data thread of one hardware queue.
+pub(super) struct QueueThread {
+    ublk: Queue,
+    side: TargetSide,
+    gathering: Gathering,
+    block_size: BlockSize,
+    // Requests may have their data in the memory of other programs.
+    shares_memory: bool,
+    // The disk is being stopped.
+    stopping: bool,
+}
+
+impl QueueThread {
+    /// Makes the queue, which has fetched every tag then. On the thread that runs it.
+    pub(super) fn new(
+        parts: QueueParts,
+        mail: Receiver<ToQueue>,
+        stats: Arc<QueueStats>,
+    ) -> io::Result<Self> {
+        let QueueParts { config, buffers, data_max, block_size, ledger, pulse, outbox, .. } = parts;
+        let shared = parts.shared.len();
+        // Timers of this thread are exact: a gathering is shorter than the usual 50 µs of slack.
+        let _ = nix::sys::prctl::set_timerslack(1);
+        let queue = config.queue_id();
+        let stride = buffers.stride();
+        let mut ublk =
+            Queue::new(&config, buffers).map_err(io::Error::other)?.with_shared(parts.shared);
+        // The device's node goes when the last queue is gone.
+        drop(config);
+        ublk.watch(mail.event_fd(), MAIL).map_err(io::Error::other)?;
+        ublk.fetch_all();
+        ublk.enter(Wait::No).map_err(io::Error::other)?;
+        let depth = QueueDepth::new(ublk.depth()).ok_or(io::ErrorKind::InvalidInput)?;
+        let side = TargetSide::new(TargetParts {
+            queue,
+            depth,
+            stride,
+            data_max,
+            shared,
+            ledger,
+            pulse,
+            mail,
+            outbox,
+            stats,
+        });
+        let (gathering, stopping) = (Gathering::default(), false);
+        Ok(Self { ublk, side, gathering, block_size, stopping, shares_memory: shared > 0 })
+    }
+
+    /// Takes what the ring has.
+    fn take_events(&mut self, now: Instant) -> Found {
+        let mut found = Found::Nothing;
+        while let Some(event) = self.ublk.next_event() {
+            match event {
+                Event::Request(tag, request) => {
+                    found = Found::Io;
+                    self.take_request(tag, &request, now);
+                    continue;
+                }
+                Event::Watch(MAIL) => self.side.clear_mail(),
+                // A socket that ended is looked at as well.
+                Event::Watch(token) | Event::WatchEnded(token, _)
+                    if self.side.is_of_path(token) =>
+                {
+                    self.side.clear_path_event();
+                }
+                // Of an earlier path.
+                Event::Watch(_) | Event::WatchEnded(..) => {}
+                Event::Stopping => {
+                    self.stopping = true;
+                    // The driver waits for the answers of what it gave us.
+                    if !self.side.is_leaving() {
+                        self.side.engine_mut().hold(false);
+                    }
+                }
+                Event::TagLost(tag, errno) => {
+                    tracing::error!(tag, errno, "the ublk driver refused a command")
+                }
+            }
+            if found == Found::Nothing {
+                found = Found::Work;
+            }
+        }
+        found
+    }
+
+    /// Gives a request to the engine. What cannot be sent is answered at once.
+    fn take_request(&mut self, tag: u16, request: &BlockRequest, now: Instant) {
+        let submitted = to_io(request, self.block_size)
+            .ok_or(EINVAL)
+            .and_then(|io| self.submit(Tag(tag), io, request.data).map_err(|_| EIO));
+        match submitted {
+            Ok(()) => self.gathering.request(Tag(tag), now),
+            Err(errno) => answer(&mut self.ublk, Tag(tag), -errno),
+        }
+    }
+
+    /// Gives the engine a request whose data is at `data`.
+    #[inline]
+    fn submit(&mut self, tag: Tag, io: Io, data: DataAt) -> Result<(), WrongState> {
+        if !self.shares_memory {
+            return self.side.engine_mut().submit(tag, io);
+        }
+        let place = match data {
+            DataAt::Buffer => self.side.engine().buffer_of(tag),
+            DataAt::Shared { index, offset } => {
+                self.side.stats().shared_memory_bytes.add(io.data_bytes.into());
+                let memory = MemoryIndex::shared(index).ok_or(WrongState(tag.0))?;
+                Place { memory, offset: wide(offset) }
+            }
+        };
+        self.side.engine_mut().submit_at(tag, io, place)
+    }
+
+    /// One turn of the engine. Returns whether anything happened, and how many requests were
+    /// answered.
+    fn turn_engine(&mut self, now: Moment) -> (bool, usize) {
+        let Self { side, ublk, gathering, .. } = self;
+        side.turn(now, |tag, result| {
+            gathering.answer(tag, now.instant());
+            answer(ublk, tag, result);
+        })
+    }
+
+    /// Whether the thread ends now. Its paths are with control then.
+    fn ends(&mut self, now: Instant) -> io::Result<bool> {
+        let leaves = self.side.leaves(now);
+        if !(leaves || self.stopping && self.ublk.is_down()) {
+            return Ok(false);
+        }
+        self.side.send_all_off();
+        if leaves {
+            hand_back(&mut self.ublk)?;
+        }
+        Ok(true)
+    }
+}
+
+impl DataThread for QueueThread {
+    type End = ();
+    type Error = io::Error;
+
+    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
+        let now = moment.instant();
+        let mut busy = self.side.begin(&mut self.ublk, moment)?;
+        let events = self.take_events(now);
+        let (did, answers) = self.turn_engine(moment);
+        busy |= did | (events != Found::Nothing);
+        busy |= self.side.end(&mut self.ublk, now)?;
+        if self.ends(now)? {
+            return Ok(ControlFlow::Break(()));
+        }
+        let found = Found::of(busy, events == Found::Io || answers > 0);
+        if busy {
+            self.side.after_work();
+        }
+        // After I/O that leaves nothing to look for, the answers for the driver go with the sleep:
+        // one system call.
+        let may_sleep = match found {
+            Found::Nothing => true,
+            Found::Work => false,
+            Found::Io => {
+                self.side.engine().is_connected() && !self.stopping && !self.side.is_leaving()
+            }
+        };
+        Ok(ControlFlow::Continue(Turn { found, may_sleep }))
+    }
+
+    fn awaited(&mut self) -> Option<Hint> {
+        self.side.awaited()
+    }
+
+    fn arm(&mut self) {
+        // The path of a CQ that cannot be armed has ended: the look finds that.
+        let _ = self.side.engine_mut().arm();
+    }
+
+    fn look_again(&mut self, now: Moment) -> Found {
+        for _ in 0..LATE_LOOKS {
+            let (busy, answers) = self.turn_engine(now);
+            let found = Found::of(busy, answers > 0);
+            if self.side.has_news() {
+                return Found::of(true, answers > 0);
+            }
+            if found != Found::Io || !self.gathering.is_many(self.side.engine().outstanding()) {
+                return found;
+            }
+            // Many more are under way: these answers, too, go to the driver with the sleep. The CQ
+            // is armed, so the next look can be the last.
+        }
+        Found::Io
+    }
+
+    fn publish(&mut self, _: Moment) {
+        self.side.publish();
+    }
+
+    fn longest_sleep(&self, now: Instant) -> Duration {
+        self.side.longest_sleep(now, self.stopping)
+    }
+
+    fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
+        let wait = match sleep {
+            None => Wait::No,
+            Some(longest) => self.gathering.wait(longest, self.side.engine().outstanding()),
+        };
+        self.ublk.enter(wait).map_err(io::Error::other)?;
+        let (ring, stats) = (self.ublk.stats(), self.side.stats());
+        stats.ring_enters.set(ring.enters);
+        if stats.sleeps.get() == ring.sleeps {
+            return Ok(Woken::DidNotSleep);
+        }
+        stats.sleeps.set(ring.sleeps);
+        Ok(if self.ublk.has_event() { Woken::ByEvent } else { Woken::ByTime })
+    }
+
+    fn ask_devices(&mut self) {
+        self.side.clear_path_event();
+    }
+
+    fn yielded(&mut self) {
+        self.side.stats().yields.add(1);
+    }
+}
+
+/// Answers a request that the driver gave us.
+fn answer(ublk: &mut Queue, tag: Tag, result: i32) {
+    let answered = ublk.complete(tag.0, result);
+    debug_assert!(answered.is_ok(), "{answered:?}");
+}
+
+/// Tells the driver of every answered request, before the ring goes with those that are not.
+fn hand_back(ublk: &mut Queue) -> io::Result<()> {
+    for _ in 0..HAND_BACK_TRIES {
+        ublk.enter(Wait::No).map_err(io::Error::other)?;
+        if !ublk.needs_enter() {
+            break;
+        }
+        // The kernel wants its completions reaped first. A request among them stays the driver's.
+        while ublk.next_event().is_some() {}
+    }
+    Ok(())
+}
+
+/// A request of the driver as the engine takes it. `None`, if it is not whole blocks.
+fn to_io(request: &BlockRequest, block_size: BlockSize) -> Option<Io> {
+    let op = match request.op {
+        BlockOp::Read => IoOp::Read,
+        BlockOp::Write => IoOp::Write,
+        BlockOp::Flush => IoOp::Flush,
+        BlockOp::Discard => IoOp::Discard,
+        BlockOp::WriteZeroes => IoOp::WriteZeroes,
+    };
+    let (offset, len) = match op {
+        IoOp::Flush => (0, 0),
+        _ => (request.start_sector.checked_mul(512)?, u64::from(request.sectors) * 512),
+    };
+    let mut io = Io::new(op, offset, len, block_size)?;
+    io.fua = request.flags.fua();
+    io.may_unmap = !request.flags.no_unmap();
+    Some(io)
+}

@@ -1,0 +1,30 @@
+//! A volume for a program, without a block device: the implementation of the crate `rblk-client`,
+//! which has the documentation for its users.
+//!
+//! ```text
+//! program's thread      Queue -> Polled -> TargetSide -> Engine -> path   (the data thread is the
+//!                         |                  ^ mail, v news               program's own)
+//! rblk-control (tokio)  Volume -> Direct -> Mount -> Link -> Course
+//! ```
+//!
+//! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what a disk has, too.
+
+mod buffer;
+#[doc(hidden)]
+pub mod detached;
+mod open_error;
+mod pending;
+mod polled;
+mod queue;
+mod request;
+mod upkeep;
+mod volume;
+
+pub use rblk_protocol::auth::{KeyError, PublicKey, SecretKey};
+
+pub use buffer::Buffer;
+pub use open_error::OpenError;
+pub use queue::{Counts, Queue};
+pub use request::{Completion, IoError, Reason, Refused, Request};
+pub use upkeep::VolumeWish;
+pub use volume::{NotClosed, State, Volume, open};

@@ -1,0 +1,227 @@
+//! [`Polled`]: a queue as its program drives it, turn by turn: requests of the program to the
+//! engine, and completions back. The program's thread is the data thread of the queue.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rblk_protocol::Tag;
+use rblk_runtime::Moment;
+use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
+use rblk_runtime::spin::Hint;
+
+use super::pending::Pending;
+use super::{Buffer, Completion};
+use crate::engine::inflight::WrongState;
+use crate::engine::io::Io;
+use crate::engine::path::Place;
+use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch};
+
+/// A queue that a program drives.
+pub(super) struct Polled {
+    side: TargetSide,
+    epoll: Epoll,
+    pending: Pending,
+    done: Vec<Completion>,
+    // The wait ends then.
+    until: Instant,
+    // The program may have slept in the epoll: its events have to be taken.
+    may_have_slept: bool,
+}
+
+impl Polled {
+    /// A queue without a path.
+    ///
+    /// # Errors
+    /// The system has no descriptor.
+    pub(super) fn new(parts: TargetParts) -> io::Result<Self> {
+        let pending = Pending::new(parts.depth);
+        let mut epoll = Epoll::new()?;
+        let side = TargetSide::new(parts);
+        epoll.watch(side.mail_fd(), MAIL)?;
+        let done = Vec::with_capacity(pending.depth());
+        Ok(Self { side, epoll, pending, done, until: Instant::now(), may_have_slept: false })
+    }
+
+    /// The requests that are under way.
+    #[inline]
+    pub(super) fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    /// The side of the target.
+    pub(super) fn side(&self) -> &TargetSide {
+        &self.side
+    }
+
+    /// Readable when a turn is due.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Takes a request under the [next](Pending::next) tag. It is posted with the next turn.
+    #[inline]
+    pub(super) fn submit(
+        &mut self,
+        io: Io,
+        token: u64,
+        buffer: Option<Buffer>,
+        now: Moment,
+    ) -> Result<(), WrongState> {
+        let tag = self.pending.next().ok_or(WrongState(u16::MAX))?;
+        let offset = buffer.as_ref().map_or(0, Buffer::offset);
+        // First, so that no buffer goes back while the engine has its request.
+        self.pending.put(token, buffer);
+        let engine = self.side.engine_mut();
+        engine.begin_turn(now);
+        engine.submit_at(tag, io, Place::own(offset))
+    }
+
+    /// One turn. Completions are kept for [`Self::take`].
+    ///
+    /// # Errors
+    /// The epoll broke, or control is gone.
+    #[inline]
+    pub(super) fn turn_once(&mut self, moment: Moment) -> io::Result<Found> {
+        if self.may_have_slept {
+            self.take_events(Duration::ZERO)?;
+        }
+        let mut busy = self.side.begin(&mut self.epoll, moment)?;
+        let (did, answers) = self.turn_engine(moment);
+        busy |= did;
+        busy |= self.side.end(&mut self.epoll, moment.instant())?;
+        if busy {
+            self.side.after_work();
+            // The program may go off now, for as long as it likes. A target that still waits for
+            // an acknowledgement then would give the connection up.
+            if self.pending.len() == 0
+                && let Some(poller) = self.side.engine_mut().poller_mut()
+            {
+                poller.settle();
+            }
+        } else {
+            // Of programs that never sleep, too.
+            self.not_alone()?;
+        }
+        Ok(Found::of(busy, answers > 0))
+    }
+
+    #[inline]
+    fn turn_engine(&mut self, moment: Moment) -> (bool, usize) {
+        let Self { side, pending, done, .. } = self;
+        side.turn(moment, |tag: Tag, result| done.extend(pending.take(tag, result)))
+    }
+
+    /// Takes the events of the epoll, after at most that long. Returns whether there was one.
+    fn take_events(&mut self, longest: Duration) -> io::Result<bool> {
+        self.may_have_slept = false;
+        let Self { side, epoll, .. } = self;
+        let found = epoll.wait(longest, |token| match token {
+            MAIL => side.clear_mail(),
+            token if side.is_of_path(token) => side.clear_path_event(),
+            // Of an earlier path.
+            _ => {}
+        })?;
+        self.not_alone()?;
+        Ok(found)
+    }
+
+    fn not_alone(&self) -> io::Result<()> {
+        match self.side.is_alone() {
+            true => Err(io::Error::other("the control thread of the volume ended: open it again")),
+            false => Ok(()),
+        }
+    }
+
+    /// Moves the completions to `done`. Returns how many there were.
+    #[inline]
+    pub(super) fn take(&mut self, done: &mut Vec<Completion>) -> usize {
+        let taken = self.done.len();
+        done.append(&mut self.done);
+        taken
+    }
+
+    /// Asks the devices to make the [descriptor](Self::fd) readable. Returns how long the program
+    /// may sleep in it at most; `None`, if a turn is due first.
+    ///
+    /// # Errors
+    /// As of [`Self::turn_once`].
+    pub(super) fn arm_for(&mut self, moment: Moment) -> io::Result<Option<Duration>> {
+        if self.may_have_slept {
+            self.take_events(Duration::ZERO)?;
+        }
+        self.arm();
+        self.may_have_slept = true;
+        let found = self.look_again(moment);
+        if found != Found::Nothing || !self.done.is_empty() {
+            return Ok(None);
+        }
+        self.side.publish();
+        Ok(Some(self.side.longest_sleep(moment.instant(), false)))
+    }
+
+    /// A wait begins: turns go on until there are completions, or until then.
+    pub(super) fn wait_until(&mut self, until: Instant) {
+        self.until = until;
+    }
+}
+
+impl DataThread for Polled {
+    type End = ();
+    type Error = io::Error;
+
+    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
+        if !self.done.is_empty() || moment.instant() >= self.until {
+            return Ok(ControlFlow::Break(()));
+        }
+        let found = self.turn_once(moment)?;
+        Ok(ControlFlow::Continue(Turn { found, may_sleep: found == Found::Nothing }))
+    }
+
+    fn awaited(&mut self) -> Option<Hint> {
+        self.side.awaited()
+    }
+
+    fn arm(&mut self) {
+        // The path of a CQ that cannot be armed has ended: the look finds that.
+        let _ = self.side.engine_mut().arm();
+    }
+
+    fn look_again(&mut self, now: Moment) -> Found {
+        let (busy, answers) = self.turn_engine(now);
+        Found::of(busy || self.side.has_news(), answers > 0)
+    }
+
+    fn publish(&mut self, _: Moment) {
+        self.side.publish();
+    }
+
+    fn longest_sleep(&self, now: Instant) -> Duration {
+        let longest = self.side.longest_sleep(now, false);
+        longest.min(self.until.saturating_duration_since(now))
+    }
+
+    fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
+        let Some(longest) = sleep else { return Ok(Woken::DidNotSleep) };
+        self.side.stats().sleeps.add(1);
+        Ok(if self.take_events(longest)? { Woken::ByEvent } else { Woken::ByTime })
+    }
+
+    fn ask_devices(&mut self) {
+        self.side.clear_path_event();
+    }
+
+    fn yielded(&mut self) {
+        self.side.stats().yields.add(1);
+    }
+}
+
+impl Drop for Polled {
+    /// Control gets the paths, and destroys them. Whatever their devices may still touch is mapped
+    /// until then, because the registrations hold it.
+    fn drop(&mut self) {
+        self.side.send_all_off();
+        self.side.tell_stopped(None);
+    }
+}

@@ -1,0 +1,209 @@
+//! [`Request`] and what becomes of it: [`Completion`], or [`Refused`] where it is none.
+
+use std::io;
+
+use rblk_protocol::{BlockSize, Status};
+
+use super::Buffer;
+use crate::engine::io::{Io, IoOp};
+
+/// A request. It owns its buffer until its [`Completion`] gives it back.
+#[derive(Debug)]
+pub struct Request {
+    op: IoOp,
+    offset: u64,
+    len: u64,
+    buffer: Option<Buffer>,
+    durable: bool,
+    may_unmap: bool,
+    token: u64,
+}
+
+impl Request {
+    fn new(op: IoOp, offset: u64, len: u64, buffer: Option<Buffer>) -> Self {
+        Self { op, offset, len, buffer, durable: false, may_unmap: true, token: 0 }
+    }
+
+    /// Reads `len` bytes from byte `offset` of the volume to the start of a buffer.
+    #[must_use]
+    pub fn read(buffer: Buffer, offset: u64, len: usize) -> Self {
+        Self::new(IoOp::Read, offset, len as u64, Some(buffer))
+    }
+
+    /// Writes `len` bytes at the start of a buffer to byte `offset` of the volume.
+    #[must_use]
+    pub fn write(buffer: Buffer, offset: u64, len: usize) -> Self {
+        Self::new(IoOp::Write, offset, len as u64, Some(buffer))
+    }
+
+    /// Makes durable every write, of any queue of the volume, that was completed before this is
+    /// submitted.
+    #[must_use]
+    pub fn flush() -> Self {
+        Self::new(IoOp::Flush, 0, 0, None)
+    }
+
+    /// The data of a range is not needed any more.
+    #[must_use]
+    pub fn discard(offset: u64, len: u64) -> Self {
+        Self::new(IoOp::Discard, offset, len, None)
+    }
+
+    /// Zeroes a range. The store may give its space back.
+    #[must_use]
+    pub fn write_zeroes(offset: u64, len: u64) -> Self {
+        Self::new(IoOp::WriteZeroes, offset, len, None)
+    }
+
+    /// A write that is durable when it is completed. Without effect on other requests.
+    #[must_use]
+    pub fn durable(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
+    /// A range of zeros whose space stays allocated. Without effect on other requests.
+    #[must_use]
+    pub fn keep_allocated(mut self) -> Self {
+        self.may_unmap = false;
+        self
+    }
+
+    /// A number that the [`Completion`] repeats.
+    #[must_use]
+    pub fn with_token(mut self, token: u64) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// Gives the buffer back, if the request has one.
+    #[must_use]
+    pub fn into_buffer(self) -> Option<Buffer> {
+        self.buffer
+    }
+
+    /// The number that the completion repeats.
+    #[must_use]
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Its buffer.
+    pub(super) fn buffer(&self) -> Option<&Buffer> {
+        self.buffer.as_ref()
+    }
+
+    /// The request as the engine takes it.
+    pub(super) fn to_io(&self, block_size: BlockSize, data_max: usize) -> Result<Io, Reason> {
+        let (offset, len) = (self.offset, self.len);
+        if self.buffer.is_some() && len > data_max as u64 {
+            return Err(Reason::TooLong { len, most: data_max });
+        }
+        let not_whole = Reason::NotWholeBlocks { offset, len, block: block_size.bytes() };
+        let mut io = Io::new(self.op, offset, len, block_size).ok_or(not_whole)?;
+        if len == 0 && self.op != IoOp::Flush {
+            return Err(Reason::Empty);
+        }
+        io.fua = self.durable;
+        io.may_unmap = self.may_unmap;
+        Ok(io)
+    }
+}
+
+/// How a request ended.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Completion {
+    /// The number of the request.
+    pub token: u64,
+    /// Bytes that were read or written, 0 for requests without data; or why it failed.
+    pub result: Result<usize, IoError>,
+    /// The buffer of a read or a write. No device touches it any more.
+    pub buffer: Option<Buffer>,
+}
+
+impl Completion {
+    /// The completion of a request: bytes moved, or a negative errno.
+    pub(super) fn of(token: u64, buffer: Option<Buffer>, result: i32) -> Self {
+        let result = usize::try_from(result).map_err(|_| IoError(result.saturating_neg()));
+        Self { token, result, buffer }
+    }
+}
+
+/// Why a request failed, as the errno that a disk would give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{}", io::Error::from_raw_os_error(*.0))]
+pub struct IoError(i32);
+
+impl IoError {
+    /// The errno.
+    #[must_use]
+    pub fn errno(self) -> i32 {
+        self.0
+    }
+
+    /// Whether another host has the volume now: every request fails, permanently.
+    #[must_use]
+    pub fn is_fenced(self) -> bool {
+        self.0 == Status::Fenced.errno()
+    }
+}
+
+impl From<IoError> for io::Error {
+    fn from(error: IoError) -> Self {
+        Self::from_raw_os_error(error.0)
+    }
+}
+
+/// A request that was not submitted. It comes back whole.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+#[non_exhaustive]
+pub struct Refused {
+    /// The request.
+    pub request: Request,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Why a request was not submitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// As many requests as the queue takes are under way.
+    #[error(
+        "the queue has {depth} requests under way, its depth: take completions by poll or wait first"
+    )]
+    Full {
+        /// Requests that it takes at once.
+        depth: u16,
+    },
+    /// The range is not whole blocks of the volume, or beyond what a volume can have.
+    #[error("{len} bytes from byte {offset} are not whole blocks of {block} bytes")]
+    NotWholeBlocks {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes of a block.
+        block: u32,
+    },
+    /// The data does not fit a buffer.
+    #[error(
+        "{len} bytes are more than a request moves, which is {most}: split it, or raise max_io"
+    )]
+    TooLong {
+        /// Bytes.
+        len: u64,
+        /// The most.
+        most: usize,
+    },
+    /// The range has no bytes.
+    #[error("a range of 0 bytes: only a flush has no range")]
+    Empty,
+    /// The buffer is another queue's.
+    #[error(
+        "the buffer belongs to another queue: take buffers from the queue that gets the request"
+    )]
+    ForeignBuffer,
+}

@@ -1,0 +1,435 @@
+//! [`Queue`]: the data side of one hardware queue, owned by one thread.
+//!
+//! A tag is with the kernel (a fetch is queued or pending) or with the caller (a request was
+//! delivered and is not completed). `fetch_all` gives every tag to the kernel; an
+//! [`Event::Request`] gives one to the caller; `complete` gives it back, with a command of its own
+//! for each tag. The driver copies data in this thread only: write data before a request is
+//! delivered, read data while a completion is submitted. So a buffer belongs to the caller exactly
+//! while the tag does. After the queue is dropped, the driver touches no buffer.
+//!
+//! The ring also carries polls of other descriptors (a completion channel, an eventfd), so that a
+//! thread has one place to sleep in.
+
+mod descriptors;
+mod ring;
+mod tag_command;
+mod tags;
+mod watches;
+
+use std::marker::PhantomData;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{cqueue, squeue, types};
+
+pub(crate) use self::ring::RingMode;
+
+use self::descriptors::Descriptors;
+use self::ring::{Ring, RingCounts};
+use self::tag_command::Answer;
+use self::tags::{Asked, Tags};
+use self::watches::Watches;
+use rblk_protocol::width::wide;
+
+use super::abi;
+use super::buffers::Buffers;
+use super::device::{CharNode, QueueConfig};
+use super::error::{Result, UblkError};
+use super::request::BlockRequest;
+use crate::queue::WatchToken;
+
+/// Descriptors one queue can watch.
+pub(crate) const MAX_WATCHES: u8 = 8;
+
+/// The char node is file 0 of the ring's table: no reference count is touched per command.
+const NODE: types::Fixed = types::Fixed(0);
+
+/// Upper bits of `user_data`: what the completion is of. Lower bits: the tag, or the place and the
+/// generation of a watch.
+const KIND_WATCH: u64 = 1 << 62;
+const KIND_UNWATCH: u64 = 1 << 63;
+const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
+
+/// How long a turn may sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Not at all; a turn with nothing to submit and nothing to reap makes no system call.
+    No,
+    /// Until something completes, or this long.
+    For(Duration),
+    /// Until so many events are there, or some after `within`, or this long. Kernels before 6.12
+    /// wake for the first event.
+    Gather {
+        /// Events that end the sleep at once.
+        events: usize,
+        /// After this time a single event ends the sleep.
+        within: Duration,
+        /// The longest sleep.
+        longest: Duration,
+    },
+}
+
+/// What a turn found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A request; its tag and buffer are the caller's until [`Queue::complete`].
+    Request(u16, BlockRequest),
+    /// A watched descriptor became readable, or was hung up. Edge-like: read until it would block.
+    Watch(WatchToken),
+    /// A watched descriptor cannot be watched any more (errno); its place is free.
+    WatchEnded(WatchToken, i32),
+    /// Sent once: the disk is being stopped or parked. Answer what is held; the queue is
+    /// [down](Queue::is_down) after that and can be dropped.
+    Stopping,
+    /// The driver refused a command (errno). The tag is lost until the device is recovered; any of
+    /// its requests hangs. Not seen with a correct caller.
+    TagLost(u16, i32),
+}
+
+/// Counters of a queue. Plain numbers: the owner copies them out where others can see them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct QueueStats {
+    /// System calls made.
+    pub enters: u64,
+    /// Those that were allowed to sleep.
+    pub sleeps: u64,
+    /// System calls the kernel cut short (no memory, or a full completion queue); nothing is lost
+    /// by one.
+    pub retries: u64,
+    /// Requests delivered.
+    pub fetched: u64,
+    /// Completions queued.
+    pub committed: u64,
+    /// Descriptors that were no request, answered here.
+    pub rejected: u64,
+    /// Watch events delivered.
+    pub watched: u64,
+    /// Commands queued, of every kind.
+    pub commands: u64,
+}
+
+/// The data side of a hardware queue. Lives and dies on the thread that made it.
+pub struct Queue {
+    // Dropped first: with the ring go all commands of this queue, before the memory they name.
+    ring: Ring,
+    descriptors: Descriptors,
+    buffers: Buffers,
+    // Bytes of each memory that was registered.
+    shared: Arc<[u64]>,
+    tags: Tags,
+    watches: Watches,
+    queue_id: u16,
+    max_io_bytes: u32,
+    stopping: bool,
+    counts: RequestCounts,
+    _node: Arc<CharNode>,
+    // The driver takes a tag's commands from one thread only, and so does a single-issuer ring.
+    _one_thread: PhantomData<*mut ()>,
+}
+
+/// What became of requests and watches so far. The fields are those of [`QueueStats`].
+#[derive(Clone, Copy, Default, Debug)]
+struct RequestCounts {
+    fetched: u64,
+    committed: u64,
+    rejected: u64,
+    watched: u64,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue")
+            .field("queue_id", &self.queue_id)
+            .field("mode", &self.mode())
+            .field("tags", &self.tags)
+            .field("stopping", &self.stopping)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Queue {
+    /// Makes the queue of the calling thread. Allocates all it ever needs.
+    ///
+    /// # Errors
+    /// The buffers do not fit the queue, io_uring is refused, or the char node cannot be mapped.
+    pub fn new(config: &QueueConfig, buffers: Buffers) -> Result<Self> {
+        let QueueConfig { node, queue_id, depth, max_io_bytes } = config;
+        if buffers.count() < *depth || buffers.stride() < wide(*max_io_bytes) {
+            return Err(UblkError::Invalid {
+                name: "buffers",
+                value: buffers.count().into(),
+                rule: "a queue needs one buffer per tag, each of the device's buffer size",
+            });
+        }
+        Ok(Self {
+            ring: Ring::new(*depth, node.raw_fd())?,
+            descriptors: Descriptors::map(node, *queue_id, *depth)?,
+            buffers,
+            shared: Arc::default(),
+            tags: Tags::new(*depth),
+            watches: Watches::new(),
+            queue_id: *queue_id,
+            max_io_bytes: *max_io_bytes,
+            stopping: false,
+            counts: RequestCounts::default(),
+            _node: Arc::clone(node),
+            _one_thread: PhantomData,
+        })
+    }
+
+    /// Data of requests may be in memory that was [registered](super::Device::share), which has so
+    /// many bytes each.
+    #[must_use]
+    pub(crate) fn with_shared(mut self, shared: Arc<[u64]>) -> Self {
+        self.shared = shared;
+        self
+    }
+
+    /// Number of tags.
+    #[must_use]
+    pub(crate) fn depth(&self) -> u16 {
+        self.descriptors.depth()
+    }
+
+    /// How the ring works here.
+    #[must_use]
+    pub(crate) fn mode(&self) -> RingMode {
+        self.ring.mode()
+    }
+
+    /// Counters so far.
+    #[must_use]
+    pub fn stats(&self) -> QueueStats {
+        let RequestCounts { fetched, committed, rejected, watched } = self.counts;
+        let RingCounts { enters, sleeps, retries, commands } = self.ring.counts();
+        QueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
+    }
+
+    /// Nothing is left to do: stopping, no request held, every completion submitted. Drop the
+    /// queue.
+    #[must_use]
+    pub fn is_down(&mut self) -> bool {
+        self.stopping && self.tags.with_caller() == 0 && self.ring.is_submitted()
+    }
+
+    /// Queues the first fetch of every tag. The next turn submits them, and makes this thread the
+    /// one that serves the queue. Once per queue: a later call does nothing while a tag is in use.
+    pub fn fetch_all(&mut self) {
+        let depth = self.depth();
+        if self.stopping || !self.tags.fetch_all(depth) {
+            return;
+        }
+        for tag in 0..depth {
+            self.push(&tag_command::fetch(self.queue_id, tag, self.buffers.address(tag)));
+        }
+    }
+
+    /// Answers a request and fetches the tag's next one: bytes moved for a read or write, 0 (or
+    /// anything positive) for the rest, a negative errno for a failure. The next turn submits it.
+    ///
+    /// Fewer bytes than asked for are whole sectors of a partial success: the kernel sends the rest
+    /// as a new request. None at all is EIO, since the kernel would try again
+    /// without end. More is cut down.
+    ///
+    /// # Errors
+    /// The caller does not hold the tag. Nothing happens.
+    #[inline]
+    pub fn complete(&mut self, tag: u16, result: i32) -> Result<()> {
+        let Some(asked) = self.tags.give_back(tag) else {
+            return Err(UblkError::NotOwned { queue_id: self.queue_id, tag });
+        };
+        self.counts.committed += 1;
+        self.commit(tag, driver_result(result, asked));
+        Ok(())
+    }
+
+    /// Queues the command that tells the driver the result of a tag and fetches its next request.
+    #[inline]
+    fn commit(&mut self, tag: u16, result: i32) {
+        let addr = self.buffers.address(tag);
+        self.push(&tag_command::commit(self.queue_id, tag, result, addr));
+    }
+
+    /// Adds a descriptor to what wakes this thread. Interest is in reading.
+    ///
+    /// The caller keeps `fd` open until it has been [unwatched](Self::unwatch) and a turn has gone
+    /// by.
+    ///
+    /// # Errors
+    /// All places are taken, or the token is.
+    pub fn watch(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+        self.add_watch(fd, token, false)
+    }
+
+    /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep ends when
+    /// it is readable or becomes so, and what happens to it while the thread is awake costs nothing
+    /// and is not told.
+    ///
+    /// # Errors
+    /// As [`Self::watch`].
+    pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> Result<()> {
+        self.add_watch(fd, token, true)
+    }
+
+    fn add_watch(&mut self, fd: RawFd, token: WatchToken, asleep: bool) -> Result<()> {
+        let armed = self
+            .watches
+            .add(fd, token, asleep)
+            .map_err(|reason| UblkError::CannotWatch { queue_id: self.queue_id, reason })?;
+        if let Some(armed) = armed {
+            self.push(&armed);
+        }
+        Ok(())
+    }
+
+    /// Takes a descriptor off again; its place is free after the next turn. Unknown tokens are
+    /// ignored.
+    pub(crate) fn unwatch(&mut self, token: WatchToken) {
+        if let Some(removal) = self.watches.remove(token) {
+            self.push(&removal);
+        }
+    }
+
+    /// A turn would enter the kernel: commands are queued, or the kernel says that it has
+    /// completions to hand over, which may be stale. A look at shared memory.
+    #[inline]
+    #[must_use]
+    pub(crate) fn needs_enter(&mut self) -> bool {
+        self.ring.needs_enter()
+    }
+
+    /// An event is there already. A look at shared memory.
+    #[inline]
+    #[must_use]
+    pub(crate) fn has_event(&mut self) -> bool {
+        self.ring.has_completion()
+    }
+
+    /// The system call of a turn, if one is needed.
+    ///
+    /// # Errors
+    /// [`UblkError::Enter`]: the ring is unusable, the queue has to be dropped.
+    #[inline]
+    pub fn enter(&mut self, wait: Wait) -> Result<()> {
+        if self.ring.may_sleep(wait) {
+            while let Some(armed) = self.watches.arm_next() {
+                self.push(&armed);
+            }
+        }
+        let queue_id = self.queue_id;
+        self.ring.enter(wait).map_err(|source| UblkError::Enter { queue_id, source })
+    }
+
+    /// The next event that is in the completion queue already.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            let entry = self.ring.next_completion()?;
+            let event = match entry.user_data() & KIND_MASK {
+                0 => self.io_event(&entry),
+                KIND_WATCH => self.watch_event(&entry),
+                _ => None,
+            };
+            if event.is_some() {
+                return event;
+            }
+        }
+    }
+
+    #[inline]
+    fn io_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+        let tag =
+            u16::try_from(entry.user_data()).ok().filter(|tag| self.tags.is_with_kernel(*tag));
+        // The kernel's word. A completion that fits no fetch is dropped.
+        let tag = tag?;
+        match Answer::from_result(entry.result()) {
+            Answer::Request => self.delivered(tag),
+            Answer::Abort => {
+                self.tags.lose(tag);
+                self.stop()
+            }
+            Answer::Refused(errno) => {
+                self.tags.lose(tag);
+                Some(Event::TagLost(tag, errno))
+            }
+        }
+    }
+
+    /// The disk is being stopped or parked; said once.
+    fn stop(&mut self) -> Option<Event> {
+        let first = !std::mem::replace(&mut self.stopping, true);
+        first.then_some(Event::Stopping)
+    }
+
+    /// A tag that was the kernel's has a request.
+    #[inline]
+    fn delivered(&mut self, tag: u16) -> Option<Event> {
+        match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes, &self.shared) {
+            Ok(request) => {
+                let (data_len, has_data) = (request.data_len(), request.op.has_data());
+                self.tags.deliver(tag, Asked { data_len, has_data });
+                self.counts.fetched += 1;
+                Some(Event::Request(tag, request))
+            }
+            Err(bad) => {
+                // Answered here: the tag stays with the kernel.
+                self.counts.rejected += 1;
+                self.commit(tag, -bad.errno());
+                None
+            }
+        }
+    }
+
+    fn watch_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+        let (event, again) = self.watches.completed(entry);
+        if let Some(again) = again {
+            self.push(&again);
+        }
+        self.counts.watched += u64::from(matches!(event, Some(Event::Watch(_))));
+        event
+    }
+
+    #[inline]
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the entry names the node (file 0, registered for the ring's life, and held open
+        // by `self`) and a buffer inside `self.buffers`, which `self` holds until after the ring is
+        // gone; or it is a poll, which names no memory, or the end of one.
+        unsafe { self.ring.push(entry) };
+    }
+}
+
+/// What the driver is told, from what the caller said. See [`Queue::complete`].
+#[inline]
+fn driver_result(result: i32, asked: Asked) -> i32 {
+    let Asked { data_len, has_data } = asked;
+    match u32::try_from(result) {
+        Err(_) => result,
+        Ok(_) if !has_data => 0,
+        Ok(bytes) => {
+            let whole = bytes.min(data_len) & !(abi::SECTOR_BYTES - 1);
+            if whole == 0 { -libc::EIO } else { whole.cast_signed() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_what_the_driver_can_use() {
+        let result =
+            |result, data_len, has_data| driver_result(result, Asked { data_len, has_data });
+        assert_eq!(result(4096, 4096, true), 4096);
+        assert_eq!(result(8192, 4096, true), 4096);
+        assert_eq!(result(1000, 4096, true), 512);
+        assert_eq!(result(511, 4096, true), -libc::EIO);
+        assert_eq!(result(0, 4096, true), -libc::EIO);
+        assert_eq!(result(0, 0, false), 0);
+        assert_eq!(result(4096, 0, false), 0);
+        assert_eq!(result(-libc::ENOSPC, 0, false), -libc::ENOSPC);
+        assert_eq!(result(i32::MIN, 4096, true), i32::MIN);
+    }
+}

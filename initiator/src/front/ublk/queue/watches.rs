@@ -1,0 +1,143 @@
+//! [`Watches`]: the descriptors besides the node that wake a queue's thread, as polls of its ring.
+//!
+//! A watch has a place from its `add` to the end of its poll, which may come after its removal. The
+//! generation tells late completions of the watch that had the place before.
+//!
+//! A descriptor may be watched always, by a poll that stays; or only asleep, by a poll that a sleep
+//! makes if the last poll was used up. An event of such a descriptor costs nothing while the thread
+//! is awake.
+
+use std::os::fd::RawFd;
+
+use io_uring::{cqueue, opcode, squeue, types};
+
+use super::{Event, KIND_UNWATCH, KIND_WATCH, MAX_WATCHES};
+use crate::queue::WatchToken;
+
+const POLL_READ: u32 = libc::POLLIN.cast_unsigned() as u32;
+const POLL_ENDED: i32 = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as i32;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WatchState {
+    Free,
+    /// Watched asleep, and there is no poll.
+    Resting,
+    Armed,
+    Removing,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    state: WatchState,
+    asleep: bool,
+    fd: RawFd,
+    token: WatchToken,
+    generation: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Watches {
+    places: [Watch; MAX_WATCHES as usize],
+    generation: u32,
+}
+
+impl Watches {
+    pub(super) fn new() -> Self {
+        let (state, token) = (WatchState::Free, WatchToken(0));
+        let free = Watch { state, asleep: false, fd: -1, token, generation: 0 };
+        Self { places: [free; MAX_WATCHES as usize], generation: 0 }
+    }
+
+    /// Takes a place; the entry arms it, if it is to be armed now.
+    pub(super) fn add(
+        &mut self,
+        fd: RawFd,
+        token: WatchToken,
+        asleep: bool,
+    ) -> Result<Option<squeue::Entry>, &'static str> {
+        if self.place_of(token).is_some() {
+            return Err("the token is in use");
+        }
+        let Some(place) = self.places.iter().position(|w| w.state == WatchState::Free) else {
+            return Err("all places are taken");
+        };
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let state = if asleep { WatchState::Resting } else { WatchState::Armed };
+        self.places[place] = Watch { state, asleep, fd, token, generation };
+        Ok((!asleep).then(|| self.arming(place)))
+    }
+
+    /// The entry that arms the next one that is watched asleep and rests; none when all are armed.
+    pub(super) fn arm_next(&mut self) -> Option<squeue::Entry> {
+        let place = self.places.iter().position(|w| w.state == WatchState::Resting)?;
+        self.places[place].state = WatchState::Armed;
+        Some(self.arming(place))
+    }
+
+    /// Begins the removal of a watch, if there is one; the entry ends its poll.
+    pub(super) fn remove(&mut self, token: WatchToken) -> Option<squeue::Entry> {
+        let place = self.place_of(token)?;
+        if self.places[place].state == WatchState::Resting {
+            self.places[place].state = WatchState::Free;
+            return None;
+        }
+        self.places[place].state = WatchState::Removing;
+        // POLL_REMOVE leaves a poll alone that is just being woken (EALREADY), as the poll of a
+        // dying path is; the poll would keep its place. A cancellation ends a poll in any state.
+        Some(opcode::AsyncCancel::new(self.user_data(place)).build().user_data(KIND_UNWATCH))
+    }
+
+    /// Takes a completion of a poll: what happened, and an entry that arms it again if need be.
+    pub(super) fn completed(
+        &mut self,
+        entry: &cqueue::Entry,
+    ) -> (Option<Event>, Option<squeue::Entry>) {
+        let place = usize::from(entry.user_data().to_le_bytes()[0]);
+        let Some(watch) = self.places.get(place).copied() else {
+            return (None, None);
+        };
+        if self.user_data(place) != entry.user_data() || watch.state == WatchState::Free {
+            return (None, None);
+        }
+        let armed = cqueue::more(entry.flags());
+        let result = entry.result();
+        if watch.state == WatchState::Removing {
+            if !armed {
+                self.places[place].state = WatchState::Free;
+            }
+            return (None, None);
+        }
+        if armed {
+            return (Some(Event::Watch(watch.token)), None);
+        }
+        // The poll ended: for good if the descriptor did, else (the completion queue was full, say)
+        // it is armed again.
+        if result < 0 || result & POLL_ENDED != 0 {
+            self.places[place].state = WatchState::Free;
+            let errno = if result < 0 { -result } else { libc::EPIPE };
+            return (Some(Event::WatchEnded(watch.token, errno)), None);
+        }
+        if watch.asleep {
+            self.places[place].state = WatchState::Resting;
+            return (Some(Event::Watch(watch.token)), None);
+        }
+        (Some(Event::Watch(watch.token)), Some(self.arming(place)))
+    }
+
+    fn place_of(&self, token: WatchToken) -> Option<usize> {
+        let known = |w: &Watch| matches!(w.state, WatchState::Armed | WatchState::Resting);
+        self.places.iter().position(|w| known(w) && w.token == token)
+    }
+
+    fn user_data(&self, place: usize) -> u64 {
+        KIND_WATCH | u64::from(self.places[place].generation) << 8 | place as u64
+    }
+
+    fn arming(&self, place: usize) -> squeue::Entry {
+        opcode::PollAdd::new(types::Fd(self.places[place].fd), POLL_READ)
+            .multi(!self.places[place].asleep)
+            .build()
+            .user_data(self.user_data(place))
+    }
+}

@@ -1,0 +1,230 @@
+//! [`Device`]: the disk of a guest, whoever is its front end at the moment: the threads of its
+//! rings and the way to control.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rblk_config::ByteSize;
+use rblk_runtime::data_thread;
+use rblk_runtime::spin::SpinMode;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::disk::Disk;
+use super::memory::GuestMemory;
+use super::news::{Memories, News};
+use super::orders::{Order, Orders};
+use super::ring::RingParts;
+use super::thread::{RingThread, ThreadParts};
+use crate::engine::durability::Durability;
+use crate::queue::FromQueue;
+
+/// How long an order may take beyond what it says: the kernel may be slow to destroy QPs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a front end that leaves waits until what its guest wrote is durable.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
+/// The same, when the disk is to go by force.
+const FORCED_FLUSH: Duration = Duration::from_millis(500);
+
+/// The disk of a guest.
+#[derive(Debug)]
+pub(super) struct Device {
+    disk: Disk,
+    news: Arc<News>,
+    orders: Vec<Orders>,
+    threads: Vec<JoinHandle<()>>,
+    memories: UnboundedSender<Memories>,
+    memory_max: Option<ByteSize>,
+    // None for a volume whose writes are durable when they are answered.
+    durability: Option<Arc<Durability>>,
+}
+
+impl Device {
+    /// Starts a thread for each ring.
+    ///
+    /// # Errors
+    /// The system has no descriptor or no thread.
+    pub(super) fn start_threads(
+        disk: Disk,
+        news: Arc<News>,
+        (parts, durability): (Vec<ThreadParts>, Option<Arc<Durability>>),
+        spin: SpinMode,
+        (memories, memory_max): (UnboundedSender<Memories>, Option<ByteSize>),
+    ) -> io::Result<Self> {
+        let (orders, threads) = (Vec::new(), Vec::new());
+        let mut device = Self { disk, news, orders, threads, memories, memory_max, durability };
+        for parts in parts {
+            let (orders, given) = Orders::pair()?;
+            let (queue, outbox) = (parts.target.queue, parts.target.outbox.clone());
+            let mut thread = RingThread::new(parts, given)?;
+            let run = move || {
+                let _ = nix::sys::prctl::set_timerslack(1);
+                let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    data_thread::run(&mut thread, spin)
+                }));
+                let error = match served {
+                    // It has said so itself.
+                    Ok(Ok(())) => return,
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => "it panicked".to_owned(),
+                };
+                // Control is gone only when the process ends.
+                let _ = outbox.send(FromQueue::Stopped { queue, error: Some(error) });
+            };
+            let name = format!("rblk-ring-{queue}");
+            device.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
+            device.orders.push(orders);
+        }
+        Ok(device)
+    }
+
+    /// How many rings it has.
+    pub(super) fn rings(&self) -> usize {
+        self.orders.len()
+    }
+
+    /// The disk, as it is now.
+    pub(super) fn disk(&self) -> Disk {
+        self.news.disk(self.disk)
+    }
+
+    /// Gives a ring an order.
+    ///
+    /// # Errors
+    /// Its thread is gone.
+    pub(super) fn order(&self, ring: usize, order: Order) -> io::Result<()> {
+        let orders = self.orders.get(ring).ok_or_else(|| gone(ring))?;
+        orders.give(order).map_err(|_| gone(ring))
+    }
+
+    /// Serves a ring. One that a predecessor left in doubt is left alone, until the guest has made
+    /// it anew.
+    ///
+    /// # Errors
+    /// It cannot be served like this, or its thread is gone.
+    pub(super) fn start(&self, ring: usize, mut parts: RingParts) -> io::Result<()> {
+        parts.in_doubt = self.news.is_in_doubt(ring);
+        let (reply, answer) = sync_channel(1);
+        self.order(ring, Order::Start(Box::new(parts), reply))?;
+        if wait(ring, &answer, PATIENCE)?? {
+            self.news.is_sure(ring);
+        }
+        Ok(())
+    }
+
+    /// Stops a ring, when none of its requests is under way. Returns which would be its next.
+    ///
+    /// # Errors
+    /// Its thread is gone, or the kernel does not destroy a connection.
+    pub(super) fn stop(&self, ring: usize, patience: Duration) -> io::Result<u16> {
+        let (reply, answer) = sync_channel(1);
+        self.order(ring, Order::Stop { patience, reply })?;
+        wait(ring, &answer, patience + PATIENCE)
+    }
+
+    /// Stops several rings.
+    ///
+    /// # Errors
+    /// As of [`Self::stop`].
+    pub(super) fn stop_all(
+        &self,
+        rings: impl Iterator<Item = usize>,
+        patience: Duration,
+    ) -> io::Result<()> {
+        let mut answers = Vec::new();
+        for ring in rings {
+            let (reply, answer) = sync_channel(1);
+            self.order(ring, Order::Stop { patience, reply })?;
+            answers.push((ring, answer));
+        }
+        answers
+            .iter()
+            .try_for_each(|(ring, answer)| wait(*ring, answer, patience + PATIENCE).map(drop))
+    }
+
+    /// Has the target make durable what the guest wrote, if it does so in time. No ring is served.
+    /// Where it fails, the account of this process, and its note, keep that.
+    ///
+    /// # Errors
+    /// The thread of a ring is gone.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        let Some(durability) = self.durability.as_ref().filter(|its| its.unflushed() > 0) else {
+            return Ok(());
+        };
+        let (reply, answer) = sync_channel(1);
+        self.order(0, Order::Flush(reply))?;
+        let forced = self.news.ends_by_force();
+        let answered = answer.recv_timeout(if forced { FORCED_FLUSH } else { FLUSH_PATIENCE });
+        let writes = durability.unflushed();
+        match answered {
+            _ if writes == 0 => tracing::info!("what the guest wrote is durable"),
+            Err(RecvTimeoutError::Disconnected) => return Err(gone(0)),
+            Ok(_) | Err(RecvTimeoutError::Timeout) => tracing::warn!(
+                writes,
+                "cannot flush what the guest wrote: the target is away, or refuses. The next FLUSH of the guest tells \
+                 whether that was lost"
+            ),
+        }
+        Ok(())
+    }
+
+    /// Most memory that a guest may have, if there is a bound.
+    pub(super) fn memory_max(&self) -> Option<ByteSize> {
+        self.memory_max
+    }
+
+    /// How the disk is told what changes.
+    pub(super) fn news(&self) -> &News {
+        &self.news
+    }
+
+    /// Uses that memory of the guest from now on. No device touches any other when this returns.
+    ///
+    /// # Errors
+    /// As of [`Self::stop`].
+    pub(super) fn set_memory(&self, memory: Option<&Arc<GuestMemory>>) -> io::Result<()> {
+        let ask = |ring| {
+            let (reply, answer): (SyncSender<()>, _) = sync_channel(1);
+            self.order(ring, Order::Memory(memory.cloned(), reply))?;
+            Ok((ring, answer))
+        };
+        let answers = (0..self.rings()).map(ask).collect::<io::Result<Vec<_>>>()?;
+        // Paths that are made from now on register it.
+        let (reply, is_known) = sync_channel(1);
+        let regions = memory.map_or_else(Arc::default, |memory| Arc::clone(memory.regions()));
+        let sent = self.memories.send(Memories { regions, reply });
+        sent.map_err(|_| io::Error::other("the mount is ending"))?;
+        answers.iter().try_for_each(|(ring, answer)| wait(*ring, answer, PATIENCE))?;
+        wait(0, &is_known, PATIENCE)
+    }
+
+    /// Gives a broken device up: a thread that is held up is not waited for.
+    pub(super) fn give_up(self) {
+        self.orders.iter().for_each(Orders::end);
+    }
+
+    /// Ends the threads.
+    pub(super) fn end(self) {
+        self.orders.iter().for_each(Orders::end);
+        for thread in self.threads {
+            // It has told control what broke it.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn gone(ring: usize) -> io::Error {
+    io::Error::other(format!("the thread of ring {ring} ended, or takes no orders"))
+}
+
+fn wait<T>(ring: usize, answer: &Receiver<T>, patience: Duration) -> io::Result<T> {
+    answer.recv_timeout(patience).map_err(|error| match error {
+        RecvTimeoutError::Disconnected => gone(ring),
+        RecvTimeoutError::Timeout => io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("ring {ring} is not done after {patience:?}: the kernel may not have destroyed a connection"),
+        ),
+    })
+}

@@ -1,0 +1,350 @@
+//! [`RingThread`]: the requests of one ring of a guest to the [`Engine`](crate::engine::Engine),
+//! and outcomes back. It is to a guest what the queue thread of a disk is to the driver.
+//!
+//! What keeps late RDMA out of memory that the guest uses for something else:
+//!
+//! - A request is done when the target has answered it, or when every path that had it is
+//!   destroyed.
+//! - A ring is stopped when none of its requests is under way. A front end that stops a ring waits
+//!   for some time for answers. Then the path is given up, and what is left fails when it
+//!   is destroyed.
+//! - Memory is replaced when every path that had registered it is destroyed.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use rblk_fabric::Region;
+use rblk_protocol::{BlockSize, Tag};
+use rblk_runtime::Moment;
+use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
+use rblk_runtime::spin::Hint;
+
+use super::memory::GuestMemory;
+use super::orders::{Given, Order};
+use super::request::ID_BYTES;
+use super::ring::{Ring, RingParts};
+use super::under_way::UnderWay;
+use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch, WatchToken};
+
+/// How often a thread looks at what wakes nobody.
+const LOOK: Duration = Duration::from_millis(1);
+/// Requests that are taken from the ring in one turn, so that answers get in between.
+const TAKEN_AT_ONCE: usize = 64;
+/// Tokens of the sleep. Those of paths are numbers from 2 on.
+const ORDERS: WatchToken = WatchToken(u32::MAX);
+const KICK: WatchToken = WatchToken(u32::MAX - 1);
+const EIO: i32 = 5;
+
+/// What a thread is made of.
+#[derive(Debug)]
+pub(crate) struct ThreadParts {
+    /// What the side of the target is made of.
+    pub(crate) target: TargetParts,
+    /// Depth buffers of `target.stride` bytes each.
+    pub(crate) buffers: Arc<Region>,
+    /// Block size of the volume.
+    pub(crate) block_size: BlockSize,
+    /// The name of the disk.
+    pub(crate) id: [u8; ID_BYTES],
+}
+
+#[derive(Debug)]
+struct Stopping {
+    by: Instant,
+    reply: SyncSender<u16>,
+}
+
+/// The thread of one ring.
+pub(super) struct RingThread {
+    side: TargetSide,
+    epoll: Epoll,
+    orders: Given,
+    under_way: UnderWay,
+    ring: Option<Ring>,
+    memory: Option<Arc<GuestMemory>>,
+    enabled: bool,
+    stopping: Option<Stopping>,
+    // Whoever waits until no device touches the memory that was replaced.
+    replaced: Option<SyncSender<()>>,
+    // Whoever waits for a FLUSH of this end.
+    flushing: Option<SyncSender<bool>>,
+    answers: Vec<(Tag, i32)>,
+}
+
+impl RingThread {
+    /// A thread without a ring and without a path.
+    ///
+    /// # Errors
+    /// The system has no descriptor.
+    pub(super) fn new(parts: ThreadParts, orders: Given) -> io::Result<Self> {
+        let ThreadParts { target, buffers, block_size, id } = parts;
+        let under_way = UnderWay::new(&target, buffers, block_size, id);
+        let answers = Vec::with_capacity(usize::from(target.depth.get()));
+        let side = TargetSide::new(target);
+        let mut epoll = Epoll::new()?;
+        epoll.watch(side.mail_fd(), MAIL)?;
+        epoll.watch(std::os::fd::AsFd::as_fd(&orders), ORDERS)?;
+        Ok(Self {
+            side,
+            epoll,
+            orders,
+            under_way,
+            ring: None,
+            memory: None,
+            enabled: false,
+            stopping: None,
+            replaced: None,
+            flushing: None,
+            answers,
+        })
+    }
+
+    /// Takes the orders. Returns whether there was one.
+    fn take_orders(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(order) = self.orders.take() {
+            any = true;
+            // Nobody waits for an answer whose receiver is gone.
+            match order {
+                Order::Start(parts, reply) => drop(reply.send(self.start(*parts))),
+                Order::Enable(enabled) => self.enabled = enabled,
+                Order::Flushed(flushed) => self.under_way.set_durable(!flushed),
+                Order::SetCall(call) => {
+                    if let Some(ring) = &mut self.ring {
+                        ring.set_call(call);
+                    }
+                }
+                Order::SetError(error) => {
+                    if let Some(ring) = &mut self.ring {
+                        ring.set_error(error);
+                    }
+                }
+                Order::Memory(memory, reply) => self.replace_memory(memory, reply),
+                Order::Stop { patience, reply } => {
+                    self.stopping = Some(Stopping { by: now + patience, reply });
+                }
+                Order::Flush(reply) => self.flush(reply),
+            }
+        }
+        any
+    }
+
+    fn start(&mut self, parts: RingParts) -> io::Result<bool> {
+        if self.ring.is_some() {
+            return Err(io::Error::other("a ring that is served already"));
+        }
+        let memory = self.memory.as_ref();
+        let memory = memory.ok_or_else(|| io::Error::other("a ring, but no memory"))?;
+        let ring = Ring::new(parts, Arc::clone(memory))?;
+        self.epoll.watch_edges(ring.kick(), KICK)?;
+        self.under_way.make_room(ring.size());
+        let is_served = !ring.is_broken();
+        self.ring = Some(ring);
+        Ok(is_served)
+    }
+
+    /// Sends a FLUSH of this end. While an earlier one has no answer, the target is away.
+    fn flush(&mut self, reply: SyncSender<bool>) {
+        if self.under_way.flush(&mut self.side) {
+            self.flushing = Some(reply);
+        } else {
+            let _ = reply.send(false);
+        }
+    }
+
+    /// Uses another memory. What is under way goes on in it: it is not sent before there is a path
+    /// that has registered it.
+    fn replace_memory(&mut self, memory: Option<Arc<GuestMemory>>, reply: SyncSender<()>) {
+        let regions = |memory: &Option<Arc<GuestMemory>>| {
+            memory.as_ref().map_or_else(Arc::default, |memory| Arc::clone(memory.regions()))
+        };
+        let (old, new) = (regions(&self.memory), regions(&memory));
+        let same = Arc::ptr_eq(&old, &new) || old.is_empty() && new.is_empty();
+        if let (Some(ring), Some(memory)) = (&mut self.ring, &memory) {
+            ring.set_memory(Arc::clone(memory));
+        }
+        if !same {
+            let engine = self.side.engine_mut();
+            engine.replace_shared(&new);
+            self.under_way.move_to(memory.as_deref(), engine);
+        }
+        self.memory = memory;
+        self.replaced = Some(reply);
+    }
+
+    /// Takes requests from the ring. Returns whether there was one.
+    fn take_requests(&mut self) -> bool {
+        let (Some(ring), Some(memory)) = (&mut self.ring, &self.memory) else { return false };
+        let mut any = self.under_way.go_on(memory, &mut self.side);
+        if !self.enabled || self.stopping.is_some() {
+            return any;
+        }
+        for _ in 0..TAKEN_AT_ONCE {
+            if !self.under_way.has_room() {
+                break;
+            }
+            let Some(chain) = ring.next() else { break };
+            any = true;
+            if self.under_way.take(chain, memory, &mut self.side).is_err() {
+                ring.breaks("a request of it has no place for its status");
+            }
+        }
+        any
+    }
+
+    /// One turn of the engine. Returns whether anything happened, and how many requests of the
+    /// target were answered.
+    fn turn_engine(&mut self, moment: Moment) -> (bool, usize) {
+        let Self { side, answers, .. } = self;
+        let turned = side.turn(moment, |tag, result| answers.push((tag, result)));
+        self.finish();
+        turned
+    }
+
+    /// Tells the guest of what is done.
+    fn finish(&mut self) {
+        let Self { answers, under_way, flushing, .. } = self;
+        answers.retain(|(tag, result)| {
+            let is_own = under_way.is_own(*tag);
+            if is_own && let Some(reply) = flushing.take() {
+                let _ = reply.send(*result == 0);
+            }
+            !is_own
+        });
+        let (Some(memory), Some(ring)) = (&self.memory, &mut self.ring) else {
+            debug_assert!(self.answers.is_empty(), "without a ring nothing is under way");
+            return;
+        };
+        for (tag, result) in self.answers.drain(..) {
+            self.under_way.answered(tag, result, memory, self.side.stats());
+        }
+        while let Some(done) = self.under_way.next_done(memory) {
+            ring.put(done);
+        }
+        ring.call();
+    }
+
+    /// A stop waits no longer: what waits for the target fails, as soon as no device has it.
+    fn give_up(&mut self, now: Instant) -> bool {
+        let is_over = self.stopping.as_ref().is_some_and(|stopping| now >= stopping.by);
+        if !is_over || self.under_way.is_empty() {
+            return false;
+        }
+        self.under_way.give_up();
+        self.side.engine_mut().give_up_path();
+        if !self.side.has_let_go() {
+            return false;
+        }
+        let Self { side, answers, .. } = self;
+        side.engine_mut().cancel_waiting(EIO, |tag, result| answers.push((tag, result)))
+    }
+
+    /// Ends a stop if nothing is under way, and the replacing of memory when it is free.
+    fn settle(&mut self) {
+        if self.under_way.is_empty()
+            && let Some(Stopping { reply, .. }) = self.stopping.take()
+        {
+            let base = self.ring.take().map_or(0, |ring| ring.base());
+            self.epoll.unwatch(KICK);
+            self.enabled = false;
+            let _ = reply.send(base);
+        }
+        if self.side.has_let_go()
+            && let Some(reply) = self.replaced.take()
+        {
+            let _ = reply.send(());
+        }
+    }
+
+    /// Takes the events of the sleep.
+    fn take_events(&mut self, longest: Duration) -> io::Result<bool> {
+        let Self { side, epoll, orders, ring, .. } = self;
+        epoll.wait(longest, |token| match token {
+            MAIL => side.clear_mail(),
+            ORDERS => orders.clear_event(),
+            KICK => ring.iter_mut().for_each(Ring::clear_kick),
+            token if side.is_of_path(token) => side.clear_path_event(),
+            // Of an earlier path.
+            _ => {}
+        })
+    }
+}
+
+impl DataThread for RingThread {
+    type End = ();
+    type Error = io::Error;
+
+    fn turn(&mut self, moment: Moment) -> io::Result<ControlFlow<(), Turn>> {
+        #[cfg(feature = "fuzzing")]
+        super::pace::keep();
+        let now = moment.instant();
+        let mut busy = self.take_orders(now);
+        busy |= self.give_up(now);
+        busy |= self.side.begin(&mut self.epoll, moment)?;
+        let taken = self.take_requests();
+        let (did, answers) = self.turn_engine(moment);
+        busy |= did | taken;
+        busy |= self.side.end(&mut self.epoll, now)?;
+        self.settle();
+        if self.orders.ends() {
+            self.side.send_all_off();
+            self.side.tell_stopped(None);
+            return Ok(ControlFlow::Break(()));
+        }
+        if busy {
+            self.side.after_work();
+        }
+        let found = Found::of(busy, taken || answers > 0);
+        Ok(ControlFlow::Continue(Turn { found, may_sleep: found == Found::Nothing }))
+    }
+
+    fn awaited(&mut self) -> Option<Hint> {
+        self.side.awaited()
+    }
+
+    fn arm(&mut self) {
+        // The path of a CQ that cannot be armed has ended: the look finds that.
+        let _ = self.side.engine_mut().arm();
+        if let Some(ring) = &mut self.ring {
+            ring.ask_for_kicks();
+        }
+    }
+
+    fn look_again(&mut self, moment: Moment) -> Found {
+        let takes = self.enabled && self.stopping.is_none() && self.under_way.has_room();
+        let offered = takes && self.ring.as_ref().is_some_and(Ring::has_some);
+        let (busy, answers) = self.turn_engine(moment);
+        let news = self.side.has_news() || self.orders.has_some();
+        Found::of(busy || news, offered || answers > 0)
+    }
+
+    fn publish(&mut self, _: Moment) {
+        self.side.publish();
+    }
+
+    fn longest_sleep(&self, now: Instant) -> Duration {
+        let longest = self.side.longest_sleep(now, false);
+        match &self.stopping {
+            _ if self.replaced.is_some() => longest.min(LOOK),
+            Some(Stopping { by, .. }) => longest.min(by.saturating_duration_since(now).max(LOOK)),
+            None => longest,
+        }
+    }
+
+    fn enter(&mut self, sleep: Option<Duration>) -> io::Result<Woken> {
+        let Some(longest) = sleep else { return Ok(Woken::DidNotSleep) };
+        self.side.stats().sleeps.add(1);
+        Ok(if self.take_events(longest)? { Woken::ByEvent } else { Woken::ByTime })
+    }
+
+    fn ask_devices(&mut self) {
+        self.side.clear_path_event();
+    }
+
+    fn yielded(&mut self) {
+        self.side.stats().yields.add(1);
+    }
+}

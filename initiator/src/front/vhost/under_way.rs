@@ -1,0 +1,364 @@
+//! [`UnderWay`]: the requests of a ring that are under way: each is one request of the target, or
+//! several, its steps.
+//!
+//! A request that needs more steps than there are tags begins as many as there are, and the next
+//! ones when answers come. Until then no further request is taken from the ring.
+//!
+//! A guest that does not flush has every change made durable before the answer: a write is sent
+//! with FUA, and a DISCARD or WRITE_ZEROES is followed by a FLUSH, its last step.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rblk_fabric::Region;
+use rblk_protocol::width::{narrow, wide64};
+use rblk_protocol::{BlockSize, Tag};
+use virtio_queue::DescriptorChain;
+use vm_memory::GuestMemoryMmap;
+
+use super::memory::GuestMemory;
+use super::request::{GuestRequest, ID_BYTES, NoStatus, Op, Rules, Step};
+use crate::engine::io::{Io, IoOp};
+use crate::engine::path::Place;
+use crate::engine::{Engine, QueueStats};
+use crate::queue::{TargetParts, TargetSide};
+
+/// A request of the target that is not answered.
+#[derive(Clone, Copy, Debug)]
+struct UnderTag {
+    slot: u16,
+    step: Step,
+}
+
+/// A request of the guest, and its steps that are not answered.
+#[derive(Debug, Default)]
+struct Slot {
+    request: GuestRequest,
+    steps: u16,
+    // A FLUSH is to follow.
+    owes_flush: bool,
+}
+
+/// The requests of a ring that are under way.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    buffers: Arc<Region>,
+    stride: usize,
+    block_size: BlockSize,
+    rules: Rules,
+    id: [u8; ID_BYTES],
+    // Every change is made durable at once.
+    durable: bool,
+    slots: Vec<Slot>,
+    free_slots: Vec<u16>,
+    by_tag: Box<[Option<UnderTag>]>,
+    free_tags: Vec<Tag>,
+    // A request that has steps for which there was no tag.
+    stalled: Option<u16>,
+    // Requests that are done and of which the guest was not told.
+    done: VecDeque<u16>,
+    // Requests that owe a FLUSH, which is to be sent.
+    flushes: VecDeque<u16>,
+    // The FLUSH of this end that is not answered.
+    own_flush: Option<Tag>,
+}
+
+impl UnderWay {
+    /// Nothing is under way.
+    pub(super) fn new(
+        target: &TargetParts,
+        buffers: Arc<Region>,
+        block_size: BlockSize,
+        id: [u8; ID_BYTES],
+    ) -> Self {
+        let block = u64::from(block_size.bytes());
+        let most = wide64(target.data_max);
+        let rules = Rules { block, step: (most - most % block).max(block) };
+        let depth = target.depth.get();
+        Self {
+            buffers,
+            stride: target.stride,
+            block_size,
+            rules,
+            id,
+            durable: false,
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            by_tag: vec![None; usize::from(depth)].into(),
+            free_tags: (0..depth).rev().map(Tag).collect(),
+            stalled: None,
+            done: VecDeque::new(),
+            flushes: VecDeque::new(),
+            own_flush: None,
+        }
+    }
+
+    /// A ring begins that has so many requests. Nothing is under way.
+    pub(super) fn make_room(&mut self, requests: u16) {
+        self.slots.resize_with(usize::from(requests), Slot::default);
+        self.free_slots = (0..requests).rev().collect();
+        self.done = VecDeque::with_capacity(usize::from(requests));
+        self.flushes = VecDeque::with_capacity(usize::from(requests));
+    }
+
+    /// Whether a change is made durable at once: for a guest that does not flush.
+    pub(super) fn set_durable(&mut self, durable: bool) {
+        self.durable = durable;
+    }
+
+    /// Whether one more request may be taken.
+    pub(super) fn has_room(&self) -> bool {
+        self.stalled.is_none() && !self.free_slots.is_empty() && !self.free_tags.is_empty()
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.free_slots.len() == self.slots.len()
+    }
+
+    /// Takes a request of the guest.
+    ///
+    /// # Errors
+    /// [`NoStatus`]: the ring breaks.
+    pub(super) fn take(
+        &mut self,
+        chain: DescriptorChain<&GuestMemoryMmap>,
+        memory: &GuestMemory,
+        side: &mut TargetSide,
+    ) -> Result<(), NoStatus> {
+        let Some(slot) = self.free_slots.pop() else { return Ok(()) };
+        let of_slot = &mut self.slots[usize::from(slot)];
+        if let Err(error) = of_slot.request.read(chain, memory, self.rules) {
+            self.free_slots.push(slot);
+            return Err(error);
+        }
+        if of_slot.request.op() == Op::GetId && of_slot.request.status() == super::request::OK {
+            of_slot.request.tell_id(memory, &self.id);
+        }
+        of_slot.steps = 0;
+        let zeroes = matches!(of_slot.request.op(), Op::Discard | Op::WriteZeroes);
+        of_slot.owes_flush = self.durable && zeroes;
+        self.begin_steps(slot, memory, side);
+        Ok(())
+    }
+
+    /// Goes on with requests that had no tag for their next step. Returns whether there is one.
+    pub(super) fn go_on(&mut self, memory: &GuestMemory, side: &mut TargetSide) -> bool {
+        let mut any = false;
+        while !self.free_tags.is_empty()
+            && let Some(slot) = self.flushes.pop_front()
+        {
+            any = true;
+            let step = Step { offset: 0, len: 0, at: 0, guest: None, may_unmap: false };
+            match self.send_flush(false, side) {
+                Some(tag) => {
+                    self.by_tag[tag.index()] = Some(UnderTag { slot, step });
+                    self.slots[usize::from(slot)].steps += 1;
+                }
+                None => self.slots[usize::from(slot)].request.fail(),
+            }
+            self.done_if_done(slot);
+        }
+        self.go_on_with_stalled(memory, side) || any
+    }
+
+    fn go_on_with_stalled(&mut self, memory: &GuestMemory, side: &mut TargetSide) -> bool {
+        let Some(slot) = self.stalled.take_if(|_| !self.free_tags.is_empty()) else { return false };
+        self.begin_steps(slot, memory, side);
+        true
+    }
+
+    fn begin_steps(&mut self, slot: u16, memory: &GuestMemory, side: &mut TargetSide) {
+        loop {
+            let Slot { request, .. } = &mut self.slots[usize::from(slot)];
+            if request.has_begun() {
+                break;
+            }
+            if self.free_tags.is_empty() {
+                self.stalled = Some(slot);
+                return;
+            }
+            let Some(step) = request.next_step(memory, self.rules) else { break };
+            if !self.begin_step(slot, step, memory, side) {
+                self.slots[usize::from(slot)].request.fail();
+            }
+        }
+        self.done_if_done(slot);
+    }
+
+    /// Gives a step to the engine. Returns whether that could be.
+    fn begin_step(
+        &mut self,
+        slot: u16,
+        step: Step,
+        memory: &GuestMemory,
+        side: &mut TargetSide,
+    ) -> bool {
+        let of_slot = &mut self.slots[usize::from(slot)];
+        let op = of_slot.request.op();
+        let Some(mut io) =
+            op.for_target().and_then(|op| Io::new(op, step.offset, step.len, self.block_size))
+        else {
+            return false;
+        };
+        io.fua = self.durable && op == Op::Write;
+        io.may_unmap = step.may_unmap;
+        let Some(tag) = self.free_tags.pop() else { return false };
+        let own = tag.index() * self.stride;
+        let place = step.guest.map_or(Place::own(own), |(_, place)| place);
+        if op == Op::Write && step.guest.is_none() {
+            let buffer = (&*self.buffers, own);
+            if !of_slot.request.copy(memory, (step.at, step.len), buffer) {
+                self.free_tags.push(tag);
+                return false;
+            }
+        }
+        if side.engine_mut().submit_at(tag, io, place).is_err() {
+            self.free_tags.push(tag);
+            return false;
+        }
+        self.by_tag[tag.index()] = Some(UnderTag { slot, step });
+        of_slot.steps += 1;
+        true
+    }
+
+    /// Sends a FLUSH for a request of the guest, or for this end. Returns its tag, if it could be
+    /// sent.
+    fn send_flush(&mut self, is_own: bool, side: &mut TargetSide) -> Option<Tag> {
+        let io = Io::new(IoOp::Flush, 0, 0, self.block_size)?;
+        let tag = self.free_tags.pop()?;
+        let (engine, place) = (side.engine_mut(), Place::own(tag.index() * self.stride));
+        let sent = match is_own {
+            true => engine.submit_unasked_flush(tag, io, place),
+            false => engine.submit_at(tag, io, place),
+        };
+        if sent.is_err() {
+            self.free_tags.push(tag);
+            return None;
+        }
+        Some(tag)
+    }
+
+    /// Sends a FLUSH of this end, of which the guest does not know. Returns whether it was sent:
+    /// one at a time.
+    pub(super) fn flush(&mut self, side: &mut TargetSide) -> bool {
+        if self.own_flush.is_none() {
+            self.own_flush = self.send_flush(true, side);
+            return self.own_flush.is_some();
+        }
+        false
+    }
+
+    /// Whether an answer is that to the FLUSH of this end, which is over then.
+    pub(super) fn is_own(&mut self, tag: Tag) -> bool {
+        let is_own = self.own_flush.take_if(|own| *own == tag).is_some();
+        if is_own {
+            self.free_tags.push(tag);
+        }
+        is_own
+    }
+
+    /// The target has answered a step, or it has failed.
+    pub(super) fn answered(
+        &mut self,
+        tag: Tag,
+        result: i32,
+        memory: &GuestMemory,
+        stats: &QueueStats,
+    ) {
+        let under = self.by_tag.get_mut(tag.index()).and_then(Option::take);
+        let Some(UnderTag { slot, step }) = under else {
+            debug_assert!(false, "an answer to no request: tag {}", tag.0);
+            return;
+        };
+        self.free_tags.push(tag);
+        let of_slot = &mut self.slots[usize::from(slot)];
+        of_slot.steps -= 1;
+        let op = of_slot.request.op();
+        if result < 0 {
+            of_slot.request.fail();
+        } else if matches!(op, Op::Read | Op::Write) {
+            let straight = step.guest.is_some();
+            count(stats, step.len, straight);
+            let buffer = (&*self.buffers, tag.index() * self.stride);
+            let brings = op == Op::Read && !straight;
+            if brings && !of_slot.request.copy(memory, (step.at, step.len), buffer) {
+                of_slot.request.fail();
+            }
+        }
+        if self.stalled == Some(slot) && of_slot.request.has_begun() {
+            self.stalled = None;
+        }
+        self.done_if_done(slot);
+    }
+
+    fn done_if_done(&mut self, slot: u16) {
+        let of_slot = &mut self.slots[usize::from(slot)];
+        if of_slot.steps > 0 || !of_slot.request.has_begun() {
+            return;
+        }
+        let owes_flush = std::mem::take(&mut of_slot.owes_flush);
+        if owes_flush && of_slot.request.status() == super::request::OK {
+            self.flushes.push_back(slot);
+        } else {
+            self.done.push_back(slot);
+        }
+    }
+
+    /// The next request that is done, for the ring: the guest has its data and its status.
+    pub(super) fn next_done(&mut self, memory: &GuestMemory) -> Option<(u16, u32)> {
+        let slot = self.done.pop_front()?;
+        self.free_slots.push(slot);
+        Some(self.slots[usize::from(slot)].request.tell_status(memory))
+    }
+
+    /// Nothing more is begun of the requests that are under way.
+    pub(super) fn give_up(&mut self) {
+        if let Some(slot) = self.stalled.take() {
+            self.slots[usize::from(slot)].request.fail();
+            self.done_if_done(slot);
+        }
+        while let Some(slot) = self.flushes.pop_front() {
+            self.slots[usize::from(slot)].request.fail();
+            self.done_if_done(slot);
+        }
+    }
+
+    /// The guest's memory is another one from now on. There is no path, so every step waits: it
+    /// goes on where its data is in the new memory, or it has failed.
+    pub(super) fn move_to(&mut self, memory: Option<&GuestMemory>, engine: &mut Engine) {
+        for index in 0..self.by_tag.len() {
+            let tag = Tag(narrow(index));
+            let Some(UnderTag { slot, step }) = &mut self.by_tag[index] else { continue };
+            let Some((guest, place)) = &mut step.guest else { continue };
+            let new = memory.and_then(|memory| memory.place(*guest, step.len));
+            let slot = *slot;
+            match new.filter(|(_, run)| *run == step.len) {
+                Some((new, _)) => {
+                    *place = new;
+                    engine.replace(tag, new);
+                }
+                None => {
+                    engine.cancel(tag);
+                    self.by_tag[index] = None;
+                    self.free_tags.push(tag);
+                    let of_slot = &mut self.slots[usize::from(slot)];
+                    of_slot.steps -= 1;
+                    of_slot.request.fail();
+                    self.stalled = self.stalled.filter(|stalled| *stalled != slot);
+                    self.done_if_done(slot);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes that went straight, and through a buffer.
+fn count(stats: &QueueStats, bytes: u64, straight: bool) {
+    if straight {
+        stats.shared_memory_bytes.add(bytes);
+    } else {
+        stats.bounced_bytes.add(bytes);
+        stats.copied_bytes.add(bytes);
+    }
+}

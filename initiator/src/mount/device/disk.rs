@@ -1,0 +1,263 @@
+//! [`Disk`]: the disk of a mount follows its volume: its size, and whether it is read-only.
+//!
+//! - The size: by a command to the driver, where the kernel has it (6.16). Other kernels keep the
+//!   size of a disk to its end, also when another process takes it over: only a new mount has the
+//!   new size.
+//! - Read-only: by `blockdev`, a process of its own. Whoever opens a disk may have to write it back
+//!   when he closes it, and that waits for the process that serves it.
+//!
+//! The disk follows only what the target said in the present session. What cannot be done is logged
+//! once, and tried again when the volume changes again, or by the next process.
+
+use std::io;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rblk_operate::said_once;
+use rblk_protocol::{OpenReply, VolumeFlags};
+
+use super::{aside, sectors};
+use crate::front::ublk::{Device, UblkError};
+use crate::volume::task::{self, Running};
+
+/// How long `blockdev` may take.
+const BLOCKDEV_TIME: Duration = Duration::from_secs(5);
+/// How often to look whether it has ended.
+const STEP: Duration = Duration::from_millis(5);
+/// Where `blockdev` is, if the path does not say.
+const BLOCKDEV: [&str; 2] = ["blockdev", "/usr/sbin/blockdev"];
+
+/// What follows the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Shape {
+    sectors: u64,
+    read_only: bool,
+}
+
+impl Shape {
+    fn of(volume: &OpenReply) -> Self {
+        let read_only = volume.flags.has(VolumeFlags::READ_ONLY);
+        Self { sectors: sectors(volume), read_only }
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Resize(u64),
+    SetReadOnly(bool),
+}
+
+/// A disk as it is, as far as it follows its volume.
+#[derive(Debug, Default)]
+pub(crate) struct Disk {
+    // As it is. `None`: there is no disk yet.
+    has: Option<Shape>,
+    // What the last try was for, and whether it failed.
+    tried_sectors: Option<u64>,
+    tried_read_only: Option<bool>,
+    setting: Running<()>,
+}
+
+impl Disk {
+    /// The disk is there.
+    pub(crate) fn appeared(&mut self, device: &Device) {
+        let params = device.params();
+        let read_only = params.read_only || is_read_only(&device.disk_path().to_string_lossy());
+        self.has = Some(Shape { sectors: params.sectors, read_only });
+    }
+
+    /// Its size in bytes; 0 without a disk.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.has.map_or(0, |has| has.sectors.saturating_mul(512))
+    }
+
+    /// The next thing to do, if nothing is under way. What was tried is not tried again for the
+    /// same volume.
+    fn step(&mut self, volume: &OpenReply) -> Option<Step> {
+        let (has, wants) = (self.has?, Shape::of(volume));
+        if has.sectors == wants.sectors {
+            self.tried_sectors = None;
+        } else if self.tried_sectors != Some(wants.sectors) {
+            self.tried_sectors = Some(wants.sectors);
+            return Some(Step::Resize(wants.sectors));
+        }
+        if self.setting.is_some() {
+            return None;
+        }
+        if has.read_only == wants.read_only {
+            self.tried_read_only = None;
+        } else if self.tried_read_only != Some(wants.read_only) {
+            self.tried_read_only = Some(wants.read_only);
+            return Some(Step::SetReadOnly(wants.read_only));
+        }
+        None
+    }
+
+    /// Makes the disk as the volume is. What takes time goes on in the background:
+    /// [`Self::attend`].
+    pub(crate) fn follow(&mut self, volume: &OpenReply, device: &mut Device) {
+        while let Some(step) = self.step(volume) {
+            match step {
+                Step::Resize(sectors) => self.resize(sectors, device),
+                Step::SetReadOnly(yes) => {
+                    let disk = device.disk_path().to_string_lossy().into_owned();
+                    let set = move || set_read_only(&disk, yes).map_err(anyhow::Error::from);
+                    self.setting = Some(tokio::task::spawn_blocking(set));
+                }
+            }
+        }
+    }
+
+    fn resize(&mut self, sectors: u64, device: &mut Device) {
+        let Some(has) = &mut self.has else { return };
+        let disk = device.disk_path().display().to_string();
+        let (from, to) = (has.sectors.saturating_mul(512), sectors.saturating_mul(512));
+        match aside(|| device.resize(sectors)) {
+            Ok(()) => {
+                has.sectors = sectors;
+                if to < from {
+                    tracing::warn!(
+                        disk,
+                        from_bytes = from,
+                        to_bytes = to,
+                        "the volume shrank; the disk follows"
+                    );
+                } else {
+                    tracing::info!(
+                        disk,
+                        from_bytes = from,
+                        to_bytes = to,
+                        "the volume grew; the disk follows"
+                    );
+                }
+            }
+            Err(error @ UblkError::FeatureMissing { .. }) => tracing::warn!(
+                disk,
+                disk_bytes = from,
+                volume_bytes = to,
+                %error,
+                "the volume has another size, and this kernel cannot resize a disk in use: unmount, and mount again"
+            ),
+            Err(error) => tracing::error!(
+                disk,
+                disk_bytes = from,
+                volume_bytes = to,
+                %error,
+                "the volume has another size, and the disk cannot follow"
+            ),
+        }
+    }
+
+    /// Waits for what is under way. Without end if there is nothing. Cancel safe.
+    pub(crate) async fn attend(&mut self) {
+        let result = task::next(&mut self.setting).await;
+        let (Some(has), Some(yes)) = (&mut self.has, self.tried_read_only) else { return };
+        match result {
+            Ok(()) => {
+                has.read_only = yes;
+                let now = if yes { "read-only" } else { "writable" };
+                tracing::info!("the volume became {now}; the disk follows");
+            }
+            // The target refuses writes all the same.
+            Err(error) => {
+                let error = said_once(error.as_ref());
+                tracing::error!(error, read_only = yes, "the disk cannot follow its volume");
+            }
+        }
+    }
+}
+
+/// Whether the kernel takes a disk for read-only.
+fn is_read_only(disk: &str) -> bool {
+    let name = disk.rsplit('/').next().unwrap_or(disk);
+    std::fs::read_to_string(format!("/sys/block/{name}/ro")).is_ok_and(|ro| ro.trim() == "1")
+}
+
+/// Has `blockdev` set a disk read-only, or writable. Blocks.
+fn set_read_only(disk: &str, yes: bool) -> io::Result<()> {
+    let command = |program: &&str| {
+        Command::new(program)
+            .args([if yes { "--setro" } else { "--setrw" }, disk])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+    };
+    let found = BLOCKDEV
+        .iter()
+        .map(command)
+        .find(|spawned| !matches!(spawned, Err(error) if error.kind() == io::ErrorKind::NotFound));
+    let mut child = found.unwrap_or_else(|| Err(io::Error::other("there is no `blockdev`")))?;
+    let begun = Instant::now();
+    loop {
+        match child.try_wait()? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(io::Error::other(format!("blockdev: {status}"))),
+            None if begun.elapsed() >= BLOCKDEV_TIME => {
+                // It may wait for the target, and end later.
+                let _ = child.kill();
+                return Err(io::Error::other(format!("blockdev takes over {BLOCKDEV_TIME:?}")));
+            }
+            None => std::thread::sleep(STEP),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_protocol::{BlockCount, BlockSize, Generation, VolumeHandle, WriteVerifier};
+
+    use super::*;
+
+    fn volume(blocks: u64, read_only: bool) -> OpenReply {
+        OpenReply {
+            handle: VolumeHandle(1),
+            flags: VolumeFlags::default().with(VolumeFlags::READ_ONLY, read_only),
+            block_size: BlockSize::new(4096).unwrap(),
+            blocks: BlockCount(blocks),
+            discard_granularity_bytes: 0,
+            uuid: [1; 16],
+            verifier: WriteVerifier([1; 16]),
+            generation: Generation(1),
+        }
+    }
+
+    #[test]
+    fn each_difference_is_one_step() {
+        let mut disk = Disk::default();
+        assert_eq!(disk.step(&volume(10, true)), None, "there is no disk yet");
+        disk.has = Some(Shape { sectors: 80, read_only: false });
+        assert_eq!(disk.step(&volume(10, false)), None);
+        assert_eq!(disk.step(&volume(20, true)), Some(Step::Resize(160)));
+        disk.has = Some(Shape { sectors: 160, read_only: false });
+        assert_eq!(disk.step(&volume(20, true)), Some(Step::SetReadOnly(true)));
+        disk.has = Some(Shape { sectors: 160, read_only: true });
+        assert_eq!(disk.step(&volume(20, true)), None);
+        assert_eq!(disk.step(&volume(20, false)), Some(Step::SetReadOnly(false)));
+        assert_eq!(disk.size_bytes(), 81_920);
+    }
+
+    #[test]
+    fn what_failed_is_tried_again_only_when_the_volume_changes() {
+        let has = Some(Shape { sectors: 80, read_only: false });
+        let mut disk = Disk { has, ..Disk::default() };
+        assert_eq!(disk.step(&volume(20, true)), Some(Step::Resize(160)));
+        assert_eq!(disk.step(&volume(20, true)), Some(Step::SetReadOnly(true)));
+        assert_eq!(disk.step(&volume(20, true)), None);
+        assert_eq!(disk.step(&volume(30, true)), Some(Step::Resize(240)));
+        // Back to what the disk has, and away again.
+        assert_eq!(disk.step(&volume(10, false)), None);
+        assert_eq!(disk.step(&volume(30, true)), Some(Step::Resize(240)));
+        assert_eq!(disk.step(&volume(30, true)), Some(Step::SetReadOnly(true)));
+    }
+
+    #[test]
+    fn what_is_no_disk_cannot_be_set_read_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        assert!(set_read_only(file.to_str().unwrap(), true).is_err());
+        assert!(!is_read_only("/dev/no-such-disk"));
+    }
+}

@@ -1,0 +1,165 @@
+//! The ublk device of a mount: its parameters, which follow from the volume.
+
+mod child;
+pub(crate) mod disk;
+pub mod file_systems;
+pub mod holder;
+pub mod image;
+pub mod namespace;
+mod openers;
+mod part;
+pub(super) mod queues;
+#[allow(unsafe_code)] // descriptors of processes have no safe call
+pub mod server;
+pub mod write_back;
+
+use std::process::{Command, Stdio};
+
+use rblk_protocol::{OpenReply, VolumeFlags};
+
+use crate::front::ublk::{
+    Control, Device, DeviceSpec, DeviceToken, DiscardParams, DiskParams, Features, Recovery,
+    UblkError,
+};
+use crate::volume::session::QueueWish;
+use crate::volume::setup::Setup;
+
+/// Longest discard or write-zeroes of one command, in sectors: 1 GiB.
+const RANGE_SECTORS_MAX: u32 = 1 << 21;
+
+/// The kernel refuses a number of requests below 4; one tag is spared.
+const DEPTH_TO_SPARE: u16 = 5;
+
+/// Adds the device of a mount, whose disk is not there yet.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn add(
+    control: Control,
+    setup: &Setup,
+    volume: &OpenReply,
+    id: Option<u32>,
+    token: DeviceToken,
+) -> Result<Device, UblkError> {
+    let wish = &setup.wish;
+    let mut spec = DeviceSpec::new(setup.queues, wish.depth.get(), wish.io_max_bytes);
+    spec.id = id;
+    // A request that a dead process held is given to the next one.
+    spec.recovery = Recovery::Reissue;
+    spec.token = Some(token);
+    let shared = setup.shared.regions();
+    if !shared.is_empty() {
+        spec.need = spec.need | Features::SHMEM_ZC;
+    }
+    aside(|| {
+        let mut device = Device::add(control, spec, params(volume, wish))?;
+        shared.iter().try_for_each(|memory| device.share(memory))?;
+        Ok(device)
+    })
+}
+
+/// Runs `what` on a thread of its own, and waits for it. The kernel adds a worker to a thread that
+/// gives commands to the driver. The worker lives as long as that thread, and wakes every 5 s.
+pub(super) fn aside<T: Send>(
+    what: impl FnOnce() -> Result<T, UblkError> + Send,
+) -> Result<T, UblkError> {
+    let named = std::thread::Builder::new().name("rblk-driver".to_owned());
+    std::thread::scope(|scope| match named.spawn_scoped(scope, what) {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        Err(source) => Err(UblkError::System { action: "starting a thread".to_owned(), source }),
+    })
+}
+
+/// Refuses a device number that is taken, before the target is asked for anything: a take-over of a
+/// volume cannot be undone.
+pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(), UblkError> {
+    match id {
+        Some(id) if control.info(id).is_ok() => Err(UblkError::DeviceIdTaken { id }),
+        _ => Ok(()),
+    }
+}
+
+/// Sets what is to be set on a new disk, in the background: the kernel waits for the requests under
+/// way.
+pub(super) fn tune_disk(device: &mut Device) {
+    let (id, depth) = (device.info().id, device.info().depth);
+    let spare = !device.control().features().contains(Features::QUIESCE) && depth >= DEPTH_TO_SPARE;
+    std::thread::spawn(move || {
+        let spared = spare.then(|| depth - 1);
+        tune(id, spared);
+    });
+}
+
+/// Switches the scheduler of the disk off, so that requests go to the queue as they come. The disk
+/// of the target sorts requests itself; with a scheduler here, every request needs one thread more,
+/// and batches are split.
+///
+/// With `requests`, the kernel leaves one tag of each queue unused. Kernels before 6.16 need that
+/// to see at once that this process died: they see it by an idle fetch, and without one by a timer
+/// of 30 s. Both settings stay when another process takes the disk over.
+///
+/// The kernel waits indefinitely if the target is lost at that moment. So a process of its own
+/// writes the settings: it holds nothing of this process, which can end.
+fn tune(id: u32, requests: Option<u16>) {
+    let queue = format!("/sys/block/ublkb{id}/queue");
+    let unsorted = || {
+        std::fs::read_to_string(format!("{queue}/scheduler")).is_ok_and(|s| s.contains("[none]"))
+    };
+    if unsorted() && requests.is_none() {
+        return;
+    }
+    // With a scheduler `nr_requests` is the number of its own tags.
+    let script =
+        "echo none >\"$0/scheduler\" && { [ -z \"$1\" ] || echo \"$1\" >\"$0/nr_requests\"; }";
+    let requests = requests.map(|n| n.to_string()).unwrap_or_default();
+    let child = Command::new("/bin/sh")
+        .args(["-c", script, &queue, &requests])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match child {
+        Ok(status) if status.success() => {}
+        how if !unsorted() => {
+            tracing::warn!(?how, "{queue}/scheduler: cannot set `none`; more CPU time is used");
+        }
+        how => tracing::debug!(?how, "{queue}/nr_requests"),
+    }
+}
+
+/// The size of the disk of a volume.
+pub(super) fn sectors(volume: &OpenReply) -> u64 {
+    volume.blocks.0.saturating_mul(u64::from(volume.block_size.bytes() / 512))
+}
+
+/// The parameters of the disk.
+fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
+    let block = volume.block_size.bytes();
+    let mut params = DiskParams::new(sectors(volume), block, wish.io_max_bytes);
+    // At least a page, so that file systems and readahead send no smaller requests without need.
+    params.physical_block = block.max(4096);
+    params.io_min = block.max(4096);
+    params.io_opt = wish.io_max_bytes;
+    let has = |flag| volume.flags.has(flag);
+    params.read_only = has(VolumeFlags::READ_ONLY);
+    params.volatile_cache = has(VolumeFlags::VOLATILE_CACHE);
+    params.fua = params.volatile_cache;
+    let discard = has(VolumeFlags::DISCARD);
+    if !params.read_only && (discard || has(VolumeFlags::WRITE_ZEROES)) {
+        let granularity = volume
+            .discard_granularity_bytes
+            .max(block)
+            .checked_next_power_of_two()
+            .unwrap_or(block);
+        params.discard = Some(DiscardParams {
+            granularity,
+            max_discard_sectors: if discard { RANGE_SECTORS_MAX } else { 0 },
+            max_write_zeroes_sectors: if has(VolumeFlags::WRITE_ZEROES) {
+                RANGE_SECTORS_MAX
+            } else {
+                0
+            },
+        });
+    }
+    params
+}

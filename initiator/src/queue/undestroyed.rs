@@ -1,0 +1,71 @@
+//! [`Undestroyed`]: which of a queue's dead paths are not destroyed.
+//!
+//! A QP in the error state takes no new packet of its peer, but its device may still process one: a
+//! card has several in its pipeline, and the driver of a software device may be kept from its CPU
+//! for longer than it takes to connect again. The rest of such a packet then lands in a buffer that
+//! belongs to another request by then. To destroy the QP waits for the packet. So a queue takes its
+//! next path, and gives up requests that wait, when all earlier paths are destroyed
+//! ([`PathChange`](crate::queue::path_change::PathChange)).
+//!
+//! Devices without such a delay are not counted
+//! ([`touches_until_destroyed`](rblk_fabric::DeviceCaps::touches_until_destroyed)): the QPs of the
+//! software provider are served by the thread that ends them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::engine::path::DeadPath;
+
+/// How many dead paths of one queue are not destroyed.
+#[derive(Debug, Default)]
+pub(crate) struct Undestroyed(Arc<AtomicUsize>);
+
+/// Counts one dead path until it is dropped: give it to [`DeadPath::retire`], which drops it when
+/// the path is destroyed.
+#[derive(Debug)]
+pub struct UndestroyedPath(Arc<AtomicUsize>);
+
+impl Undestroyed {
+    /// Counts a dead path, if its device may still touch the buffers.
+    #[must_use]
+    pub(crate) fn count(&self, dead: &DeadPath) -> Option<UndestroyedPath> {
+        let needed = !dead.connections.is_empty() && dead.poller.caps().touches_until_destroyed;
+        needed.then(|| self.add())
+    }
+
+    fn add(&self) -> UndestroyedPath {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        UndestroyedPath(Arc::clone(&self.0))
+    }
+
+    /// Whether every path that was counted is destroyed.
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        // Pairs with the drop: what the device wrote is seen before what is written afterwards.
+        self.0.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Drop for UndestroyedPath {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_has_to_be_destroyed() {
+        let undestroyed = Undestroyed::default();
+        assert!(undestroyed.is_empty());
+        let (first, second) = (undestroyed.add(), undestroyed.add());
+        assert!(!undestroyed.is_empty());
+        // On whichever thread the path is destroyed.
+        std::thread::spawn(move || drop(first)).join().unwrap();
+        assert!(!undestroyed.is_empty());
+        drop(second);
+        assert!(undestroyed.is_empty());
+    }
+}

@@ -1,0 +1,96 @@
+//! [`KeepAlive`]: when the next KEEP_ALIVE is due, and whether its answer is late. Pure.
+
+use std::time::{Duration, Instant};
+
+use rblk_protocol::{ResponseCapsule, Sequence};
+
+use crate::engine::pulse::Pulse;
+
+/// The KEEP_ALIVEs of a connection: one is under way, or the next one is due later.
+#[derive(Debug)]
+pub(super) struct KeepAlive {
+    // The one under way, and when it was sent.
+    under_way: Option<(Sequence, Instant)>,
+    // When the last one was answered.
+    last: Instant,
+}
+
+/// What is to be done about KEEP_ALIVEs now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Due {
+    /// Nothing until then.
+    Later(Instant),
+    /// Send one, and call [`KeepAlive::sent`].
+    Send,
+    /// The answer is late: the target counts as lost.
+    Late,
+}
+
+impl KeepAlive {
+    /// None was sent yet; the first is due in one period.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { under_way: None, last: now }
+    }
+
+    /// What is to be done, where `period` lies between an answer and the next question.
+    pub(super) fn due(&self, pulse: Pulse, period: Duration, now: Instant) -> Due {
+        let at = match self.under_way {
+            Some((_, since)) => since + pulse.timeout,
+            None => self.last + period,
+        };
+        match self.under_way {
+            _ if now < at => Due::Later(at),
+            Some(_) => Due::Late,
+            None => Due::Send,
+        }
+    }
+
+    /// One was sent.
+    pub(super) fn sent(&mut self, sequence: Sequence, now: Instant) {
+        debug_assert!(self.under_way.is_none(), "one KEEP_ALIVE at a time");
+        self.under_way = Some((sequence, now));
+    }
+
+    /// Takes an answer, if it is the one that is waited for.
+    pub(super) fn answered(&mut self, response: &ResponseCapsule, now: Instant) -> bool {
+        let is_it = self.under_way.is_some_and(|(sequence, _)| response.answers(sequence));
+        if is_it {
+            (self.under_way, self.last) = (None, now);
+        }
+        is_it
+    }
+
+    /// The target was not watched since the last answer: the next period begins now.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.last = self.last.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_protocol::{Status, Tag};
+
+    use super::*;
+
+    #[test]
+    fn a_target_that_does_not_answer_is_late() {
+        let pulse = Pulse::of(Duration::from_secs(8));
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut beat = KeepAlive::new(begun);
+        assert_eq!(beat.due(pulse, pulse.period, at(0)), Due::Later(at(2)));
+        assert_eq!(beat.due(pulse, pulse.idle_period, at(2)), Due::Later(at(16)));
+        assert_eq!(beat.due(pulse, pulse.period, at(2)), Due::Send);
+        beat.sent(Sequence(7), at(2));
+        assert_eq!(beat.due(pulse, pulse.period, at(6)), Due::Later(at(7)));
+        let answer = |sequence| ResponseCapsule::new(Tag(2), Sequence(sequence), Status::Ok);
+        assert!(!beat.answered(&answer(6), at(6)), "of another command");
+        assert!(beat.answered(&answer(7), at(6)));
+        assert!(!beat.answered(&answer(7), at(6)), "once");
+        assert_eq!(beat.due(pulse, pulse.period, at(6)), Due::Later(at(8)));
+        beat.begin(at(7));
+        assert_eq!(beat.due(pulse, pulse.period, at(8)), Due::Later(at(9)));
+        beat.sent(Sequence(8), at(9));
+        assert_eq!(beat.due(pulse, pulse.period, at(14)), Due::Late);
+    }
+}

@@ -1,0 +1,386 @@
+//! [`AdminChannel`]: the admin connection of a session, driven by control.
+//!
+//! One command at a time, plus one ASYNC_EVENT that the target keeps until something happens, and
+//! one KEEP_ALIVE. After the event that says so, one command asks how the volume changed. Every
+//! wait has a deadline. After an error the channel is dead, and the session must be connected anew.
+//!
+//! The target may take its time for a command, above all for a LOGIN that waits for the end of an
+//! older epoch. With a [`Pulse`] a loss is still seen in time: the target's data thread answers
+//! KEEP_ALIVEs meanwhile.
+
+mod alarm;
+mod keep_alive;
+mod qp;
+mod question;
+
+use std::time::{Duration, Instant};
+
+use rblk_fabric::{Connection, Poller, ProtectionDomain, QpLimits};
+use rblk_protocol::auth::{COMMAND_SEAL_BYTES, InitiatorSeal, SealedReply};
+use rblk_protocol::width::{narrow, wide};
+use rblk_protocol::{
+    AsyncEvent, CommandCapsule, Epoch, HelloAccept, Lba, Opcode, ResponseCapsule, Sequence, Status,
+    Tag, VolumeHandle,
+};
+
+use self::alarm::Alarm;
+use super::error::SessionError;
+use crate::engine::pulse::DiskUse;
+pub use crate::engine::pulse::Pulse;
+use keep_alive::{Due, KeepAlive};
+use qp::AdminQp;
+pub use question::News;
+use question::Question;
+
+/// Largest reply of one command.
+pub(crate) const REPLY_BYTES: usize = 4096;
+const CALL_TAG: Tag = Tag(0);
+const EVENT_TAG: Tag = Tag(1);
+const KEEP_ALIVE_TAG: Tag = Tag(2);
+const LAST_TAG: Tag = KEEP_ALIVE_TAG;
+/// The commands whose answers have a payload, sealed or not.
+const REPLIES: [Opcode; 4] =
+    [Opcode::Authenticate, Opcode::Login, Opcode::ListVolumes, Opcode::OpenVolume];
+
+/// An admin connection.
+#[derive(Debug)]
+pub struct AdminChannel {
+    qp: AdminQp,
+    // Rings when the next KEEP_ALIVE, or the answer to the last, is due.
+    alarm: Alarm,
+    epoch: Epoch,
+    sequence: Sequence,
+    events: Events,
+    question: Option<Question>,
+    keep_alive: KeepAlive,
+    disk: DiskUse,
+    // How a command that lasts is watched.
+    pulse: Option<Pulse>,
+    // From an authenticated LOGIN on.
+    seal: Option<InitiatorSeal>,
+}
+
+/// The ASYNC_EVENT that the target keeps, and what came of the last one.
+#[derive(Debug, Default)]
+struct Events {
+    parked: Option<Sequence>,
+    arrived: Option<Option<AsyncEvent>>,
+    // The target said that a volume changed, and was not asked how since.
+    volumes_changed: bool,
+    // The target goes: it answers every ASYNC_EVENT at once, and has nothing more to say.
+    drains: bool,
+}
+
+impl Events {
+    fn wants_to_park(&self) -> bool {
+        self.parked.is_none() && !self.drains
+    }
+
+    /// Takes an answer, if it is the one that is waited for.
+    fn answered(&mut self, response: &ResponseCapsule) -> bool {
+        if !self.parked.is_some_and(|sequence| response.answers(sequence)) {
+            return false;
+        }
+        self.parked = None;
+        if response.status == Status::Ok {
+            let event = AsyncEvent::from_wire(response.value);
+            let goes = [AsyncEvent::Draining, AsyncEvent::Upgrading];
+            self.drains |= event.is_some_and(|event| goes.contains(&event));
+            self.volumes_changed |= event == Some(AsyncEvent::VolumesChanged);
+            self.arrived = Some(event);
+        }
+        true
+    }
+}
+
+/// An answer to an admin command.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// Outcome.
+    pub status: Status,
+    /// Value of the response.
+    pub value: u32,
+    /// What the target wrote, [`REPLY_BYTES`] of it; empty for a command that has no reply. Of a
+    /// sealed reply: what was sealed.
+    pub payload: Vec<u8>,
+}
+
+impl Reply {
+    /// The first bytes of the payload; nothing if there are fewer.
+    pub(crate) fn begin(&self, bytes: usize) -> &[u8] {
+        self.payload.get(..bytes).unwrap_or_default()
+    }
+}
+
+impl AdminChannel {
+    /// Sizes of the QP.
+    #[must_use]
+    pub fn qp_limits() -> QpLimits {
+        qp::limits()
+    }
+
+    /// Takes a connected QP.
+    ///
+    /// # Errors
+    /// Memory cannot be registered, or posting fails.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        poller: Box<dyn Poller>,
+        connection: Connection,
+        accept: &HelloAccept,
+        epoch: Epoch,
+    ) -> Result<Self, SessionError> {
+        let qp = AdminQp::new(pd, poller, connection, accept.depth)?;
+        let alarm = Alarm::new()
+            .map_err(|source| SessionError::System { what: "a timer of the session", source })?;
+        let now = Instant::now();
+        Ok(Self {
+            qp,
+            alarm,
+            epoch,
+            sequence: Sequence(0),
+            events: Events::default(),
+            question: None,
+            keep_alive: KeepAlive::new(now),
+            disk: DiskUse::new(now),
+            pulse: None,
+            seal: None,
+        })
+    }
+
+    /// From now on a command that lasts does not hide a loss: [`Self::call`] keeps this pulse while
+    /// it waits.
+    pub(crate) fn set_pulse(&mut self, pulse: Pulse) {
+        self.pulse = Some(pulse);
+    }
+
+    /// A command of the next number.
+    fn command(&mut self, opcode: Opcode, tag: Tag) -> CommandCapsule {
+        self.sequence = self.sequence.next();
+        CommandCapsule::new(opcode, tag, self.epoch, self.sequence)
+    }
+
+    /// The sequence of the next command.
+    pub(crate) fn next_sequence(&self) -> Sequence {
+        self.sequence.next()
+    }
+
+    /// Sends a command and waits for its answer, with KEEP_ALIVEs meanwhile if a
+    /// [pulse](Self::set_pulse) is set. After [`Self::log_in`] both are sealed.
+    ///
+    /// # Errors
+    /// The connection died, the target did not answer in time (the command, or a KEEP_ALIVE), or
+    /// broke a rule; [`SessionError::Unproven`] if the answer is not sealed as it must be. A status
+    /// other than OK is no error here.
+    pub(crate) async fn call(
+        &mut self,
+        opcode: Opcode,
+        volume: VolumeHandle,
+        index: u64,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Result<Reply, SessionError> {
+        self.hear_out(Instant::now() + timeout).await?;
+        let mut command = self.command(opcode, CALL_TAG);
+        command.volume = volume;
+        command.lba = Lba(index);
+        if self.seal.is_some() || REPLIES.contains(&opcode) {
+            command.buffer = Some(self.qp.reply_buffer());
+        }
+        let Some(seal) = &mut self.seal else {
+            return self.exchange(command, body, timeout).await;
+        };
+        command.in_capsule_bytes = narrow(body.len() + COMMAND_SEAL_BYTES);
+        let sealed = seal.seal_command(command.sequence, &command.to_wire(), body)?;
+        let reply = self.exchange(command, &sealed, timeout).await?;
+        let SealedReply { status, value, mut payload } = self.open(&command, &reply)?;
+        Ok(Reply { status, value, payload: std::mem::take(&mut *payload) })
+    }
+
+    /// LOGIN with the last message of the handshake. From here on `seal` is used, also for the
+    /// answer. A status alone is a refusal that is not sealed: whoever is on the way may have made
+    /// it.
+    ///
+    /// # Errors
+    /// Those of [`Self::call`].
+    pub(crate) async fn log_in(
+        &mut self,
+        message: &[u8],
+        seal: InitiatorSeal,
+        timeout: Duration,
+    ) -> Result<Result<SealedReply, Status>, SessionError> {
+        let mut command = self.command(Opcode::Login, CALL_TAG);
+        command.buffer = Some(self.qp.reply_buffer());
+        self.seal = Some(seal);
+        let reply = self.exchange(command, message, timeout).await?;
+        if reply.value == 0 && reply.status != Status::Ok {
+            return Ok(Err(reply.status));
+        }
+        self.open(&command, &reply).map(Ok)
+    }
+
+    /// What the answer to a sealed command says.
+    fn open(&self, command: &CommandCapsule, reply: &Reply) -> Result<SealedReply, SessionError> {
+        let unproven = SessionError::Unproven { what: command.opcode, status: reply.status };
+        let Some(sealed) = reply.payload.get(..wide(reply.value)) else { return Err(unproven) };
+        let Some(seal) = &self.seal else { return Err(unproven) };
+        seal.open_reply(command.sequence, sealed).map_err(|_| unproven)
+    }
+
+    /// Sends a command and waits for its answer, both as they are.
+    async fn exchange(
+        &mut self,
+        mut command: CommandCapsule,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Result<Reply, SessionError> {
+        let CommandCapsule { opcode, sequence, .. } = command;
+        let wants_reply = command.buffer.is_some();
+        self.qp.send(&mut command, body)?;
+        let begun = Instant::now();
+        let deadline = begun + timeout;
+        // Only a command that lasts needs a pulse, and the target was not watched until now.
+        self.keep_alive.begin(begun);
+        let mut armed = false;
+        loop {
+            let now = Instant::now();
+            if let Some(response) = self.next_response(now)? {
+                if response.tag != CALL_TAG || !response.answers(sequence) {
+                    return Err(SessionError::Protocol("an answer to a command that was not sent"));
+                }
+                let payload = if wants_reply { self.qp.reply() } else { Vec::new() };
+                return Ok(Reply { status: response.status, value: response.value, payload });
+            }
+            let due = match self.pulse {
+                Some(pulse) => match self.keep_alive(pulse, pulse.period, now)? {
+                    Some(due) => due.min(deadline),
+                    None => {
+                        armed = false;
+                        continue;
+                    }
+                },
+                None => deadline,
+            };
+            // After arming, look once more before sleeping.
+            if armed {
+                if Instant::now() >= deadline {
+                    return Err(SessionError::TimedOut { what: opcode });
+                }
+                self.qp.sleep_until(due).await?;
+            } else {
+                self.qp.arm()?;
+            }
+            armed = !armed;
+        }
+    }
+
+    /// Keeps the session alive and waits without a limit for the next event of the target. Sends a
+    /// KEEP_ALIVE every `pulse.period`, which must be answered within `pulse.timeout`. Cancel safe:
+    /// what is under way is kept.
+    ///
+    /// # Errors
+    /// The connection died, the target's data thread does not answer, or it broke a rule.
+    pub async fn event(&mut self, pulse: Pulse) -> Result<Option<AsyncEvent>, SessionError> {
+        loop {
+            match self.event_while(pulse, None, |_, _| pulse.period).await? {
+                News::Event(event) => return Ok(event),
+                // Who cares asks again.
+                News::Volume(_) | News::Gone => self.events.volumes_changed = true,
+            }
+        }
+    }
+
+    /// As [`Self::event`], with rarer KEEP_ALIVEs where the disk is not in use: `ios` counts its
+    /// I/Os until now. After an event that says that volumes changed, asks how `volume` is now.
+    ///
+    /// # Errors
+    /// As of [`Self::event`]; and the target does not say how the volume is.
+    pub(crate) async fn news_of_disk(
+        &mut self,
+        pulse: Pulse,
+        volume: VolumeHandle,
+        ios: impl Fn() -> u64,
+    ) -> Result<News, SessionError> {
+        self.event_while(pulse, Some(volume), |disk, now| disk.period(pulse, ios(), now)).await
+    }
+
+    async fn event_while(
+        &mut self,
+        pulse: Pulse,
+        volume: Option<VolumeHandle>,
+        period: impl Fn(&mut DiskUse, Instant) -> Duration,
+    ) -> Result<News, SessionError> {
+        let mut armed = false;
+        // The clock is read once after each sleep: the work between two sleeps takes no time that
+        // matters.
+        let mut now = Instant::now();
+        loop {
+            if let Some(response) = self.next_response(now)? {
+                return self.heard(&response);
+            }
+            if let Some(event) = self.events.arrived.take() {
+                return Ok(News::Event(event));
+            }
+            if let Some(volume) = volume {
+                self.ask_if_news(volume, now)?;
+            }
+            if self.events.wants_to_park() {
+                let mut command = self.command(Opcode::AsyncEvent, EVENT_TAG);
+                self.events.parked = Some(self.sequence);
+                self.qp.send(&mut command, &[])?;
+            }
+            let period = period(&mut self.disk, now);
+            let Some(due) = self.keep_alive(pulse, period, now)? else {
+                armed = false;
+                continue;
+            };
+            let due = self.answer_due(now)?.map_or(due, |late| late.min(due));
+            // After arming, look once more before sleeping.
+            if armed {
+                self.qp.sleep_with(&mut self.alarm, due, now).await?;
+                now = Instant::now();
+            } else {
+                self.qp.arm()?;
+            }
+            armed = !armed;
+        }
+    }
+
+    /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent. Call
+    /// it when everything that came was taken.
+    fn keep_alive(
+        &mut self,
+        pulse: Pulse,
+        period: Duration,
+        now: Instant,
+    ) -> Result<Option<Instant>, SessionError> {
+        match self.keep_alive.due(pulse, period, now) {
+            Due::Later(at) => Ok(Some(at)),
+            Due::Late => Err(SessionError::TimedOut { what: Opcode::KeepAlive }),
+            Due::Send => {
+                let mut command = self.command(Opcode::KeepAlive, KEEP_ALIVE_TAG);
+                self.keep_alive.sent(self.sequence, now);
+                self.qp.send(&mut command, &[])?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The next response to a command of [`Self::call`], if one is there.
+    fn next_response(&mut self, now: Instant) -> Result<Option<ResponseCapsule>, SessionError> {
+        while let Some(response) = self.qp.poll()? {
+            let taken = match response.tag {
+                EVENT_TAG => self.events.answered(&response),
+                KEEP_ALIVE_TAG => self.keep_alive.answered(&response, now),
+                _ => false,
+            };
+            if !taken {
+                return Ok(Some(response));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends the connection, as dropping it does.
+    pub fn close(self) {}
+}

@@ -1,0 +1,164 @@
+//! The question that an event raises: how is the volume now that the session has open? A LIST of
+//! this volume, whose answer is awaited beside the events, so that nothing waits for it.
+//!
+//! An event is in the clear and says nothing; LIST is sealed wherever commands are.
+
+use std::time::{Duration, Instant};
+
+use rblk_protocol::auth::COMMAND_SEAL_BYTES;
+use rblk_protocol::width::narrow;
+use rblk_protocol::{
+    AsyncEvent, CommandCapsule, Opcode, ResponseCapsule, Status, VolumeEntry, VolumeHandle,
+    VolumeListHeader,
+};
+
+use super::{AdminChannel, CALL_TAG, Reply};
+use crate::volume::error::SessionError;
+
+/// How long the answer may take. The target's data thread answers KEEP_ALIVEs meanwhile.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+
+/// What the target has to tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum News {
+    /// An event; `None` for one of a later version.
+    Event(Option<AsyncEvent>),
+    /// How the volume is now.
+    Volume(VolumeEntry),
+    /// The session does not have the volume any more.
+    Gone,
+}
+
+/// A question that was asked.
+#[derive(Debug)]
+pub(super) struct Question {
+    command: CommandCapsule,
+    deadline: Instant,
+}
+
+/// The one entry of a list.
+fn entry_of(payload: &[u8]) -> Result<VolumeEntry, SessionError> {
+    const BROKEN: SessionError = SessionError::Protocol("a list of one volume that has none");
+    let (head, rest) = payload.split_at_checked(VolumeListHeader::BYTES).ok_or(BROKEN)?;
+    let header = VolumeListHeader::from_wire(head).map_err(SessionError::Protocol)?;
+    let entry = rest.get(..VolumeEntry::BYTES).filter(|_| header.entries == 1).ok_or(BROKEN)?;
+    VolumeEntry::from_wire(entry).map_err(SessionError::Protocol)
+}
+
+impl AdminChannel {
+    /// Asks for a volume, if an event was heard and no answer is under way.
+    pub(super) fn ask_if_news(
+        &mut self,
+        volume: VolumeHandle,
+        now: Instant,
+    ) -> Result<(), SessionError> {
+        if !self.events.volumes_changed || self.question.is_some() {
+            return Ok(());
+        }
+        self.events.volumes_changed = false;
+        let mut command = self.command(Opcode::ListVolumes, CALL_TAG);
+        command.volume = volume;
+        command.buffer = Some(self.qp.reply_buffer());
+        let mut body = Vec::new();
+        if let Some(seal) = &mut self.seal {
+            command.in_capsule_bytes = narrow(COMMAND_SEAL_BYTES);
+            body = seal.seal_command(command.sequence, &command.to_wire(), &[])?;
+        }
+        self.qp.send(&mut command, &body)?;
+        self.question = Some(Question { command, deadline: now + ANSWER_TIME });
+        Ok(())
+    }
+
+    /// What an answer says, if it is the one to the question.
+    pub(super) fn heard(&mut self, response: &ResponseCapsule) -> Result<News, SessionError> {
+        const UNASKED: SessionError =
+            SessionError::Protocol("an answer to a command that was not sent");
+        let Some(Question { command, .. }) = self.question.take() else { return Err(UNASKED) };
+        if response.tag != CALL_TAG || !response.answers(command.sequence) {
+            return Err(UNASKED);
+        }
+        let ResponseCapsule { status, value, .. } = *response;
+        let mut reply = Reply { status, value, payload: self.qp.reply() };
+        if self.seal.is_some() {
+            let mut sealed = self.open(&command, &reply)?;
+            let payload = std::mem::take(&mut *sealed.payload);
+            reply = Reply { status: sealed.status, value: sealed.value, payload };
+        }
+        match reply.status {
+            Status::Ok => entry_of(&reply.payload).map(News::Volume),
+            Status::VolumeGone | Status::NoSuchVolume => Ok(News::Gone),
+            // A new session learns it from OPEN.
+            status => Err(SessionError::Status {
+                what: "asking how the volume changed".to_owned(),
+                status,
+                text: String::new(),
+            }),
+        }
+    }
+
+    /// When the answer is late, if one is awaited.
+    ///
+    /// # Errors
+    /// It is late.
+    pub(super) fn answer_due(&self, now: Instant) -> Result<Option<Instant>, SessionError> {
+        match &self.question {
+            Some(question) if now >= question.deadline => {
+                Err(SessionError::TimedOut { what: Opcode::ListVolumes })
+            }
+            question => Ok(question.as_ref().map(|question| question.deadline)),
+        }
+    }
+
+    /// Waits for the answer, if one is awaited: a command needs its place. What the answer says is
+    /// asked again.
+    pub(super) async fn hear_out(&mut self, deadline: Instant) -> Result<(), SessionError> {
+        let mut armed = false;
+        while self.question.is_some() {
+            let now = Instant::now();
+            if let Some(response) = self.next_response(now)? {
+                self.heard(&response)?;
+                self.events.volumes_changed = true;
+            } else if now >= deadline {
+                return Err(SessionError::TimedOut { what: Opcode::ListVolumes });
+            } else {
+                // After arming, look once more before sleeping.
+                if armed {
+                    self.qp.sleep_until(deadline).await?;
+                } else {
+                    self.qp.arm()?;
+                }
+                armed = !armed;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_protocol::{BlockCount, BlockSize, Name, VolumeFlags};
+
+    use super::*;
+
+    #[test]
+    fn the_list_of_one_volume_has_one() {
+        let entry = VolumeEntry {
+            name: Name::new("v").unwrap(),
+            flags: VolumeFlags::default(),
+            block_size: BlockSize::new(4096).unwrap(),
+            blocks: BlockCount(7),
+            uuid: [1; 16],
+        };
+        let list = |entries| {
+            let header = VolumeListHeader { entries, total: 1 };
+            [header.to_wire().as_slice(), entry.to_wire().as_slice(), &[0; 9]].concat()
+        };
+        assert_eq!(entry_of(&list(1)).unwrap(), entry);
+        for bad in [&list(0)[..], &list(2), &list(1)[..20], &list(1)[..4], &[]] {
+            assert!(matches!(entry_of(bad), Err(SessionError::Protocol(_))), "{bad:?}");
+        }
+        let mut broken = list(1);
+        broken[VolumeListHeader::BYTES..].fill(0xff);
+        assert!(entry_of(&broken).is_err());
+    }
+}

@@ -1,0 +1,788 @@
+//! [`Link`]: a mount's connection to its target. Carries out what its
+//! [`Course`](super::course::Course) decides, and tells the course what happened.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rblk_config::MountConfig;
+use rblk_fabric::{AckTimeout, ConnectOptions, MemoryOrder, Region, WcStatus};
+use rblk_operate::said_once;
+use rblk_protocol::{
+    AccessMode, AsyncEvent, Features, OpenReply, Status, VolumeEntry, VolumeFlags, VolumeHandle,
+};
+
+use super::admin::News;
+use super::course::{
+    Act, Arrival, Attempt, Course, Facts, Failure, Leaving, Loss, Rules, State, Verdict,
+};
+use super::error::SessionError;
+use super::history::{History, millis};
+use super::link_lines::{LinkLine, LinkLines};
+use super::queues::Queues;
+use super::reconnect::{
+    News as TryNews, NotTested, Reconnected, Step, StepAnswer, Tries, Try, VolumeChanged,
+};
+use super::session::{Claim, Credentials, Session};
+use super::settle::{Account, flush};
+use super::setup::{Endpoint, Setup};
+use super::shared_memory::SharedMemory;
+use super::status::{Fallback, MountStatus, auth};
+use super::stuck_data::StuckData;
+use super::task;
+use super::{EIO, ENODEV};
+use crate::engine::PathEnd;
+use crate::engine::durability::Durability;
+use crate::engine::path::Path;
+use crate::engine::pulse::Pulse;
+
+/// A mount's connection to its target.
+#[derive(Debug)]
+pub(crate) struct Link {
+    config: Arc<MountConfig>,
+    setup: Setup,
+    course: Course,
+    // While the target is there.
+    session: Option<Session>,
+    tries: Tries,
+    // The address of the last try.
+    trying: usize,
+    history: History,
+    stuck: StuckData,
+    // Of each address, why it did not work last; none where it did, or was not tried.
+    faults: Vec<Option<String>>,
+    // What the target made it log.
+    lines: LinkLines,
+    durability: Arc<Durability>,
+}
+
+/// What the link does as soon as the note of its mount, if it has one, says how the link stands.
+#[derive(Debug)]
+#[must_use]
+pub(crate) enum AfterNote {
+    /// Nothing.
+    Nothing,
+    /// A try to connect.
+    Try(Attempt),
+    /// A try goes on.
+    GoOn(StepAnswer),
+    /// The queues get their paths. They failed requests until now, or not.
+    Connect { paths: Vec<(u16, Path)>, was_failing: bool, stalled: Duration },
+    /// Every request fails with that errno.
+    Fail(i32),
+}
+
+fn random() -> u64 {
+    // For jitter only. Without random numbers the pause is the shortest.
+    getrandom::u64().unwrap_or(0)
+}
+
+fn rules(config: &MountConfig, setup: &Setup) -> Rules {
+    Rules {
+        addresses: setup.addresses.len(),
+        detect: config.detect.get(),
+        connect_timeout: config.connect_timeout.get(),
+        reconnect_delay: config.reconnect_delay.get(),
+        fail_after: config.fail_after.map(|after| after.get()),
+        failback: config.failback.get(),
+    }
+}
+
+/// How a mount uses its volume.
+pub(crate) fn access_mode(config: &MountConfig) -> AccessMode {
+    match (config.read_only, config.shared) {
+        (true, _) => AccessMode::ReadOnly,
+        (false, true) => AccessMode::Shared,
+        (false, false) => AccessMode::Exclusive,
+    }
+}
+
+/// How a mount connects, unless a try has a limit of its own.
+pub(crate) fn options(config: &MountConfig) -> ConnectOptions {
+    ConnectOptions {
+        timeout: config.connect_timeout.get(),
+        bind: None,
+        detect: config.detect.get(),
+        order: match config.relaxed_ordering {
+            true => MemoryOrder::Relaxed,
+            false => MemoryOrder::Strict,
+        },
+        tos: config.tos,
+        ack_timeout: config.ack_timeout.map(|time| AckTimeout::of(time.get())),
+    }
+}
+
+/// How often a mount asks whether its target lives.
+pub(crate) fn pulse(config: &MountConfig) -> Pulse {
+    Pulse::of(config.detect.get())
+}
+
+/// Whether a target said that it does not have the volume.
+fn is_missing(error: &SessionError) -> bool {
+    match error {
+        SessionError::NoSuchVolume { .. } => true,
+        SessionError::Status { status, .. } => *status == Status::VolumeGone,
+        _ => false,
+    }
+}
+
+/// The next news of the target, or the loss of the session. Without a session there is none.
+async fn next_event(
+    session: &mut Option<Session>,
+    volume: VolumeHandle,
+    pulse: Pulse,
+    queues: &Queues,
+) -> Result<News, SessionError> {
+    match session {
+        Some(session) => session.admin.news_of_disk(pulse, volume, || queues.ios()).await,
+        None => std::future::pending().await,
+    }
+}
+
+enum Happened {
+    Event(Result<News, SessionError>),
+    News(TryNews),
+    Deadline,
+}
+
+impl Link {
+    /// The link of a mount whose target is lost. The first try is due at once.
+    pub(crate) fn lost(
+        config: &Arc<MountConfig>,
+        setup: Setup,
+        facts: Facts,
+        durability: &Arc<Durability>,
+        now: Instant,
+    ) -> Self {
+        let history = History::new(facts.fenced.clone());
+        let last_address = |a: &rblk_fabric::Address| a.to_string() == setup.endpoint.address;
+        let last = setup.addresses.iter().position(last_address).unwrap_or(0);
+        let mut course = Course::lost(rules(config, &setup), facts, now);
+        course.prefer(last);
+        let faults = vec![None; setup.addresses.len()];
+        Self {
+            config: Arc::clone(config),
+            setup,
+            course,
+            session: None,
+            tries: Tries::new(),
+            trying: 0,
+            history,
+            stuck: StuckData::default(),
+            faults,
+            lines: LinkLines::default(),
+            durability: Arc::clone(durability),
+        }
+    }
+
+    /// The link of a new mount, with its first session by the address of that index. `faults` says
+    /// why the addresses before it do not work.
+    pub(crate) fn connected(
+        config: &Arc<MountConfig>,
+        setup: Setup,
+        facts: Facts,
+        durability: &Arc<Durability>,
+        (session, faults): (Session, Vec<String>),
+    ) -> Self {
+        let (now, address) = (Instant::now(), faults.len());
+        let course = Course::connected(rules(config, &setup), facts.clone(), address, now);
+        let mut link = Self::lost(config, setup, facts, durability, now);
+        for (fault, why) in link.faults.iter_mut().zip(faults) {
+            *fault = Some(why);
+        }
+        link.stuck.connected(now);
+        let mut link = Self { course, session: Some(session), ..link };
+        link.say_fallback();
+        link
+    }
+
+    /// The address that should be in use, where another one is.
+    fn fallback(&self) -> Option<Fallback> {
+        let is_worse = self.course.state() == State::Connected && self.course.address() > 0;
+        let preferred = self.setup.addresses.first().filter(|_| is_worse)?.to_string();
+        let reason = self.faults.first().cloned().flatten();
+        Some(Fallback { preferred, reason })
+    }
+
+    /// Says that the mount is connected by an address that is not its best, if so.
+    fn say_fallback(&mut self) {
+        let Some(Fallback { preferred, reason }) = self.fallback() else { return };
+        if !self.may_log(LinkLine::Fallback) {
+            return;
+        }
+        tracing::warn!(
+            rblk_event = "fallback",
+            address = self.setup.endpoint.address,
+            preferred,
+            reason = reason.as_deref().unwrap_or("it was not tried"),
+            failback = %self.config.failback,
+            "the path is not the preferred one, and may be slower; the mount goes back as `failback` says"
+        );
+    }
+
+    /// The address with that index works.
+    fn note_works(&mut self, address: usize) {
+        if let Some(fault) = self.faults.get_mut(address) {
+            *fault = None;
+        }
+    }
+
+    /// The address with that index does not work, for that reason.
+    fn note_fault(&mut self, address: usize, why: &str) {
+        if let Some(fault) = self.faults.get_mut(address) {
+            *fault = Some(why.to_owned());
+        }
+    }
+
+    /// What is durable is known from this account from now on.
+    pub(crate) fn inherit(&mut self, account: &Arc<Durability>) {
+        self.durability = Arc::clone(account);
+    }
+
+    /// How the mount reaches its volume.
+    pub(crate) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// What is known of the volume and the target.
+    pub(crate) fn facts(&self) -> &Facts {
+        self.course.facts()
+    }
+
+    /// Every session from the next one on is made with these keys. The present one goes on.
+    pub(crate) fn change_keys(
+        &mut self,
+        config: &Arc<MountConfig>,
+        credentials: Option<Arc<Credentials>>,
+    ) {
+        self.config = Arc::clone(config);
+        self.setup.credentials = credentials;
+    }
+
+    /// The driver made so many queues.
+    pub(crate) fn set_queues(&mut self, queues: u16) {
+        self.setup.queues = queues;
+    }
+
+    /// The driver has the shared memory of the mount.
+    ///
+    /// # Errors
+    /// The system does not tell which pages it has.
+    pub(crate) fn shared_memory_is_registered(&mut self) -> anyhow::Result<()> {
+        self.setup.shared.registered()
+    }
+
+    /// Every path registers these memories of other programs from now on, and no others. Present
+    /// paths end.
+    pub(crate) fn replace_shared(&mut self, regions: Arc<[Arc<Region>]>, queues: &mut Queues) {
+        if Arc::ptr_eq(self.setup.shared.regions(), &regions) {
+            return;
+        }
+        self.setup.shared = SharedMemory::of_guest(regions);
+        if self.session.is_some() {
+            self.course.lose(Loss::Renegotiate, Instant::now(), random());
+            self.disconnect(None, queues);
+        }
+    }
+
+    /// A queue has left: it needs no path any more, and its memory is the devices' only.
+    pub(crate) fn forget_queue(&mut self, queue: u16) {
+        if let Some(buffers) = self.setup.buffers.get_mut(usize::from(queue)) {
+            *buffers = None;
+        }
+    }
+
+    /// Whether there is a session.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Where the mount stands.
+    pub(crate) fn state(&self) -> State {
+        self.course.state()
+    }
+
+    /// Whether no session will come any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.course.is_over()
+    }
+
+    /// Does what is due, and then the next thing that happens between the mount and its target.
+    /// Returns what follows as soon as the note is written. Cancel safe.
+    pub(crate) async fn attend(&mut self, queues: &mut Queues) -> Option<AfterNote> {
+        if let Some(after) = self.carry_out(queues) {
+            return Some(after);
+        }
+        let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
+        let happened = tokio::select! {
+            event = next_event(&mut self.session, volume, pulse, queues) => Happened::Event(event),
+            news = self.tries.next() => Happened::News(news),
+            () = task::until(self.course.deadline()) => Happened::Deadline,
+        };
+        match happened {
+            Happened::Event(event) => self.on_event(event, queues).then_some(AfterNote::Nothing),
+            Happened::News(TryNews::Step(step)) => Some(self.on_step(step)),
+            Happened::News(TryNews::Tried(result)) => self.on_try(result, queues),
+            Happened::News(TryNews::Probed(address, fault)) => {
+                let answers = fault.is_none();
+                if let Some(why) = fault {
+                    self.note_fault(address, &why);
+                }
+                self.course.probed(address, answers, Instant::now());
+                None
+            }
+            Happened::Deadline => None,
+        }
+    }
+
+    /// The note says how the link stands, or could not be written: what follows is done now.
+    pub(crate) fn go_on(&mut self, after: AfterNote, is_noted: bool, queues: &mut Queues) {
+        match after {
+            AfterNote::Nothing => {}
+            AfterNote::Try(attempt) => self.begin_try(attempt, is_noted, queues),
+            AfterNote::GoOn(answer) => answer.send(),
+            AfterNote::Connect { paths, was_failing, stalled } => {
+                self.connect(paths, was_failing, stalled, queues);
+            }
+            AfterNote::Fail(errno) => queues.fail(Some(errno)),
+        }
+    }
+
+    /// Keeps the session alive, and takes its events, but does nothing that is due. Cancel safe.
+    pub(crate) async fn keep_alive(&mut self, queues: &mut Queues) {
+        let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
+        let event = next_event(&mut self.session, volume, pulse, queues).await;
+        self.on_event(event, queues);
+    }
+
+    /// Does what is due, up to a try to connect, which the note comes before. The next thing is due
+    /// at the course's deadline, or when something happens.
+    pub(crate) fn carry_out(&mut self, queues: &mut Queues) -> Option<AfterNote> {
+        while let Some(act) = self.course.due(Instant::now(), random()) {
+            match act {
+                Act::Try(attempt) => return Some(AfterNote::Try(attempt)),
+                Act::Fail => {
+                    let after = self.config.fail_after.unwrap_or_default();
+                    tracing::error!(
+                        rblk_event = "fail-after",
+                        %after,
+                        "the target is gone for too long: requests fail until it is back"
+                    );
+                    queues.fail(Some(EIO));
+                }
+                Act::Hold => queues.hold(),
+                Act::Leave(leaving) => self.leave(leaving, queues),
+                Act::Probe(address) => self.begin_probe(address),
+            }
+        }
+        None
+    }
+
+    fn leave(&mut self, leaving: Leaving, queues: &mut Queues) {
+        let why = match leaving {
+            Leaving::Drain => "the target drains".to_owned(),
+            Leaving::Upgrade => "the target is being upgraded".to_owned(),
+            Leaving::Back { to } => {
+                let better = self.setup.addresses.get(to).map(ToString::to_string);
+                format!("going back to {}", better.unwrap_or_default())
+            }
+        };
+        tracing::info!(
+            rblk_event = "leave",
+            why,
+            "leaving the target; requests wait until it is connected again"
+        );
+        // Back to a better address, or to the next version of the target, is no loss, and takes a
+        // moment.
+        let shown = matches!(leaving, Leaving::Drain).then_some(why.as_str());
+        self.disconnect(shown, queues);
+    }
+
+    fn begin_try(&mut self, attempt: Attempt, is_noted: bool, queues: &Queues) {
+        // A process that recovers the mount by an old note cannot have its session. In a new
+        // session, commands that this process had sent may arrive late. A shared volume does
+        // not keep the new session out until those commands are over.
+        if !is_noted && self.config.shared {
+            self.course.failed(Failure::Transient, Instant::now(), random());
+            return;
+        }
+        let Attempt { address, resume, generation, limit } = attempt;
+        self.trying = address;
+        self.tries.begin(Try {
+            address: self.setup.addresses[address].clone(),
+            options: ConnectOptions { timeout: limit, ..options(&self.config) },
+            known_by: self.setup.known_by(),
+            resume,
+            volume_name: self.setup.volume_name,
+            claim: Claim { generation, ..access_mode(&self.config).into() },
+            wish: self.setup.wish,
+            buffers: self.setup.buffers[..queues.len()].to_vec(),
+            shared: Arc::clone(self.setup.shared.regions()),
+            tests_paths: self.setup.tests_paths,
+            account: self.account(queues),
+        });
+    }
+
+    /// What it takes to settle which acknowledged writes are durable.
+    fn account(&self, queues: &Queues) -> Account {
+        Account {
+            durability: Arc::clone(&self.durability),
+            queues: queues.mail(),
+            wish: self.setup.wish,
+            pulse: pulse(&self.config),
+        }
+    }
+
+    fn begin_probe(&mut self, index: usize) {
+        let timeout = self.course.rules().try_limit();
+        let options = ConnectOptions { timeout, ..options(&self.config) };
+        let address = self.setup.addresses[index].clone();
+        let (known_by, instance) = (self.setup.known_by(), self.course.facts().instance);
+        self.tries.begin_probe(index, address, options, known_by, instance);
+    }
+
+    fn on_step(&mut self, step: Step) -> AfterNote {
+        AfterNote::GoOn(match step {
+            Step::LoggedIn(login, answer) => {
+                StepAnswer::LoggedIn(self.course.logged_in(&login), answer)
+            }
+            Step::Opened(volume, answer) => {
+                let verdict = match self.course.opened(&volume) {
+                    // The target may take them now.
+                    Verdict::Go if self.durability.holds_copies() => Verdict::Settle,
+                    verdict => verdict,
+                };
+                StepAnswer::Opened(verdict, answer)
+            }
+        })
+    }
+
+    fn on_try(
+        &mut self,
+        result: anyhow::Result<Box<Reconnected>>,
+        queues: &mut Queues,
+    ) -> Option<AfterNote> {
+        let now = Instant::now();
+        match result {
+            Ok(reconnected) => {
+                let Reconnected { session, paths } = *reconnected;
+                match self.course.arrived(now) {
+                    Some(arrival) => return Some(self.arrive(session, paths, arrival)),
+                    None => {
+                        session.admin.close();
+                        self.course.failed(Failure::Transient, now, random());
+                    }
+                }
+            }
+            Err(error) if error.is::<VolumeChanged>() => {
+                tracing::error!(rblk_event = "volume-lost", "{error}");
+                self.history.over(error.to_string());
+                queues.fail(Some(EIO));
+            }
+            Err(error) if matches!(error.downcast_ref(), Some(NotTested(PathEnd::SelfTest))) => {
+                self.ask_for_less();
+                self.on_failure(&said_once(error.as_ref()), false, now);
+            }
+            Err(error) => match error.downcast_ref::<SessionError>() {
+                Some(SessionError::Fenced { by, .. }) => {
+                    return Some(self.on_fenced(by, said_once(error.as_ref())));
+                }
+                Some(missing) if is_missing(missing) => {
+                    if self.course.missing() {
+                        self.say_removed(queues);
+                    }
+                    self.on_failure(&said_once(error.as_ref()), false, now);
+                }
+                session_error => {
+                    let is_gone = session_error.is_some_and(SessionError::is_session_gone);
+                    self.on_failure(&said_once(error.as_ref()), is_gone, now);
+                }
+            },
+        }
+        None
+    }
+
+    fn on_fenced(&mut self, by: &str, text: String) -> AfterNote {
+        tracing::error!(
+            rblk_event = "fence",
+            by,
+            "fenced: the target does not let this mount go on with its volume, and every request fails, permanently. \
+             Unmount, and mount again when the volume is free"
+        );
+        self.course.fenced(by);
+        self.history.over(text);
+        AfterNote::Fail(Status::Fenced.errno())
+    }
+
+    fn on_failure(&mut self, text: &str, session_is_gone: bool, now: Instant) {
+        self.note_fault(self.trying, text);
+        self.stuck.failed();
+        let address = self.tries.address();
+        if session_is_gone {
+            // The target was restarted. The reason for the loss is known already.
+            if self.lines.may_write(LinkLine::Session, now) {
+                tracing::info!(
+                    address,
+                    answer = text,
+                    "the target does not know the session any more; beginning a new one"
+                );
+            }
+            self.history.session_gone(self.epoch());
+            self.course.failed(Failure::SessionGone, now, random());
+            return;
+        }
+        if self.history.failed(text) {
+            tracing::warn!(address, error = text, "cannot connect again yet");
+        } else {
+            tracing::debug!(address, error = text, "cannot connect again yet");
+        }
+        self.course.failed(Failure::Transient, now, random());
+    }
+
+    fn arrive(&mut self, session: Session, paths: Vec<(u16, Path)>, arrival: Arrival) -> AfterNote {
+        let Arrival { stalled, was_failing, verifier_changed, .. } = arrival;
+        self.history.connected(stalled, verifier_changed);
+        self.note_works(arrival.address);
+        self.stuck.connected(Instant::now());
+        if let Some(hint) = self.stuck.hint(Instant::now()).filter(|_| self.stuck.is_news()) {
+            tracing::warn!("{hint}");
+        }
+        self.setup.endpoint = Endpoint::of(&session, paths.iter().map(|(_, path)| path));
+        self.session = Some(session);
+        self.durability.arrived();
+        AfterNote::Connect { paths, was_failing, stalled }
+    }
+
+    fn connect(
+        &mut self,
+        paths: Vec<(u16, Path)>,
+        was_failing: bool,
+        stalled: Duration,
+        queues: &mut Queues,
+    ) {
+        queues.connect(paths);
+        if was_failing {
+            queues.fail(None);
+        }
+        if self.may_log(LinkLine::Resume) {
+            let (epoch, address) = (self.epoch(), &self.setup.endpoint.address);
+            tracing::info!(rblk_event = "resume", ?stalled, epoch, address, "connected again");
+        }
+        self.say_fallback();
+    }
+
+    /// The path of a queue ended.
+    pub(crate) fn on_path_end(&mut self, queue: u16, end: PathEnd, queues: &mut Queues) {
+        let has_newer = queues.path_ended(queue);
+        match end {
+            PathEnd::Dropped => {}
+            // This path was given up before.
+            _ if has_newer => {}
+            PathEnd::SelfTest if self.setup.wish.features.has(Features::WRITE_WITH_IMM) => {
+                self.ask_for_less();
+                self.lose("the self-test failed", Loss::Renegotiate, queues);
+            }
+            end => {
+                let is_silence =
+                    matches!(end, PathEnd::Silent | PathEnd::Lost(WcStatus::RetryExceeded));
+                let waits = queues.counts().iter().any(|counts| counts.in_flight > 0);
+                let detect = self.course.rules().detect;
+                self.stuck.lost(is_silence && waits, detect, Instant::now());
+                self.lose(&format!("queue {queue}: {end:?}"), Loss::Path, queues);
+            }
+        }
+    }
+
+    /// A self-test failed.
+    fn ask_for_less(&mut self) {
+        let features = self.setup.wish.features;
+        if features.has(Features::WRITE_WITH_IMM) {
+            tracing::warn!("WRITE_WITH_IMM does not work on this path; going on without");
+            self.setup.wish.features = features.without(Features::WRITE_WITH_IMM);
+        }
+    }
+
+    /// A queue that is held has no request unanswered.
+    pub(crate) fn on_quiet(&mut self, queue: u16, queues: &mut Queues) {
+        if queues.quiet(queue) {
+            self.course.quiet();
+        }
+    }
+
+    /// Returns whether what is known of the volume changed.
+    pub(crate) fn on_event(
+        &mut self,
+        news: Result<News, SessionError>,
+        queues: &mut Queues,
+    ) -> bool {
+        match news {
+            Ok(News::Event(Some(AsyncEvent::Draining))) => {
+                if self.may_log(LinkLine::News) {
+                    tracing::info!("the target drains: finishing what is in flight");
+                }
+                self.course.draining(Instant::now());
+            }
+            Ok(News::Event(Some(AsyncEvent::Upgrading))) => {
+                if self.may_log(LinkLine::News) {
+                    tracing::info!("the target is being upgraded: finishing what is in flight");
+                }
+                self.course.upgrading(Instant::now());
+            }
+            // The next OPEN says which host has the volume.
+            Ok(News::Event(Some(AsyncEvent::Fenced))) => {
+                self.lose("the volume was taken over", Loss::Path, queues);
+            }
+            Ok(News::Event(event)) => tracing::debug!(?event, "event of the target"),
+            Ok(News::Volume(entry)) => return self.on_volume(&entry, queues),
+            Ok(News::Gone) => {
+                self.course.removed(Instant::now(), random());
+                self.say_removed(queues);
+                self.disconnect(Some("the volume was removed at the target"), queues);
+            }
+            Err(error) => self.lose(&error.to_string(), Loss::Path, queues),
+        }
+        false
+    }
+
+    fn on_volume(&mut self, entry: &VolumeEntry, queues: &mut Queues) -> bool {
+        let known = self.facts().volume;
+        if !self.course.seen(entry) {
+            // OPEN says what it is.
+            self.lose("the volume became another one", Loss::Path, queues);
+        }
+        let is_read_only = |volume: &OpenReply| volume.flags.has(VolumeFlags::READ_ONLY);
+        let is_writable_again = is_read_only(&known) && !is_read_only(&self.facts().volume);
+        if is_writable_again && self.session.is_some() && self.durability.holds_copies() {
+            tracing::info!(
+                "the volume is writable again: what the target refused is written again"
+            );
+            self.course.lose(Loss::Renegotiate, Instant::now(), random());
+            self.disconnect(None, queues);
+        }
+        self.facts().volume != known
+    }
+
+    fn say_removed(&self, queues: &mut Queues) {
+        tracing::error!(
+            rblk_event = "volume-removed",
+            volume = %self.setup.volume_name,
+            "the target removed the volume: requests fail until it serves the volume again. Unmount, or add the \
+             volume again at the target"
+        );
+        queues.fail(Some(ENODEV));
+    }
+
+    /// Whether a line that the target can bring about may be written now.
+    fn may_log(&mut self, line: LinkLine) -> bool {
+        self.lines.may_write(line, Instant::now())
+    }
+
+    fn lose(&mut self, why: &str, loss: Loss, queues: &mut Queues) {
+        let Some(session) = &self.session else { return };
+        let address = session.address.to_string();
+        self.note_fault(self.course.address(), why);
+        self.course.lose(loss, Instant::now(), random());
+        if self.may_log(LinkLine::Loss) {
+            tracing::warn!(rblk_event = "loss", why, address, "lost the target; requests wait");
+        }
+        self.disconnect(Some(why), queues);
+    }
+
+    /// The session is over: every queue keeps its requests, and the course says how to go on.
+    /// `loss` is the reason, if that is a loss.
+    fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
+        let Some(session) = self.session.take() else { return };
+        self.stuck.lost(false, self.course.rules().detect, Instant::now());
+        if let Some(why) = loss {
+            self.history.lost(why);
+        }
+        session.admin.close();
+        queues.disconnect();
+        queues.release();
+    }
+
+    /// The mount ends: a try goes no further, and probes end.
+    pub(crate) fn dismiss_tries(&mut self) {
+        self.tries.dismiss();
+    }
+
+    /// Ends tries and probes. A session that a try has can be resumed.
+    pub(crate) fn abort_tries(&mut self) {
+        self.tries.abort();
+    }
+
+    /// Ends the session, or the try that may have one. With `logout` the target hears of it, within
+    /// that time; without, the session can be resumed.
+    pub(crate) async fn end_session(&mut self, logout: Option<Duration>) {
+        match (self.session.take(), logout) {
+            (Some(session), Some(within)) => session.logout(within).await,
+            (Some(session), None) => session.admin.close(),
+            (None, Some(within)) => self.tries.end(within).await,
+            (None, None) => {}
+        }
+    }
+
+    /// Has the target make durable what it acknowledged. Returns whether it did. No queue has a
+    /// path any more.
+    pub(crate) async fn flush(&mut self, queues: &Queues, within: Duration) -> bool {
+        if self.durability.unflushed() == 0 {
+            return true;
+        }
+        let account = self.account(queues);
+        let flushed = match &mut self.session {
+            Some(session) => {
+                let flushing = flush(session, &self.course.facts().volume, &account);
+                match tokio::time::timeout(within, flushing).await {
+                    Ok(result) => result.map_err(|error| said_once(error.as_ref())),
+                    Err(_) => Err("it takes too long".to_owned()),
+                }
+            }
+            None => Err("the target is not connected".to_owned()),
+        };
+        let Err(error) = flushed else { return true };
+        let writes = self.durability.unflushed();
+        tracing::warn!(error, writes, "acknowledged writes are not flushed, and this process ends");
+        false
+    }
+
+    fn epoch(&self) -> u32 {
+        self.facts().resume.map_or(self.history.epoch(), |(_, epoch)| epoch.0)
+    }
+
+    /// Fills its part of the status.
+    pub(crate) fn report(&self, status: &mut MountStatus) {
+        let state = match self.course.state() {
+            State::Connected => "connected",
+            State::Lost => "reconnecting",
+            State::Failing => "failing",
+            State::Removed => "volume removed",
+            State::Fenced => "fenced",
+            State::Changed => "volume lost",
+        };
+        state.clone_into(&mut status.state);
+        let lost_ms_ago = self.course.lost_at().map(|at| millis(at.elapsed()));
+        self.history.report(status, lost_ms_ago);
+        let Endpoint { address, rdma_device, transport, is_encrypted } = &self.setup.endpoint;
+        status.address.clone_from(address);
+        status.fallback = self.fallback();
+        status.hint = self.stuck.hint(Instant::now()).map(str::to_owned);
+        status.rdma_device.clone_from(rdma_device);
+        status.transport.clone_from(transport);
+        status.encrypted = *is_encrypted;
+        status.auth = auth(self.setup.credentials.is_some()).to_owned();
+        status.write_with_imm = self.setup.wish.features.has(Features::WRITE_WITH_IMM);
+        status.epoch = self.epoch();
+        status.generation = self.facts().volume.generation.0;
+    }
+
+    /// The course.
+    #[cfg(test)]
+    pub(crate) fn course(&self) -> &Course {
+        &self.course
+    }
+
+    /// The session.
+    #[cfg(test)]
+    pub(crate) fn session_mut(&mut self) -> Option<&mut Session> {
+        self.session.as_mut()
+    }
+}

@@ -1,0 +1,259 @@
+//! [`Queues`]: the queue threads of a mount as control sees them: mail to each, and what they said.
+
+use std::sync::Arc;
+
+use rblk_config::Spin;
+use rblk_protocol::width::wide;
+use rblk_protocol::{BlockSize, Features};
+use rblk_runtime::mailbox::Sender;
+use rblk_runtime::spin::SpinMode;
+use tokio::sync::mpsc;
+
+use super::setup::Setup;
+use crate::engine::durability::retain::RetainRing;
+use crate::engine::durability::{Durability, Ledger};
+use crate::engine::path::Path;
+use crate::engine::pulse::Pulse;
+use crate::engine::{MountTimes, QueueCounts, QueueStats};
+use crate::queue::{FromQueue, Posted, QueueHandle, TargetParts, ToQueue};
+
+/// The queue threads of a mount, by the number of their queue.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    threads: Vec<Thread>,
+    // Threads that left.
+    stopped: usize,
+    // QPs of each queue, at least, as of the last time they were connected.
+    lanes: usize,
+    // Whether all of them had digests then.
+    digest: bool,
+}
+
+#[derive(Debug, Default)]
+struct Thread {
+    // `None` in tests only.
+    handle: Option<QueueHandle>,
+    // Paths that did not end yet.
+    paths: u32,
+    // It is held, and everything that it sent is answered.
+    quiet: bool,
+    // It takes no mail any more.
+    stopped: bool,
+}
+
+/// What the queue threads of a device are made of.
+#[derive(Debug)]
+pub(crate) struct QueuePlan<'p> {
+    pub(crate) setup: &'p Setup,
+    pub(crate) block_size: BlockSize,
+    /// The account of what is durable; `None` where every acknowledged write is.
+    pub(crate) durability: Option<&'p Arc<Durability>>,
+    /// Memory of each queue for retained writes; 0 retains none.
+    pub(crate) retain_bytes: usize,
+    pub(crate) pulse: Pulse,
+    pub(crate) spin: Spin,
+    /// Whether each thread runs on the CPUs whose requests its queue serves.
+    pub(crate) pin: bool,
+    pub(crate) outbox: &'p mpsc::UnboundedSender<FromQueue>,
+}
+
+impl QueuePlan<'_> {
+    /// A queue's part of the account.
+    pub(crate) fn ledger(&self) -> Option<Ledger> {
+        let depth = self.setup.wish.depth;
+        let ring = (self.retain_bytes > 0).then(|| RetainRing::for_queue(self.retain_bytes, depth));
+        self.durability.map(|durability| Ledger::new(Arc::clone(durability), depth, ring))
+    }
+}
+
+/// The configuration's word for how long to look for work.
+pub(crate) fn spin_mode(spin: Spin) -> SpinMode {
+    match spin {
+        Spin::Adaptive => SpinMode::ADAPTIVE,
+        Spin::Always => SpinMode::Always,
+        Spin::For(time) => SpinMode::Fixed(time.get()),
+    }
+}
+
+impl Queues {
+    /// One more queue, which has a thread and no path yet.
+    pub(crate) fn add(&mut self, handle: QueueHandle) {
+        self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
+    }
+
+    /// Makes every queue of a volume that has no device: a program drives them. They have no paths:
+    /// requests wait.
+    ///
+    /// # Errors
+    /// The system has no descriptor.
+    pub(crate) fn give(&mut self, plan: &QueuePlan<'_>) -> anyhow::Result<Vec<TargetParts>> {
+        let wish = plan.setup.wish;
+        let mut given = Vec::new();
+        for queue in 0..plan.setup.queues {
+            let (sender, mail) = crate::queue::mail()?;
+            let stats = Arc::new(QueueStats::default());
+            let handle = QueueHandle::without_thread(sender, Arc::clone(&stats));
+            self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
+            given.push(TargetParts {
+                queue,
+                depth: wish.depth,
+                stride: wish.buffer_stride(),
+                data_max: wide(wish.io_max_bytes),
+                shared: plan.setup.shared.lens().len(),
+                ledger: plan.ledger(),
+                pulse: Some(plan.pulse),
+                mail,
+                outbox: plan.outbox.clone(),
+                stats,
+            });
+        }
+        Ok(given)
+    }
+
+    fn handles(&self) -> impl Iterator<Item = &QueueHandle> {
+        self.threads.iter().filter_map(|thread| thread.handle.as_ref())
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Mail to every thread.
+    pub(super) fn mail(&self) -> Vec<Sender<ToQueue>> {
+        self.handles().map(|queue| queue.mail.clone()).collect()
+    }
+
+    /// I/Os that were answered so far.
+    pub(super) fn ios(&self) -> u64 {
+        self.handles().map(|queue| queue.stats.answered()).sum()
+    }
+
+    /// The counters of each queue.
+    pub(crate) fn counts(&self) -> Vec<QueueCounts> {
+        self.handles().map(|queue| queue.stats.snapshot()).collect()
+    }
+
+    /// The times of each queue's requests.
+    pub(crate) fn times(&self) -> Vec<MountTimes> {
+        self.handles().map(|queue| queue.stats.times()).collect()
+    }
+
+    /// QPs of each queue, at least.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// Whether commands and data of every queue have digests.
+    pub(crate) fn digest(&self) -> bool {
+        self.digest
+    }
+
+    /// Gives each queue its path. A path of a queue that the driver did not make ends here.
+    pub(crate) fn connect(&mut self, paths: Vec<(u16, Path)>) {
+        if let Some(lanes) = paths.iter().map(|(_, path)| path.lanes()).min() {
+            self.lanes = lanes;
+            let has_digests = |path: &Path| path.accept.features.has(Features::DIGEST);
+            self.digest = paths.iter().all(|(_, path)| has_digests(path));
+        }
+        for (queue, path) in paths {
+            let Some(thread) = self.threads.get_mut(usize::from(queue)) else {
+                path.retire();
+                continue;
+            };
+            thread.paths += 1;
+            thread.post(ToQueue::Connect(Box::new(path)));
+        }
+    }
+
+    /// A path of a queue ended. Returns whether the queue has a newer one already.
+    pub(super) fn path_ended(&mut self, queue: u16) -> bool {
+        let Some(thread) = self.threads.get_mut(usize::from(queue)) else { return false };
+        thread.paths = thread.paths.saturating_sub(1);
+        thread.paths > 0
+    }
+
+    /// The paths are lost: requests wait for the next ones.
+    pub(crate) fn disconnect(&mut self) {
+        self.post_all(|| ToQueue::Disconnect);
+    }
+
+    /// Requests fail with that errno from now on, or wait again.
+    pub(crate) fn fail(&mut self, errno: Option<i32>) {
+        self.post_all(|| ToQueue::Fail(errno));
+    }
+
+    /// The queues send nothing new. Each says when it is [quiet](Self::quiet).
+    pub(super) fn hold(&mut self) {
+        self.threads.iter_mut().for_each(|thread| thread.quiet = thread.stopped);
+        self.post_all(|| ToQueue::Hold(true));
+    }
+
+    /// The queues send again.
+    pub(super) fn release(&mut self) {
+        self.post_all(|| ToQueue::Hold(false));
+    }
+
+    /// A queue that is held has no request unanswered. Returns whether all of them are so.
+    pub(super) fn quiet(&mut self, queue: u16) -> bool {
+        if let Some(thread) = self.threads.get_mut(usize::from(queue)) {
+            thread.quiet = true;
+        }
+        self.threads.iter().all(|thread| thread.quiet)
+    }
+
+    /// The threads leave the device as it is, when what was sent is answered or after that time.
+    pub(crate) fn leave(&mut self, within: std::time::Duration) {
+        self.post_all(|| ToQueue::Leave(within));
+    }
+
+    /// A thread left.
+    pub(crate) fn stopped(&mut self, queue: u16) {
+        self.stopped += 1;
+        if let Some(thread) = self.threads.get_mut(usize::from(queue)) {
+            (thread.stopped, thread.quiet) = (true, true);
+        }
+    }
+
+    /// Whether a thread has left.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.stopped > 0
+    }
+
+    /// Whether every thread has left.
+    pub(crate) fn have_stopped(&self) -> bool {
+        self.stopped >= self.threads.len()
+    }
+
+    /// Waits for the threads to end.
+    pub(crate) fn join(&mut self) {
+        let handles = self.threads.iter_mut().filter_map(|thread| thread.handle.as_mut());
+        handles.for_each(QueueHandle::join);
+    }
+
+    fn post_all(&mut self, message: impl Fn() -> ToQueue) {
+        self.threads.iter_mut().for_each(|thread| thread.post(message()));
+    }
+
+    /// Queues without threads, which have so many paths.
+    #[cfg(test)]
+    pub(crate) fn without_threads(paths: &[u32]) -> Self {
+        let thread = |&paths| Thread { paths, ..Thread::default() };
+        Self { threads: paths.iter().map(thread).collect(), ..Self::default() }
+    }
+}
+
+impl Thread {
+    fn post(&mut self, message: ToQueue) {
+        let Some(handle) = &self.handle else { return };
+        let Posted { is_taken, paths } = message.post(&handle.mail);
+        self.paths = self.paths.saturating_sub(paths);
+        if !is_taken {
+            // The thread left, and says so by `FromQueue::Stopped`.
+            tracing::debug!("a queue takes no mail");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+use rblk_fabric::soft::network::Network;
+use rblk_fabric::{PageKind, Region};
+use rblk_protocol::Epoch;
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::engine::path::sample;
+
+fn path(network: &Network, buffers: &Arc<Region>, epoch: u32) -> Path {
+    Path { epoch: Epoch(epoch), ..sample::path(network, buffers, false).0 }
+}
+
+/// However often the target comes and goes while nobody drives the queue.
+#[test]
+fn a_queue_that_is_not_driven_keeps_one_path_in_its_box() {
+    let network = Network::new(1);
+    let buffers = Region::allocate(64 << 10, PageKind::Normal).unwrap();
+    let unused = Arc::strong_count(&buffers);
+    let (mail, mut receiver) = crate::queue::mail().unwrap();
+    let handle = QueueHandle::without_thread(mail.clone(), Arc::new(QueueStats::default()));
+    let thread = Thread { handle: Some(handle), ..Thread::default() };
+    let mut queues = Queues { threads: vec![thread], ..Queues::default() };
+    let of_one_path = {
+        let _one = path(&network, &buffers, 0);
+        Arc::strong_count(&buffers) - unused
+    };
+    let mut last = None;
+    for epoch in 1..=3000 {
+        let (reply, answer) = oneshot::channel();
+        assert!(ToQueue::TakeStock(reply).post(&mail).is_taken, "epoch {epoch}");
+        // Only the try that runs waits for an answer.
+        last = Some(answer);
+        queues.connect(vec![(0, path(&network, &buffers, epoch))]);
+        assert_eq!(queues.threads[0].paths, 1, "epoch {epoch}");
+        assert_eq!(Arc::strong_count(&buffers) - unused, of_one_path, "epoch {epoch}");
+        if epoch % 2 == 0 {
+            queues.fail(Some(5));
+            queues.disconnect();
+            assert_eq!(queues.threads[0].paths, 0, "the next one makes it pointless");
+            assert_eq!(Arc::strong_count(&buffers), unused, "epoch {epoch}");
+            queues.release();
+            queues.connect(vec![(0, path(&network, &buffers, epoch))]);
+            queues.fail(None);
+        }
+    }
+    let mut found = Vec::new();
+    while let Some(message) = receiver.receive() {
+        found.push(match message {
+            ToQueue::TakeStock(reply) => {
+                assert!(!reply.is_closed());
+                "stock"
+            }
+            ToQueue::Hold(false) => "go on",
+            ToQueue::Connect(path) => {
+                assert_eq!(path.epoch, Epoch(3000));
+                "connect"
+            }
+            ToQueue::Fail(None) => "wait",
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(found, ["stock", "go on", "connect", "wait"]);
+    drop(last);
+    // One that has left takes nothing. What it would have got is destroyed.
+    drop(receiver);
+    queues.connect(vec![(0, path(&network, &buffers, 3001))]);
+    assert_eq!((queues.threads[0].paths, Arc::strong_count(&buffers)), (1, unused));
+}

@@ -1,0 +1,323 @@
+//! Reconnecting to the target: [`Try`] and [`probe`] are tasks of their own, so that the mount
+//! answers its socket meanwhile and can end them. [`Tries`] holds the ones that run. What they find
+//! goes to the mount's [`Course`](super::course::Course), which decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use rblk_fabric::{Address, ConnectOptions, Region};
+use rblk_operate::said_once;
+use rblk_protocol::{Epoch, InstanceId, LoginReply, Name, OpenReply, SessionId};
+use tokio::sync::{mpsc, oneshot};
+
+use super::course::{OtherTarget, Verdict};
+use super::error::SessionError;
+use super::session::{Claim, QueueWish, Session};
+use super::settle::{Account, settle};
+use super::setup::KnownBy;
+use super::task::{self, Running};
+use crate::engine::PathEnd;
+use crate::engine::path::{Path, QueueMemory};
+
+/// How long the mount may take to answer a try. It takes longer only when it ends.
+const STEP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a target may take to hear that a session is not wanted after all.
+const LOGOUT_TIME: Duration = Duration::from_secs(1);
+
+/// The volume came back as another one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "volume `{volume}` {how}; its requests fail now: unmount it, check the target, mount again"
+)]
+pub(super) struct VolumeChanged {
+    volume: String,
+    how: &'static str,
+}
+
+/// A path did not pass its self-test.
+#[derive(Debug, thiserror::Error)]
+#[error("the target does not answer a self-test as it should: {0:?}")]
+pub(crate) struct NotTested(pub(crate) PathEnd);
+
+/// The mount ends while a try runs for it.
+#[derive(Debug, thiserror::Error)]
+#[error("the mount is ending")]
+struct MountEnds;
+
+/// What a try needs to know.
+#[derive(Debug)]
+pub(super) struct Try {
+    pub(super) address: Address,
+    /// Their timeout is that of each step.
+    pub(super) options: ConnectOptions,
+    pub(super) known_by: KnownBy,
+    /// The session and the epoch to raise it to; `None` begins a new session.
+    pub(super) resume: Option<(SessionId, Epoch)>,
+    pub(super) volume_name: Name,
+    pub(super) claim: Claim,
+    pub(super) wish: QueueWish,
+    /// Of each queue that is to get a path.
+    pub(super) buffers: Vec<Option<Arc<Region>>>,
+    /// Memory of other programs, which every queue may use.
+    pub(super) shared: Arc<[Arc<Region>]>,
+    /// Whether the paths are tested before their queues have them.
+    pub(super) tests_paths: bool,
+    /// Which acknowledged writes are durable.
+    pub(super) account: Account,
+}
+
+/// A session with a path for every queue that has not left.
+#[derive(Debug)]
+pub(super) struct Reconnected {
+    pub(super) session: Session,
+    pub(super) paths: Vec<(u16, Path)>,
+}
+
+/// What a try has reached. It goes on when the mount has answered.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// It has a session.
+    LoggedIn(LoginReply, oneshot::Sender<Result<(), OtherTarget>>),
+    /// It has the volume.
+    Opened(Box<OpenReply>, oneshot::Sender<Verdict>),
+}
+
+/// The answer of the mount to a [`Step`]. It goes nowhere if the try was ended meanwhile.
+#[derive(Debug)]
+pub(crate) enum StepAnswer {
+    /// Whether the session is one of the same target.
+    LoggedIn(Result<(), OtherTarget>, oneshot::Sender<Result<(), OtherTarget>>),
+    /// How the try goes on.
+    Opened(Verdict, oneshot::Sender<Verdict>),
+}
+
+impl StepAnswer {
+    /// Lets the try go on.
+    pub(super) fn send(self) {
+        match self {
+            Self::LoggedIn(result, answer) => {
+                let _ = answer.send(result);
+            }
+            Self::Opened(verdict, answer) => {
+                let _ = answer.send(verdict);
+            }
+        }
+    }
+}
+
+impl Try {
+    /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
+    /// to, and connects every queue. If the mount ends meanwhile, the try logs out, so that other
+    /// hosts find the volume free at once.
+    pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
+        let Self { address, options, known_by, resume, .. } = &self;
+        let (host, credentials) = (&known_by.host, known_by.credentials());
+        let queues = self.buffers.iter().flatten().map(|buffers| self.memory(buffers));
+        let queues: Vec<_> = queues.collect();
+        let mut session =
+            Session::connect_for(address, options, host, credentials, *resume, &queues).await?;
+        match self.open(&mut session, &steps).await {
+            Ok(paths) => Ok(Reconnected { session, paths }),
+            Err(error) => {
+                let unwanted = error.is::<OtherTarget>()
+                    || error.is::<MountEnds>()
+                    || matches!(error.downcast_ref(), Some(SessionError::Fenced { .. }));
+                if unwanted {
+                    session.logout(LOGOUT_TIME).await;
+                } else {
+                    // So that the target does not have to find out that this epoch is over.
+                    session.admin.close();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn memory(&self, buffers: &Arc<Region>) -> QueueMemory {
+        QueueMemory { buffers: Arc::clone(buffers), shared: Arc::clone(&self.shared) }
+    }
+
+    async fn open(
+        &self,
+        session: &mut Session,
+        steps: &mpsc::Sender<Step>,
+    ) -> anyhow::Result<Vec<(u16, Path)>> {
+        let login = session.login();
+        ask(steps, |answer| Step::LoggedIn(login, answer)).await??;
+        let volume = session.open(&self.volume_name, self.claim).await?;
+        match ask(steps, |answer| Step::Opened(Box::new(volume), answer)).await? {
+            Verdict::Go => {}
+            Verdict::Settle => settle(session, &volume, &self.account).await?,
+            Verdict::Changed(how) => {
+                return Err(VolumeChanged { volume: self.volume_name.to_string(), how }.into());
+            }
+        }
+        let mut paths = Vec::new();
+        for (queue, buffers) in (0u16..).zip(&self.buffers) {
+            let Some(buffers) = buffers else { continue };
+            let memory = self.memory(buffers);
+            let path = tokio::select! {
+                path = session.connect_queue(queue, self.wish, volume.handle, &memory) => path?,
+                () = steps.closed() => return Err(MountEnds.into()),
+            };
+            let (depth, io_max) = (path.accept.depth, path.accept.io_max_bytes);
+            if depth != self.wish.depth || io_max < self.wish.io_max_bytes {
+                anyhow::bail!(
+                    "the target now grants depth {} and {io_max} bytes per command; this mount was made with {} and {}. Restore its queue_depth_max and max_io, or mount anew",
+                    depth.get(),
+                    self.wish.depth.get(),
+                    self.wish.io_max_bytes
+                );
+            }
+            let path = match self.tests_paths {
+                true => path.test().await.map_err(NotTested)?,
+                false => path,
+            };
+            paths.push((queue, path));
+        }
+        Ok(paths)
+    }
+}
+
+/// Tells the mount of a step, and waits for its answer.
+async fn ask<T>(
+    steps: &mpsc::Sender<Step>,
+    step: impl FnOnce(oneshot::Sender<T>) -> Step,
+) -> anyhow::Result<T> {
+    let exchange = async {
+        let (sender, answer) = oneshot::channel();
+        steps.send(step(sender)).await.map_err(|_| MountEnds)?;
+        answer.await.map_err(|_| MountEnds.into())
+    };
+    tokio::time::timeout(STEP_DEADLINE, exchange).await.context("the mount does not answer")?
+}
+
+/// Finds out whether the same run of the target answers at another address. Begins a session there,
+/// which opens nothing and ends at once.
+async fn probe(
+    address: Address,
+    options: ConnectOptions,
+    known_by: KnownBy,
+    instance: InstanceId,
+) -> anyhow::Result<()> {
+    let (host, credentials) = (&known_by.host, known_by.credentials());
+    let session = Session::connect(&address, &options, host, credentials, None).await?;
+    let LoginReply { instance: found, target_name: name, .. } = session.login();
+    session.logout(LOGOUT_TIME).await;
+    anyhow::ensure!(found == instance, "another target answers there, with the name `{name}`");
+    Ok(())
+}
+
+/// The try and the probe that run, at most one of each.
+#[derive(Debug)]
+pub(super) struct Tries {
+    connecting: Running<Reconnected>,
+    // Where the try goes.
+    address: String,
+    steps: (mpsc::Sender<Step>, mpsc::Receiver<Step>),
+    probing: Running<Option<String>>,
+    // Index of the address that is probed.
+    probed: usize,
+}
+
+/// What a try or a probe found.
+#[derive(Debug)]
+pub(super) enum News {
+    /// The try has reached something, and waits for an answer.
+    Step(Step),
+    /// The try has ended.
+    Tried(anyhow::Result<Box<Reconnected>>),
+    /// The probe of an address has ended: why the same run of the target does not answer there;
+    /// none where it does.
+    Probed(usize, Option<String>),
+}
+
+impl Tries {
+    /// None runs.
+    pub(super) fn new() -> Self {
+        let (connecting, probing) = (None, None);
+        Self { connecting, address: String::new(), steps: mpsc::channel(1), probing, probed: 0 }
+    }
+
+    /// Begins a try.
+    pub(super) fn begin(&mut self, attempt: Try) {
+        self.address = attempt.address.to_string();
+        self.connecting = Some(tokio::spawn(attempt.run(self.steps.0.clone())));
+    }
+
+    /// Where the last try went, for people.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Begins a probe of the address with that index.
+    pub(super) fn begin_probe(
+        &mut self,
+        index: usize,
+        address: Address,
+        options: ConnectOptions,
+        known_by: KnownBy,
+        instance: InstanceId,
+    ) {
+        self.probed = index;
+        self.probing = Some(tokio::spawn(async move {
+            let shown = address.to_string();
+            let answers = probe(address, options, known_by, instance).await;
+            let fault = answers.err().map(|error| said_once(error.as_ref()));
+            match &fault {
+                None => tracing::debug!(address = shown, "a better address answers"),
+                Some(error) => tracing::debug!(address = shown, error, "a probe failed"),
+            }
+            Ok(fault)
+        }));
+    }
+
+    /// The next news. Cancel safe.
+    pub(super) async fn next(&mut self) -> News {
+        tokio::select! {
+            Some(step) = self.steps.1.recv() => News::Step(step),
+            result = task::next(&mut self.connecting) => News::Tried(result.map(Box::new)),
+            result = task::next(&mut self.probing) => {
+                let fault = result.unwrap_or_else(|error| Some(error.to_string()));
+                News::Probed(self.probed, fault)
+            }
+        }
+    }
+
+    /// The mount ends: a try goes no further, and logs out if it has a session. Probes end.
+    pub(super) fn dismiss(&mut self) {
+        self.steps.1.close();
+        task::abort(&mut self.probing);
+    }
+
+    /// [`Self::dismiss`], and waits until the try has ended. Afterwards nothing runs.
+    pub(super) async fn end(&mut self, within: Duration) {
+        self.dismiss();
+        if self.connecting.is_none() {
+            return;
+        }
+        let ends = async {
+            let result = loop {
+                tokio::select! {
+                    // A question that nobody answers ends the try.
+                    Some(_) = self.steps.1.recv() => {}
+                    result = task::next(&mut self.connecting) => break result,
+                }
+            };
+            // The try was ready before it heard that the mount ends.
+            if let Ok(Reconnected { session, .. }) = result {
+                session.logout(LOGOUT_TIME).await;
+            }
+        };
+        if tokio::time::timeout(within, ends).await.is_err() {
+            task::abort(&mut self.connecting);
+        }
+    }
+
+    /// Ends what runs, wherever it is. A session can be resumed.
+    pub(super) fn abort(&mut self) {
+        task::abort(&mut self.connecting);
+        task::abort(&mut self.probing);
+    }
+}

@@ -1,0 +1,521 @@
+//! [`settle`]: decides what becomes of acknowledged writes that no FLUSH covered, when the volume's
+//! write verifier changed. They are written again from what the queues retain, or they count as
+//! lost, and FLUSHes fail as the mount's `on_loss` says. What the target refuses takes nothing else
+//! with it: the rest is written again and flushed all the same.
+//!
+//! It runs within a try to reconnect. The queues have no path, and get one only when it has
+//! succeeded. What it did stays valid even if the try fails later. Until then the queues keep what
+//! they retain, so the next try can write everything again. No other host may write to the volume,
+//! so a second time changes nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rblk_protocol::width::wide64;
+use rblk_protocol::{
+    AsyncEvent, BlockCount, BlockSize, Features, OpenReply, QueueDepth, Status, VolumeEntry,
+    VolumeFlags,
+};
+use rblk_runtime::mailbox::Sender;
+use tokio::sync::oneshot;
+
+use super::replay::{self, Outcome, Replayer};
+use super::session::{QueueWish, REPLAY_QUEUE, Session};
+use crate::engine::durability::Durability;
+use crate::engine::durability::retain::{ReplayLog, Retained, What};
+use crate::engine::pulse::Pulse;
+use crate::queue::ToQueue;
+
+/// How long a queue thread may take to answer.
+const STOCK_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What [`settle`] needs to know of the mount.
+#[derive(Clone, Debug)]
+pub struct Account {
+    /// Which acknowledged writes are durable.
+    pub durability: Arc<Durability>,
+    /// Mail to every queue thread.
+    pub queues: Vec<Sender<ToQueue>>,
+    /// What a queue asks for.
+    pub wish: QueueWish,
+    /// How the session is kept alive meanwhile.
+    pub pulse: Pulse,
+}
+
+/// What is to become of acknowledged writes that no FLUSH covered.
+#[derive(Debug)]
+pub enum Judgement {
+    /// There are none.
+    Nothing,
+    /// They may be lost, and FLUSHes must tell: not all queues retain what they acknowledged.
+    Lost {
+        /// Those numbered below.
+        horizon: u64,
+        /// How many there may be.
+        writes: u64,
+        /// Some queue that retains was dropped with copies. One of them may be newer than a copy of
+        /// another queue, which must not be written over it: nothing is written again.
+        dropped: bool,
+    },
+    /// They are to be written again.
+    Rewrite {
+        /// Those numbered below.
+        horizon: u64,
+        /// What is to be written, and durable, before the queues go on.
+        log: ReplayLog,
+        /// Blocks that were written and lie behind the end of the volume now.
+        behind_end: u64,
+        /// A process before this one may have left some that no queue retains: FLUSHes must tell a
+        /// loss all the same.
+        doubt: bool,
+    },
+}
+
+/// Judges what the queues retain, of all of them together: `None` when one of them keeps no copies.
+/// No queue has a path: nothing more is acknowledged until they get theirs. Of a volume that became
+/// smaller, only the first `blocks` blocks are written again: the others are gone, as they would be
+/// without a crash.
+#[must_use]
+pub fn judge(
+    durability: &Durability,
+    stock: Option<Vec<Retained>>,
+    (block_size, blocks): (BlockSize, BlockCount),
+) -> Judgement {
+    let (durable, horizon) = (durability.durable(), durability.horizon());
+    let writes = horizon.saturating_sub(durable);
+    match stock {
+        _ if writes == 0 => Judgement::Nothing,
+        None => Judgement::Lost { horizon, writes, dropped: false },
+        Some(mut entries) => {
+            // What became durable since its queue gave its copies.
+            entries.retain(|entry| entry.number >= durable);
+            let doubt = durability.inherits_doubt();
+            // Every number has a copy, save the one that stands for a process before this one.
+            if wide64(entries.len()) + u64::from(doubt) < writes {
+                return Judgement::Lost { horizon, writes, dropped: true };
+            }
+            let mut log = ReplayLog::merge(entries, block_size);
+            let behind_end = log.cut(blocks);
+            Judgement::Rewrite { horizon, log, behind_end, doubt }
+        }
+    }
+}
+
+impl Judgement {
+    /// Enters it in the account, with what came of writing the log again; [`Outcome::Durable`]
+    /// where nothing was to be written. A path that died on the way settles nothing: judge again.
+    pub fn settle(&self, durability: &Durability, outcome: Outcome) {
+        let Self::Rewrite { horizon, log, doubt, .. } = self else {
+            if let Self::Lost { horizon, .. } = self {
+                durability.lose(*horizon);
+            }
+            return;
+        };
+        match outcome {
+            Outcome::Durable => {
+                if *doubt {
+                    durability.lose(*horizon);
+                }
+                durability.rewritten(*horizon, log.writes());
+            }
+            // Users read what they wrote, so nothing changes behind their backs if it is written
+            // again once more. As after every FLUSH that failed, some may be lost.
+            Outcome::Unflushed(_) => {
+                durability.lose_but_keep_copies(*horizon);
+                durability.wrote_copies();
+            }
+            Outcome::Refused { .. } => durability.hold_copies(*horizon),
+        }
+    }
+}
+
+/// Settles the account with a volume that came back with another verifier, or whose target refused
+/// copies before.
+///
+/// # Errors
+/// The session or its path died on the way, a queue thread does not answer, or the volume changed
+/// meanwhile: nothing is settled.
+pub async fn settle(
+    session: &mut Session,
+    volume: &OpenReply,
+    account: &Account,
+) -> anyhow::Result<()> {
+    let stock = take_stock(&account.queues).await?;
+    let shape = (volume.block_size, volume.blocks);
+    let judgement = judge(&account.durability, stock, shape);
+    let (begun, held) = (Instant::now(), account.durability.holds_copies());
+    let mut outcome = Outcome::Durable;
+    if let Judgement::Rewrite { log, .. } = &judgement
+        && !log.pieces().is_empty()
+    {
+        outcome = rewrite(session, volume, account, log).await?;
+    }
+    let why = match held {
+        true => "the target refused it before",
+        false => "the target lost its memory",
+    };
+    tell((&judgement, why), outcome, begun.elapsed(), account.durability.on_loss().consequence());
+    judgement.settle(&account.durability, outcome);
+    Ok(())
+}
+
+/// Says in the log what came of it.
+fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, consequence: &str) {
+    let (log, behind_end, doubt) = match judgement {
+        Judgement::Nothing => {
+            return tracing::info!(
+                "the target lost its memory; every acknowledged write was flushed before"
+            );
+        }
+        Judgement::Lost { writes, dropped: true, .. } => {
+            return tracing::error!(
+                rblk_event = "lost-writes",
+                writes,
+                "lost: a queue was dropped that had copies, so older copies of other queues are not written again, and \
+                 acknowledged writes may be lost; {consequence}"
+            );
+        }
+        Judgement::Lost { writes, .. } => {
+            return tracing::error!(
+                rblk_event = "lost-writes",
+                writes,
+                "lost: the target lost its memory, so acknowledged writes that were not flushed may be lost; \
+                 {consequence}. --retain would have kept them"
+            );
+        }
+        Judgement::Rewrite { log, behind_end, doubt, .. } => (log, *behind_end, *doubt),
+    };
+    if behind_end > 0 {
+        tracing::warn!(
+            blocks = behind_end,
+            "the volume became smaller; what was written behind its end is gone with that, and is not written again"
+        );
+    }
+    if doubt {
+        tracing::error!(
+            rblk_event = "lost-writes",
+            "lost: the target lost its memory, so acknowledged writes of a process before this one may be lost; \
+             {consequence}"
+        );
+    }
+    match outcome {
+        Outcome::Durable => tracing::warn!(
+            rblk_event = "rewrite",
+            writes = log.writes(),
+            pieces = log.pieces().len(),
+            ?took,
+            "{why}; what was not flushed was written again"
+        ),
+        Outcome::Unflushed(errno) => tracing::error!(
+            rblk_event = "lost-writes",
+            writes = log.writes(),
+            errno,
+            "lost: what was not flushed was written again, but the target failed the FLUSH after it, so acknowledged \
+             writes may be lost; {consequence}. Their copies are kept"
+        ),
+        Outcome::Refused { blocks, errno, flushed } => tracing::error!(
+            rblk_event = "lost-writes",
+            writes = log.writes(),
+            blocks,
+            errno,
+            others_are_durable = flushed,
+            "lost: the target refuses to write {blocks} blocks again, so acknowledged writes may be lost; \
+             {consequence}"
+        ),
+    }
+}
+
+/// Writes it again. A volume that refuses all writes is not asked.
+async fn rewrite(
+    session: &mut Session,
+    volume: &OpenReply,
+    account: &Account,
+    log: &ReplayLog,
+) -> anyhow::Result<Outcome> {
+    if volume.flags.has(VolumeFlags::READ_ONLY) {
+        // A discard is a hint.
+        let pieces = log.pieces().iter().filter(|piece| piece.what != What::Discarded);
+        return Ok(match pieces.map(|piece| piece.count.0).sum() {
+            0 => Outcome::Durable,
+            blocks => Outcome::Refused { blocks, errno: Status::ReadOnly.errno(), flushed: false },
+        });
+    }
+    let outcome = replay(session, volume, account, log).await;
+    let outcome = outcome.context("writing again what was not flushed")?;
+    if outcome.may_be_of_change() {
+        // What is refused because the volume has just changed is judged by the next OPEN.
+        let volumes = session.list().await.context("asking why writes were refused")?;
+        let now = volumes.iter().find(|now| now.uuid == volume.uuid);
+        let is_as_it_was = |now: &VolumeEntry| {
+            let read_only = now.flags.has(VolumeFlags::READ_ONLY);
+            now.blocks == volume.blocks && !read_only
+        };
+        anyhow::ensure!(now.is_some_and(is_as_it_was), "the volume changed meanwhile");
+    }
+    Ok(outcome)
+}
+
+/// Ends what is left of the queues' paths, and returns what the queues retain; `None` when one of
+/// them keeps no copies. A queue that is gone counts for nothing.
+async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Retained>>> {
+    let (mut answers, mut all) = (Vec::new(), Some(Vec::new()));
+    for queue in queues {
+        if queue.is_closed() {
+            // The program that drove it has dropped it, with what it retained. `judge` sees what is
+            // missing by the numbers.
+            continue;
+        }
+        let (reply, answer) = oneshot::channel();
+        if !ToQueue::TakeStock(reply).post(queue).is_taken {
+            anyhow::bail!("a queue thread takes no mail");
+        }
+        answers.push(answer);
+    }
+    for answer in answers {
+        let stock = tokio::time::timeout(STOCK_DEADLINE, answer)
+            .await
+            .context("a queue thread does not answer")?
+            .context("a queue thread ended")?;
+        match (&mut all, stock) {
+            (Some(all), Some(stock)) => all.extend(stock),
+            _ => all = None,
+        }
+    }
+    Ok(all)
+}
+
+/// Has the target make durable what it acknowledged so far, and enters that in the account. Copies
+/// that are held stay: the target does not have them.
+///
+/// # Errors
+/// The session or the path for it died, or the target refuses.
+pub async fn flush(
+    session: &mut Session,
+    volume: &OpenReply,
+    account: &Account,
+) -> anyhow::Result<()> {
+    let horizon = account.durability.horizon();
+    let nothing = ReplayLog::merge(Vec::new(), volume.block_size);
+    match replay(session, volume, account, &nothing).await? {
+        Outcome::Durable => {
+            account.durability.made_durable(horizon);
+            Ok(())
+        }
+        Outcome::Unflushed(errno) | Outcome::Refused { errno, .. } => {
+            anyhow::bail!("the target fails the FLUSH: errno {errno}")
+        }
+    }
+}
+
+async fn replay(
+    session: &mut Session,
+    volume: &OpenReply,
+    account: &Account,
+    log: &ReplayLog,
+) -> anyhow::Result<Outcome> {
+    let depth = QueueDepth::new(replay::DEPTH.min(account.wish.depth.get())).context("depth")?;
+    let wish = QueueWish { depth, features: Features::default(), lanes: Some(1), ..account.wish };
+    let buffers = replay::buffers(wish)?;
+    let memory = Arc::clone(&buffers).into();
+    let path = session.connect_queue(REPLAY_QUEUE, wish, volume.handle, &memory).await?;
+    let replay =
+        Replayer::new(log, path, buffers, wish, Instant::now()).with_pulse(account.pulse).run();
+    tokio::pin!(replay);
+    // Meanwhile the session has to be kept alive.
+    loop {
+        tokio::select! {
+            result = &mut replay => return Ok(result?),
+            event = session.admin.event(account.pulse) => match event? {
+                Some(AsyncEvent::Draining | AsyncEvent::Upgrading) => {
+                    anyhow::bail!("the target goes away");
+                }
+                event => tracing::debug!(?event, "event of the target"),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rblk_config::OnLoss;
+    use rblk_protocol::{BlockCount, Lba};
+
+    use super::*;
+
+    fn block_size() -> BlockSize {
+        BlockSize::new(512).unwrap()
+    }
+
+    /// Of a volume of 4 blocks.
+    fn shape() -> (BlockSize, BlockCount) {
+        (block_size(), BlockCount(4))
+    }
+
+    const REFUSED: Outcome = Outcome::Refused { blocks: 1, errno: 5, flushed: true };
+
+    fn retained(number: u64) -> Retained {
+        Retained {
+            number,
+            what: What::Data,
+            lba: Lba(number),
+            count: BlockCount(1),
+            data: vec![7; 512],
+        }
+    }
+
+    /// An account where `unflushed` writes were acknowledged since the last FLUSH.
+    fn account(durability: Arc<Durability>, unflushed: u64) -> Arc<Durability> {
+        use crate::engine::durability::Ledger;
+        use crate::engine::io::{Io, IoOp};
+        let depth = QueueDepth::new(1).unwrap();
+        let mut ledger = Ledger::new(Arc::clone(&durability), depth, None);
+        let io = Io::new(IoOp::Write, 0, 512, block_size()).unwrap();
+        for _ in 0..unflushed {
+            ledger.submitted(rblk_protocol::Tag(0));
+            ledger.plan(rblk_protocol::Tag(0), &io);
+            ledger.answered(rblk_protocol::Tag(0), &io, Status::Ok, |_, _| {});
+        }
+        durability
+    }
+
+    #[test]
+    fn what_is_flushed_needs_nothing() {
+        let account = account(Durability::new(OnLoss::Once), 0);
+        for stock in [None, Some(Vec::new())] {
+            let judgement = judge(&account, stock, shape());
+            assert!(matches!(judgement, Judgement::Nothing), "{judgement:?}");
+            judgement.settle(&account, Outcome::Durable);
+            assert_eq!(account.losses(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_not_retained_is_told_and_what_is_retained_is_written_again() {
+        let lost = account(Durability::new(OnLoss::Once), 2);
+        let judgement = judge(&lost, None, shape());
+        let expected = Judgement::Lost { horizon: 2, writes: 2, dropped: false };
+        assert_eq!(format!("{judgement:?}"), format!("{expected:?}"));
+        judgement.settle(&lost, Outcome::Durable);
+        assert_eq!((lost.losses(), lost.unflushed()), (1, 0));
+
+        for (outcome, losses, writes) in [(Outcome::Durable, 0, 2), (REFUSED, 1, 0)] {
+            let kept = account(Durability::new(OnLoss::Once), 2);
+            let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), shape());
+            match &judgement {
+                Judgement::Rewrite { horizon: 2, log, doubt: false, behind_end: 0 } => {
+                    assert_eq!(log.writes(), 2);
+                }
+                other => panic!("{other:?}"),
+            }
+            judgement.settle(&kept, outcome);
+            let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
+            assert_eq!(found, (losses, writes, 0));
+        }
+    }
+
+    #[test]
+    fn what_a_process_before_left_is_told_whatever_is_retained() {
+        for (own, stock) in [(0, vec![]), (1, vec![retained(1)])] {
+            let account = account(Durability::inheriting(OnLoss::Once), own);
+            let judgement = judge(&account, Some(stock), shape());
+            assert!(matches!(judgement, Judgement::Rewrite { doubt: true, .. }), "{judgement:?}");
+            judgement.settle(&account, Outcome::Durable);
+            assert_eq!((account.losses(), account.unflushed()), (1, 0));
+            assert_eq!(account.writes_rewritten(), own);
+            // Once.
+            let again = judge(&account, Some(Vec::new()), shape());
+            assert!(matches!(again, Judgement::Nothing), "{again:?}");
+        }
+    }
+
+    /// A dropped queue may have had newer data, which older copies must not replace.
+    #[test]
+    fn no_copy_is_written_again_when_a_queue_was_dropped_with_some() {
+        for (on_loss, inherits) in [(OnLoss::UntilRemount, false), (OnLoss::Once, true)] {
+            let kept = match inherits {
+                true => Durability::inheriting(on_loss),
+                false => Durability::new(on_loss),
+            };
+            let first = kept.horizon();
+            let kept = account(kept, 2);
+            // The newer one is missing.
+            let judgement = judge(&kept, Some(vec![retained(first)]), shape());
+            assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
+            judgement.settle(&kept, Outcome::Durable);
+            let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
+            assert_eq!(found, (1, 0, 0));
+        }
+        // Held copies, too: nothing that was sent since can be told from what was dropped.
+        let held = account(Durability::new(OnLoss::UntilRemount), 1);
+        judge(&held, Some(vec![retained(0)]), shape()).settle(&held, REFUSED);
+        let held = account(held, 1);
+        held.made_durable(2);
+        let judgement = judge(&held, Some(vec![retained(0)]), shape());
+        assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
+        judgement.settle(&held, Outcome::Durable);
+        assert_eq!((held.unflushed(), held.holds_copies()), (0, false));
+    }
+
+    #[test]
+    fn what_became_durable_meanwhile_hides_no_missing_copy() {
+        let kept = account(Durability::new(OnLoss::UntilRemount), 2);
+        kept.made_durable(1);
+        let judgement = judge(&kept, Some(vec![retained(0)]), shape());
+        assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
+        let judgement = judge(&kept, Some(vec![retained(0), retained(1)]), shape());
+        let Judgement::Rewrite { log, .. } = &judgement else { panic!("{judgement:?}") };
+        assert_eq!(log.writes(), 1);
+    }
+
+    #[test]
+    fn what_lies_behind_the_end_is_neither_written_nor_lost() {
+        let kept = account(Durability::new(OnLoss::UntilRemount), 2);
+        let stock = Some(vec![retained(0), Retained { lba: Lba(4), ..retained(1) }]);
+        let judgement = judge(&kept, stock, shape());
+        let Judgement::Rewrite { log, behind_end: 1, doubt: false, .. } = &judgement else {
+            panic!("{judgement:?}")
+        };
+        assert_eq!(log.pieces().iter().map(|p| p.lba.0).collect::<Vec<_>>(), [0]);
+        judgement.settle(&kept, Outcome::Durable);
+        assert_eq!((kept.losses(), kept.unflushed()), (0, 0));
+    }
+
+    #[test]
+    fn copies_that_the_target_has_at_last_are_freed_by_the_next_flush() {
+        let kept = account(Durability::new(OnLoss::UntilRemount), 2);
+        let stock = || Some(vec![retained(0), retained(1)]);
+        judge(&kept, stock(), shape()).settle(&kept, REFUSED);
+        kept.made_durable(2);
+        assert_eq!((kept.holds_copies(), kept.unflushed()), (true, 2));
+        judge(&kept, stock(), shape()).settle(&kept, Outcome::Unflushed(28));
+        assert_eq!((kept.holds_copies(), kept.unflushed()), (false, 2));
+        kept.made_durable(2);
+        assert_eq!((kept.losses(), kept.unflushed()), (1, 0));
+    }
+
+    #[test]
+    fn copies_stay_as_long_as_another_try_may_help() {
+        let (until, once) = (OnLoss::UntilRemount, OnLoss::Once);
+        let unflushed = Outcome::Unflushed(28);
+        for (on_loss, outcome, unflushed, holds) in [
+            (until, REFUSED, 2, true),
+            (until, unflushed, 2, false),
+            // The user is told, and goes on with what it reads: that must not change.
+            (once, REFUSED, 0, false),
+            // The user reads what it wrote.
+            (once, unflushed, 2, false),
+        ] {
+            let kept = account(Durability::new(on_loss), 2);
+            let stock = || Some(vec![retained(0), retained(1)]);
+            for turn in 0..2 {
+                judge(&kept, stock(), shape()).settle(&kept, outcome);
+                let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
+                assert_eq!(found, (1, unflushed, holds), "{on_loss} {outcome:?} {turn}");
+            }
+            judge(&kept, stock(), shape()).settle(&kept, Outcome::Durable);
+            let found = (kept.losses(), kept.unflushed(), kept.holds_copies());
+            assert_eq!(found, (1, 0, false), "{on_loss} {outcome:?}: a loss stays");
+        }
+    }
+}
