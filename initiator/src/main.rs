@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     rblk_initiator::commands::main()
 }
 
-/// A reader that goes away (`| head`) ends this program like any other, without a message.
+/// A closed output pipe (`| head`) ends this program as usual, without a message.
 fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.

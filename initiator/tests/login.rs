@@ -1,5 +1,5 @@
-//! Targets that lose a LOGIN, or take their time for it: beginning a session must neither hang nor
-//! fail for it, and a target that is gone meanwhile must be noticed.
+//! Targets that lose a LOGIN, or answer it late: the start of a session must neither hang nor fail
+//! because of that, and the loss of a target meanwhile must be noticed.
 
 use std::time::{Duration, Instant};
 
@@ -23,14 +23,14 @@ fn name() -> Name {
     Name::new("store1").unwrap()
 }
 
-/// What a target does with what it hears.
+/// The target's behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Manners {
     /// Nothing.
     Silent,
-    /// It answers all.
+    /// Answers every command.
     Prompt,
-    /// It answers LOGIN after that many KEEP_ALIVEs, which it answers.
+    /// Answers LOGIN after that many answered KEEP_ALIVEs.
     Slow(u32),
 }
 
@@ -130,7 +130,7 @@ async fn serve(incoming: Incoming, manners: Manners) {
     }
 }
 
-/// A listener on a free port, and where it is.
+/// A listener on a free port, and its address.
 async fn listen() -> (Listener, Address) {
     let any = Address { scheme: Scheme::Tcp, host: "127.0.0.1".to_owned(), port: 0 };
     let listener = Listener::bind(&any).await.unwrap();
@@ -138,16 +138,16 @@ async fn listen() -> (Listener, Address) {
     (listener, address)
 }
 
-/// How a session was begun.
+/// The result of a session's start.
 struct Begun {
     connections: usize,
     result: Result<SessionId, SessionError>,
-    // This thread was not run for so much of the time of a step that an answer may have been late.
+    // This thread did not run for so much of a step's time that an answer may have been late.
     is_late: bool,
 }
 
-/// A target that answers LOGIN from the `first`th connection on, at which a session is begun with
-/// so long for each step.
+/// Starts a session at a target that answers LOGIN from the `first`th connection on. Each step may
+/// take that time.
 fn begin(first: usize, timeout: Duration) -> Begun {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -174,7 +174,7 @@ fn begin(first: usize, timeout: Duration) -> Begun {
             longest = longest.max(looked.elapsed());
             looked = Instant::now();
             let Some(result) = result else { continue };
-            // Two tries, on a host of any speed; without a bound it were 35 s.
+            // Two tries, on a host of any speed; without a bound it would take 35 s.
             assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
             let result = result.map(|session| session.login().session);
             return Begun { connections, result, is_late: longest > timeout / 4 };
@@ -190,7 +190,7 @@ fn a_lost_login_is_tried_once_more() {
     let is_expected =
         |begun: &Begun, first| if first < 3 { is_begun(begun) } else { timed_out(begun) };
     for (first, connections) in [(1, 1), (2, 2), (3, 2)] {
-        // With more time where there was too little.
+        // With more time after a timeout that was too short.
         for timeout in [300, 1_000, 3_000, 10_000].map(Duration::from_millis) {
             let begun = begin(first, timeout);
             if begun.connections == connections && is_expected(&begun, first) {
@@ -205,7 +205,7 @@ fn a_lost_login_is_tried_once_more() {
     }
 }
 
-/// Resumes a session at a target of those manners.
+/// Resumes a session at a target with that behaviour.
 fn resume(manners: Manners, detect: Duration) -> Result<Epoch, SessionError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -223,7 +223,8 @@ fn resume(manners: Manners, detect: Duration) -> Result<Epoch, SessionError> {
 #[test]
 fn a_login_that_waits_is_waited_for_while_the_target_lives() {
     assert_eq!(resume(Manners::Prompt, Duration::from_secs(60)).unwrap(), Epoch(7));
-    // It answers at the third KEEP_ALIVE, whenever that comes: without them it would not.
+    // LOGIN is answered at the third KEEP_ALIVE, at any time: without KEEP_ALIVEs it would not be
+    // answered.
     assert_eq!(resume(Manners::Slow(3), Duration::from_secs(6)).unwrap(), Epoch(7));
 }
 

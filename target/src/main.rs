@@ -37,7 +37,7 @@ fn die_of_closed_pipes() {
 fn become_daemon() -> anyhow::Result<Exit> {
     let daemon = std::env::current_exe()?.with_file_name("rblk-targetd");
     // The daemon keeps no descriptor of the script or the terminal that starts it. But it needs
-    // those that a target left open which became this program.
+    // those that a target left open before it became this program.
     if !Inherited::is_there()
         && let Err(error) = rblk_runtime::close_lent_on_exec()
     {

@@ -13,11 +13,11 @@ use rblk_fabric::{
     PageKind, Poller, PollerCounters, PostError, QpIndex, Recvs, Region, SendWr,
 };
 use rblk_runtime::spin::SpinMode;
-use rblk_target::memory::arena::Arena;
 use rblk_target::cache::{Shard, ShardOptions};
-use rblk_target::data::poll_group::peers::Peers;
 use rblk_target::data::poll_group::group_thread::{Handle, POLLERS_MAX, Tuning, start};
+use rblk_target::data::poll_group::peers::Peers;
 use rblk_target::data::poll_group::{FromGroup, PollerMemory, ToGroup};
+use rblk_target::memory::arena::Arena;
 use rblk_target::store::uring::{UringOptions, UringStore};
 use tokio::sync::mpsc;
 

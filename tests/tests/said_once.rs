@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rblk_config::{HostFile, MountConfig, TargetConfig, key_file};
-use rblk_operate::said_once;
 use rblk_fabric::{Address, FabricError, PostError};
 use rblk_initiator::front::ublk::UblkError;
 use rblk_initiator::volume::error::SessionError;
+use rblk_operate::said_once;
 use rblk_target::store::StoreError;
 
 const CAUSE: &str = "a cause of the system";

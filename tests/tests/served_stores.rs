@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rblk_initiator::engine::io::IoOp;
-use rblk_target::operate::status::TargetStatus;
 use rblk_target::operate::events::{Event, EventKind};
+use rblk_target::operate::status::TargetStatus;
 use rblk_target::store::StoreFaultKind;
 use rblk_tests::bed::pattern;
 use rblk_tests::http::get;

@@ -1,4 +1,4 @@
-//! [`call`]: what every function does around its work. Nothing unwinds into C.
+//! [`call`]: the common frame of every function. Nothing unwinds into C.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,8 +6,8 @@ use crate::failure::Failure;
 
 /// Runs the work of a function. Returns its result, or a negative errno.
 ///
-/// What a panic interrupts is behind the lock of its handle, which is poisoned then: nobody sees
-/// it again. So the work may be called unwind-safe.
+/// A panic leaves its data behind the lock of its handle. The lock is poisoned then, so the data is
+/// not used again, and the work may be called unwind-safe.
 #[inline]
 pub(crate) fn call<T: From<i32>>(work: impl FnOnce() -> Result<T, Failure>) -> T {
     let failure = match catch_unwind(AssertUnwindSafe(work)) {
@@ -18,7 +18,7 @@ pub(crate) fn call<T: From<i32>>(work: impl FnOnce() -> Result<T, Failure>) -> T
     failure.tell().into()
 }
 
-/// Writes a handle or a structure to where a program wants it.
+/// Writes a handle or a structure to the program's memory.
 ///
 /// # Safety
 /// `place` is null, or valid for writing.
@@ -31,11 +31,11 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fills a structure whose first word says how many bytes of it the program knows: a program that
+/// Fills a structure. Its first word is its length in bytes as the program knows it: a program that
 /// was built with an older header has a shorter one.
 ///
 /// # Safety
-/// `place` is null, or begins with a `usize` and is valid for as many bytes as that says.
+/// `place` is null, or begins with a `usize` and is valid for that number of bytes.
 pub(crate) unsafe fn fill<T>(
     place: *mut T,
     mut value: T,
@@ -50,7 +50,7 @@ pub(crate) unsafe fn fill<T>(
         return Err(Failure::misuse("the field `size` of the structure is not set"));
     }
     let len = size.min(size_of::<T>());
-    // So a program that is newer than the library learns what was filled.
+    // So a program that is newer than the library learns the filled length.
     own(&mut value, len);
     // SAFETY: valid for `size` bytes, as the caller says, and `value` has as many.
     unsafe { place.cast::<u8>().copy_from_nonoverlapping((&raw const value).cast(), len) };
@@ -82,7 +82,7 @@ mod tests {
         let given = |size| {
             let mut place = Three { size, first: 1, second: 2 };
             let value = Three { size: 0, first: 8, second: 9 };
-            // SAFETY: it is valid for more bytes than any `size` here says.
+            // SAFETY: valid for more bytes than any `size` in this test.
             let filled = unsafe { fill(&raw mut place, value, |value, size| value.size = size) };
             filled.map(|()| place).map_err(|failure| failure.tell())
         };

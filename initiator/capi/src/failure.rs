@@ -1,5 +1,5 @@
-//! [`Failure`]: why a call failed, as an errno and in plain words. [`rblk_error`] has the words of
-//! the last one of each thread.
+//! [`Failure`]: the reason why a call failed, as an errno and in plain words. [`rblk_error`]
+//! returns the words of each thread's last failure.
 
 use std::cell::RefCell;
 use std::ffi::c_char;
@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 
 use rblk_client::Reason;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     errno: i32,
@@ -23,17 +23,17 @@ enum Why {
 }
 
 impl Failure {
-    /// A failure that is always the same.
+    /// A failure with constant words.
     pub(crate) fn new(errno: i32, words: &'static str) -> Self {
         Self { errno, why: Why::Words(words) }
     }
 
-    /// A failure that tells more.
+    /// A failure with the words of an error.
     pub(crate) fn of(errno: i32, error: &dyn fmt::Display) -> Self {
         Self { errno, why: Why::Text(error.to_string()) }
     }
 
-    /// What a program can give only by mistake.
+    /// A failure that only a mistake of the program can cause.
     pub(crate) fn misuse(words: &'static str) -> Self {
         Self::new(libc::EINVAL, words)
     }
@@ -81,7 +81,7 @@ struct Text {
 impl Text {
     fn set(&mut self, why: &Why) {
         self.len = 0;
-        // It never fails: what does not fit is cut off.
+        // The write never fails: text beyond the buffer is cut off.
         let _ = write!(self, "{why}");
         self.bytes[self.len] = 0;
     }
@@ -90,7 +90,7 @@ impl Text {
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for character in text.chars() {
-            // C would see the end there.
+            // C would take it for the end.
             let character = if character == '\0' { ' ' } else { character };
             let end = self.len + character.len_utf8();
             if end >= TEXT_MAX {
@@ -106,9 +106,9 @@ impl Write for Text {
 /// The words of the last failure of this thread, or an empty text.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn rblk_error() -> *const c_char {
-    // The place is the thread's until the thread ends. A thread that ends has no words.
+    // The memory is the thread's until the thread ends. A thread that is ending has no words.
     LAST.try_with(|last| last.as_ptr().cast_const()).map_or(c"".as_ptr(), |text| {
-        // SAFETY: `text` points to a living value, and nobody borrows it for longer than a call.
+        // SAFETY: `text` points to a living value, and it is borrowed for no longer than a call.
         unsafe { (&raw const (*text).bytes).cast() }
     })
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_words_of_a_thread_are_its_own() {
+    fn each_thread_has_its_own_last_error() {
         assert_eq!(last(), "");
         assert_eq!(Failure::new(5, "first, and longer").tell(), -5);
         assert_eq!(Failure::from(Reason::Full { depth: 3 }).tell(), -libc::EAGAIN);

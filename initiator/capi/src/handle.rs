@@ -1,8 +1,8 @@
-//! [`Handle`]: what a program in C holds a volume or a queue by.
+//! [`Handle`]: a program's handle of a volume or a queue.
 //!
-//! A handle is memory that is never freed: [`Handle::open`] uses one that was closed again. So a
-//! handle that a program uses after it closed it, or closes twice, is an error, or the handle that
-//! was opened later, as with descriptors of files; it is never memory of something else.
+//! A handle is memory that is never freed: [`Handle::open`] reuses closed ones. So a program that
+//! uses a handle after its close, or closes it twice, gets an error, or meets the handle that was
+//! opened later, as with file descriptors; the memory never holds anything else.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -13,13 +13,13 @@ pub(crate) struct Handle<T: 'static> {
     value: Mutex<Option<T>>,
 }
 
-/// What handles are for.
+/// The content of a handle.
 pub(crate) trait Held: Sized {
-    /// The handles that are closed.
+    /// The closed handles.
     fn closed() -> &'static Mutex<Vec<&'static Handle<Self>>>;
 }
 
-/// The place behind a handle.
+/// The locked content of a handle.
 pub(crate) type Open<T> = MutexGuard<'static, Option<T>>;
 
 const NULL: &str = "a null pointer where a handle is needed";
@@ -27,7 +27,7 @@ const CLOSED: &str = "the handle is closed";
 const BROKEN: &str = "a call with this handle failed inside the library: close it";
 
 impl<T: Held> Handle<T> {
-    /// A handle for a value.
+    /// Makes a handle for a value.
     pub(crate) fn open(value: T) -> *mut Self {
         let used = T::closed().lock().unwrap_or_else(PoisonError::into_inner).pop();
         let handle = used.unwrap_or_else(|| Box::leak(Box::new(Self { value: Mutex::new(None) })));
@@ -35,7 +35,7 @@ impl<T: Held> Handle<T> {
         std::ptr::from_ref(handle).cast_mut()
     }
 
-    /// The handle that a pointer is.
+    /// The handle behind a pointer.
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
@@ -47,7 +47,7 @@ impl<T: Held> Handle<T> {
         Ok(unsafe { &*pointer })
     }
 
-    /// What is behind a handle that any thread may use. It waits for others.
+    /// Locks a handle that any thread may use. Waits for other threads.
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
@@ -57,7 +57,7 @@ impl<T: Held> Handle<T> {
         handle.value.lock().map_err(|_| Failure::new(libc::EIO, BROKEN))
     }
 
-    /// What is behind a handle that one thread may use at a time. It does not wait.
+    /// Locks a handle that one thread may use at a time. Does not wait.
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
@@ -74,7 +74,7 @@ impl<T: Held> Handle<T> {
         })
     }
 
-    /// Takes what is behind a handle. From now on the handle is closed.
+    /// Takes the content of a handle. The handle is closed then.
     ///
     /// # Safety
     /// The pointer is null, or is from [`Self::open`].
@@ -95,7 +95,7 @@ impl<T: Held> Handle<T> {
     }
 }
 
-/// What is behind an open handle.
+/// The content of an open handle.
 #[inline]
 pub(crate) fn opened<T>(open: &mut Open<T>) -> Result<&mut T, Failure> {
     open.as_mut().ok_or_else(closed)
@@ -130,7 +130,7 @@ mod tests {
 
     // One test: the handles of a type are shared by all threads.
     #[test]
-    fn whatever_is_done_with_a_handle_is_defined() {
+    fn every_use_of_a_handle_is_defined() {
         assert_eq!(enter(std::ptr::null_mut()), Err(-libc::EINVAL));
         assert_eq!(close(std::ptr::null_mut()), Err(-libc::EINVAL));
         let (one, two) = (Handle::open(1), Handle::open(2));
@@ -146,7 +146,7 @@ mod tests {
         assert!(std::ptr::eq(Handle::open(3), one), "its memory is used again");
         assert_eq!((enter(one), enter(two)), (Ok(3), Ok(2)));
 
-        // What a panic left is not used again, but can be closed.
+        // A handle after a panic is not used again, but can be closed.
         let address = one.addr();
         let result = std::thread::spawn(move || {
             // SAFETY: the address of a handle.

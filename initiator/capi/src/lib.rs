@@ -3,9 +3,9 @@
 //!
 //! Invariants:
 //! - No function unwinds into C, and none waits for another thread that is inside a queue.
-//! - What a handle points to is never freed ([`handle`]): a handle that was closed gives an error.
-//! - A pointer that a program gives is used after it was compared with null, and with the buffers
-//!   of the queue. Of what cannot be checked, the header says what must be true.
+//! - The memory of a handle is never freed ([`handle`]): a closed handle gives an error.
+//! - A pointer from the program is used only after it was compared with null, and with the buffers
+//!   of the queue. The header states the conditions that cannot be checked.
 //! - The functions for requests and completions allocate nothing.
 
 mod call;

@@ -1,4 +1,4 @@
-//! [`rblk_options`]: how a program in C says which volume it wants, and how.
+//! [`rblk_options`]: the options of a program in C: the volume, and the way to open it.
 
 use std::ffi::{CStr, c_char};
 use std::path::Path;
@@ -12,7 +12,7 @@ const TAKE_OVER: u32 = 1;
 /// More bytes than any version has: `size` was not set.
 const SIZE_MAX: usize = 4096;
 
-/// How a volume is to be opened: `struct rblk_options`.
+/// The options for opening a volume: `struct rblk_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct rblk_options {
@@ -22,17 +22,17 @@ pub(crate) struct rblk_options {
     pub(crate) uri: *const c_char,
     /// A file as in `mounts.d`.
     pub(crate) config: *const c_char,
-    /// Lines of such a file.
+    /// Lines of a configuration file.
     pub(crate) settings: *const c_char,
     /// 16 bytes.
     pub(crate) host_id: *const u8,
-    /// The most data of one request.
+    /// Limit of the data of one request.
     pub(crate) max_io: u64,
     /// Flags.
     pub(crate) flags: u32,
     /// Queues.
     pub(crate) queues: u16,
-    /// Requests at once, of each queue.
+    /// The depth of each queue.
     pub(crate) queue_depth: u16,
     /// Buffers of each queue beyond its depth.
     pub(crate) spare_buffers: u16,
@@ -54,7 +54,7 @@ const NOTHING: rblk_options = rblk_options {
     reserved: [0; 3],
 };
 
-/// What a program asks for.
+/// Reads the options of a program.
 ///
 /// # Safety
 /// `place` is null, or as the header says of `struct rblk_options`.
@@ -81,7 +81,7 @@ pub(crate) unsafe fn read(place: *const rblk_options) -> Result<Options, Failure
     Ok(options)
 }
 
-/// The structure, with zeros where the program's is shorter.
+/// The structure, with zeros after the end of the program's.
 unsafe fn copy(place: *const rblk_options) -> Result<rblk_options, Failure> {
     if place.is_null() || !place.is_aligned() {
         return Err(Failure::misuse("a null pointer where options are needed"));
@@ -100,7 +100,7 @@ unsafe fn copy(place: *const rblk_options) -> Result<rblk_options, Failure> {
     let len = size.min(size_of::<rblk_options>());
     // SAFETY: `place` is valid for `size` bytes, and `given` has `len`. Any bytes are a valid one.
     unsafe { (&raw mut given).cast::<u8>().copy_from_nonoverlapping(place.cast(), len) };
-    // What a newer program sets beyond that would be ignored in silence.
+    // Options of a newer program beyond that must not be ignored in silence.
     for at in len..size {
         // SAFETY: inside of `size` bytes.
         if unsafe { place.cast::<u8>().add(at).read() } != 0 {
@@ -120,7 +120,7 @@ unsafe fn text<'a>(place: *const c_char) -> Result<Option<&'a str>, Failure> {
     text.map(Some).map_err(|_| Failure::misuse("a text of the options is not UTF-8"))
 }
 
-/// The configuration: the file, over it the settings, over these the fields.
+/// The configuration: the file, overridden by the settings, overridden by the fields.
 fn config(
     given: &rblk_options,
     uri: Option<&str>,
@@ -128,7 +128,7 @@ fn config(
     settings: Option<&str>,
 ) -> Result<Config, Failure> {
     let invalid = |error: &dyn std::fmt::Display| Failure::of(libc::EINVAL, error);
-    // Alone, so that what is wrong is named with its place.
+    // A file alone is loaded directly, so that an error names its line.
     if let (Some(file), None, None) = (file, uri, settings) {
         let config = Config::load(Path::new(file)).map_err(|error| invalid(&error))?;
         return with_fields(config, given);
@@ -163,7 +163,7 @@ fn with_fields(mut config: Config, given: &rblk_options) -> Result<Config, Failu
     if given.max_io != 0 {
         config.max_io.0 = given.max_io;
     }
-    // As `Options::open` does: other limits depend on it.
+    // The default of `Options::open`: other limits depend on it.
     config.queues.get_or_insert(1);
     config.validate().map_err(|error| Failure::of(libc::EINVAL, &error))?;
     Ok(config)
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearer_word_counts() {
+    fn fields_override_settings_and_settings_override_the_file() {
         let dir = std::env::temp_dir().join(format!("rblk-capi-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("m.toml");
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_options_are_named() {
         let wrong = |uri, file, settings| said(config(&NOTHING, uri, file, settings)).1;
         assert!(wrong(None, None, None).contains("target"));
         let odd = rblk_options { max_io: 5000, ..NOTHING };

@@ -21,7 +21,7 @@ impl Held for Driven {
     }
 }
 
-/// How a request ended: `struct rblk_completion`.
+/// The end of a request: `struct rblk_completion`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct rblk_completion {
@@ -33,53 +33,53 @@ pub(crate) struct rblk_completion {
     pub(crate) buffer: *mut c_void,
 }
 
-/// What a queue has counted: `struct rblk_counts`.
+/// The counters of a queue: `struct rblk_counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct rblk_counts {
     /// Bytes of the structure that the program knows.
     pub(crate) size: usize,
-    /// Requests that were answered.
+    /// Answered requests, errors included.
     pub(crate) answered: u64,
-    /// Of those, the ones that failed.
+    /// Requests that failed.
     pub(crate) errors: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub(crate) read_bytes: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub(crate) written_bytes: u64,
     /// Bytes that the library copied.
     pub(crate) copied_bytes: u64,
-    /// Requests that were sent again.
+    /// Requests sent again.
     pub(crate) sent_again: u64,
     /// Connections that ended.
     pub(crate) paths_lost: u64,
-    /// Times that it slept.
+    /// Sleeps.
     pub(crate) sleeps: u64,
 }
 
-/// Where a buffer begins.
+/// The address of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place(*mut u8);
 
-// SAFETY: a number and nothing more: nothing here reads or writes what is there.
+// SAFETY: only the address is used: nothing here reads or writes the memory behind it.
 unsafe impl Send for Place {}
 
-/// A queue with its buffers, and the completions that the program was not told of yet.
+/// A queue with its buffers, and the completions that the program did not receive yet.
 pub(crate) struct Driven {
     queue: Queue,
     /// By number. A buffer is in its request, or here.
     buffers: Box<[Option<Buffer>]>,
-    /// Where they begin, in the order of the numbers. They do not move.
+    /// Addresses of the buffers, in the order of the numbers. They do not move.
     places: Box<[Place]>,
     /// Bytes of each.
     capacity: usize,
     done: Vec<Completion>,
-    /// Of `done`, the ones that were told.
+    /// Of `done`, the number of delivered completions.
     told: usize,
 }
 
 impl Driven {
-    /// A queue whose buffers are all free.
+    /// A queue with all its buffers free.
     pub(crate) fn new(mut queue: Queue) -> Result<Self, Failure> {
         let mut buffers: Vec<Buffer> = std::iter::from_fn(|| queue.buffer()).collect();
         buffers.sort_by_key(|buffer| buffer.as_ptr().addr());
@@ -92,10 +92,10 @@ impl Driven {
         Ok(Self { queue, buffers, places, capacity, done, told: 0 })
     }
 
-    /// The number of the buffer that begins there.
+    /// The number of the buffer at that address.
     #[inline]
     fn number(&self, place: *const c_void) -> Result<usize, Failure> {
-        // They lie at equal distances.
+        // The buffers lie at equal distances.
         let first = self.places[0].0.addr();
         let distance = self.places.get(1).map_or(usize::MAX, |second| second.0.addr() - first);
         let guess = place.addr().wrapping_sub(first) / distance;
@@ -110,7 +110,7 @@ impl Driven {
     /// Whether there is room for one more request.
     #[inline]
     fn check_room(&self) -> Result<(), Failure> {
-        // What the program was not told of has its place, too: so what is kept is bounded.
+        // Undelivered completions count, too: so their number is bounded.
         let untold = self.done.len() - self.told;
         if self.queue.under_way() + untold < self.queue.depth() {
             return Ok(());
@@ -144,7 +144,7 @@ impl Driven {
         self.queue.submit(request).map_err(|refused| Failure::from(refused.reason))
     }
 
-    /// Runs a look for completions, and tells them.
+    /// Polls for completions, and delivers them.
     #[inline]
     fn look(
         &mut self,
@@ -155,7 +155,7 @@ impl Driven {
         self.told = 0;
         let looked = look(&mut self.queue, &mut self.done);
         if let Err(error) = looked {
-            // What has come is told first.
+            // Deliver completions first.
             if self.done.is_empty() {
                 return Err(Failure::of(libc::EIO, &error));
             }
@@ -180,7 +180,7 @@ impl Driven {
     }
 }
 
-/// Where completions are told.
+/// The place for delivered completions.
 struct Told {
     place: *mut rblk_completion,
     most: c_int,
@@ -217,7 +217,7 @@ impl Told {
     }
 }
 
-/// Runs something with a queue.
+/// Runs a closure with a queue.
 ///
 /// # Safety
 /// `queue` is null, or a handle of `rblk_queue_create`.
@@ -246,7 +246,7 @@ pub(crate) unsafe extern "C" fn rblk_queue_destroy(queue: *mut QueueHandle) -> c
     })
 }
 
-/// Requests that the queue takes at once.
+/// The depth of the queue: the limit of its requests at once.
 ///
 /// # Safety
 /// As `rblk.h` says.
@@ -280,7 +280,7 @@ pub(crate) unsafe extern "C" fn rblk_queue_buffer_size(queue: *mut QueueHandle) 
     unsafe { with(queue, |driven| Ok(i64::try_from(driven.capacity).unwrap_or(i64::MAX))) }
 }
 
-/// A buffer of the queue; null if there is none of that number.
+/// A buffer of the queue; null for an unknown number.
 ///
 /// # Safety
 /// As `rblk.h` says.
@@ -305,7 +305,7 @@ pub(crate) unsafe extern "C" fn rblk_queue_buffer(
     place
 }
 
-/// A descriptor to sleep in.
+/// A descriptor to sleep on.
 ///
 /// # Safety
 /// As `rblk.h` says.
@@ -315,8 +315,8 @@ pub(crate) unsafe extern "C" fn rblk_event_fd(queue: *mut QueueHandle) -> c_int 
     unsafe { with(queue, |driven| Ok(driven.queue.event_fd().as_raw_fd())) }
 }
 
-/// Asks for the descriptor to be readable when something comes. Returns for how many milliseconds
-/// the program may sleep; 0 when `rblk_poll` is due.
+/// Makes the descriptor readable at the next event. Returns the milliseconds that the program may
+/// sleep; 0 when `rblk_poll` is due.
 ///
 /// # Safety
 /// As `rblk.h` says.
@@ -333,12 +333,13 @@ pub(crate) unsafe extern "C" fn rblk_arm(queue: *mut QueueHandle) -> c_int {
     unsafe { with(queue, arm) }
 }
 
-/// Whole milliseconds, rounded up: less would be a loop until the time is over.
+/// Whole milliseconds, rounded up: otherwise the program would loop without sleeping until the time
+/// is over.
 fn milliseconds(time: Duration) -> c_int {
     c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
 }
 
-/// Sends what was submitted and takes what has come.
+/// Sends the submitted requests, and delivers the completions that have arrived.
 ///
 /// # Safety
 /// As `rblk.h` says.
@@ -357,7 +358,7 @@ pub(crate) unsafe extern "C" fn rblk_poll(
     unsafe { with(queue, poll) }
 }
 
-/// The same, and sleeps until something comes, or for so many milliseconds.
+/// Like `rblk_poll`, but sleeps until the next event, or for so many milliseconds.
 ///
 /// # Safety
 /// As `rblk.h` says.
@@ -384,7 +385,7 @@ pub(crate) unsafe extern "C" fn rblk_wait(
     unsafe { with(queue, wait) }
 }
 
-/// Tells what a queue has counted.
+/// Returns the counters of a queue.
 ///
 /// # Safety
 /// As `rblk.h` says.

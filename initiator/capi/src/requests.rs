@@ -9,7 +9,7 @@ use crate::queue::{QueueHandle, with};
 
 /// A write that is durable when it is completed: `RBLK_DURABLE`.
 const DURABLE: u32 = 1;
-/// A range of zeros whose space stays allocated: `RBLK_KEEP_ALLOCATED`.
+/// Keep the space of a zeroed range allocated: `RBLK_KEEP_ALLOCATED`.
 const KEEP_ALLOCATED: u32 = 1;
 
 fn check_flags(flags: u32, known: u32) -> Result<(), Failure> {
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn rblk_flush(queue: *mut QueueHandle, user_data: u
     }
 }
 
-/// The data of a range is not needed any more.
+/// Discards a range: its data is not needed any more.
 ///
 /// # Safety
 /// As `rblk.h` says.

@@ -21,7 +21,7 @@ impl Held for Volume {
     }
 }
 
-/// How a volume is: `struct rblk_status`.
+/// The state of a volume: `struct rblk_status`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct rblk_status {
@@ -33,20 +33,20 @@ pub(crate) struct rblk_status {
     pub(crate) unflushed_writes: u64,
     /// How often the target lost such writes.
     pub(crate) losses: u64,
-    /// The most data of one request.
+    /// Limit of the data of one request.
     pub(crate) max_io: u64,
     /// Bytes of a block.
     pub(crate) block_size: u32,
     /// `enum rblk_state`.
     pub(crate) state: u32,
-    /// Whether it refuses writes.
+    /// Whether the volume refuses writes.
     pub(crate) read_only: u32,
     /// Zero.
     pub(crate) reserved: u32,
 }
 
-/// The number of a state in `enum rblk_state`. `State` may grow: a state without a number is one in
-/// which requests are not served.
+/// The number of a state in `enum rblk_state`. `State` may grow: a state without a number counts as
+/// one without service.
 fn number(state: State) -> u32 {
     match state {
         State::Connected => 0,
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn rblk_open(
     })
 }
 
-/// Tells how a volume is.
+/// Returns the state of a volume.
 ///
 /// # Safety
 /// As `rblk.h` says.
@@ -113,7 +113,7 @@ pub(crate) unsafe extern "C" fn rblk_volume_status(
     })
 }
 
-/// Gives the next queue of a volume.
+/// Returns the next queue of a volume.
 ///
 /// # Safety
 /// As `rblk.h` says.

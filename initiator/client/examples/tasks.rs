@@ -21,7 +21,7 @@ async fn write_and_read(queue: Handle, block: u8) -> Result<u8, Failed> {
     Ok(byte[0])
 }
 
-/// Returns the sum of the first bytes of `blocks` blocks, which is that of their numbers then.
+/// Returns the sum of the first bytes of `blocks` blocks, which is the sum of their numbers.
 pub(crate) fn tasks(target: &str, volume: &str, blocks: u8) -> Result<u64, Box<dyn Error>> {
     let mut volume = Options::new(Config::new(target, volume)).open()?;
     let queue = volume.queue().ok_or("no queue")?;

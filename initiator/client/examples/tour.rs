@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rblk_client::{Completion, Config, Options, Queue, Request};
 
-/// Runs one request to its end, however long the target is away.
+/// Runs one request to its end, even if the target is away for long.
 fn run(queue: &mut Queue, request: Request) -> Result<Completion, Box<dyn Error>> {
     let mut done = Vec::new();
     queue.submit(request)?;
@@ -13,7 +13,7 @@ fn run(queue: &mut Queue, request: Request) -> Result<Completion, Box<dyn Error>
     done.pop().ok_or_else(|| "one request has one completion".into())
 }
 
-/// Returns the first byte of the volume, which is 7 then.
+/// Returns the first byte of the volume, which is then 7.
 pub(crate) fn tour(target: &str, volume: &str) -> Result<u8, Box<dyn Error>> {
     let mut volume = Options::new(Config::new(target, volume)).open()?;
     // Each thread has a queue of its own.

@@ -1,4 +1,4 @@
-//! [`Options`]: how a volume is to be opened.
+//! [`Options`]: the options of an open.
 
 use rblk_config::MountConfig;
 use rblk_initiator::front::program::{VolumeWish, open};
@@ -8,7 +8,7 @@ use rblk_protocol::{HostId, Name};
 
 use crate::{OpenError, Volume};
 
-/// How a volume is to be opened.
+/// The options for opening a volume.
 #[derive(Clone, Debug)]
 pub struct Options {
     config: MountConfig,
@@ -18,15 +18,15 @@ pub struct Options {
 }
 
 impl Options {
-    /// As a mount of that configuration is. `queues` is 1 if it is absent. `device_id` has no
-    /// effect.
+    /// Opens the volume as a mount with that configuration would. `queues` is 1 if it is absent.
+    /// `device_id` has no effect.
     #[must_use]
     pub fn new(config: MountConfig) -> Self {
         Self { config, host_id: None, take_over: false, spare_buffers: 0 }
     }
 
-    /// Buffers of each queue beyond its depth: for data that the program keeps while as many
-    /// requests as possible are under way.
+    /// Buffers of each queue beyond its depth: for data that the program keeps while the queue is
+    /// full.
     #[must_use]
     pub fn spare_buffers(mut self, count: u16) -> Self {
         self.spare_buffers = count;
@@ -40,27 +40,28 @@ impl Options {
         self
     }
 
-    /// The id by which targets know this program. Without it, each volume that is opened has a
-    /// random one: to its target, nobody else is the same holder, neither a mount of this host nor
-    /// another program, and so nobody gets the volume from it without [`Self::take_over`]. That is
-    /// true of the same program after a crash, too. It has to wait for the `lease` of the target
-    /// (30 s), unless it has an id of its own that it keeps: the holder with the same id gets its
-    /// volume back at once. Never give one id to two programs that may run at the same time: the
-    /// second one fences the first one while that one waits for its target.
+    /// The id by which targets know this program. Without it, each open of a volume gets a random
+    /// id: the target takes every other mount or program for a different holder, and gives none of
+    /// them the volume without [`Self::take_over`]. That is true of the same program after a crash,
+    /// too. It has to wait for the `lease` of the target (30 s), unless it keeps an id of its own:
+    /// the holder with the same id gets its volume back at once. Never give one id to two programs
+    /// that may run at the same time: the second one fences the first one while that one waits for
+    /// its target.
     ///
-    /// Zeros are no id.
+    /// Zeros count as no id.
     ///
-    /// With keys it has no effect: the target knows a program by its key (`key_file`). Give each
-    /// program a key of its own.
+    /// With keys the id has no effect: the target knows a program by its key (`key_file`). Give
+    /// each program a key of its own.
     #[must_use]
     pub fn host_id(mut self, id: [u8; 16]) -> Self {
         self.host_id = (id != [0; 16]).then_some(HostId(id));
         self
     }
 
-    /// Opens the volume. It blocks until the target answers: call it where that is allowed. It
-    /// takes at most as long as `connect_timeout` and `wait` of the configuration say, and for each
-    /// address half a minute more for a target that has many logins, or is changing the volume.
+    /// Opens the volume. The call blocks until the target answers: call it only where that is
+    /// allowed. It takes at most the `connect_timeout` and `wait` of the configuration, and for
+    /// each address half a minute more for a target with many logins, or one that is changing the
+    /// volume.
     ///
     /// # Errors
     /// [`OpenError`] with the reason. Nothing is left then.
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_is_said_before_anything_is_tried() {
+    fn invalid_options_are_refused_before_any_try() {
         let error = Options::new(MountConfig::default()).open().unwrap_err();
         assert!(!error.is_transient());
         assert!(error.to_string().contains("target"), "{error}");

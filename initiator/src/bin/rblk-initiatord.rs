@@ -7,9 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use rblk_operate::journal::JournalFormat;
 use rblk_config::{ByteSize, Exit};
-use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_fabric::{Address, ConnectOptions};
 use rblk_initiator::commands::args::{
     CHECKED, Cli, Command, DoctorArgs, IdentityArgs, MountArgs, RecoverArgs, Report, VhostArgs,
@@ -23,14 +21,16 @@ use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
 use rblk_initiator::volume::identity::host_identity;
 use rblk_initiator::volume::session::Session;
 use rblk_initiator::volume::status::MountStatus;
+use rblk_operate::journal::JournalFormat;
+use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_protocol::VolumeFlags;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
 /// Requests to a disk wait while its server is dead, so the server is the last process to be
-/// killed. The unit has the same.
+/// killed. The unit sets this value, too.
 const OOM_SCORE: i16 = -1000;
-/// How long the last lines of the log may take.
+/// Time to write the last lines of the log.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
@@ -98,26 +98,26 @@ fn main() -> ExitCode {
     }
 }
 
-/// A reader that goes away (`| head`) ends this program like any other, without a message.
+/// A closed output pipe (`| head`) ends this program as usual, without a message.
 fn die_of_closed_pipes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default disposition runs no code of ours.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
-/// The lines of the log, and where they go: to the journal where that reads the standard error, to
-/// the file of the mount, or to the standard error.
+/// The lines of the log and their output: the journal if it reads the standard error, or the file
+/// of the mount, or the standard error.
 struct Lines {
     log: Log,
-    // Until the thread of the log has it.
+    // `None` once the thread of the log has it.
     journal: Option<MountJournal>,
     fields: MountFields,
-    // The form of what the command answers.
+    // The form of the command's output.
     output: Output,
 }
 
 impl Lines {
-    /// Takes lines from now on. None is written yet.
+    /// Starts the log. No line was written before.
     fn begin(&mut self, writer: LogWriter, verbose: u8) {
         self.journal = MountJournal::of_stderr(self.fields.clone());
         if self.journal.is_none() {
@@ -163,8 +163,8 @@ fn start_log(writer: LogWriter, verbose: u8, quiet: &str) {
         .with_env_filter(filter(verbose, quiet))
         .with_writer(move || writer.clone())
         .with_target(false)
-        // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
-        // may close.
+        // Otherwise it reports on stderr that writing to stderr failed, and panics: a terminal may
+        // close.
         .log_internal_errors(false)
         .with_ansi(wants_colour(&stderr()))
         .init();
@@ -206,7 +206,7 @@ fn recover(args: &RecoverArgs, lines: &mut Lines) -> anyhow::Result<()> {
     rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
     if args.check {
         rblk_initiator::mount::check(name)?;
-        // The command that asks knows the program by this.
+        // The command that asks recognises the program by this.
         return Ok(Output::Table.text(format_args!("{CHECKED}{}", env!("CARGO_PKG_VERSION")))?);
     }
     serve(args.foreground, lines, async |lines, on_ready| {
@@ -216,7 +216,7 @@ fn recover(args: &RecoverArgs, lines: &mut Lines) -> anyhow::Result<()> {
     })
 }
 
-/// Serves a mount to its end, and reports how its start ended.
+/// Serves a mount to its end, and reports the result of its start.
 fn serve(
     foreground: bool,
     lines: &mut Lines,
@@ -242,24 +242,24 @@ fn serve(
         );
     }
     match result {
-        // A service that is stopped has not failed.
+        // A stopped service has not failed.
         Err(error) if foreground && error.is::<ToldToEnd>() => Ok(()),
         result => result,
     }
 }
 
-/// Logs what the image of a mount says against its block size. Nothing waits for that.
+/// Logs a contradiction between the image of a mount and its block size. Nothing waits for that.
 fn tell_of_image(status: MountStatus) {
     let look = move || {
         if let Some(found) = rblk_initiator::mount::device::image::elsewhere(&status) {
             tracing::warn!(device = status.device, "{found}");
         }
     };
-    // Without a thread it is not told.
+    // Without a thread, the contradiction is not logged.
     let _ = std::thread::Builder::new().name("image".to_owned()).spawn(look);
 }
 
-/// Prints one line for the command that waits, and closes the pipe, so that the command can end.
+/// Prints one line for the waiting command, and closes the pipe, so that the command can end.
 fn report(foreground: bool, report: &Report, output: Output) {
     if foreground {
         if let Report::Mounted(status) = report {
@@ -279,10 +279,10 @@ fn report(foreground: bool, report: &Report, output: Output) {
     }
 }
 
-/// Prepares this process to serve a block device. It needs a mount namespace of its own: otherwise
-/// its exit can wait for a file system on its own device. Its allocations must not wait for
-/// writeback, and its pages must not be swapped to the device. Then it gives up the rights that it
-/// does not need any more. It has one thread.
+/// Prepares this process to serve a block device. The process needs a mount namespace of its own:
+/// otherwise its exit can wait for a file system on its own device. Its allocations must not wait
+/// for writeback, and its pages must not be swapped to the device. Then the process drops the
+/// rights that it does not need any more. It has one thread.
 fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     use nix::sched::{CloneFlags, unshare};
     if !nix::unistd::geteuid().is_root() {
@@ -307,8 +307,8 @@ fn prepare_process(lines: &mut Lines) -> anyhow::Result<()> {
     settle_process(lines)
 }
 
-/// Prepares this process to serve the disk of a guest. No file system of this host is on it.
-/// Whoever is not root has the limits that it has.
+/// Prepares this process to serve the disk of a guest. No file system of this host is on it. A user
+/// other than root keeps the present limits.
 fn prepare_for_guest(lines: &mut Lines) -> anyhow::Result<()> {
     raise_limits();
     precautions::take(OOM_SCORE);
@@ -326,19 +326,19 @@ fn raise_limits() {
     }
 }
 
-/// Gives up what is not needed any more, and starts the log.
+/// Drops unneeded privileges, and starts the log.
 fn settle_process(lines: &mut Lines) -> anyhow::Result<()> {
-    // Only now, as --config may be relative. A directory that is in use cannot be unmounted.
+    // Not earlier, as --config may be relative. A directory in use cannot be unmounted.
     std::env::set_current_dir("/").context("the directory /")?;
     load_tls();
     rblk_initiator::daemon::privileges::drop_what_is_not_needed()
         .context("giving up capabilities")?;
-    // A thread inherits all of it.
+    // A thread inherits all of this.
     lines.start().context("a thread for the log")
 }
 
-/// Lets the kernel load its TLS (module `tls`): it does so only for a process that has
-/// `CAP_NET_ADMIN` (`__tcp_ulp_find_autoload`). A socket that is not connected does not get it.
+/// Makes the kernel load its TLS (module `tls`): it does so only for a process with `CAP_NET_ADMIN`
+/// (`__tcp_ulp_find_autoload`). An unconnected socket does not get TLS.
 fn load_tls() {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
     let stream = (AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC);
@@ -348,7 +348,7 @@ fn load_tls() {
     }
 }
 
-/// Tries a target for `rblk-initiator doctor`, which reads the one line that this prints.
+/// Tries a target for `rblk-initiator doctor`, which reads the one printed line.
 fn probe(args: &DoctorArgs) -> anyhow::Result<()> {
     let [address] = args.address.as_slice() else { anyhow::bail!("--probe needs one address") };
     let credentials = args.identity.credentials()?;
@@ -424,7 +424,7 @@ fn discover(
     Ok(output.answer(&found, || discovered(&found))?)
 }
 
-/// What a target serves, for people.
+/// The volumes of a target, for people.
 fn discovered(found: &Discovered) -> String {
     let mut text = format!(
         "target {} at {} ({} over {})\n",

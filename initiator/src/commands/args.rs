@@ -39,7 +39,7 @@ pub struct Cli {
     /// Form of the answer, and of an error: "table" for people, "json" for programs.
     #[arg(short, long, global = true, value_name = "table|json", default_value_t)]
     pub output: Output,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -48,7 +48,8 @@ impl Cli {
     /// The command line of this process.
     ///
     /// # Errors
-    /// It is wrong, or asked for help, which is told: the program ends with that code.
+    /// The command line is wrong, or asked for help. The message is printed: the program ends with
+    /// that code.
     pub fn of_process() -> Result<Self, ExitCode> {
         Self::try_parse().map_err(|error| {
             let asked = !error.use_stderr();
@@ -57,7 +58,7 @@ impl Cli {
     }
 }
 
-/// What `rblk-initiator` can do.
+/// The commands of `rblk-initiator`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Make a block device of a volume. Needs root and the ublk_drv module.
@@ -123,7 +124,7 @@ pub enum Command {
         #[arg(long, requires = "unless_used")]
         only_look: bool,
     },
-    /// Print what the first bytes of a disk say against its block size.
+    /// Print a contradiction between the first bytes of a disk and its block size.
     #[command(hide = true)]
     LookAt {
         /// The disk.
@@ -133,7 +134,7 @@ pub enum Command {
         /// Bytes of a block.
         block_size: u32,
     },
-    /// Show what is mounted.
+    /// Show the mounts of this host.
     List,
     /// Print the state of the mounts as metrics of Prometheus, for node_exporter's textfile
     /// collector.
@@ -157,14 +158,14 @@ pub enum Command {
         #[arg(long)]
         once: bool,
     },
-    /// Show what a target serves.
+    /// Show the volumes of a target.
     Discover {
         /// Address of the target.
         address: String,
         /// How long to wait for an answer.
         #[arg(long, value_name = "TIME", default_value = "5s")]
         timeout: Duration,
-        /// Who both ends are.
+        /// The keys of both ends.
         #[command(flatten)]
         identity: IdentityArgs,
     },
@@ -177,7 +178,7 @@ pub enum Command {
     Doctor(Box<DoctorArgs>),
 }
 
-/// What to look at.
+/// The subject of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Addresses of targets; those of the configuration by default.
@@ -188,7 +189,7 @@ pub struct DoctorArgs {
     /// How long to wait for each answer.
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub timeout: Duration,
-    /// Who both ends are.
+    /// The keys of both ends.
     #[command(flatten)]
     pub identity: IdentityArgs,
     /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
@@ -205,7 +206,7 @@ pub struct DoctorArgs {
     pub read_bytes: u32,
 }
 
-/// What `rblk-initiator key` can do.
+/// The commands of `rblk-initiator key`.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
     /// Make the secret key of this host, and print its public key. A key that is there stays.
@@ -222,7 +223,7 @@ pub struct KeyArgs {
     pub file: PathBuf,
 }
 
-/// By which keys both ends prove who they are.
+/// The keys with which both ends prove their identity.
 #[derive(Debug, Args)]
 pub struct IdentityArgs {
     /// Public key of the target, as `rblk-target key show` prints it there. Both ends then prove
@@ -235,7 +236,7 @@ pub struct IdentityArgs {
 }
 
 impl IdentityArgs {
-    /// By what both ends prove who they are, of the flags alone. `None` without keys of the target.
+    /// The credentials from the flags alone. `None` without keys of the target.
     ///
     /// # Errors
     /// The key file is missing, is no key file, or others may read it. Or it is named without a key
@@ -250,7 +251,7 @@ impl IdentityArgs {
         Ok(Some(Credentials::new(key, self.target_key.clone())?))
     }
 
-    /// Adds what the flags say.
+    /// Adds the values of the flags.
     pub(crate) fn add_to(&self, config: &mut MountConfig) {
         if !self.target_key.is_empty() {
             config.target_keys.clone_from(&self.target_key);
@@ -261,7 +262,7 @@ impl IdentityArgs {
     }
 }
 
-/// A key of this host that nobody asks for.
+/// A key of this host without a key of the target.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "--key-file has no effect without --target-key; `rblk-target key show` prints the key at the target"
@@ -279,7 +280,7 @@ pub struct Which {
     pub all: bool,
 }
 
-/// What to recover.
+/// The mounts to recover.
 #[derive(Debug, Args)]
 pub struct RecoverArgs {
     /// Which mounts.
@@ -300,12 +301,12 @@ pub struct RecoverArgs {
     pub lock_on_stdin: bool,
 }
 
-/// A number of a flag that has a bound.
+/// The parser of a flag's number with an upper bound.
 fn from_1_to(max: u16) -> RangedI64ValueParser<u16> {
     clap::value_parser!(u16).range(1..=i64::from(max))
 }
 
-/// What to mount and how.
+/// The mount and its settings.
 #[derive(Debug, Args)]
 pub struct MountArgs {
     /// Address of the target.
@@ -340,8 +341,8 @@ pub struct MountArgs {
     /// Whether commands and data carry CRC-32C digests, which find every changed bit on the way.
     ///
     /// "auto", the default: on software devices (Soft-RoCE, soft-iWARP) and on TCP without
-    /// encryption. Cards check what they move, and encryption finds every change. "crc32c": always.
-    /// "off": never. With digests one command moves at most 1 MiB.
+    /// encryption. Cards check the data that they move, and encryption finds every change.
+    /// "crc32c": always. "off": never. With digests one command moves at most 1 MiB.
     #[arg(long, value_name = "auto|crc32c|off")]
     pub digest: Option<DigestWish>,
     /// File of tmpfs or hugetlbfs that programs map: direct I/O (O_DIRECT) with that memory is not
@@ -405,7 +406,7 @@ pub struct MountArgs {
     /// This host's name as the target shows it.
     #[arg(long)]
     pub host_name: Option<String>,
-    /// Who both ends are.
+    /// The keys of both ends.
     #[command(flatten)]
     pub identity: IdentityArgs,
     /// Whether tcp:// connections are encrypted: "auto", "required" or "off".
@@ -428,7 +429,7 @@ pub struct MountArgs {
     pub verbose: u8,
 }
 
-/// What a guest gets, and how.
+/// The disk of a guest and its settings.
 #[derive(Debug, Args)]
 #[command(
     mut_arg("device_id", |arg| arg.hide(true)),
@@ -436,8 +437,8 @@ pub struct MountArgs {
     mut_arg("digest", |arg| arg.hide(true)),
 )]
 pub struct VhostArgs {
-    /// Socket by which the virtual machine's front end connects, such as /run/vm1.sock. Whoever may
-    /// connect has the disk.
+    /// Socket by which the virtual machine's front end connects, such as /run/vm1.sock. A user with
+    /// access to the socket has the disk.
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
     /// Most memory that the front end may share for its guest, such as 64GiB. Without it there is
@@ -453,7 +454,7 @@ impl VhostArgs {
     /// The configuration of file and flags together, validated.
     ///
     /// # Errors
-    /// [`ConfigError`], or it asks for what the disk of a guest cannot have.
+    /// [`ConfigError`], or a key that does not suit the disk of a guest.
     pub fn configuration(&self) -> anyhow::Result<MountConfig> {
         let config = self.mount.configuration()?;
         crate::mount::must_suit_guests(&config)?;
@@ -465,7 +466,7 @@ impl VhostArgs {
     /// As [`MountArgs::configured`].
     ///
     /// # Errors
-    /// As there; or the configuration asks for what the disk of a guest cannot have.
+    /// As there; or a key that does not suit the disk of a guest.
     pub fn configured(&self) -> anyhow::Result<Configured> {
         crate::mount::must_suit_guests(&self.mount.configuration()?)?;
         self.mount.configured()
@@ -522,7 +523,7 @@ impl MountArgs {
         Ok(config)
     }
 
-    /// What the mount is made of, and the file that says later which keys the target may prove.
+    /// The configuration of the mount, and the file that names the target's keys later.
     ///
     /// # Errors
     /// [`ConfigError`], or there is no current directory.
@@ -538,7 +539,7 @@ impl MountArgs {
     /// Name of the mount.
     ///
     /// # Errors
-    /// It is part of paths, so it follows the rules of names.
+    /// The name is part of paths, so it follows the rules of names.
     pub fn mount_name(&self, config: &MountConfig) -> anyhow::Result<String> {
         // As rblk-mount@NAME.service calls it.
         let of_file = self.config.as_deref().and_then(Path::file_stem);
@@ -552,17 +553,17 @@ impl MountArgs {
     }
 }
 
-/// What a program prints, followed by its version, on `recover --check` of a mount that it could
-/// recover.
+/// The output of `recover --check`, followed by the program's version, for a mount that the program
+/// could recover.
 pub const CHECKED: &str = "rblk-initiatord ";
 
-/// What the daemon tells the command that started it: one JSON line.
+/// The daemon's message to the command that started it: one JSON line.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Report {
-    /// The device is there.
+    /// The device exists.
     Mounted(Box<crate::volume::status::MountStatus>),
-    /// It will not be.
+    /// The device could not be made.
     Failed {
         /// Text for people.
         error: String,
@@ -571,17 +572,17 @@ pub enum Report {
     },
 }
 
-/// The daemon could not start: what it said.
+/// The daemon could not start: its message.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct StartFailed {
     /// Text for people.
     pub error: String,
-    /// Its exit code.
+    /// The exit code.
     pub exit: Exit,
 }
 
-/// A mount whose process does not answer: what is known of it.
+/// A mount without an answer of its process: the known facts.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DeadMount(pub String);
@@ -692,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_say_who_both_ends_are() {
+    fn flags_set_the_keys_of_both_ends() {
         let keys = [
             "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe",
             "rblk1:n4ja2ifhmaemcmpyur5k7rpesrcxf2h5xwdzd6wpggvre7d3kyu752zoua",
@@ -705,7 +706,7 @@ mod tests {
         let config = of(&["--target-key", keys[0], "--encrypt", "required", "--digest", "crc32c"]);
         assert_eq!((config.encrypt, config.digest), (Encrypt::Required, DigestWish::Crc32c));
         assert_eq!(config.key_file, PathBuf::from(HOST_KEY_FILE));
-        // The keys of a target are those of the flags, or those of the file.
+        // The target's keys come from the flags, or else from the file.
         let file = tempfile::NamedTempFile::new().unwrap();
         let text =
             format!("target = ['tcp://192.0.2.1']\nvolume = 'v'\ntarget_keys = ['{}']\n", keys[0]);
@@ -736,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn what_flags_say_beside_the_file_of_the_keys_is_kept() {
+    fn values_of_flags_beside_the_keys_file_are_kept() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let key = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
         let text = format!("target = ['tcp://192.0.2.1']\nvolume = 'v'\ntarget_keys = ['{key}']\n");
@@ -763,7 +764,7 @@ mod tests {
         for flags in [["--queues", "15", "--lanes", "4"], ["--queues", "63", "--lanes", "1"]] {
             assert!(configuration(&flags).is_ok(), "{flags:?}");
         }
-        // Without `--lanes` there are as many as there is room for.
+        // Without `--lanes`, as many as possible.
         assert_eq!(configuration(&["--queues", "63"]).unwrap().lanes, None);
         let error = configuration(&["--queues", "16", "--lanes", "4"]).unwrap_err();
         assert_eq!(

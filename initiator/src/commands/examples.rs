@@ -1,4 +1,4 @@
-//! What stands below `rblk-initiator --help`.
+//! The examples below `rblk-initiator --help`.
 
 /// Examples and addresses. The paragraphs are broken by the terminal.
 pub(crate) const EXAMPLES: &str = "\

@@ -1,8 +1,8 @@
-//! `rblk-initiator key`: makes and shows the key by which a host proves who it is.
+//! `rblk-initiator key`: makes and shows the key of this host.
 
 use super::args::{KeyArgs, KeyCommand};
-use rblk_config::key_file::{self, Side};
 use rblk_config::Exit;
+use rblk_config::key_file::{self, Side};
 use rblk_operate::Output;
 use rblk_protocol::auth::PublicKey;
 use serde::Serialize;
@@ -14,8 +14,8 @@ struct Shown<'s> {
     file: &'s std::path::Path,
 }
 
-/// Does what was asked. The public key alone goes to the standard output, so that a script can
-/// take it from there.
+/// Runs a key command. The public key alone goes to the standard output, so that a script can take
+/// it from there.
 pub(crate) fn key(command: &KeyCommand, output: Output) -> anyhow::Result<Exit> {
     match command {
         KeyCommand::New(args) => {

@@ -25,7 +25,8 @@ struct Exposed<'t> {
     warnings: &'t [&'t str],
 }
 
-/// Prints the metrics, or replaces a file by them at once: its reader sees the old or the new.
+/// Prints the metrics, or replaces a file with them atomically: its reader sees the old or the new
+/// content.
 pub(crate) fn metrics(write: Option<&Path>, output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let names = names();
@@ -42,7 +43,7 @@ pub(crate) fn metrics(write: Option<&Path>, output: Output) -> anyhow::Result<Ex
     Ok(Exit::Ok)
 }
 
-/// The mounts that are known by name only. A name that nothing is left of is no mount.
+/// The mounts with only their names known. A name without leftovers is no mount.
 fn silent(names: &[String], mounts: &[MountStatus]) -> Vec<SilentMount> {
     let is_silent = |name: &&String| !mounts.iter().any(|mount| mount.name == **name);
     let look = |name: &String| {
@@ -52,7 +53,7 @@ fn silent(names: &[String], mounts: &[MountStatus]) -> Vec<SilentMount> {
             (false, Ok(found)) => match found.condition {
                 Condition::Unusable => Silence::BadNote,
                 Condition::Nothing | Condition::Running => return None,
-                // It ended just now.
+                // The mount ended just now.
                 _ => Silence::Dead,
             },
         };
@@ -61,14 +62,14 @@ fn silent(names: &[String], mounts: &[MountStatus]) -> Vec<SilentMount> {
     names.iter().filter(is_silent).filter_map(look).collect()
 }
 
-/// Replaces a file, readable for everybody, as the collector is another user.
+/// Replaces a file, readable for all users, as the collector is another user.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    // The collector reads names that end in .prom only.
+    // The collector reads only names that end in .prom.
     let mut draft = path.as_os_str().to_owned();
     draft.push(format!(".{}", std::process::id()));
     let draft = Path::new(&draft);
-    // In the way: a draft of a process that died, or a link of somebody whose directory it is.
+    // An existing file is the draft of a dead process, or a link by the owner of the directory.
     let create = || OpenOptions::new().write(true).create_new(true).open(draft);
     let made = create().or_else(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => std::fs::remove_file(draft).and_then(|()| create()),
@@ -97,7 +98,7 @@ mod tests {
         replace(&path, "new\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
         assert!(replace(&dir.path().join("none/rblk.prom"), "x").is_err());
-        // A link in the place of the draft is not followed.
+        // A link in place of the draft is not followed.
         let secret = dir.path().join("secret");
         std::fs::write(&secret, "kept").unwrap();
         let draft = dir.path().join(format!("rblk.prom.{}", std::process::id()));
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "kept");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "newer\n");
         std::fs::remove_file(&secret).unwrap();
-        // A directory is in the way, so the draft cannot take its place.
+        // A directory stands in place of the file, so the draft cannot replace it.
         let taken = dir.path().join("taken");
         std::fs::create_dir(&taken).unwrap();
         assert!(replace(&taken, "x").is_err());

@@ -42,11 +42,11 @@ mod umount;
 use silent::Silent;
 
 const STATUS_TIME: Duration = Duration::from_secs(2);
-/// How long a mount measures before it can tell rates.
+/// Time for a mount to measure its rates.
 const RATES_TIME: Duration = Duration::from_millis(1100);
-/// Time for a program to start and say whether it could serve a mount. Nothing has changed then.
+/// Time for a program to start and report whether it could serve a mount. Nothing has changed then.
 const CHECK_TIME: Duration = Duration::from_secs(20);
-/// Time for a program to take the place of another: as long as the driver may need to see that.
+/// Time for a program to replace another: the driver may need that long to notice it.
 const UPGRADE_TIME: Duration = Duration::from_secs(60);
 
 /// Does what the command line of this process says.
@@ -103,7 +103,8 @@ fn become_daemon() -> anyhow::Error {
     }
 }
 
-/// A daemon keeps no descriptor of the script or the terminal that starts it.
+/// Closes the descriptors of the calling script or terminal, so that the daemon does not inherit
+/// them.
 fn close_lent_on_exec() -> anyhow::Result<()> {
     rblk_runtime::close_lent_on_exec().context("closing what this process inherited (close_range)")
 }
@@ -175,8 +176,8 @@ fn start_daemon(
     let log_file =
         log_file::open(&log).with_context(|| format!("opening the log {}", log.display()))?;
     close_lent_on_exec()?;
-    // In a session of its own, so that a hang-up of this terminal does not reach it. It is started
-    // by exec, not only by fork: RDMA objects do not survive a fork.
+    // In a session of its own, so that a hang-up of this terminal does not reach it. The daemon is
+    // started by exec, not only by fork: RDMA objects do not survive a fork.
     let (variable, value) = rblk_fabric::ENVIRONMENT;
     let mut child = Process::new("setsid")
         .arg(&path)
@@ -196,7 +197,7 @@ fn start_daemon(
         Ok(Report::Failed { error, exit }) => {
             let _ = child.wait();
             if !was_there {
-                // It ended in good order: the log has nothing that is not said here.
+                // The process ended in good order: its log adds nothing to the report here.
                 let _ = std::fs::remove_file(&log);
             }
             let exit = Exit::of_code(exit).unwrap_or(Exit::Failure);
@@ -208,18 +209,18 @@ fn start_daemon(
     }
 }
 
-/// What came of one of several mounts, in JSON.
+/// The result for one of several mounts, in JSON.
 #[derive(Serialize)]
 struct Came<T> {
     name: String,
-    /// What is there now. Null: it failed.
+    /// The new state. Null: it failed.
     outcome: Option<T>,
-    /// Why it failed.
+    /// The reason for the failure.
     error: Option<String>,
 }
 
-/// Recovers mounts whose processes died. With several mounts, each is tried; the exit code is that
-/// of the first failure.
+/// Recovers mounts after their processes died. With several mounts, each is tried; the exit code is
+/// that of the first failure.
 fn recover(args: &RecoverArgs, output: Output) -> anyhow::Result<Exit> {
     if let Some(name) = &args.which.name {
         must_be_known(name)?;
@@ -257,8 +258,8 @@ fn recover(args: &RecoverArgs, output: Output) -> anyhow::Result<Exit> {
                     false => format!("rblk-initiator: {name}: {text}"),
                 });
                 let failed = exit_of(&error);
-                // A recovery clears what a mount left when the machine was restarted or its device
-                // is gone. That is no failure.
+                // A recovery clears the leftovers of a mount after a restart of the machine, or of
+                // a mount without a device. That is no failure.
                 if exit == Exit::Ok && failed != Exit::NotConnected {
                     exit = failed;
                 }
@@ -270,7 +271,7 @@ fn recover(args: &RecoverArgs, output: Output) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Refuses a name that no mount has, living or dead.
+/// Refuses a name without a mount, living or dead.
 fn must_be_known(name: &str) -> anyhow::Result<()> {
     rblk_protocol::Name::new(name).with_context(|| format!("the name {name}"))?;
     must_be_readable()?;
@@ -306,11 +307,11 @@ struct Versions {
 
 async fn upgrade_one(name: &str, program: &Path) -> anyhow::Result<Versions> {
     let before = status(name).await.ok_or_else(|| NotMounted { what: name.to_owned() })?;
-    // Before anything is disturbed.
+    // Before any change.
     check_program(program, name).await?;
     let upgrade = Ask::Upgrade { program: program.to_owned() };
-    // The process may be replaced before its answer gets out. What counts is which process serves
-    // the mount then.
+    // The process may be replaced before its answer gets out. The process that serves the mount
+    // afterwards decides.
     if let Ok(Response::Error(text) | Response::Busy(text)) =
         ask(&socket_path(name), upgrade, STATUS_TIME).await
     {
@@ -347,8 +348,8 @@ fn reload(name: Option<&str>, target_keys: &[PublicKey], output: Output) -> anyh
     of_living(name, output, one, |name, said| format!("{name}: {said}"))
 }
 
-/// Does something with one mount, or with each that a process serves, and tells what came of it.
-/// With several mounts, each is tried.
+/// Runs an action for one mount, or for each mount with a process, and reports the results. With
+/// several mounts, each is tried.
 fn of_living<T: Serialize>(
     name: Option<&str>,
     output: Output,
@@ -385,7 +386,7 @@ async fn reload_one(name: &str, target_keys: &[String]) -> anyhow::Result<String
     let reload = Ask::Reload { target_keys: target_keys.to_vec() };
     match ask(&socket_path(name), reload, STATUS_TIME).await {
         Ok(Response::Reloaded(text)) => Ok(text),
-        // A program of a version before knows no such request.
+        // An older program does not know this request.
         Ok(Response::Error(text)) if text.starts_with("not a request") => {
             anyhow::bail!(
                 "it runs an older version; `rblk-initiator upgrade {name}` reads the keys, too"
@@ -426,12 +427,13 @@ async fn check_program(program: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What uses a disk, for a table.
+/// The use of a disk, for a table.
 fn used_by(device: &str) -> Option<String> {
     Use::find(device).map(|used| used.to_string())
 }
 
-/// A line about a mount whose target is lost: since when, why, and what happens to its requests.
+/// A line about a mount that has lost its target: the time, the reason, and the state of its
+/// requests.
 fn outage(mount: &MountStatus) -> Option<String> {
     let why = mount.last_loss.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
     if mount.state == "waiting" {
@@ -458,7 +460,7 @@ async fn status(name: &str) -> Option<MountStatus> {
     }
 }
 
-/// The mounts that answer. With `rates`, they have measured these; the first question takes a
+/// The mounts that answer. With `rates`, they have measured rates; the first question takes a
 /// second for that.
 fn living(runtime: &Runtime, rates: bool) -> Vec<MountStatus> {
     let ask_all = || -> Vec<MountStatus> {
@@ -499,8 +501,7 @@ fn show(name: &str, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Every mount of this host, dead ones too, and what is to be told of those that do not answer.
-/// With `rates`, as [`living`].
+/// Every mount of this host, dead ones too, and the problems of mounts that do not answer.
 fn all_mounts(names: &[String], rates: bool) -> anyhow::Result<(Vec<MountStatus>, Vec<Silent>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut mounts = living(&runtime, rates);
@@ -549,7 +550,7 @@ fn other_size(mount: &MountStatus) -> Option<String> {
     })
 }
 
-/// What is to be told of a mount that does not answer. It is listed if it has a device.
+/// The problem of a mount that does not answer. The mount is listed if it has a device.
 fn dead(name: &str, mounts: &mut Vec<MountStatus>) -> Option<Silent> {
     let silent = |state, problem| Some(Silent::mount(name, state, problem));
     if MountLock::is_held(name) {

@@ -1,21 +1,21 @@
-//! [`Silent`]: a mount or a disk that no process answers for, as `list` tells of it: a line for
-//! people, an entry for programs.
+//! [`Silent`]: a mount or a disk that no process answers for: a line for people, and an entry for
+//! programs, in `list`.
 
 use crate::volume::status::MountStatus;
 use serde::Serialize;
 
-/// What is known of it.
+/// The known facts about a mount that does not answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Silent {
     /// The mount.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-    /// The disk, where that is all that is known.
+    /// The disk, if only that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
     /// `no answer`, `bad note`, `dead`, `no server`, `ending`; `no note` of a disk.
     state: &'static str,
-    /// What is wrong, and what to do.
+    /// The problem and its remedy.
     problem: String,
 }
 
@@ -25,7 +25,7 @@ impl Silent {
         Self { name: Some(name.to_owned()), device: None, state, problem }
     }
 
-    /// A disk whose note is gone.
+    /// A disk without a note.
     pub(crate) fn disk(device: String, problem: String) -> Self {
         Self { name: None, device: Some(device), state: "no note", problem }
     }
@@ -44,7 +44,7 @@ pub(crate) enum Entry<'l> {
     Silent(&'l Silent),
 }
 
-/// The list for programs: each mount once, and what people read below the table.
+/// The list for programs: each mount once, and the lines that people read below the table.
 pub(crate) fn entries<'l>(mounts: &'l [MountStatus], silent: &'l [Silent]) -> Vec<Entry<'l>> {
     let is_listed = |silent: &Silent| {
         mounts.iter().any(|mount| silent.name.as_ref().is_some_and(|name| *name == mount.name))
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_hear_of_what_hangs_too() {
+    fn json_has_silent_mounts_too() {
         let waiting =
             MountStatus { name: "a".into(), state: "no server".into(), ..Default::default() };
         let silent = [

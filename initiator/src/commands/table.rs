@@ -9,7 +9,7 @@ use rblk_operate::table::{Column, Table, wrapped};
 use rblk_runtime::LatencyCounts;
 use rblk_runtime::rates::Rates;
 
-/// The mounts of this host. `used_by` says what uses a disk, in words.
+/// The mounts of this host. `used_by` returns the use of a disk, in words.
 pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<String>) -> String {
     let mut table = Table::new([
         Column::name("NAME"),
@@ -38,7 +38,7 @@ pub(crate) fn mounts(mounts: &[MountStatus], used_by: impl Fn(&str) -> Option<St
     table.to_string()
 }
 
-/// The state of a mount; where its target is lost, with the time since then.
+/// The state of a mount; with a lost target, the time since the loss.
 fn state(mount: &MountStatus) -> String {
     match mount.lost_ms_ago {
         Some(ms) => format!("{} {}s", mount.state, ms / 1000),
@@ -46,7 +46,7 @@ fn state(mount: &MountStatus) -> String {
     }
 }
 
-/// What carries the data; `soft/TLS` for TCP that is encrypted.
+/// The transport of the data; `soft/TLS` for encrypted TCP.
 fn transport(mount: &MountStatus) -> &str {
     match mount.transport.as_str() {
         "soft/TCP" if mount.encrypted => "soft/TLS",
@@ -58,7 +58,7 @@ fn rate(mount: &MountStatus, of: impl Fn(&Rates) -> String) -> String {
     mount.rates.as_ref().map_or_else(|| "-".to_owned(), of)
 }
 
-/// What uses the disk of a mount, and what waits for its target.
+/// The use of a mount's disk, and the number of requests that wait for its target.
 fn uses(mount: &MountStatus, used_by: impl Fn(&str) -> Option<String>) -> String {
     let user = used_by(&mount.device);
     let waiting = (mount.lost_ms_ago.is_some() && mount.total.in_flight > 0)
@@ -162,7 +162,7 @@ fn queues(m: &MountStatus) -> Table {
     table
 }
 
-/// The times of the requests since the start, and what they waited for: the mean of each stage.
+/// The times of the requests since the start, and the mean of each stage.
 fn latencies(m: &MountStatus) -> Table {
     let mut table = Table::new([
         Column::word("LATENCY"),
@@ -196,7 +196,7 @@ fn mean(times: &LatencyCounts) -> String {
     figures::latency(times.mean_us().map(|us| us as u64))
 }
 
-/// What the mounts of this host do now, busiest first.
+/// The present work of this host's mounts, busiest first.
 pub(crate) fn top(mounts: &[MountStatus]) -> String {
     let mut table = Table::new([
         Column::name("NAME"),
@@ -231,9 +231,9 @@ pub(crate) fn top(mounts: &[MountStatus]) -> String {
     table.to_string()
 }
 
-/// How the data of a guest went, of the disk of one.
+/// For the disk of a guest: the bytes moved directly, and the bytes copied.
 fn guests_memory(m: &MountStatus) -> String {
-    // A mount's device is there, or is to come.
+    // A mount has a device, or will have one.
     if m.device.is_empty() || m.device.starts_with("/dev/ublkb") {
         return String::new();
     }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_is_shown_where_it_says_something() {
+    fn a_generation_is_shown_only_where_it_has_a_meaning() {
         let shown = |generation, ephemeral| {
             let m = MountStatus { generation, ephemeral, ..busy() };
             let json = serde_json::to_value(&m).unwrap();

@@ -1,21 +1,21 @@
-//! `rblk-initiator top`: what each mount of this host does now, busiest first.
+//! `rblk-initiator top`: the present work of each mount of this host, busiest first.
 
 use std::time::{Duration, SystemTime};
 
 use crate::mount::run_dir::must_be_readable;
 use crate::volume::status::MountStatus;
-use rblk_operate::screen::Screen;
 use rblk_config::Exit;
 use rblk_operate::Output;
+use rblk_operate::screen::Screen;
 use rblk_runtime::rates::Rates;
 use serde::Serialize;
 
 use super::{living, table};
 
-/// One look at the mounts of this host, as JSON.
+/// One snapshot of the mounts of this host, as JSON.
 #[derive(Serialize)]
 struct Look<'a> {
-    /// When, in milliseconds since 1970.
+    /// The time, in milliseconds since 1970.
     unix_ms: u128,
     /// The mounts, busiest first.
     mounts: Vec<LookAtMount<'a>>,
@@ -31,7 +31,7 @@ struct LookAtMount<'a> {
     in_flight: u64,
 }
 
-/// Shows the mounts again and again, or once.
+/// Shows the mounts repeatedly, or once.
 pub(crate) fn top(interval: Duration, once: bool, output: Output) -> anyhow::Result<Exit> {
     must_be_readable()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -40,7 +40,7 @@ pub(crate) fn top(interval: Duration, once: bool, output: Output) -> anyhow::Res
         _ => Screen::lines(),
     };
     loop {
-        // The first question begins the measurement.
+        // The first question starts the measurement.
         let mut mounts = living(&runtime, true);
         let pace = |m: &MountStatus| m.rates.map_or(0, |rates| rates.reads + rates.writes);
         mounts.sort_by_key(|mount| std::cmp::Reverse(pace(mount)));

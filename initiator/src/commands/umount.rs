@@ -1,7 +1,6 @@
-//! `rblk-initiator umount`: takes a disk away, if nothing uses it. This command may see every
-//! process of the host, and the process that serves the disk may not, so it is the command that
-//! looks who uses the disk. A mount whose note is gone is reached through the driver and by a
-//! signal.
+//! `rblk-initiator umount`: removes a disk that is not in use. This command may see every process
+//! of the host, and the process that serves the disk may not, so the command looks for users of the
+//! disk. A mount without a note is reached through the driver and by a signal.
 
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -28,26 +27,26 @@ use super::status;
 
 /// Time for the answer of a mount.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// The same with `--force`.
+/// That time with `--force`.
 const FORCED_TIME: Duration = Duration::from_secs(5);
 /// Time for umount(8) of one file system.
 const FILE_SYSTEM_TIME: Duration = Duration::from_secs(60);
-/// Time for a process to end that a signal tells to: a little more than its write-back may take.
+/// Time for a process to end after a signal: a little more than its write-back may take.
 const SIGNAL_TIME: Duration = Duration::from_secs(90);
-/// File systems that one command unmounts at most.
+/// Limit of the file systems that one command unmounts.
 const MOUNTS_MAX: u32 = 256;
-/// Time between two looks.
+/// Interval of polls.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What was taken away, in JSON.
+/// The result of an unmount, in JSON.
 #[derive(Serialize)]
 struct Unmounted<'n> {
     name: &'n str,
-    /// No process served it any more, so that only what it left was removed.
+    /// No process served the mount any more, so only its leftovers were removed.
     was_dead: bool,
 }
 
-/// Unmounts what a name or a device names.
+/// Unmounts the mount of a name or a device.
 pub(crate) fn umount(
     what: &str,
     file_systems: bool,
@@ -61,7 +60,7 @@ pub(crate) fn umount(
     };
     let lock = runtime.block_on(lock_unless_served(&name));
     if let Some(lock) = lock.context("the lock of the mount")? {
-        // No process serves it, so this command clears what is left of it.
+        // No process serves the mount, so this command clears its leftovers.
         leftovers::claim(&lock, |_| Purpose::Unmount { force })?;
         output.aside(format_args!("{name}: its process had died; removed what it left"));
         output.answer(&Unmounted { name: &name, was_dead: true }, String::new)?;
@@ -93,7 +92,7 @@ pub(crate) fn umount(
     }
 }
 
-/// The name of the mount that is called that, or has that device.
+/// The name of the mount with that name or device.
 fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
     names().into_iter().find(|name| {
         let device = || match runtime.block_on(status(name)) {
@@ -104,7 +103,8 @@ fn find_mount(what: &str, runtime: &Runtime) -> Option<String> {
     })
 }
 
-/// Why a disk cannot be taken away. With `file_systems`, those on it are unmounted first.
+/// The reason why a disk cannot be removed. With `file_systems`, its file systems are unmounted
+/// first.
 fn refusal(device: &str, file_systems: bool) -> Option<String> {
     if file_systems && let Err(error) = unmount_each(|| mounts_on(device), unmount_file_system) {
         return Some(said_once(error.as_ref()));
@@ -113,14 +113,14 @@ fn refusal(device: &str, file_systems: bool) -> Option<String> {
     used.map(|used| format!("{device} is in use: {}", used.refusal(device)))
 }
 
-/// Whether requests to a disk wait in this state of its mount: umount(8) would wait, too. In others
-/// they are served, or fail at once.
+/// Whether requests to a disk wait in this state of its mount: umount(8) would wait, too. In other
+/// states they are served, or fail at once.
 fn requests_wait(state: &str) -> bool {
     matches!(state, "reconnecting" | "waiting")
 }
 
-/// Unmounts what is mounted, one after another. Where mounts propagate, one takes others along, so
-/// it looks again after each.
+/// Unmounts file systems, one after another. Where mounts propagate, one takes others along, so the
+/// list is read again after each.
 fn unmount_each(
     mounts: impl Fn() -> Vec<String>,
     unmount: impl Fn(&str) -> anyhow::Result<()>,
@@ -138,7 +138,7 @@ fn unmount_each(
     )
 }
 
-/// Lets umount(8) do it, which knows the helpers of file systems. It says itself what is wrong.
+/// Runs umount(8), which knows the helpers of file systems. umount(8) reports its own errors.
 fn unmount_file_system(at: &str) -> anyhow::Result<()> {
     let mut process = Command::new("umount").arg("--").arg(at).spawn().context("umount(8)")?;
     let until = Instant::now() + FILE_SYSTEM_TIME;
@@ -147,7 +147,7 @@ fn unmount_file_system(at: &str) -> anyhow::Result<()> {
             break status;
         }
         if Instant::now() >= until {
-            // It may wait for the disk, and end later.
+            // The killed process may wait for the disk, and end later.
             let _ = process.kill();
             anyhow::bail!("umount takes longer than {FILE_SYSTEM_TIME:?}");
         }
@@ -157,7 +157,7 @@ fn unmount_file_system(at: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line for `list` about a device whose note is gone.
+/// A line for `list` about a device without a note.
 pub(crate) fn line_without_note(info: &DeviceInfo) -> String {
     let device = disk_path(info.id).display().to_string();
     match ServedBy::of(info) {
@@ -176,7 +176,7 @@ pub(crate) fn line_without_note(info: &DeviceInfo) -> String {
     }
 }
 
-/// Takes a device away whose note is gone.
+/// Removes a device without a note.
 fn umount_without_note(
     what: &str,
     file_systems: bool,
@@ -186,7 +186,7 @@ fn umount_without_note(
     let is_it = |info: &DeviceInfo| disk_path(info.id).to_str() == Some(what);
     let found = match what.starts_with("/dev/") {
         true => match leftovers::without_note() {
-            // Where there is no driver, there is no device either.
+            // Without a driver there is no device.
             Err(UblkError::NoDriver { .. } | UblkError::NotPermitted { .. }) => None,
             found => found?.into_iter().find(is_it),
         },
@@ -219,7 +219,7 @@ fn umount_without_note(
     Ok(Exit::Ok)
 }
 
-/// Tells a living server to end, which no command can ask.
+/// Ends a living server by a signal: no command can ask it.
 fn end_server(
     device: &str,
     info: &DeviceInfo,
@@ -238,7 +238,7 @@ fn end_server(
         }
     }
     let (signals, time) = match force {
-        // The second ends a process at once that waits for the end of its write-back.
+        // The second signal ends a process that waits for its write-back.
         true => (&[Signal::SIGTERM, Signal::SIGINT][..], FORCED_TIME),
         false => (&[Signal::SIGTERM][..], SIGNAL_TIME),
     };
@@ -287,7 +287,7 @@ mod tests {
         let unmount = |at: &str| {
             unmounted.borrow_mut().push(at.to_owned());
             anyhow::ensure!(mounts.borrow().iter().any(|other| other == at), "not mounted");
-            // The peer of a shared mount goes, too.
+            // The peer of a shared mount is unmounted, too.
             mounts.borrow_mut().retain(|other| other != at && !other.ends_with("/data"));
             Ok(())
         };
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_somebody_else_unmounts_meanwhile_is_no_failure() {
+    fn a_mount_that_another_process_unmounts_is_no_failure() {
         let mounts = RefCell::new(vec!["/a".to_owned()]);
         let unmount = |_: &str| {
             mounts.borrow_mut().clear();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_again_and_again_ends_the_command() {
+    fn a_mount_that_keeps_coming_back_ends_the_command() {
         let count = RefCell::new(0);
         let unmount = |_: &str| {
             *count.borrow_mut() += 1;

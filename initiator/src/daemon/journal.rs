@@ -1,10 +1,10 @@
-//! The log of a mount that runs as a service, as records of the systemd journal.
+//! The log of a mount that runs as a service, in records of the systemd journal.
 //!
 //! [`JournalFormat`](rblk_operate::journal::JournalFormat) makes a record of each line, with the
 //! fields that the line has. [`MountJournal`] puts the fields of the mount behind the first line of
 //! each record: `MOUNT=` and `VOLUME=` from the beginning, `DEVICE=` and `TARGET=` when there is a
-//! disk. A field that a line has itself stays as the line has it. All of it happens on the thread
-//! of the log, and that thread waits for no other.
+//! disk. A field in the line itself takes precedence. All of this happens on the thread of the log,
+//! and that thread waits for no other.
 
 use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use crate::volume::status::MountStatus;
 /// Longest value of a field, in characters: names and disks are shorter.
 const VALUE_CHARS_MAX: usize = 256;
 
-/// What is known of a mount, for the records of its log. Each part is told once, and stays.
+/// The properties of a mount for the records of its log. Each is set once, and stays.
 #[derive(Clone, Debug, Default)]
 pub struct MountFields(Arc<Parts>);
 
@@ -29,17 +29,17 @@ struct Parts {
 }
 
 impl MountFields {
-    /// The mount has this name.
+    /// Sets the name of the mount.
     pub fn named(&self, mount: &str) {
         let _ = self.0.mount.set(field("MOUNT", mount));
     }
 
-    /// The mount is of this volume.
+    /// Sets the volume of the mount.
     pub fn of_volume(&self, volume: &str) {
         let _ = self.0.volume.set(field("VOLUME", volume));
     }
 
-    /// The mount has a disk.
+    /// Sets the fields of the mount's disk.
     pub fn ready(&self, status: &MountStatus) {
         self.named(&status.name);
         self.of_volume(&status.volume);
@@ -47,7 +47,7 @@ impl MountFields {
         let _ = self.0.disk.set(disk);
     }
 
-    /// Every line that is known.
+    /// Every line that is set.
     fn lines(&self) -> impl Iterator<Item = &str> {
         let Parts { mount, volume, disk } = &*self.0;
         let parts = [mount, volume, disk].into_iter().filter_map(OnceLock::get);
@@ -55,7 +55,7 @@ impl MountFields {
     }
 }
 
-/// A line of a record: none for nothing. A name of a peer cannot begin a line of its own.
+/// A line of a record; empty for an empty value. A peer's name cannot start a line of its own.
 fn field(key: &str, value: &str) -> String {
     if value.is_empty() {
         return String::new();
@@ -92,7 +92,7 @@ impl<W: Write> MountJournal<W> {
 impl<W: Write> Write for MountJournal<W> {
     fn write(&mut self, record: &[u8]) -> io::Result<usize> {
         let Self { out, fields, record: whole } = self;
-        // A line that is no record becomes one below, without fields.
+        // An invalid record is sent as a plain line, without fields.
         let begin = match record.iter().position(|byte| *byte == b'\n') {
             Some(end) if record.starts_with(b"PRIORITY=") => end + 1,
             _ => 0,
@@ -114,7 +114,7 @@ impl<W: Write> Write for MountJournal<W> {
     }
 }
 
-/// Whether a record has the field of a line, with any value. Its message is one line, too.
+/// Whether a record has the field of a line, with any value. The message is one line, too.
 fn has_field(record: &[u8], line: &str) -> bool {
     let key = line.split_inclusive('=').next().unwrap_or_default();
     record.split(|byte| *byte == b'\n').any(|has| has.starts_with(key.as_bytes()))
@@ -159,7 +159,7 @@ mod tests {
         let ready = "PRIORITY=6\nMOUNT=data\nVOLUME=vol0\nDEVICE=/dev/ublkb3\nTARGET=store1\n\
                      SYSLOG_IDENTIFIER=x\nMESSAGE=VOLUME=no\n";
         assert_eq!(written(&fields, record), ready);
-        // A line knows better.
+        // The field in the line takes precedence.
         let own = "PRIORITY=6\nVOLUME=other\nDEVICE=7\nMESSAGE=x\n";
         let expected = "PRIORITY=6\nMOUNT=data\nTARGET=store1\nVOLUME=other\nDEVICE=7\nMESSAGE=x\n";
         assert_eq!(written(&fields, own), expected);

@@ -1,8 +1,8 @@
 //! The logs of mounts that run in the background: `/run/rblk/log/NAME.log`.
 //!
 //! Contract: the logs of a mount take at most [`BYTES_MAX`] twice: a full file becomes
-//! `NAME.log.1`, and the one before is gone. They stay when the mount is unmounted, so that people
-//! can read why. The logs of the last [`KEPT`] mounts that are gone stay.
+//! `NAME.log.1`, which replaces the one before. The logs stay after an unmount, so that people can
+//! read the reason. The logs of the last [`KEPT`] ended mounts stay.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,11 +10,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Where they are.
+/// The directory of the logs.
 const DIR: &str = "/run/rblk/log";
-/// Most bytes of one file: about 7000 lines.
+/// Limit of the length of one file: about 7000 lines.
 const BYTES_MAX: u64 = 1 << 20;
-/// How many mounts that are gone keep their logs.
+/// The number of ended mounts that keep their logs.
 const KEPT: usize = 16;
 const SUFFIX: &str = ".log";
 
@@ -32,8 +32,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
-/// Removes the oldest logs of mounts that are gone, beyond those that stay. `living` says whether
-/// the mount of a name is there.
+/// Removes the oldest logs of ended mounts, beyond those that stay. `living` returns whether a
+/// mount of that name exists.
 pub fn remove_old(living: impl Fn(&str) -> bool) {
     remove_old_in(Path::new(DIR), living);
 }
@@ -61,21 +61,21 @@ fn older(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Where a daemon writes its lines: the standard error, and if that is the log of a mount, the next
-/// file when one is full.
+/// The output of a daemon's log: the standard error. If that is the log file of a mount, a full
+/// file is replaced by the next one.
 #[derive(Debug)]
 pub struct LogFile {
     file: File,
     path: PathBuf,
     bytes: u64,
     bytes_max: u64,
-    /// The standard error of this process is to be the same file.
+    /// Keep the standard error of this process on the present file.
     is_stderr: bool,
 }
 
 impl LogFile {
-    /// The log behind the standard error of this process; `None` if that is something else, such as
-    /// a terminal or the journal.
+    /// The log behind the standard error of this process; `None` if that is a terminal, the journal
+    /// or another file.
     #[must_use]
     pub fn of_stderr() -> Option<Self> {
         let path = fs::read_link("/proc/self/fd/2").ok()?;
@@ -89,7 +89,7 @@ impl LogFile {
         Ok(Self { bytes: file.metadata()?.len(), file, path, bytes_max, is_stderr: false })
     }
 
-    /// Begins a new file. What else is written to the standard error goes there, too.
+    /// Begins a new file, and points the standard error to it.
     fn turn_over(&mut self) -> io::Result<()> {
         fs::rename(&self.path, older(&self.path))?;
         self.file = open(&self.path)?;
@@ -103,11 +103,11 @@ impl Write for LogFile {
         if self.bytes >= self.bytes_max {
             match self.turn_over() {
                 Ok(()) if self.is_stderr => {
-                    // Without it, what else is written there goes to the older file.
+                    // If this fails, other output to the standard error goes to the older file.
                     let _ = nix::unistd::dup2_stderr(&self.file);
                 }
                 Ok(()) => {}
-                // The directory is gone or full. The file must not grow.
+                // The directory is missing or full. The file must not grow.
                 Err(_) => {
                     self.file.set_len(0)?;
                     self.bytes = 0;

@@ -8,9 +8,10 @@
 //! - `CAP_IPC_LOCK`: memory that an RDMA device or a ring pins, where the memlock limit cannot be
 //!   lifted.
 //!
-//! All others go, from the bounding set, too, and no program that this process starts gets more
-//! (`PR_SET_NO_NEW_PRIVS`). What needs others is done before: the limits and `PR_SET_IO_FLUSHER`
-//! (`CAP_SYS_RESOURCE`), which a program inherits that takes this process over by exec.
+//! All other capabilities are dropped, from the bounding set, too, and no program that this process
+//! starts gains any (`PR_SET_NO_NEW_PRIVS`). Actions that need another capability come before: the
+//! limits and `PR_SET_IO_FLUSHER` (`CAP_SYS_RESOURCE`). A program that takes this process over by
+//! exec inherits both.
 //!
 //! Capabilities belong to threads. Call it before the process has a second thread.
 
@@ -18,11 +19,11 @@ use std::io;
 
 /// `include/uapi/linux/capability.h`
 const CAP_IPC_LOCK: u32 = 14;
-/// As above.
+/// `include/uapi/linux/capability.h`
 const CAP_SYS_ADMIN: u32 = 21;
-/// What a process that serves a mount keeps.
+/// The capabilities of a process that serves a mount.
 const KEPT: [u32; 2] = [CAP_IPC_LOCK, CAP_SYS_ADMIN];
-/// Capabilities have numbers below this in all kernels that know 64 of them.
+/// A bound of the capability numbers in all kernels with 64 of them.
 const NUMBERS: u32 = 64;
 /// `_LINUX_CAPABILITY_VERSION_3`: 64 bits in two words.
 const VERSION_3: u32 = 0x2008_0522;
@@ -43,10 +44,10 @@ struct Data {
     inheritable: u32,
 }
 
-/// Keeps what serving a mount needs, and gives up everything else, for good.
+/// Keeps the capabilities for serving a mount, and drops all others for good.
 ///
 /// # Errors
-/// The system's; then the thread has what it had, or less.
+/// The system's; then the thread has its former capabilities, or fewer.
 pub fn drop_what_is_not_needed() -> io::Result<()> {
     nix::sys::prctl::set_no_new_privs()?;
     prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong)?;
@@ -54,7 +55,7 @@ pub fn drop_what_is_not_needed() -> io::Result<()> {
     read(&mut words)?;
     for number in (0..NUMBERS).filter(|number| !KEPT.contains(number)) {
         match prctl(libc::PR_CAPBSET_DROP, number.into()) {
-            // Above the last that this kernel knows.
+            // Above the last capability of this kernel.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
             // No CAP_SETPCAP: a service manager set the bounding set, or an earlier program in this
             // process did. PR_SET_NO_NEW_PRIVS holds without it.
@@ -78,7 +79,7 @@ fn prctl(option: libc::c_int, argument: libc::c_ulong) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The sets of this thread.
+/// Reads the sets of this thread.
 fn read(words: &mut [Data; 2]) -> io::Result<()> {
     let mut header = Header { version: VERSION_3, pid: 0 };
     // SAFETY: of this version the kernel reads the header and writes two words, which both live
@@ -100,7 +101,7 @@ fn write(words: &[Data; 2]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The sets of this thread as the kernel shows them, by name.
+    /// The sets of this thread in the kernel's report, by name.
     fn sets() -> impl Fn(&str) -> u64 {
         let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         move |name| {
@@ -111,10 +112,10 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: `cargo xtask test` runs it"]
-    fn as_root_what_is_not_needed_is_gone_for_good() {
+    fn as_root_unneeded_capabilities_are_dropped_for_good() {
         assert!(nix::unistd::geteuid().is_root(), "this test needs to be run by root");
         let kept = KEPT.iter().fold(0, |bits, number| bits | 1_u64 << number);
-        // The sets are this thread's. The threads of the other tests keep theirs.
+        // The sets belong to this thread. The threads of the other tests keep theirs.
         let thread = std::thread::spawn(move || {
             let before = sets();
             assert_ne!(before("CapPrm") & !kept, 0, "root with too little for this test");
@@ -127,12 +128,12 @@ mod tests {
                 assert_eq!((now("CapBnd"), now("CapInh"), now("CapAmb")), (bounded, 0, 0));
                 assert_eq!(now("NoNewPrivs"), 1);
             }
-            // A program that root starts gets no more either.
+            // A program started by root gains none either.
             let child = std::process::Command::new("cat").arg("/proc/self/status").output();
             let text = String::from_utf8(child.unwrap().stdout).unwrap();
             let line = text.lines().find_map(|line| line.strip_prefix("CapPrm:")).unwrap();
             assert_eq!(u64::from_str_radix(line.trim(), 16).unwrap(), had);
-            // And neither does a thread that this one starts, as the queue threads are.
+            // Neither does a thread that this one starts, such as a queue thread.
             let thread = std::thread::spawn(|| sets()("CapEff"));
             assert_eq!(thread.join().unwrap(), had);
         });

@@ -1,6 +1,6 @@
 //! [`Probe`]: one try to use a target, by `rblk-initiatord`: connect, LOGIN, LIST, an I/O
 //! connection with its self-test, and one READ of a volume as large as a mount's. The volume is
-//! opened read-only, which excludes nobody, and nobody else excludes that.
+//! opened read-only: that excludes no other host, and no other host can prevent it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,37 +19,37 @@ use crate::volume::error::SessionError;
 use crate::volume::identity::host_identity;
 use crate::volume::session::{Credentials, HostIdentity, MESSAGES, QueueWish, Session};
 
-/// How often to look whether the self-test has ended.
+/// How often to check whether the self-test has ended.
 const STEP: Duration = Duration::from_millis(1);
-/// How long a target may take to answer a LOGOUT.
+/// Time for the LOGOUT.
 const LOGOUT: Duration = Duration::from_secs(1);
-/// Commands of the queue that is tried.
+/// The depth of the tried queue.
 const DEPTH: u16 = 2;
 
-/// How long a whole probe may take, for a step that may take so long.
+/// Time for a whole probe, from the time for a step.
 fn whole(step: Duration) -> Duration {
     step.saturating_mul(3)
 }
 
-/// Why a try failed, as far as the fix depends on it.
+/// The reason for a failed try; each has a fix of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeError {
     /// Built without RDMA.
     NoVerbs,
-    /// Nothing listens on that port.
+    /// No process listens on that port.
     Refused,
     /// No answer.
     TimedOut,
-    /// Something else answers.
+    /// The peer is not rblk.
     NotRblk,
-    /// The target has another key than it should.
+    /// The target has a key other than the required one.
     WrongTargetKey,
     /// The target does not know the key of this host.
     HostNotAllowed,
-    /// The target wants keys, and there are none here.
+    /// The target requires keys, and this host has none.
     KeysWanted,
-    /// The target has no keys, and they are wanted here.
+    /// The target has no keys, and this host requires them.
     NoProof,
     /// The connection would not be encrypted.
     NotEncrypted,
@@ -61,11 +61,11 @@ pub enum ProbeError {
     Memlock,
     /// An agreed verb does not work.
     SelfTest,
-    /// Something else; the text says what.
+    /// Another error; the text names it.
     Other,
 }
 
-/// How a try ended.
+/// The result of a try.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Probe {
@@ -73,20 +73,20 @@ pub enum Probe {
     Works {
         /// Name of the target.
         target: String,
-        /// What carries the messages.
+        /// The transport of the messages.
         transport: String,
         /// The device of this host.
         device: String,
         /// Volumes that this host may see.
         volumes: Vec<String>,
-        /// The READ; none where there is no volume to read.
+        /// The READ; `None` without a volume to read.
         data: Option<LargeRead>,
     },
-    /// It does not.
+    /// The target cannot be used.
     Failed {
-        /// Why, for the fix.
+        /// The reason, for the fix.
         error: ProbeError,
-        /// Why, for people.
+        /// The reason, for people.
         text: String,
     },
 }
@@ -94,39 +94,39 @@ pub enum Probe {
 /// One READ, as large as a mount's.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LargeRead {
-    /// Of that volume.
+    /// The volume.
     pub volume: String,
     /// Bytes.
     pub bytes: u64,
-    /// How long it took.
+    /// The time of the READ.
     pub took: Duration,
-    /// Why it failed; none where it did not.
+    /// The fault; `None` after a success.
     pub fault: Option<ReadFault>,
 }
 
-/// Why a READ failed.
+/// The reason why a READ failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadFault {
-    /// Its data did not come.
+    /// The data did not come.
     Silent,
     /// The target answered with that errno.
     Errno(i32),
-    /// The connection ended, for that reason.
+    /// The connection ended, with that reason.
     Ended(String),
 }
 
-/// What is to be read.
+/// The data to read.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// The volume; if it is empty, the first one that the target shows.
+    /// The volume; if it is empty, the first volume of the target's list.
     pub volume: String,
     /// Bytes.
     pub bytes: u32,
 }
 
 impl Probe {
-    /// A failure that no rule knows.
+    /// A failure without a rule.
     pub(crate) fn other(text: String) -> Self {
         Self::Failed { error: ProbeError::Other, text }
     }
@@ -135,7 +135,7 @@ impl Probe {
 /// Tries a target. Each step takes at most `timeout`.
 ///
 /// # Errors
-/// No runtime can be had.
+/// The runtime cannot be made.
 pub fn probe(
     address: &Address,
     credentials: Option<Credentials>,
@@ -177,7 +177,7 @@ async fn try_all(
     let (caps, target) = (session.device().caps().clone(), session.login().target_name.to_string());
     let chosen = volumes.iter().find(|v| v.as_str() == wanted.volume || wanted.volume.is_empty());
     let opened = match chosen {
-        // Who may not open it hears so from the mount.
+        // A host without the right to open it learns that from the mount.
         Some(name) => session.open(name, AccessMode::ReadOnly).await.ok().map(|v| (*name, v)),
         None => None,
     };
@@ -196,8 +196,7 @@ async fn try_all(
     })
 }
 
-/// Connects one I/O queue, whose self-test begins at once, waits for the end of that, and reads the
-/// volume.
+/// Connects one I/O queue, waits for the end of its self-test, and reads the volume.
 async fn test(
     session: &mut Session,
     opened: Option<(Name, OpenReply)>,
@@ -244,7 +243,7 @@ async fn test(
     Ok(result)
 }
 
-/// Reads the begin of a volume, as far as one command does.
+/// Reads the start of a volume, as much as one command does.
 async fn read(
     engine: &mut Engine,
     name: &Name,
@@ -274,7 +273,7 @@ async fn read(
     Some(LargeRead { volume: name.to_string(), bytes, took: begun.elapsed(), fault })
 }
 
-/// What a fix depends on.
+/// The kind of an error, which selects the fix.
 fn kind_of(error: &SessionError) -> ProbeError {
     match error {
         SessionError::Fabric(error) => kind_of_fabric(error),
@@ -304,7 +303,7 @@ fn kind_of_fabric(error: &FabricError) -> ProbeError {
         FabricError::NotRblk { .. } => ProbeError::NotRblk,
         FabricError::Busy { .. } => ProbeError::Busy,
         FabricError::MemlockTooSmall { .. } => ProbeError::Memlock,
-        // Both providers say it in these words.
+        // Both providers use these words.
         FabricError::Unreachable { reason, .. } if reason.contains("nothing listens") => {
             ProbeError::Refused
         }

@@ -1,5 +1,4 @@
-//! [`ActivePath`]: the path an engine works on: its CQ, its lanes, and which request went by which
-//! lane.
+//! [`ActivePath`]: the path an engine works on: its CQ, its lanes, and the lane of each request.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use super::pulse::Pulse;
 use super::stats::QueueStats;
 use super::terms::Terms;
 
-/// What a completion brought.
+/// The content of a completion.
 pub(super) enum Arrival {
     /// No answer: SENDs are done.
     None,
@@ -31,13 +30,14 @@ pub(super) enum Arrival {
     Responses { by: LaneIndex, list: ResponseList, at: usize },
 }
 
-/// What the heart-beat of a path asks for.
+/// The action due by the heart-beat of a path.
 pub(super) enum BeatDue {
     /// Nothing; so many KEEP_ALIVEs were queued.
     Nothing { asked: u64 },
-    /// A silence is too long: read what came, whatever it takes, and check again.
+    /// The silence lasts too long: poll for real, even if that takes a system call, and check
+    /// again.
     Look { asked: u64 },
-    /// The target is silent for too long.
+    /// The silence has lasted too long.
     Dead,
 }
 
@@ -45,20 +45,20 @@ pub(super) enum BeatDue {
 pub(super) struct ActivePath {
     poller: Box<dyn Poller>,
     terms: Terms,
-    // Of all lanes: no two commands of a path have the same.
+    // Common to all lanes: no two commands of a path have one number.
     sequence: Sequence,
     // Every lane has passed its self-test.
     ready: bool,
-    // Some lane may have something to post.
+    // Some lane may have WRs to post.
     queued: bool,
     lanes: Box<[Lane]>,
-    // By tag, of requests that are under way.
+    // By tag, the lane of a request under way.
     lane_of: Box<[LaneIndex]>,
 }
 
 impl ActivePath {
-    /// Takes a path over, with its RECVs and its self-tests ready to be posted. What is left of a
-    /// path that cannot be taken over, or does not `fit` the queue, comes back.
+    /// Takes a path over, with its RECVs and its self-tests ready to be posted. Returns the remains
+    /// of a path that cannot be taken over, or does not `fit` the queue.
     pub(super) fn begin(path: Path, fits: bool, now: Instant) -> Result<Self, Box<DeadPath>> {
         let Path { mut poller, connections, proofs, memory, accept, epoch, volume, .. } = path;
         let lane_of = vec![LaneIndex::FIRST; usize::from(accept.depth.get())].into_boxed_slice();
@@ -101,21 +101,20 @@ impl ActivePath {
         Ok(Self { poller, terms, sequence, ready: false, queued: true, lanes, lane_of })
     }
 
-    /// The path as a queue may take it later, when every lane was tested and nothing is to be
-    /// posted.
+    /// The path for a later queue, once every lane is tested and no WR is queued.
     pub(super) fn into_path(self) -> Path {
         let Self { poller, terms, sequence, lanes, .. } = self;
         let lanes = lanes.into_iter().map(Lane::into_tested).collect();
         terms.into_path(poller, Tested { lanes, sequence })
     }
 
-    /// What is left of it: the QPs are in the error state.
+    /// Ends the path, and returns its remains: the QPs are in the error state.
     pub(super) fn end(self) -> DeadPath {
         let Self { mut poller, terms, lanes, .. } = self;
         if Mutation::BufferReuseInitiator.is_on() {
             return DeadPath { connections: Vec::new(), poller, memory: terms.into_memory() };
         }
-        // All of them first.
+        // Fail all lanes first.
         for lane in &lanes {
             poller.fail(lane.qp());
         }
@@ -145,7 +144,7 @@ impl ActivePath {
         &mut *self.poller
     }
 
-    /// Whether a lane waits for its self-test's answer for longer than that.
+    /// Whether a lane has waited longer than that for its self-test's answer.
     #[cold]
     #[inline(never)]
     pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
@@ -196,7 +195,7 @@ impl ActivePath {
         }
     }
 
-    /// The next answer of a list of responses.
+    /// The next answer in a list of responses.
     #[inline]
     pub(super) fn next_answer(
         &self,
@@ -216,8 +215,8 @@ impl ActivePath {
         }))
     }
 
-    /// An answer to one of the connection's own commands. Returns whether a lane passed its
-    /// self-test by it.
+    /// Takes an answer to a command of the connection itself. Returns whether it completed a lane's
+    /// self-test.
     pub(super) fn own_answer(&mut self, answer: &Answer) -> Result<bool, PathEnd> {
         let (lane, terms) = self.lane(answer.by);
         let passed = lane.own_answer(terms, answer)?;
@@ -227,7 +226,7 @@ impl ActivePath {
         Ok(passed)
     }
 
-    /// Whether a request, which is under way, went by that lane.
+    /// Whether a request under way went by that lane.
     #[inline]
     pub(super) fn went_by(&self, tag: Tag, index: LaneIndex) -> bool {
         self.lane_of.get(tag.index()) == Some(&index)
@@ -239,7 +238,7 @@ impl ActivePath {
         self.lane(index).0.request_answered(bytes);
     }
 
-    /// Where a command goes whose data of that size the target moves.
+    /// The lane of a command with so many bytes for the target to move.
     #[inline]
     pub(super) fn choose(&self, keyed_bytes: u32) -> LaneIndex {
         if self.lanes.len() == 1 || !self.terms.shares_lanes(keyed_bytes) {
@@ -249,13 +248,13 @@ impl ActivePath {
         least.map_or(LaneIndex::FIRST, |(at, _)| LaneIndex(at))
     }
 
-    /// Whether a command may be queued there.
+    /// Whether that lane has room for a command.
     #[inline]
     pub(super) fn can_send(&self, index: LaneIndex) -> bool {
         self.lanes[usize::from(index.0)].can_send()
     }
 
-    /// Queues the command of a request whose data has so many bytes.
+    /// Queues the command of a request with so many bytes of data.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -271,8 +270,8 @@ impl ActivePath {
         lane.request_sent(bytes);
     }
 
-    /// Asks a silent target for an answer. Called when all that came was taken, and before anything
-    /// new is posted: nothing follows a silence that was too long.
+    /// Asks a silent target for an answer. Call it after all completions were taken, and before new
+    /// WRs are posted: after too long a silence nothing more is sent.
     pub(super) fn keep_beat(&mut self, pulse: Pulse, now: Instant) -> BeatDue {
         let (mut look, mut asked) = (false, 0);
         for index in self.indices() {
@@ -295,7 +294,7 @@ impl ActivePath {
         BeatDue::Nothing { asked }
     }
 
-    /// Whether there may be something to post.
+    /// Whether some lane may have WRs to post.
     #[inline]
     pub(super) fn has_queued(&self) -> bool {
         self.queued
@@ -313,7 +312,7 @@ impl ActivePath {
         (0u8..).zip(&self.lanes).find(|(_, lane)| lane.qp() == qp).map(|(at, _)| LaneIndex(at))
     }
 
-    /// A lane that [`Self::find`] or [`Self::choose`] gave.
+    /// The lane with an index from [`Self::find`] or [`Self::choose`].
     #[inline]
     fn lane(&mut self, index: LaneIndex) -> (&mut Lane, &Terms) {
         (&mut self.lanes[usize::from(index.0)], &self.terms)
@@ -332,15 +331,14 @@ impl ActivePath {
     }
 }
 
-/// The target broke a rule. Out of line, so that a turn in which none is broken does not prepare
-/// the words.
+/// The target broke a rule. Out of line, so that a normal turn does not prepare the words.
 #[cold]
 #[inline(never)]
 pub(super) fn broken(rule: &'static str) -> PathEnd {
     PathEnd::Protocol(rule)
 }
 
-/// What came is no list of responses.
+/// The message is no list of responses.
 #[cold]
 #[inline(never)]
 fn unreadable() -> PathEnd {

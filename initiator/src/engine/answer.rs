@@ -1,4 +1,4 @@
-//! [`Answer`]: what the target said to one command, and the lane that it came by.
+//! [`Answer`]: the target's answer to one command, and the lane that it came by.
 
 use rblk_protocol::{Sequence, Status, Tag};
 
@@ -7,19 +7,19 @@ use rblk_protocol::{Sequence, Status, Tag};
 pub(super) struct LaneIndex(pub(super) u8);
 
 impl LaneIndex {
-    /// The lane of all that is small, and of what goes by no lane.
+    /// The lane of small commands, and of work without a lane.
     pub(super) const FIRST: Self = Self(0);
 }
 
-/// An answer, whichever way it came.
+/// An answer, by immediate or in a list.
 pub(super) struct Answer {
     pub(super) by: LaneIndex,
     pub(super) tag: Tag,
     pub(super) status: Status,
-    /// The low bits of the sequence that it answers.
+    /// The low bits of the answered sequence.
     pub(super) check: u16,
     pub(super) immediate: bool,
-    /// Bytes of the WRITE whose immediate it is.
+    /// Bytes of the WRITE that carried the immediate.
     pub(super) written: u32,
 }
 

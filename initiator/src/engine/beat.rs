@@ -1,16 +1,17 @@
-//! [`Beat`]: whether the target still answers on a queue's own path while requests wait for it.
+//! [`Beat`]: checks that the target still answers on a queue's own path while requests wait for it.
 //! Pure.
 //!
 //! The heart-beat of the admin connection shows that one data thread of the target runs, and a
 //! queue may be on another data thread. So when requests are outstanding on a path and no answer
-//! came for the pulse's period, a KEEP_ALIVE is sent, which the data thread answers whatever its
-//! store does. When no answer came for the timeout after that was noticed, the path is given up.
+//! came for the pulse's period, a KEEP_ALIVE is sent. The data thread answers it even while its
+//! store is stuck. If no answer comes within the timeout after the silence was noticed, the path is
+//! given up.
 //!
-//! The silence of a target that was not asked says nothing. A program may not drive its queue for
-//! as long as it likes, and a thread may be stopped. So who comes back asks first, and the target
-//! has the whole timeout from then on. A poller does not look at every call, so before the path
-//! ends the poller is told to look ([`Due::Look`]): answers that came in that time count. An idle
-//! path asks nothing.
+//! The silence of a target that was not asked proves nothing. A program may leave its queue
+//! undriven for any time, and a thread may be stopped. So the queue asks first when it is driven
+//! again, and the target has the whole timeout from then. A poller does not look at every call, so
+//! before the path ends the poller is made to look ([`Due::Look`]): answers that came in that time
+//! count. An idle path asks nothing.
 
 use std::time::Instant;
 
@@ -18,35 +19,37 @@ use rblk_protocol::Sequence;
 
 use super::pulse::Pulse;
 
-/// What is to be done.
+/// The action that is due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     Nothing,
     /// Send a KEEP_ALIVE and [note](Beat::asked) it.
     Ask,
-    /// The target is silent for too long, or its answers were not read: read what came.
+    /// The silence lasts too long, or answers were not read: poll for real.
     Look,
-    /// The target is silent for too long: the path has ended.
+    /// The silence lasts too long: the path has ended.
     Dead,
 }
 
 /// The beat of one path.
 #[derive(Debug, Default)]
 pub(super) struct Beat {
-    // Since when answers are awaited and no answer came.
+    // The start of the present silence, while answers are awaited.
     silent_since: Option<Instant>,
-    // When it was noticed that this lasts longer than the period: from then on the target is asked.
+    // The time when the silence exceeded the period and was noticed: the target is asked from then
+    // on.
     noticed: Option<Instant>,
-    // There was no room for a KEEP_ALIVE when it was noticed, and nobody looked for the timeout.
+    // No slot was free for a KEEP_ALIVE when the silence was noticed, and the beat was not checked
+    // for the timeout.
     noticed_again: bool,
-    // The KEEP_ALIVE that is not answered. It is not sent again: there is one tag for it.
+    // The unanswered KEEP_ALIVE. It is not repeated: there is one tag for it.
     asked: Option<Sequence>,
-    // `Due::Look` was returned for this silence: what came since was read.
+    // `Due::Look` was returned for this silence: the arrived answers were read.
     looked: bool,
 }
 
 impl Beat {
-    /// The target answered something.
+    /// Records an answer of the target.
     pub(super) fn heard(&mut self) {
         self.silent_since = None;
         self.noticed = None;
@@ -54,12 +57,12 @@ impl Beat {
         self.looked = false;
     }
 
-    /// A KEEP_ALIVE was sent.
+    /// Records a sent KEEP_ALIVE.
     pub(super) fn asked(&mut self, sequence: Sequence) {
         self.asked = Some(sequence);
     }
 
-    /// An answer with these bits of its sequence is that of the KEEP_ALIVE.
+    /// Whether an answer with these bits of its sequence is that of the KEEP_ALIVE.
     pub(super) fn take_answer(&mut self, check: u16) -> bool {
         let fits = self.asked.is_some_and(|sequence| check == (sequence.0 & 0xffff) as u16);
         if fits {
@@ -68,8 +71,7 @@ impl Beat {
         fits
     }
 
-    /// What to do, after everything that came was taken. `waits` says whether requests are
-    /// outstanding.
+    /// The action due, after every arrived completion was taken. `waits`: requests are outstanding.
     #[inline]
     pub(super) fn check(&mut self, pulse: Pulse, now: Instant, waits: bool) -> Due {
         if !waits {
@@ -118,7 +120,7 @@ mod tests {
         let now = Instant::now();
         let mut beat = Beat::default();
         assert_eq!(beat.check(PULSE, now, false), Due::Nothing);
-        // An hour without requests, then one: the silence begins with it.
+        // An hour without requests, then one: the silence begins with that request.
         let now = now + ms(3_600_000);
         assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(500), true), Due::Nothing);
@@ -129,12 +131,12 @@ mod tests {
         assert!(beat.take_answer(7));
         assert!(!beat.take_answer(7), "answered twice");
         beat.heard();
-        // A store that takes its time: the next question comes a period later.
+        // A slow store: the next question comes a period later.
         let now = now + ms(1200);
         assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(501), true), Due::Ask);
         beat.asked(Sequence(8));
-        // Everything was answered but the KEEP_ALIVE: no request waits for that.
+        // Only the KEEP_ALIVE is unanswered: no request waits for it.
         assert_eq!(beat.check(PULSE, now + ms(60_000), false), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(60_001), true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(60_600), true), Due::Nothing, "it is under way");
@@ -147,7 +149,7 @@ mod tests {
         beat.check(PULSE, now, true);
         assert_eq!(beat.check(PULSE, now + ms(600), true), Due::Ask);
         beat.asked(Sequence(1));
-        // Another answer is as good as that of the beat.
+        // Any answer ends the silence.
         beat.heard();
         let now = now + ms(700);
         assert_eq!(beat.check(PULSE, now, true), Due::Nothing);
@@ -162,18 +164,17 @@ mod tests {
         let now = Instant::now();
         let mut beat = Beat::default();
         beat.check(PULSE, now, true);
-        // Nobody looked for a minute.
+        // No check for a minute.
         let now = now + ms(60_000);
         assert_eq!(beat.check(PULSE, now, true), Due::Ask);
         beat.asked(Sequence(1));
         assert_eq!(beat.check(PULSE, now + ms(1250), true), Due::Nothing, "its time is not over");
         assert_eq!(beat.check(PULSE, now + ms(1251), true), Due::Look);
         assert_eq!(beat.check(PULSE, now + ms(1251), true), Due::Dead);
-        // Unless answers came meanwhile.
+        // Answers that came meanwhile end the silence.
         beat.heard();
         assert_eq!(beat.check(PULSE, now + ms(60_000), true), Due::Nothing);
-        // Nobody looked for a minute, and the question of before is not answered: as if it had
-        // been asked now.
+        // No check for a minute, and the earlier KEEP_ALIVE is unanswered: its time starts now.
         assert_eq!(beat.check(PULSE, now + ms(120_000), true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(121_250), true), Due::Nothing);
         assert_eq!(beat.check(PULSE, now + ms(121_251), true), Due::Look);
@@ -185,7 +186,7 @@ mod tests {
         let mut beat = Beat::default();
         beat.check(PULSE, now, true);
         assert_eq!(beat.check(PULSE, now + ms(501), true), Due::Ask, "there is no room");
-        // Nobody looks for a minute: it was never asked.
+        // No check for a minute: the KEEP_ALIVE was never sent.
         let now = now + ms(60_000);
         assert_eq!(beat.check(PULSE, now, true), Due::Ask);
         assert_eq!(beat.check(PULSE, now + ms(1250), true), Due::Ask);

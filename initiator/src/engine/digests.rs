@@ -1,9 +1,9 @@
-//! [`Digests`]: the digests of the requests of a queue by tag, and what is done when one does not
-//! fit: the request is sent once again, and then it fails.
+//! [`Digests`]: the digests of the requests of a queue by tag. After a mismatch the request is sent
+//! once again, and after a second one it fails.
 //!
-//! The digests of a WRITE are made when it is sent for the first time, and kept: what is sent again
-//! is what the user wrote, or it is refused. The buffer of a READ gets a trailer that fits nothing
-//! before the command is sent, so that data that never came is found.
+//! The digests of a WRITE are made before its first command, and kept: a repeated WRITE has the
+//! user's original data, or the target refuses it. The buffer of a READ gets an invalid trailer
+//! before the command is sent, so that missing data is detected.
 
 use rblk_fabric::Region;
 use rblk_protocol::digest::crc32c;
@@ -15,32 +15,32 @@ use rblk_protocol::{
 
 use super::io::{Io, IoOp};
 
-/// Bytes that follow the data of a READ.
+/// Bytes of the trailer after the data of a READ.
 pub(super) const TRAILER_LEN: u32 = const_u32(READ_TRAILER_BYTES);
 
-/// A request that failed because its data did not come through twice.
+/// A request that failed because its data was damaged twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DigestFailure {
-    /// The last one that failed so.
+    /// The last failed request.
     pub io: Io,
-    /// How many failed since the last report, at least this one.
+    /// The number of failed requests since the last report, at least 1.
     pub count: u64,
 }
 
-/// What becomes of an answered request.
+/// The fate of an answered request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// It has this status.
+    /// The request is done, with this status.
     Done(Status),
-    /// Its data did not come through: it is to be sent once again.
+    /// The data was damaged: send the request once again.
     Again,
 }
 
 #[derive(Clone, Copy, Default)]
 struct OfTag {
-    // Of a WRITE, since it was first sent with digests.
+    // The digests of a WRITE, since its first command with digests.
     data: Option<DataDigests>,
-    // Its command was a WRITE, not a FLUSH ahead of it.
+    // The command was the WRITE itself, not a FLUSH ahead of it.
     moves_data: bool,
     tried_again: bool,
 }
@@ -56,7 +56,7 @@ impl Digests {
         Self { of_tag: vec![OfTag::default(); usize::from(depth.get())].into(), failure: None }
     }
 
-    /// Forgets what was sent: the next path has no digests.
+    /// Forgets the digests: the next path does not use them.
     pub(super) fn clear(&mut self) {
         self.of_tag.fill(OfTag::default());
     }
@@ -68,7 +68,7 @@ impl Digests {
         }
     }
 
-    /// Puts the digests of a request that is no READ into its command. Its data is at `offset` of
+    /// Puts the digests of a request other than READ into its command. Its data is at `offset` of
     /// `buffers`.
     #[inline(never)]
     pub(super) fn seal(
@@ -90,7 +90,7 @@ impl Digests {
         }
     }
 
-    /// The data of a READ came whole.
+    /// The data of a READ arrived whole.
     #[inline(always)]
     pub(super) fn came(&mut self, tag: Tag) {
         if let Some(of_tag) = self.of_tag.get_mut(tag.index()) {
@@ -98,8 +98,8 @@ impl Digests {
         }
     }
 
-    /// The command of a write was answered well: the WRITE, or the FLUSH ahead of it, which leaves
-    /// the digests of the WRITE to be sent.
+    /// The command of a write succeeded: the WRITE, or the FLUSH ahead of it. After the FLUSH, the
+    /// digests stay for the WRITE.
     #[inline(always)]
     pub(super) fn written(&mut self, tag: Tag) {
         if let Some(of_tag) = self.of_tag.get_mut(tag.index())
@@ -109,8 +109,8 @@ impl Digests {
         }
     }
 
-    /// Any other read or write was answered. Says what becomes of it. The data of a READ with the
-    /// status [`Status::Ok`] did not come whole.
+    /// Handles the answer to any other read or write, and returns the fate of the request. A READ
+    /// with the status [`Status::Ok`] did not get all its data.
     pub(super) fn answered(&mut self, tag: Tag, io: &Io, status: Status) -> Verdict {
         let Some(of_tag) = self.of_tag.get_mut(tag.index()) else { return Verdict::Done(status) };
         let is_read = io.op == IoOp::Read;
@@ -134,19 +134,19 @@ impl Digests {
         Verdict::Done(Status::DigestMismatch)
     }
 
-    /// Whether [`Self::take_failure`] has one.
+    /// Whether [`Self::take_failure`] returns a failure.
     pub(super) fn has_failure(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Requests that failed since the last call, told by the last of them.
+    /// The requests that failed since the last call, with the last of them.
     pub(super) fn take_failure(&mut self) -> Option<DigestFailure> {
         self.failure.take()
     }
 }
 
-/// Makes the command of a READ ask for a trailer, and puts one behind its data that fits nothing.
-/// The data goes to `offset` of `buffers`.
+/// Makes the command of a READ ask for a trailer, and puts an invalid one behind its data. The data
+/// goes to `offset` of `buffers`.
 #[inline(never)]
 pub(super) fn expect(command: &mut CommandCapsule, len: u32, buffers: &Region, offset: usize) {
     command.flags.digest = true;
@@ -157,8 +157,8 @@ pub(super) fn expect(command: &mut CommandCapsule, len: u32, buffers: &Region, o
     }
 }
 
-/// Whether the trailer behind the data of a READ, which is at `offset` of `buffers`, is that of the
-/// command with this sequence, and fits the data.
+/// Whether the trailer behind the data of a READ, at `offset` of `buffers`, is that of the command
+/// with this sequence, and matches the data.
 #[inline]
 pub(super) fn is_whole(len: u32, sequence: Sequence, buffers: &Region, offset: usize) -> bool {
     let differs = buffers.sum(offset, wide(len + TRAILER_LEN), |bytes| {
@@ -169,7 +169,7 @@ pub(super) fn is_whole(len: u32, sequence: Sequence, buffers: &Region, offset: u
     differs == 0
 }
 
-/// First byte of a request in the volume. The range was made of bytes, so this does not overflow.
+/// First byte of a request in the volume. The range came from bytes, so this does not overflow.
 fn first_byte(io: &Io) -> u64 {
     let block = u64::from(io.data_bytes).checked_div(io.count.0).unwrap_or(0);
     io.lba.0.wrapping_mul(block)

@@ -5,10 +5,9 @@
 //!            ^--------'  (the path died: the outcome is unknown, so the request is sent again)
 //! ```
 //!
-//! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states. It comes
-//! back by an answer or by the end of the path, never by a timeout. After the end of a path its
-//! device may still touch the buffer, until the QPs are destroyed: see
-//! [`crate::queue::undestroyed`].
+//! A buffer is lent to the peer while its tag is `Sent`, and ours in the other states. An answer or
+//! the end of the path gives it back, never a timeout. After the end of a path its device may still
+//! touch the buffer, until the QPs are destroyed: see [`crate::queue::undestroyed`].
 
 use rblk_protocol::width::narrow;
 use rblk_protocol::{Mutation, QueueDepth, Sequence, Tag};
@@ -31,7 +30,7 @@ pub(crate) struct Inflight {
     data_bytes: u64,
 }
 
-/// A tag was used that is not in the state the caller took it for.
+/// A tag was used in a wrong state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("tag {0} is not in a state for that")]
 pub struct WrongState(pub u16);
@@ -48,19 +47,19 @@ impl Inflight {
         }
     }
 
-    /// Requests that wait to be sent.
+    /// Requests that wait for their SEND.
     #[must_use]
     pub(crate) fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Requests whose answer is awaited.
+    /// Requests that await an answer.
     #[must_use]
     pub(crate) fn sent(&self) -> usize {
         self.sent
     }
 
-    /// Bytes of the data of all of them.
+    /// Bytes of their data.
     #[must_use]
     pub(crate) fn data_bytes(&self) -> u64 {
         self.data_bytes
@@ -88,7 +87,7 @@ impl Inflight {
         }
     }
 
-    /// The request of a tag that waits to be sent.
+    /// The waiting request of a tag.
     #[must_use]
     pub(crate) fn waiting(&self, tag: Tag) -> Option<Io> {
         match self.states.get(tag.index()) {
@@ -97,7 +96,7 @@ impl Inflight {
         }
     }
 
-    /// A queued request is sent with that sequence.
+    /// Records that a waiting request was sent with that sequence.
     ///
     /// # Errors
     /// The tag does not wait.
@@ -115,11 +114,11 @@ impl Inflight {
         }
     }
 
-    /// An answer for a tag came; `answers` says whether it fits the request and its sequence.
-    /// Returns the request.
+    /// Takes an answer for a tag; `answers` checks it against the request and its sequence. Returns
+    /// the request.
     ///
     /// # Errors
-    /// Nothing was sent with that tag, or another sequence: the peer broke a rule.
+    /// No request was sent with that tag, or it had another sequence: the peer broke a rule.
     pub(crate) fn answer(
         &mut self,
         tag: Tag,
@@ -139,7 +138,7 @@ impl Inflight {
         }
     }
 
-    /// The path died: everything sent waits again. Returns how many.
+    /// The path died: every sent request waits again. Returns their number.
     pub(crate) fn path_lost(&mut self) -> usize {
         let lost = self.sent;
         for state in &mut self.states {
@@ -152,7 +151,7 @@ impl Inflight {
         lost
     }
 
-    /// Takes a waiting request out, to be failed.
+    /// Removes a waiting request, which then fails.
     pub(crate) fn cancel(&mut self, tag: Tag) -> Option<Io> {
         let io = self.waiting(tag)?;
         self.states[tag.index()] = State::Idle;
@@ -161,13 +160,13 @@ impl Inflight {
         Some(io)
     }
 
-    /// All tags, for walks.
+    /// All tags.
     pub(crate) fn tags(&self) -> impl Iterator<Item = Tag> + use<> {
         (0..narrow(self.states.len())).map(Tag)
     }
 }
 
-/// What takes the place of a request that was sent on a path that died: the same request.
+/// The request to send again after its path died: the same one.
 fn sent_again(io: Io) -> Io {
     if Mutation::ReplayForgotten.is_on() && io.op == IoOp::Write {
         // A FLUSH is harmless, and ends as the write would have.

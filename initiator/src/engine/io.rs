@@ -1,8 +1,8 @@
-//! [`Io`]: a block request as the engine takes it, independent of who made it.
+//! [`Io`]: a block request as the engine takes it, independent of its source.
 
 use rblk_protocol::{BlockCount, BlockSize, CommandFlags, Lba, Opcode};
 
-/// What to do.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IoOp {
     /// Volume to buffer.
@@ -20,7 +20,7 @@ pub enum IoOp {
 /// One request. The data, if any, is in the tag's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Io {
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
     /// First block; 0 for FLUSH.
     pub lba: Lba,
@@ -35,7 +35,8 @@ pub struct Io {
 }
 
 impl Io {
-    /// From a range in bytes. `None` when it is not whole blocks, or its data does not fit 32 bits.
+    /// Converts a range in bytes. `None` when it is not whole blocks, or its data does not fit 32
+    /// bits.
     #[must_use]
     pub fn new(op: IoOp, offset_bytes: u64, len_bytes: u64, block_size: BlockSize) -> Option<Self> {
         let has_data = matches!(op, IoOp::Read | IoOp::Write);

@@ -27,15 +27,15 @@ const RESPONSES_LEN: u32 = const_u32(RESPONSE_LIST_BYTES);
 const SELF_TEST_LEN: u32 = const_u32(SELF_TEST_BYTES);
 const PROOF_LEN: u32 = const_u32(PROOF_BYTES);
 
-/// What the upper bits of a WrId are.
+/// The upper bits of a WrId: the kind of the WR.
 const KIND_RECV: u64 = 0;
 const KIND_SEND: u64 = 1;
 
-/// Whose WR completed.
+/// The kind of a completed WR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WrKind {
     Send,
-    /// With its receive slot.
+    /// A RECV, with its receive slot.
     Recv(u16),
 }
 
@@ -51,22 +51,22 @@ fn wr_id(kind: u64, index: u16) -> WrId {
     WrId(kind << 16 | u64::from(index))
 }
 
-/// How far a lane is.
+/// The progress of a lane.
 #[derive(Clone, Copy)]
 enum Phase {
-    /// Its self-test is under way.
+    /// The self-test is under way.
     Testing { sequence: Sequence, since: Instant },
-    /// It can carry requests, as soon as all of the path can.
+    /// The lane can carry requests, once all lanes of the path can.
     Ready,
 }
 
-/// The last SEND of the turn, as long as another command may join it.
+/// The last SEND of the turn, while another command may join it.
 #[derive(Clone, Copy)]
 struct OpenMessage {
     // Offset of the next capsule.
     next: usize,
     commands: usize,
-    // How many of them have data, and how much.
+    // The number of commands with data, and the bytes of their data.
     data: usize,
     data_bytes: u32,
 }
@@ -104,7 +104,7 @@ impl WrLists {
 /// One QP of a path.
 pub(super) struct Lane {
     qp: QpIndex,
-    // Where its slots and its self-test begin.
+    // The start of its slots and of its self-test.
     slots_at: usize,
     scratch_at: usize,
     // By receive slot.
@@ -112,16 +112,17 @@ pub(super) struct Lane {
     credits: SendCredits,
     phase: Phase,
     beat: Beat,
-    // Requests under way here, and the bytes of their data.
+    // Requests under way on this lane, and the bytes of their data.
     awaited: u32,
     awaited_bytes: u64,
     wrs: WrLists,
-    // What the target has to prove in its answer to the self-test.
+    // The proof that the target owes in its answer to the self-test.
     theirs: Option<Box<TargetProof>>,
 }
 
 impl Lane {
-    /// With its RECVs and its self-test queued, which carries the proof if there is one.
+    /// Makes a lane with its RECVs and its self-test queued. The self-test carries the proof if
+    /// there is one.
     pub(super) fn begin(
         index: usize,
         qp: QpIndex,
@@ -165,7 +166,7 @@ impl Lane {
         lane
     }
 
-    /// One that control has tested: everything is posted.
+    /// A lane that control has tested: every WR is posted.
     pub(super) fn tested(index: usize, tested: TestedLane, terms: &Terms) -> Self {
         let (layout, TestedLane { qp, credits }) = (terms.layout(), tested);
         let slots_at = index * layout.bytes();
@@ -184,13 +185,13 @@ impl Lane {
         }
     }
 
-    /// What another thread needs to go on with it. Nothing is to be posted.
+    /// The parts with which another thread continues the lane. Nothing is queued.
     pub(super) fn into_tested(self) -> TestedLane {
         debug_assert!(self.wrs.sends.is_empty() && self.wrs.recvs.is_empty(), "not posted");
         TestedLane { qp: self.qp, credits: self.credits }
     }
 
-    /// Queues the self-test with its proof, which is beside the capsule in the same slot. Nothing
+    /// Queues the self-test with its proof, which is beside the capsule in one slot. No command
     /// joins its message.
     fn queue_proof(&mut self, terms: &Terms, command: &CommandCapsule, proof: &QueueProof) {
         self.queue_command(terms, command, None);
@@ -209,12 +210,12 @@ impl Lane {
         self.qp
     }
 
-    /// Whether it passed its self-test.
+    /// Whether the lane passed its self-test.
     pub(super) fn is_ready(&self) -> bool {
         matches!(self.phase, Phase::Ready)
     }
 
-    /// Whether it waits for its self-test's answer for longer than that.
+    /// Whether the lane has waited longer than that for its self-test's answer.
     pub(super) fn tests_for_longer(&self, than: Duration, now: Instant) -> bool {
         match self.phase {
             Phase::Testing { since, .. } => now.saturating_duration_since(since) > than,
@@ -228,8 +229,8 @@ impl Lane {
         self.credits.completed();
     }
 
-    /// A receive slot was filled: the target answers, and the slot is posted again with the other
-    /// WRs of the turn. Returns where in the slots its bytes are.
+    /// A receive slot was filled. The slot is posted again with the other WRs of the turn. Returns
+    /// the offset of its bytes in the slots.
     #[inline]
     pub(super) fn received(&mut self, terms: &Terms, slot: u16) -> usize {
         self.beat.heard();
@@ -237,7 +238,7 @@ impl Lane {
         self.slots_at + terms.layout().recv_offset(slot)
     }
 
-    /// A request goes by this lane.
+    /// A request was sent on this lane.
     #[inline]
     pub(super) fn request_sent(&mut self, bytes: u32) {
         self.awaited += 1;
@@ -252,19 +253,19 @@ impl Lane {
         self.awaited_bytes -= u64::from(bytes);
     }
 
-    /// Bytes of the data of requests under way here.
+    /// Bytes of the data of requests under way on this lane.
     #[inline]
     pub(super) fn awaited_bytes(&self) -> u64 {
         self.awaited_bytes
     }
 
-    /// What the heart-beat asks for, after everything that came was taken.
+    /// The action that the heart-beat asks for, after every arrived completion was taken.
     pub(super) fn check_beat(&mut self, pulse: Pulse, now: Instant) -> Due {
         self.beat.check(pulse, now, self.awaited > 0)
     }
 
-    /// Queues a KEEP_ALIVE. False when the send queue is full: then its slots do not come back
-    /// either.
+    /// Queues a KEEP_ALIVE. Returns false when the send queue is full: then its slots do not come
+    /// back either.
     pub(super) fn ask(&mut self, terms: &Terms, sequence: Sequence) -> bool {
         if !self.can_send() {
             return false;
@@ -274,8 +275,8 @@ impl Lane {
         true
     }
 
-    /// An answer to one of the lane's own commands: its self-test or a KEEP_ALIVE. Returns whether
-    /// the lane passed its self-test by it.
+    /// Takes an answer to a command of the lane itself: its self-test or a KEEP_ALIVE. Returns
+    /// whether it completed the self-test.
     pub(super) fn own_answer(&mut self, terms: &Terms, answer: &Answer) -> Result<bool, PathEnd> {
         match self.phase {
             Phase::Testing { sequence, .. } => {
@@ -293,8 +294,8 @@ impl Lane {
         }
     }
 
-    /// Whether the self-test's answer is as it must be. A wrong proof behind the right pattern is
-    /// no fault of the verbs.
+    /// Checks the self-test's answer. A wrong proof behind the right pattern is no fault of the
+    /// verbs.
     fn check_self_test(
         &self,
         terms: &Terms,
@@ -324,8 +325,8 @@ impl Lane {
         self.wrs.open.is_some() || self.credits.available() > 0
     }
 
-    /// Queues a command: in the last message of the turn where that has room, or in a message of
-    /// its own.
+    /// Queues a command: in the last message of the turn if that has room, or in a message of its
+    /// own.
     pub(super) fn queue_command(
         &mut self,
         terms: &Terms,
@@ -343,7 +344,7 @@ impl Lane {
             if let Some(data) = data {
                 open.data += 1;
                 open.data_bytes += data.len;
-                // There are three entries at most.
+                // At most three entries.
                 wr.inline &= !add_data(terms, &mut wr.sges, data);
             }
             if !open.has_room(terms) {
@@ -403,7 +404,7 @@ impl Lane {
         stats.signaled.add(signaled as u64);
         let posted = poller.post_send(self.qp, &wrs.sends);
         wrs.sends.clear();
-        // What comes next goes into a message of its own.
+        // The next command starts a new message.
         wrs.open = None;
         let lists = std::mem::take(&mut wrs.lists);
         stats.lists.add(lists);
@@ -412,7 +413,7 @@ impl Lane {
     }
 }
 
-/// The RECVs of a lane whose slots begin there.
+/// The RECVs of a lane with its slots from that offset on.
 fn recvs(terms: &Terms, slots_at: usize) -> Box<[RecvWr]> {
     let recv = |slot| {
         let offset = slots_at + terms.layout().recv_offset(slot);
@@ -423,21 +424,21 @@ fn recvs(terms: &Terms, slots_at: usize) -> Box<[RecvWr]> {
     (0..terms.layout().recv_slots()).map(recv).collect()
 }
 
-/// Offset, in the slots of a lane, of the first capsule of a message that begins with that tag.
-/// Where data comes first, the later capsules go before it.
+/// Offset, in the slots of a lane, of the first capsule of a message that begins with that tag. If
+/// data comes first, the later capsules go before it.
 #[inline]
 fn capsule_at(terms: &Terms, tag: Tag) -> usize {
     let slot = terms.layout().capsule_offset(tag.index());
     if terms.data_first() { slot + COMMAND_STRIDE - COMMAND_BYTES } else { slot }
 }
 
-/// Offset of the capsule that follows the one at `offset`.
+/// Offset of the capsule after the one at `offset`.
 #[inline]
 fn behind(terms: &Terms, offset: usize) -> usize {
     if terms.data_first() { offset - COMMAND_BYTES } else { offset + COMMAND_BYTES }
 }
 
-/// Makes the capsules of a message longer by what was written beside them.
+/// Makes the capsules of a message longer by the data written beside them.
 #[inline]
 fn grow(terms: &Terms, sges: &mut SgeList, bytes: u32) {
     if terms.data_first() {
@@ -447,14 +448,14 @@ fn grow(terms: &Terms, sges: &mut SgeList, bytes: u32) {
     }
 }
 
-/// Adds the data of another command: the data of the first is nearest to an end of the message.
-/// False if the message has as many pieces as it may have.
+/// Adds the data of another command: the data of the first command is nearest to an end of the
+/// message. Returns false if the message has its largest number of pieces.
 #[inline]
 fn add_data(terms: &Terms, sges: &mut SgeList, data: Sge) -> bool {
     if terms.data_first() { sges.push_before_last(data) } else { sges.push_second(data) }
 }
 
-/// Writes a command to where it is sent from.
+/// Writes a command into its send slot.
 #[inline(always)]
 fn write_capsule(terms: &Terms, offset: usize, command: &CommandCapsule) {
     let slots = terms.memory().slots.region();
@@ -464,7 +465,8 @@ fn write_capsule(terms: &Terms, offset: usize, command: &CommandCapsule) {
     }
 }
 
-/// Makes the digest of a command where it is, so that a command without one stays in registers.
+/// Makes the digest of a command in its slot, so that a command without a digest stays in
+/// registers.
 #[cold]
 #[inline(never)]
 fn seal(slots: &Region, offset: usize) {

@@ -1,10 +1,9 @@
-//! [`QueueLatency`]: the times of one queue's requests, and [`RequestTimes`]: when each tag came
-//! and how long it waited to be sent. The queue's thread writes them; every thread may read the
+//! [`QueueLatency`]: the times of one queue's requests. [`RequestTimes`]: the arrival of each tag,
+//! and its wait before it was sent. The queue's thread writes them; every thread may read the
 //! first.
 //!
-//! Times are those of turns: the thread reads the clock once in a turn, so a time is as exact as a
-//! turn is long. A request counts from the turn that takes it from the driver to the turn that
-//! answers it.
+//! The clock is read once in a turn, so a time is as exact as a turn is long. A request counts from
+//! the turn that takes it from the driver to the turn that answers it.
 
 use rblk_protocol::{QueueDepth, Tag};
 use rblk_runtime::{Latency, LatencyCounts, Micros};
@@ -12,19 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::io::IoOp;
 
-/// Where the times of one kind of request are counted. Each number that is told of it is a counter
-/// or a sum of counters, so it never falls, whenever it is read.
+/// The times of one kind of request. Each published number is a counter or a sum of counters, so it
+/// never falls between two reads.
 #[derive(Debug, Default)]
 struct OpLatency {
-    // Of requests that were sent in the turn that took them: all of it is `target`.
+    // Requests sent in the turn that took them: all of the time is `target`.
     at_once: Latency,
     later: Latency,
-    // Of the others.
+    // The wait of the other requests.
     queue: Latency,
     target: Latency,
 }
 
-/// Where the times of a queue's requests are counted: of READs, WRITEs and FLUSHes.
+/// The times of a queue's requests: READs, WRITEs and FLUSHes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueLatency {
@@ -32,7 +31,7 @@ pub struct QueueLatency {
 }
 
 impl QueueLatency {
-    /// What it holds now.
+    /// A copy of the present values.
     #[must_use]
     pub fn snapshot(&self) -> MountTimes {
         let [read, write, flush] = &self.kinds;
@@ -52,15 +51,15 @@ impl OpLatency {
     }
 }
 
-/// The times of one kind of request: in all, and by what it waited for.
+/// The times of one kind of request: in all, and by the reason of the wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountOpTimes {
-    /// From the driver and back to it.
+    /// From the driver's request to its answer.
     pub total: LatencyCounts,
-    /// At this end: until its command was posted. If it was sent again, until the last time.
+    /// At this end: until the command was posted; for a repeated command, until the last time.
     pub queue: LatencyCounts,
-    /// From there to the answer: the wire and the target.
+    /// From the post to the answer: the wire and the target.
     pub target: LatencyCounts,
 }
 
@@ -85,7 +84,7 @@ pub struct MountTimes {
 }
 
 impl MountTimes {
-    /// Takes all times of another in.
+    /// Adds all times of another.
     pub fn add(&mut self, other: &Self) {
         let pairs = [
             (&mut self.read, &other.read),
@@ -106,7 +105,7 @@ impl MountTimes {
     }
 }
 
-/// When the request of each tag came, and how long it waited to be sent.
+/// The arrival of each tag's request, and its wait before it was sent.
 #[derive(Debug)]
 pub(super) struct RequestTimes {
     tags: Box<[Times]>,
@@ -119,12 +118,12 @@ struct Times {
 }
 
 impl RequestTimes {
-    /// A table for a queue.
+    /// The table of a queue.
     pub(super) fn new(depth: QueueDepth) -> Self {
         Self { tags: vec![Times::default(); usize::from(depth.get())].into_boxed_slice() }
     }
 
-    /// A request came.
+    /// A request arrived.
     #[inline(always)]
     pub(super) fn came(&mut self, tag: Tag, now: Micros) {
         if let Some(times) = self.tags.get_mut(tag.index()) {
@@ -140,11 +139,11 @@ impl RequestTimes {
         }
     }
 
-    /// It is answered.
+    /// Records the answer to a request.
     #[inline(always)]
     pub(super) fn answered(&self, tag: Tag, op: IoOp, now: Micros, latency: &QueueLatency) {
         let Some(times) = self.tags.get(tag.index()) else { return };
-        // Those that have no times are the last.
+        // Operations without times are the last ones of the enum.
         let Some(op) = latency.kinds.get(op as usize) else { return };
         let us = now.since(times.came);
         if times.queued_us == 0 { op.at_once.record(us) } else { op.record(us, times.queued_us) }
@@ -171,14 +170,14 @@ mod tests {
         let mut times = RequestTimes::new(QueueDepth::new(2).unwrap());
         times.came(tag, at(100));
         times.answered(tag, IoOp::Read, at(150), &latency);
-        // Sent again.
+        // The request is sent again.
         times.came(tag, at(200));
         times.sent_later(tag, at(250));
         times.sent_later(tag, at(310));
         times.answered(tag, IoOp::Read, at(330), &latency);
         times.answered(tag, IoOp::Discard, at(330), &latency);
         times.answered(Tag(9), IoOp::Read, at(330), &latency);
-        // What waited once does not wait in its next life.
+        // An earlier wait does not count for the tag's next request.
         times.came(tag, at(400));
         times.answered(tag, IoOp::Write, at(404), &latency);
         let mut all = latency.snapshot();

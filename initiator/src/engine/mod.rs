@@ -1,21 +1,21 @@
 //! [`Engine`]: one I/O queue of the initiator: requests by tag in, outcomes by tag out.
 //!
-//! One data thread owns it. It knows neither ublk nor sockets: requests come by [`Engine::submit`],
-//! outcomes go to the caller's sink in [`Engine::turn`], and the path is any [`Path`]. Without a
-//! path requests wait. When a path dies, every request that was sent on it waits again, and is sent
-//! on the next path. A path is used for requests only after its self-test: the verbs that both ends
-//! agreed on are tried on it first. A path that fails there is given back with
-//! [`PathEnd::SelfTest`], so that control can ask for less.
+//! One data thread owns an engine. The engine knows neither ublk nor sockets: requests come by
+//! [`Engine::submit`], outcomes go to the caller's sink in [`Engine::turn`], and the path is any
+//! [`Path`]. Without a path requests wait. When a path dies, every request sent on it waits again,
+//! and is sent on the next path. A path is used for requests only after its self-test, which tries
+//! the agreed verbs. A path that fails the test is given back with [`PathEnd::SelfTest`], so that
+//! control can ask for fewer features.
 //!
 //! While it is [held](Engine::hold) it sends nothing, so that a path can be left with nothing under
 //! way. With a [`Pulse`] it gives up a path on which the target owes an answer and is silent.
 //!
 //! With a [`Ledger`] the engine keeps account of which acknowledged writes are durable: the ledger
-//! decides how each write is sent, may put a FLUSH ahead of a write, and has FLUSHes fail that must
-//! tell of a loss.
+//! decides how each write is sent, may put a FLUSH ahead of a write, and fails the FLUSHes that
+//! must report a loss.
 //!
 //! Where digests were agreed, the data of a READ is checked before the request is answered, and a
-//! request whose data does not come through is sent once again ([`digests`]).
+//! request with damaged data is sent once again ([`digests`]).
 //!
 //! Per request: at most one SEND, no completion of its own (the answer proves it), and at most one
 //! receive completion: where lists were agreed, the commands of a turn share messages, and so do
@@ -58,48 +58,48 @@ use latency::RequestTimes;
 pub use latency::{MountOpTimes, MountTimes, QueueLatency};
 pub use stats::{QueueCounters, QueueCounts, QueueStats};
 
-/// How long the self-test may take.
+/// Time limit of the self-test.
 const SELF_TEST_DEADLINE: Duration = Duration::from_secs(2);
 /// Completions taken at once.
 const REAP: usize = 64;
-/// How often completions are taken in one turn, at most, so that new requests get in between.
+/// Limit of the polls in one turn, so that new requests are taken in between.
 const REAPS: u32 = 4;
 const EIO: i32 = 5;
 
-/// Why a path ended.
+/// The reason for a path's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathEnd {
     /// The QP died: the peer, the link, or an RDMA error.
     Lost(WcStatus),
-    /// The self-test failed or did not come back: an agreed verb does not work here.
+    /// The self-test failed or was not answered: an agreed verb does not work on this path.
     SelfTest,
     /// The target owes an answer and is silent: see [`Engine::set_pulse`].
     Silent,
     /// The target broke a rule of the protocol.
     Protocol(&'static str),
-    /// An answer did not come through: its digest does not fit.
+    /// An answer was damaged: its digest does not match.
     Corrupted,
-    /// Control asked for it.
+    /// Control ended the path.
     Dropped,
-    /// The queue gave it up, to have its buffers back: whoever lent them waits no longer.
+    /// The queue gave the path up, to give its buffers back.
     GivenUp,
     /// The path could not be taken over.
     Unusable,
 }
 
-/// What becomes of requests that were not sent.
+/// The state of unsent requests.
 #[derive(Debug, Default)]
 struct Waiting {
-    // Nothing is sent.
+    // Requests are held back.
     held: bool,
     // Every request fails with this errno.
     failing: Option<i32>,
-    // Some request may have to be sent or failed by a turn.
+    // A turn may have to send or fail some request.
     backlog: bool,
 }
 
 impl Waiting {
-    /// Whether a request may be sent as soon as it comes.
+    /// Whether a new request may be sent at once.
     #[inline]
     fn lets_send(&self) -> bool {
         !self.held && self.failing.is_none()
@@ -110,13 +110,13 @@ impl Waiting {
 pub struct Engine {
     depth: QueueDepth,
     buffer_stride: usize,
-    // Where the data of each tag's request is.
+    // The place of each tag's data.
     places: Box<[Place]>,
-    // Memory of other programs that every path has registered.
+    // The number of memories of other programs that every path has registered.
     shared: usize,
-    // Which memories these are, where they may be replaced.
+    // These memories, if they may be replaced.
     memories: Option<Arc<[Arc<Region>]>>,
-    // Most data of one request: the rest of a buffer is for its trailer.
+    // Limit of the data of one request: the rest of a buffer is for its trailer.
     data_max: usize,
     inflight: Inflight,
     path: Option<ActivePath>,
@@ -125,9 +125,9 @@ pub struct Engine {
     waiting: Waiting,
     ledger: Option<Ledger>,
     digests: Digests,
-    // Where completions are reaped to.
+    // The array for reaped completions.
     reaped: Box<[Completion]>,
-    // When the turn began.
+    // The start of the turn.
     now: Micros,
     times: RequestTimes,
     stats: Arc<QueueStats>,
@@ -144,8 +144,8 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// A queue of `depth` tags whose buffers lie `buffer_stride` bytes apart from the start of
-    /// their region.
+    /// A queue of `depth` tags, with buffers at intervals of `buffer_stride` bytes from the start
+    /// of their region.
     #[must_use]
     pub fn new(depth: QueueDepth, buffer_stride: usize, stats: Arc<QueueStats>) -> Self {
         Self {
@@ -165,32 +165,32 @@ impl Engine {
             ledger: None,
             digests: Digests::new(depth),
             reaped: vec![Completion::default(); REAP].into_boxed_slice(),
-            // Before the first turn, any time will do.
+            // Before the first turn, any time is correct.
             now: Micros::default(),
             times: RequestTimes::new(depth),
             stats,
         }
     }
 
-    /// With room for trailers: a request has at most `data_max` bytes of data. Without it, paths
-    /// with digests are not usable.
+    /// Leaves room for trailers: a request has at most `data_max` bytes of data. Without this,
+    /// paths with digests are not usable.
     #[must_use]
     pub fn with_data_max(mut self, data_max: usize) -> Self {
         self.data_max = data_max.min(self.buffer_stride);
         self
     }
 
-    /// Requests may have their data in so many memories of other programs. A path that has not
-    /// registered as many is not usable, and neither is one with digests.
+    /// Lets requests have their data in so many memories of other programs. A path that has not
+    /// registered all of them is not usable, and neither is one with digests.
     #[must_use]
     pub fn with_shared(mut self, memories: usize) -> Self {
         self.shared = memories;
         self
     }
 
-    /// From now on requests may have their data in these memories of other programs, and in no
-    /// earlier ones. A present path ends: it has registered others. So has every next one that was
-    /// not made with the same memories, which is not usable.
+    /// Replaces the memories of other programs that requests may have their data in. A present path
+    /// ends: it has registered others. A next path that was not made with these memories is not
+    /// usable.
     pub(crate) fn replace_shared(&mut self, memories: &Arc<[Arc<Region>]>) {
         self.end_path(PathEnd::Dropped);
         self.shared = memories.len();
@@ -207,37 +207,37 @@ impl Engine {
             })
     }
 
-    /// With an account of what is durable, made for the same depth.
+    /// Adds an account of durable writes, made for the same depth.
     #[must_use]
     pub fn with_ledger(mut self, ledger: Ledger) -> Self {
         self.ledger = Some(ledger);
         self
     }
 
-    /// How soon a path that does not answer is given up. On a path where requests are outstanding
-    /// and no answer came for `period`, a KEEP_ALIVE is sent. After `timeout` more without any
-    /// answer the path ends with [`PathEnd::Silent`]. A slow store is no silence: the target's data
-    /// thread answers. `None`: never.
+    /// Sets when a silent path is given up. If requests are outstanding on a path and no answer
+    /// came for `period`, a KEEP_ALIVE is sent. After `timeout` more without any answer the path
+    /// ends with [`PathEnd::Silent`]. A slow store is no silence: the target's data thread answers.
+    /// `None`: never.
     pub fn set_pulse(&mut self, pulse: Option<Pulse>) {
         self.pulse = pulse;
     }
 
     /// While held, requests are taken and wait: nothing is sent, on this path or another, except
-    /// the self-test of a new one. What was sent before is answered as always, and
-    /// [`Self::set_failed`] fails what waits.
+    /// the self-test of a new one. Sent requests are answered as always, and [`Self::set_failed`]
+    /// fails the waiting ones.
     pub fn hold(&mut self, held: bool) {
         self.waiting.held = held;
         self.waiting.backlog = true;
     }
 
-    /// Whether no request is sent and unanswered: if the path ends now, nothing is sent twice.
+    /// Whether every sent request is answered: if the path ends now, nothing is sent twice.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.inflight.sent() == 0
     }
 
-    /// Ends the present path, so that no more writes are acknowledged, and copies what the queue
-    /// retains: acknowledged writes that no FLUSH covered. `None` when it retains nothing.
+    /// Ends the present path, so that no more writes are acknowledged, and copies the queue's
+    /// retained writes: those acknowledged without a later FLUSH. `None` when it retains nothing.
     pub fn take_stock(&mut self) -> Option<Vec<durability::retain::Retained>> {
         self.disconnect();
         self.ledger.as_ref().and_then(Ledger::unflushed)
@@ -249,13 +249,13 @@ impl Engine {
         self.path.as_ref().is_some_and(ActivePath::is_ready)
     }
 
-    /// Requests that are not answered.
+    /// Unanswered requests.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.inflight.queued() + self.inflight.sent()
     }
 
-    /// Bytes of the data of those.
+    /// Bytes of their data.
     #[must_use]
     pub(crate) fn data_bytes(&self) -> u64 {
         self.inflight.data_bytes()
@@ -266,9 +266,9 @@ impl Engine {
         self.path.as_mut().map(ActivePath::poller_mut)
     }
 
-    /// Asks the path's CQ for an event at its next completion: before a sleep, and then look once
-    /// more. Returns false when the CQ is broken, as when the device is gone: the path has ended
-    /// then.
+    /// Asks the path's CQ for an event at its next completion: call it before a sleep, and poll
+    /// once more afterwards. Returns false when the CQ is broken, for example after the removal of
+    /// the device: the path has ended then.
     pub fn arm(&mut self) -> bool {
         let Some(path) = self.path.as_mut() else { return true };
         let Err(error) = path.poller_mut().arm() else { return true };
@@ -276,14 +276,14 @@ impl Engine {
         false
     }
 
-    /// Descriptors to sleep on: one of them is readable when an armed CQ has something. They are of
-    /// the path that is connected now.
+    /// Descriptors to sleep on, of the present path: one of them is readable when an armed CQ has a
+    /// completion.
     #[must_use]
     pub fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.path.as_ref().map_or([None, None], |path| path.poller().event_fds())
     }
 
-    /// Takes the event: after each sleep.
+    /// Takes the event. Call it after each sleep.
     pub fn clear_event(&mut self) {
         if let Some(path) = &mut self.path {
             path.poller_mut().clear_event();
@@ -303,37 +303,36 @@ impl Engine {
         self.path.as_ref().is_some_and(|path| !path.is_ready())
     }
 
-    /// Whether [`Self::take_ended`] has something.
+    /// Whether [`Self::take_ended`] returns an end.
     #[must_use]
     pub(crate) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Whether [`Self::take_digest_failure`] has something.
+    /// Whether [`Self::take_digest_failure`] returns a failure.
     #[must_use]
     pub(crate) fn has_digest_failure(&self) -> bool {
         self.digests.has_failure()
     }
 
-    /// Requests that failed since the last call because their data did not come through twice.
+    /// Requests that failed since the last call because their data was damaged twice.
     pub fn take_digest_failure(&mut self) -> Option<DigestFailure> {
         self.digests.take_failure()
     }
 
-    /// A path that ended, for control to destroy. Call it until there is none.
+    /// The next path that ended, for control to destroy. Call it until it returns `None`.
     pub fn take_ended(&mut self) -> Option<(PathEnd, DeadPath)> {
         self.ended.pop()
     }
 
-    /// From now on every request fails with that errno; those that wait do so at the next turn,
-    /// those that were sent when they are answered or their path dies. `None` lets requests wait
-    /// for a path again.
+    /// Fails every request with that errno: waiting requests at the next turn, sent ones when they
+    /// are answered or their path dies. `None` lets requests wait for a path again.
     pub fn set_failed(&mut self, errno: Option<i32>) {
         self.waiting.failing = errno;
         self.waiting.backlog = true;
     }
 
-    /// Takes a request. It is sent at the end of the turn, or when there is a path.
+    /// Takes a request. It is sent at the end of the turn, or once there is a path.
     ///
     /// # Errors
     /// The tag is in use or out of bounds: a bug of the caller.
@@ -343,7 +342,7 @@ impl Engine {
         if let Some(ledger) = &mut self.ledger {
             ledger.submitted(tag);
         }
-        // A FLUSH may have to fail, which only a turn can tell.
+        // A FLUSH may have to fail; only a turn decides that.
         let sendable = self.ledger.is_none() || io.op != IoOp::Flush;
         if sendable && self.is_connected() && self.waiting.lets_send() {
             self.send(tag, io);
@@ -353,13 +352,12 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for a request whose data is at a place of the caller's choice: for callers that
-    /// have more buffers than tags, and for data in [shared memory](Self::with_shared). In the
-    /// queue's own memory the place is a buffer as long as every one; elsewhere it has at least the
-    /// bytes of the request.
+    /// Like [`Self::submit`], for a request with its data at `place`: for callers that have more
+    /// buffers than tags, and for data in [shared memory](Self::with_shared). In the queue's own
+    /// memory the place is a whole buffer; elsewhere it has at least the bytes of the request.
     ///
     /// # Errors
-    /// As of [`Self::submit`]; there is no such memory.
+    /// As of [`Self::submit`]; or the memory does not exist.
     pub fn submit_at(&mut self, tag: Tag, io: Io, place: Place) -> Result<(), WrongState> {
         if !self.inflight.is_idle(tag) || !place.memory.is_of(self.shared) {
             return Err(WrongState(tag.0));
@@ -368,7 +366,7 @@ impl Engine {
         self.submit(tag, io)
     }
 
-    /// Takes a FLUSH of this end, for which no user waits: it tells nobody of a loss.
+    /// Takes a FLUSH of this end, for which no user waits: it reports no loss.
     ///
     /// # Errors
     /// As of [`Self::submit_at`].
@@ -385,8 +383,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The data of a request that is not answered is somewhere else from now on, while there is no
-    /// path.
+    /// Moves the data of an unanswered request to another place, while there is no path.
     pub(crate) fn replace(&mut self, tag: Tag, place: Place) {
         debug_assert!(self.path.is_none() && place.memory.is_of(self.shared));
         if let Some(old) = self.places.get_mut(tag.index()) {
@@ -394,17 +391,17 @@ impl Engine {
         }
     }
 
-    /// The place of a tag's own buffer, where buffers are not [spare](Self::submit_at).
+    /// The place of a tag's own buffer, in a queue without [spare](Self::submit_at) buffers.
     #[inline]
     pub(crate) fn buffer_of(&self, tag: Tag) -> Place {
         Place::own(tag.index() * self.buffer_stride)
     }
 
-    /// Takes a new path; a present one ends first. The self-test is sent at once, unless the path
-    /// [was tested](Path::test): then requests are.
+    /// Takes a new path; the present one ends first. The self-test is sent at once. On a path that
+    /// [was tested](Path::test), requests are sent instead.
     pub fn connect(&mut self, path: Path, now: Instant) {
         self.end_path(PathEnd::Dropped);
-        // Room for every tag, and buffers no shorter than what may be asked.
+        // The path needs room for every tag, and buffers for the longest request.
         let digests = path.accept.features.has(Features::DIGEST);
         let room = self.buffer_stride - self.data_max;
         let has_room = self.shared == 0 && room >= READ_TRAILER_BYTES;
@@ -425,19 +422,19 @@ impl Engine {
         }
     }
 
-    /// Ends the present path, if there is one: everything sent waits again.
+    /// Ends the present path, if there is one: every sent request waits again.
     pub fn disconnect(&mut self) {
         self.end_path(PathEnd::Dropped);
     }
 
-    /// The same, for a queue that does not wait for answers any longer. Control hears of it, and
+    /// Ends the path of a queue that waits no longer for answers. Control gets the end, and
     /// connects again.
     pub(crate) fn give_up_path(&mut self) {
         self.end_path(PathEnd::GivenUp);
     }
 
-    /// Fails what waits to be sent, this time. No device may touch the buffers of it: dead paths
-    /// are destroyed. Returns whether anything happened.
+    /// Fails the waiting requests once. No device may touch their buffers: dead paths are
+    /// destroyed. Returns whether a request failed.
     pub(crate) fn cancel_waiting(&mut self, errno: i32, mut done: impl FnMut(Tag, i32)) -> bool {
         self.fail_waiting(errno, &mut done)
     }
@@ -445,7 +442,7 @@ impl Engine {
     fn end_path(&mut self, end: PathEnd) {
         // Without a path there is nothing to end.
         let Some(path) = self.path.take() else { return };
-        // What was under way may get into our memory until the QPs are destroyed: see
+        // Requests under way may still write into our memory until the QPs are destroyed: see
         // `Undestroyed`. The keys die with the path.
         self.stats.digest_mismatches.add(u64::from(end == PathEnd::Corrupted));
         let dead = path.end();
@@ -460,14 +457,14 @@ impl Engine {
         self.ended.push((end, dead));
     }
 
-    /// The time of the turn that begins: for requests that are submitted before [`Self::turn`].
+    /// Sets the time of the turn, for requests that are submitted before [`Self::turn`].
     #[inline]
     pub fn begin_turn(&mut self, now: impl Into<Moment>) {
         self.now = now.into().us();
     }
 
     /// Reaps, answers and posts. `done` gets each outcome: bytes moved (0 for requests without
-    /// data) or a negative errno. Returns whether anything happened.
+    /// data) or a negative errno. Returns whether the turn did any work.
     pub fn turn(&mut self, now: impl Into<Moment>, mut done: impl FnMut(Tag, i32)) -> bool {
         let moment = now.into();
         self.begin_turn(moment);
@@ -478,7 +475,7 @@ impl Engine {
             self.check_self_test(now);
         }
         if self.keep_beat(now) {
-            // It may be that nothing was read for long, not that nothing came.
+            // Perhaps answers came and were not read for long.
             busy |= self.reap(&mut done);
             self.keep_beat(now);
         }
@@ -489,7 +486,7 @@ impl Engine {
         busy
     }
 
-    /// Ends a path whose self-test takes too long.
+    /// Ends a path if its self-test takes too long.
     #[cold]
     fn check_self_test(&mut self, now: Instant) {
         if self.path.as_ref().is_some_and(|path| path.tests_for_longer(SELF_TEST_DEADLINE, now)) {
@@ -497,7 +494,7 @@ impl Engine {
         }
     }
 
-    /// Takes what came. Returns whether anything did.
+    /// Takes completions. Returns whether there were any.
     #[inline(always)]
     fn reap(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
         match self.poll() {
@@ -509,7 +506,7 @@ impl Engine {
         }
     }
 
-    /// How many completions came, and were reaped. Without a path nothing comes.
+    /// Reaps completions. Returns their number; 0 without a path.
     #[inline(always)]
     fn poll(&mut self) -> usize {
         let Some(path) = self.path.as_mut() else { return 0 };
@@ -522,7 +519,7 @@ impl Engine {
         }
     }
 
-    /// Acts on the completions that were reaped, and on those that come meanwhile.
+    /// Handles the reaped completions, and those that arrive meanwhile.
     #[inline(never)]
     fn take_reaped(&mut self, mut reaped: usize, done: &mut impl FnMut(Tag, i32)) {
         for round in 1.. {
@@ -542,8 +539,8 @@ impl Engine {
         }
     }
 
-    /// Asks a silent target for an answer, or gives its path up. Returns whether to take what came
-    /// once more before that, now that the poller really looks, and to call this again.
+    /// Asks a silent target for an answer, or gives its path up. Returns whether to poll once more
+    /// before that, now for real, and to call this again.
     #[inline(always)]
     fn keep_beat(&mut self, now: Instant) -> bool {
         let (Some(pulse), Some(path)) = (self.pulse, self.path.as_mut()) else { return false };
@@ -563,7 +560,7 @@ impl Engine {
         }
     }
 
-    /// Sends or fails what waits. Returns whether anything happened.
+    /// Sends or fails the waiting requests. Returns whether there were any.
     fn work_backlog(&mut self, done: &mut impl FnMut(Tag, i32)) -> bool {
         if let Some(errno) = self.waiting.failing {
             self.fail_waiting(errno, done)
@@ -582,12 +579,12 @@ impl Engine {
                 busy = true;
             }
         }
-        // What was sent may have to fail when its path dies.
+        // Sent requests may have to fail when their path dies.
         self.waiting.backlog = self.inflight.sent() > 0;
         busy
     }
 
-    /// Takes out a request that waits to be sent: it has failed. Returns whether there was one.
+    /// Removes a waiting request: it has failed. Returns whether there was one.
     pub(crate) fn cancel(&mut self, tag: Tag) -> bool {
         let Some(io) = self.inflight.cancel(tag) else { return false };
         if let Some(ledger) = &mut self.ledger {
@@ -617,7 +614,7 @@ impl Engine {
         busy
     }
 
-    /// Sends the request of a tag, which waits, if it may be sent now. Returns whether it was.
+    /// Sends the waiting request of a tag, if that is possible now. Returns whether it was sent.
     fn send(&mut self, tag: Tag, mut io: Io) -> bool {
         let Some(path) = self.path.as_mut() else {
             debug_assert!(false, "tag {} cannot be sent: no path", tag.0);
@@ -626,7 +623,7 @@ impl Engine {
         let in_capsule = path.terms().is_in_capsule(&io);
         let lane = path.choose(if in_capsule { 0 } else { io.data_bytes });
         if !path.can_send(lane) {
-            // Slots come back with a signaled SEND that is under way.
+            // Slots come back with a signaled SEND under way.
             self.waiting.backlog = true;
             return false;
         }
@@ -709,10 +706,10 @@ impl Engine {
             self.waiting.backlog |= path.own_answer(answer)?;
             return Ok(());
         }
-        // By another QP an answer could overtake its data.
+        // On another QP an answer could overtake its data.
         let own = path.went_by(answer.tag, answer.by);
         let (mut sent, mut rule) = (Sequence(0), "an answer to a command that was not sent");
-        // An answer that is not taken leaves its request to the next path.
+        // If the answer is not taken, the request stays for the next path.
         let taken = self.inflight.answer(answer.tag, |io, sequence| {
             sent = sequence;
             if answer.immediate && !path.terms().may_end_read(io, answer.written) {
@@ -745,7 +742,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the data of a READ, which was answered, is the answer to this command and whole.
+    /// Whether the data of an answered READ belongs to this command and is whole.
     #[inline(never)]
     fn came_whole(&self, tag: Tag, len: u32, sent: Sequence) -> bool {
         let Some(path) = &self.path else { return false };
@@ -755,8 +752,8 @@ impl Engine {
         digests::is_whole(len, sent, buffers, offset)
     }
 
-    /// Says what becomes of a read or a write that did not go well. If it is to be sent again, it
-    /// waits for that.
+    /// Returns the fate of a read or a write after an error status. A request that is sent again
+    /// waits for its turn.
     #[cold]
     #[inline(never)]
     fn after_error(&mut self, answer: &Answer, io: &Io) -> Verdict {
@@ -773,15 +770,15 @@ impl Engine {
         verdict
     }
 
-    /// An answered request is to be sent again.
+    /// Puts an answered request back, to be sent again.
     fn wait_again(&mut self, tag: Tag, io: &Io) {
         let queued = self.inflight.queue(tag, *io);
         debug_assert!(queued.is_ok(), "tag {} was answered a moment ago", tag.0);
         self.waiting.backlog = true;
     }
 
-    /// Tells the ledger of an answer. Returns the status of the request; `None`, if it waits again,
-    /// because what was answered was the FLUSH ahead of it.
+    /// Passes an answer to the ledger. Returns the status of the request; `None`, if it waits
+    /// again, because the answer was to the FLUSH ahead of it.
     #[inline(always)]
     fn account(&mut self, tag: Tag, status: Status, io: &Io) -> Option<Status> {
         let (Some(ledger), Some(path)) = (&mut self.ledger, &self.path) else {
@@ -806,9 +803,9 @@ impl Engine {
         }
     }
 
-    /// Rings the doorbells: for each lane one list of RECVs, one of SENDs.
+    /// Rings the doorbells: for each lane one list of RECVs, and one of SENDs.
     fn post(&mut self) {
-        // Without a path nothing was queued.
+        // Without a path no WR was queued.
         let Some(path) = self.path.as_mut().filter(|path| path.has_queued()) else { return };
         if let Err(error) = path.post(&self.stats) {
             tracing::error!(%error, "cannot post");

@@ -1,48 +1,48 @@
-//! [`Pulse`]: how often an initiator asks whether its target lives, and how long it waits for the
-//! answer. [`DiskUse`]: whether a disk is in use. Pure.
+//! [`Pulse`]: the interval of an initiator's KEEP_ALIVEs, and the time for their answers.
+//! [`DiskUse`]: whether a disk is in use. Pure.
 //!
-//! The KEEP_ALIVEs of the admin connection are for disks without I/O, because requests that wait
-//! prove their path themselves. So the target of a disk that was not used for [`IDLE_AFTER`] is
-//! asked rarely: a host with a hundred such disks must not notice them. A loss is then seen later,
-//! but still before a request waits for it.
+//! The KEEP_ALIVEs of the admin connection are for disks without I/O, because waiting requests test
+//! their path themselves. So the target of a disk without I/O for [`IDLE_AFTER`] is asked rarely: a
+//! host with a hundred idle disks must not notice the cost. A loss is then noticed later, but still
+//! before a request waits for it.
 
 use std::time::{Duration, Instant};
 
 /// A disk without I/O for so long is not in use.
 pub(crate) const IDLE_AFTER: Duration = Duration::from_secs(10);
 
-/// How often a session proves that its target lives, and how long the target may take to answer.
+/// The interval of the proofs that a session's target lives, and the time for each answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pulse {
-    /// Between an answer and the next question.
+    /// From an answer to the next question.
     pub period: Duration,
-    /// The same for a disk that is not in use: see [`DiskUse`].
+    /// The period for a disk that is not in use: see [`DiskUse`].
     pub idle_period: Duration,
-    /// Between a question and its answer.
+    /// From a question to its answer.
     pub timeout: Duration,
 }
 
 impl Pulse {
-    /// A pulse that sees a loss within `detect`, where an eighth is left for a thread that wakes
-    /// late. On a disk that is not in use, it sees the loss within three times `detect`; a target
-    /// waits for four times that.
+    /// A pulse that notices a loss within `detect`, with an eighth left for a thread that wakes
+    /// late. On an idle disk, it notices the loss within three times `detect`; a target waits for
+    /// four times that.
     #[must_use]
     pub fn of(detect: Duration) -> Self {
         Self { period: detect / 4, idle_period: detect * 2, timeout: detect * 5 / 8 }
     }
 }
 
-/// The I/O of a disk, as seen at each KEEP_ALIVE.
+/// The I/O of a disk at each KEEP_ALIVE.
 #[derive(Debug)]
 pub(crate) struct DiskUse {
-    // I/Os until then.
+    // I/Os at the last KEEP_ALIVE.
     seen: u64,
-    // The last time there were more.
+    // The last time with new I/Os.
     since: Instant,
 }
 
 impl DiskUse {
-    /// A disk that is in use now.
+    /// A disk in use.
     #[must_use]
     pub(crate) fn new(now: Instant) -> Self {
         Self { seen: 0, since: now }
@@ -72,11 +72,11 @@ mod tests {
         assert_eq!(disk.period(pulse, 0, at(9)), pulse.period);
         assert_eq!(disk.period(pulse, 0, at(10)), pulse.idle_period);
         assert_eq!(disk.period(pulse, 0, at(9999)), pulse.idle_period);
-        // One I/O, and it is asked often again for a while.
+        // After one I/O, the target is asked often again for a while.
         assert_eq!(disk.period(pulse, 1, at(10_000)), pulse.period);
         assert_eq!(disk.period(pulse, 1, at(10_009)), pulse.period);
         assert_eq!(disk.period(pulse, 1, at(10_010)), pulse.idle_period);
-        // A clock that was stopped is no I/O.
+        // A clock that stood still is no I/O.
         assert_eq!(disk.period(pulse, 1, begun), pulse.period);
     }
 }

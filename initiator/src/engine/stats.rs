@@ -10,12 +10,12 @@ use super::io::{Io, IoOp};
 use super::latency::{MountTimes, QueueLatency};
 
 rblk_runtime::counters! {
-    /// Counters of one queue: written by its thread, read by anyone.
+    /// Counters of one queue. Its thread writes them; every thread may read them.
     #[derive(Debug, Default)]
     #[repr(align(128))]
     pub struct QueueCounters;
 
-    /// The counters at one moment; also their sum over queues.
+    /// The counters at one moment, or their sum over queues.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct QueueCounts;
@@ -34,17 +34,17 @@ rblk_runtime::counters! {
     read_bytes,
     /// Bytes written.
     written_bytes,
-    /// Writes whose data travelled in the command: no key was exposed.
+    /// Writes with their data in the command: no key was exposed.
     in_capsule_writes,
     /// Commands that named a remote key.
     keyed_commands,
     /// Requests answered with an error.
     errors,
-    /// Requests that are not answered, now.
+    /// Unanswered requests at the moment.
     in_flight,
-    /// Data and answers that did not come through as they were sent: their digests did not fit.
+    /// Damaged data and answers: their digests did not match.
     digest_mismatches,
-    /// Requests sent once again because of that.
+    /// Requests sent once again after a digest mismatch.
     digest_retries,
     /// Requests sent again on another path.
     replayed,
@@ -52,8 +52,7 @@ rblk_runtime::counters! {
     flushes_ahead,
     /// Paths that ended.
     paths_lost,
-    /// KEEP_ALIVEs sent on the queue's own connection, because answers were awaited and no answer
-    /// came.
+    /// KEEP_ALIVEs sent on the queue's own connection, because awaited answers did not come.
     beats,
     /// SENDs posted.
     sends,
@@ -71,8 +70,8 @@ rblk_runtime::counters! {
     immediates,
     /// Bytes the initiator's CPU copied between buffers.
     copied_bytes,
-    /// Bytes of requests whose data was in shared memory, or in the memory of a guest: nothing on
-    /// this host copied them.
+    /// Bytes of requests with data in shared memory, or in the memory of a guest: nothing on this
+    /// host copied them.
     shared_memory_bytes,
     /// Bytes of a guest's requests that were copied between its memory and a buffer.
     bounced_bytes,
@@ -82,24 +81,24 @@ rblk_runtime::counters! {
     sleeps,
     /// io_uring_enter calls.
     ring_enters,
-    /// Times the data thread gave its CPU up while it looked for work.
+    /// Times the data thread yielded its CPU while it polled.
     yields,
-    /// Times the CQ was asked for an event. A CQ that was asked already is not asked again.
+    /// Times the CQ was armed. An armed CQ is not armed again.
     arms,
-    /// Events of the CQ that were taken.
+    /// Events of the CQ.
     events,
     /// Calls of the software provider into its links and epoll; over TCP each is a system call.
     link_calls,
-    /// Encrypted connections that ended because a record was changed on the way, or was none. Of
-    /// paths that have ended.
+    /// Encrypted connections that ended because of a changed or invalid record. Counts paths that
+    /// have ended.
     bad_records,
     /// SENDs that carried several commands.
     lists,
-    /// Commands in them.
+    /// Commands in these SENDs.
     listed,
 }
 
-/// What one queue counts: numbers, which this derefs to, and times.
+/// The counters of one queue: numbers, which this derefs to, and times.
 #[derive(Debug, Default)]
 pub struct QueueStats {
     counters: QueueCounters,
@@ -116,14 +115,14 @@ impl Deref for QueueStats {
 }
 
 impl QueueStats {
-    /// The times of its requests.
+    /// The times of the queue's requests.
     #[must_use]
     pub fn times(&self) -> MountTimes {
         self.latency.snapshot()
     }
 
-    /// Counts a request that ended with that status. `inside`: a command has room for its data.
-    /// Returns the outcome of the request: bytes moved, or a negative errno.
+    /// Counts a request with its status. `inside`: a command has room for its data. Returns the
+    /// outcome of the request: bytes moved, or a negative errno.
     #[inline(always)]
     pub(super) fn count(&self, io: &Io, status: Status, inside: bool) -> i32 {
         let bytes = u64::from(io.data_bytes);
@@ -152,7 +151,7 @@ impl QueueStats {
         }
     }
 
-    /// Counts a request that ended with an error here and was never sent.
+    /// Counts a request that failed here before it was sent.
     #[cold]
     pub(super) fn count_unsent(&self, op: IoOp) {
         match op {
@@ -171,7 +170,7 @@ impl QueueStats {
         -status.errno()
     }
 
-    /// Requests answered, well or not. The errors are among them.
+    /// Requests answered, errors included.
     #[must_use]
     pub(crate) fn answered(&self) -> u64 {
         let of_kinds =

@@ -1,4 +1,4 @@
-//! [`Terms`]: what all lanes of a path have in common: its memory and what was agreed.
+//! [`Terms`]: the common properties of a path's lanes: its memory and the agreed values.
 
 use rblk_fabric::{Poller, Sge};
 use rblk_protocol::limits::{LIST_DATA_MAX, LIST_MAX};
@@ -11,7 +11,7 @@ use super::digests::TRAILER_LEN;
 use super::io::{Io, IoOp};
 use super::path::{DataMemory, Path, PathLayout, PathMemory, Place, Tested};
 
-/// What a path was made with. Nothing of it changes.
+/// The properties of a path. They do not change.
 pub(super) struct Terms {
     memory: PathMemory,
     accept: HelloAccept,
@@ -28,13 +28,13 @@ pub(super) struct Terms {
     lists: MessageRoom,
 }
 
-/// What a message may hold at most, as was agreed.
+/// The agreed bounds of a message.
 #[derive(Clone, Copy)]
 struct MessageRoom {
     commands: usize,
-    // Commands that have data.
+    // Commands with data.
     data: usize,
-    // Bytes of their data, that of the last not counted.
+    // Bytes of their data, without that of the last command.
     data_bytes: u32,
 }
 
@@ -80,7 +80,7 @@ impl Terms {
         &self.memory
     }
 
-    /// The path that has these terms, with the lanes that the poller has.
+    /// The path with these terms and the lanes of the poller.
     pub(super) fn into_path(self, poller: Box<dyn Poller>, tested: Tested) -> Path {
         let Self { memory, accept, epoch, volume, lane_bytes, .. } = self;
         let (connections, proofs, tested) = (Vec::new(), Vec::new(), Some(tested));
@@ -96,32 +96,32 @@ impl Terms {
         self.layout
     }
 
-    /// READs are answered by WRITE_WITH_IMM.
+    /// Whether READs are answered by WRITE_WITH_IMM.
     #[inline]
     pub(super) fn with_imm(&self) -> bool {
         self.with_imm
     }
 
-    /// Messages may hold several capsules.
+    /// Whether messages may hold several capsules.
     #[inline]
     pub(super) fn with_lists(&self) -> bool {
         self.with_lists
     }
 
-    /// Data is before the capsules of a message.
+    /// Whether data comes before the capsules of a message.
     #[inline]
     pub(super) fn data_first(&self) -> bool {
         self.data_first
     }
 
-    /// Capsules and data have digests.
+    /// Whether capsules and data have digests.
     #[inline]
     pub(super) fn with_digests(&self) -> bool {
         self.with_digests
     }
 
-    /// Whether a request can be a READ whose last WRITE had so many bytes: some of the data, or the
-    /// trailer with or without data. There may have been other WRITEs before.
+    /// Whether a request can be a READ that ended with a WRITE of so many bytes: some of the data,
+    /// or the trailer with or without data. There may have been other WRITEs before.
     #[inline]
     pub(super) fn may_end_read(&self, io: &Io, written: u32) -> bool {
         let least = self.trailer_len.max(1);
@@ -134,8 +134,8 @@ impl Terms {
         self.layout.depth.connection_tag()
     }
 
-    /// Data of this many bytes goes by the lane with the least data under way. Smaller data goes by
-    /// the first lane.
+    /// Whether data of this size goes by the lane with the least data under way. Smaller data goes
+    /// by the first lane.
     #[inline]
     pub(super) fn shares_lanes(&self, keyed_bytes: u32) -> bool {
         keyed_bytes >= self.lane_bytes
@@ -162,7 +162,7 @@ impl Terms {
         command
     }
 
-    /// Puts a request, whose data is at `place`, into its command. Returns the data that travels in
+    /// Puts a request with its data at `place` into its command. Returns the data that travels in
     /// the command, if any.
     #[inline]
     pub(super) fn describe(
@@ -199,7 +199,8 @@ impl Terms {
         io.op == IoOp::Write && self.fits_capsule(io.data_bytes)
     }
 
-    /// Whether a message that holds so much has room for any other command, as was agreed.
+    /// Whether a message with so much content has room for any other command, within the agreed
+    /// bounds.
     #[inline]
     pub(super) fn message_has_room(&self, commands: usize, data: usize, data_bytes: u32) -> bool {
         let most = &self.lists;

@@ -1,10 +1,10 @@
 //! The self-test of a path before a queue has the path: [`Path::test`].
 //!
-//! A target that asks for keys gives a connection 30 s to prove itself, or 5 s if it comes from
-//! another address than its session. The proof is in the self-test, which the engine of a queue
-//! sends. The queue of a program may be driven much later than that. Then its connection is dead,
-//! and with it the session of all queues. So control tests the paths of programs itself, and a path
-//! that was tested waits for its queue as long as the session lives.
+//! A target with keys gives a connection 30 s to prove itself, or 5 s if it comes from an address
+//! other than its session's. The proof is in the self-test, which the engine of a queue sends. The
+//! queue of a program may be driven much later than that. Then its connection is dead, and with it
+//! the session of all queues. So control tests the paths of programs itself, and a tested path
+//! waits for its queue as long as the session lives.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use super::path::{DeadPath, Path};
 use super::stats::QueueStats;
 use super::{EIO, PathEnd, SELF_TEST_DEADLINE};
 
-/// How often control looks for the answers of its self-tests.
+/// How often control polls for the answers of its self-tests.
 const LOOK: Duration = Duration::from_millis(1);
 /// Completions taken at once.
 const REAP: usize = 16;
@@ -39,10 +39,10 @@ impl Drop for Testing {
 }
 
 impl Path {
-    /// The same path, tested. What is left of one that fails is destroyed.
+    /// Tests the path, and returns it. The remains of a path that fails are destroyed.
     ///
     /// # Errors
-    /// Why it failed.
+    /// The reason for the failure.
     pub async fn test(self) -> Result<Self, PathEnd> {
         if self.tested.is_some() {
             return Ok(self);
@@ -55,7 +55,7 @@ impl Path {
         let stats = QueueStats::default();
         let mut testing = Testing(Some(path));
         loop {
-            // It is there until the loop ends.
+            // The path is set until the loop ends.
             let Some(path) = testing.0.as_mut() else { return Err(PathEnd::Unusable) };
             if path.test_turn(&stats)? {
                 break;
@@ -70,11 +70,11 @@ impl Path {
 }
 
 impl ActivePath {
-    /// Posts, and takes what came. Returns whether every lane has passed its test.
+    /// Posts WRs and takes completions. Returns whether every lane has passed its test.
     fn test_turn(&mut self, stats: &QueueStats) -> Result<bool, PathEnd> {
         let not_posted = |_| PathEnd::Lost(WcStatus::Other(EIO.unsigned_abs()));
         self.post(stats).map_err(not_posted)?;
-        // Nothing was armed, so the poller has to be told to look.
+        // No CQ was armed, so the poller must be made to look.
         self.poller_mut().clear_event();
         let mut completions = [Completion::default(); REAP];
         loop {

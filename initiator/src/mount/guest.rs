@@ -1,8 +1,8 @@
 //! A volume as the disk of a virtual machine ([`crate::front::vhost`]): a mount that has a socket
-//! instead of a device. The rest is what a disk has: name, lock and control socket, session,
-//! course, epochs, retained writes and losses. Its note is a [`GuestNote`], beside the socket: the
-//! next process goes on with the same guest and what it wrote. Requests that were under way when a
-//! process was killed are lost, so the rings of its guest are left alone until the guest is reset.
+//! instead of a device. Name, lock, control socket, session, course, epochs, retained writes and
+//! losses are those of a disk. The note is a [`GuestNote`] beside the socket: the next process
+//! serves the same guest and accounts for its writes. A killed process loses its requests under
+//! way, so the rings of its guest are left alone until the guest is reset.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -38,10 +38,10 @@ use crate::volume::queues::spin_mode;
 use crate::volume::session::HostIdentity;
 use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume, task};
 
-/// How soon a note that could not be written is tried again.
+/// The delay before the next try, after a note could not be written.
 const NOTE_AGAIN: Duration = Duration::from_secs(1);
 
-/// A socket cannot be a front end's.
+/// The path cannot be the socket of a front end.
 #[derive(Debug, thiserror::Error)]
 #[error("--socket {}: {problem}", path.display())]
 pub(crate) struct BadSocket {
@@ -56,7 +56,7 @@ pub struct GuestSocket {
     memory_max: Option<ByteSize>,
     path: PathBuf,
     unlinked: Cell<bool>,
-    // A process that was killed left it there.
+    // A killed process left the socket.
     was_left: bool,
 }
 
@@ -64,7 +64,7 @@ impl GuestSocket {
     /// Listens at a path. A socket that a dead process left there is replaced.
     ///
     /// # Errors
-    /// Another process listens there, or there is something else, or no socket can be made.
+    /// Another process listens at the path, or the path is no socket, or no socket can be made.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         let bad = |problem: String| BadSocket { path: path.to_owned(), problem };
         let was_left = match std::fs::symlink_metadata(path) {
@@ -89,14 +89,14 @@ impl GuestSocket {
         Ok(Self { listener, memory_max: None, path, unlinked: Cell::new(false), was_left })
     }
 
-    /// A guest whose front end connects here may have at most so much memory.
+    /// Limits the memory of a guest at this socket.
     #[must_use]
     pub fn with_memory_max(mut self, most: Option<ByteSize>) -> Self {
         self.memory_max = most;
         self
     }
 
-    /// Removes the socket's file, once: a later one of that path is another process's.
+    /// Removes the socket's file, once: a later file at that path belongs to another process.
     fn unlink(&self) {
         if !self.unlinked.replace(true) {
             let _ = std::fs::remove_file(&self.path);
@@ -110,10 +110,10 @@ impl Drop for GuestSocket {
     }
 }
 
-/// What a guest's disk cannot have.
+/// Refuses configurations that a guest's disk cannot have.
 ///
 /// # Errors
-/// A configuration that asks for it.
+/// The configuration has an unsuited key.
 pub fn must_suit_guests(config: &MountConfig) -> anyhow::Result<()> {
     let refuse = |key: &str, why: &str| -> anyhow::Result<()> {
         Err(UnsuitedKey { key: key.to_owned(), why: why.to_owned() }.into())
@@ -148,7 +148,7 @@ pub(crate) struct UnsuitedKey {
 /// Serves a volume to front ends, until it is unmounted.
 ///
 /// # Errors
-/// Anything that keeps the volume from being opened, or a queue that broke.
+/// Any reason why the volume cannot be opened, or a queue that broke.
 pub async fn run_guest(
     configured: &Configured,
     name: &str,
@@ -161,11 +161,12 @@ pub async fn run_guest(
     let mut signals = Signals::listen()?;
     let listed = match nix::unistd::geteuid().is_root() {
         true => Some(Listed::new(name).await?),
-        // The run directory is root's.
+        // Only root may write to the run directory.
         false => None,
     };
     let before = GuestNote::read(&socket.path)?;
-    // One socket, one guest, one holder: no mount of this host is taken for it.
+    // Each socket counts as a holder of its own: the target takes no mount of this host for this
+    // guest.
     let host = HostIdentity { id: id_of_guest(host.id, &socket.path), ..host };
     if !take_over {
         neighbour::must_not_hold(name, config, host.id, None)?;
@@ -212,7 +213,7 @@ pub async fn run_guest(
     guest.serve((served, left), &socket, control, &mut signals, on_ready).await
 }
 
-/// The first connect. Meanwhile the control socket answers, if there is one.
+/// Connects for the first time. Meanwhile the control socket answers, if there is one.
 async fn connect(
     name: &str,
     first: First<'_>,
@@ -234,7 +235,7 @@ fn is_fenced(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(SessionError::Fenced { .. }))
 }
 
-/// Begins with what the process before knew, and says what that means.
+/// Takes over the note of the process before, and logs the consequences.
 fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> Left {
     let on_loss = mount.volume().durability().on_loss();
     let Inherited { account, left, is_new_loss, other } =
@@ -263,7 +264,7 @@ fn inherit(mount: &mut Mount, note: &GuestNote, was_away: bool) -> Left {
     left
 }
 
-/// A process that wrote no note was killed.
+/// Inherits from a process without a note: it was killed.
 fn inherit_unknown(mount: &mut Mount) -> Left {
     let Inherited { account, left, .. } = Inherited::unknown(mount.volume().durability().on_loss());
     mount.inherit(&account);
@@ -273,7 +274,7 @@ fn inherit_unknown(mount: &mut Mount) -> Left {
 /// The name and the control socket of the mount, by which other commands know it.
 #[derive(Debug)]
 struct Listed {
-    // First, so that it is gone when the name is free.
+    // Dropped first, so that the socket is gone when the name is free.
     socket: MountSocket,
     _lock: MountLock,
 }
@@ -310,7 +311,7 @@ fn serve_rings(
         .context("the disk of the guest")
 }
 
-/// The disk of a volume, as guests see it.
+/// The disk of a volume, for guests.
 fn disk_of(volume: &Volume, config: &MountConfig) -> Disk {
     let (facts, setup) = (volume.facts(), volume.setup());
     let volume = &facts.volume;
@@ -338,7 +339,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Serves until it is unmounted, told to end, or a ring broke.
+    /// Serves until an unmount, a signal or a broken ring.
     async fn serve(
         mut self,
         (served, left): (anyhow::Result<Served>, Left),
@@ -351,7 +352,7 @@ impl Guest {
             Ok(served) => served,
             Err(error) => {
                 self.mount.volume_mut().end(LOGOUT, &mut self.from_queues).await;
-                // Nothing was served: all is as the process before left it.
+                // Nothing was served: the state is that of the process before.
                 self.mount.leave_guest(left);
                 return Err(error);
             }
@@ -388,11 +389,11 @@ impl Guest {
         self.mount.volume_mut().end(limit, &mut self.from_queues).await;
         match &result {
             Ok(()) => self.mount.leave_guest(served.news().left()),
-            // The note says what is true of a process that is killed.
+            // The note already describes a killed process.
             Err(_) if self.mount.note().owes_loss() => self.mount.write_note(),
             Err(_) => {}
         }
-        // First, so that whoever hears that it is gone finds nothing.
+        // Before the reply, so that its receiver finds no socket.
         guest_socket.unlink();
         if let Some(socket) = socket {
             socket.unlink();
@@ -403,7 +404,7 @@ impl Guest {
         result
     }
 
-    /// Takes the next thing that happens. Returns whether the disk is still there.
+    /// Handles the next event. Returns whether the disk goes on.
     async fn next(
         &mut self,
         asked: &mut mpsc::Receiver<Asked>,
@@ -422,7 +423,7 @@ impl Guest {
                 }
                 Some(Memories { regions, reply }) => {
                     mount.volume_mut().replace_shared(regions);
-                    // Whoever asked may be gone.
+                    // The receiver of the reply may be gone.
                     let _ = reply.try_send(());
                 }
             },
@@ -435,7 +436,7 @@ impl Guest {
                 if mount.note().owes_loss() {
                     mount.write_note();
                 }
-                // One that could not be written is tried again.
+                // A failed write is tried again.
                 *note_at = mount.note().owes_loss().then(|| Instant::now() + NOTE_AGAIN);
             }
         }
@@ -443,7 +444,7 @@ impl Guest {
     }
 }
 
-/// Answers a question of the control socket, now or when the disk is gone.
+/// Answers a question of the control socket, now or after the end of the disk.
 fn on_ask(request: Asked, mount: &mut Mount, served: &Served, end: &mut GuestEnd) {
     let response = match &request.ask {
         Ask::Status => {

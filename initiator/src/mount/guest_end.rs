@@ -1,16 +1,17 @@
-//! [`GuestEnd`]: how the disk of a guest comes to its end. What is under way is answered and
-//! flushed first, for some time. Then the process ends whatever its threads do: one that a front
-//! end or the kernel holds up keeps neither the process nor the volume.
+//! [`GuestEnd`]: how the disk of a guest ends. For some time, requests under way are answered and
+//! flushed. Then the process ends even if a thread hangs: a thread that a front end or the kernel
+//! holds up keeps neither the process nor the volume.
 
 use std::time::{Duration, Instant};
 
 use super::socket::{Asked, Response};
 use crate::front::vhost::Served;
 
-/// How long the disk may take to end: a front end may be waiting for answers of a lost target, then
-/// what the guest wrote is flushed, and the kernel may be slow to destroy QPs.
+/// Time for the disk to end: a front end may wait for replies of a lost target, then the guest's
+/// writes are flushed, and the kernel may be slow to destroy QPs.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same, by force. With what follows, clearly less than the 5 s that the command waits.
+/// Time for the disk to end by force. With the steps that follow, clearly less than the 5 s that
+/// the command waits.
 const FORCE_PATIENCE: Duration = Duration::from_millis(2500);
 
 /// A thread of the disk was held up.
@@ -31,22 +32,22 @@ pub(crate) struct BrokenGuestDisk {
     why: String,
 }
 
-/// The end of a disk, which may not have begun.
+/// The state of a disk's end.
 #[derive(Debug, Default)]
 pub(super) struct GuestEnd {
-    // The command that waits for it.
+    // The command that waits for the end.
     pending: Option<Asked>,
     by: Option<Instant>,
     force: bool,
 }
 
 impl GuestEnd {
-    /// This process is told to end: the second time, soon.
+    /// A signal asks the process to end. The second signal shortens the time.
     pub(super) fn on_signal(&mut self, served: &Served) {
         self.begin(self.by.is_some(), served);
     }
 
-    /// An unmount is asked for. One that waits already is enough, unless this one is by force.
+    /// An unmount is requested. An earlier one is enough, unless this one is by force.
     pub(super) fn on_unmount(&mut self, request: Asked, force: bool, disk: &str, served: &Served) {
         let busy = || Response::Busy(format!("{disk} is being removed"));
         if self.pending.is_some() && !force {
@@ -66,12 +67,12 @@ impl GuestEnd {
         served.end(self.force);
     }
 
-    /// When nobody waits for the disk any longer, if it is to end.
+    /// The time to stop waiting for the disk, once it has to end.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.by
     }
 
-    /// Whether there is little time.
+    /// Whether the end is by force.
     pub(super) fn is_forced(&self) -> bool {
         self.force
     }
@@ -81,10 +82,10 @@ impl GuestEnd {
         HeldUp { disk: disk.to_owned() }
     }
 
-    /// The threads of the disk are gone.
+    /// The threads of the disk have ended.
     ///
     /// # Errors
-    /// It broke.
+    /// The disk broke.
     pub(super) fn on_gone(disk: &str, served: &Served) -> Result<(), BrokenGuestDisk> {
         match served.news().broke_by() {
             None => Ok(()),
@@ -92,9 +93,9 @@ impl GuestEnd {
         }
     }
 
-    /// Tells the command that waits that the disk is gone. Returns whether there is one.
+    /// Reports to the waiting command that the disk is gone. Returns whether there is one.
     pub(super) fn answer(self) -> bool {
-        // An error means that the command does not wait any more.
+        // An error means that the command no longer waits.
         self.pending.map(|request| request.reply.send(Response::Done)).is_some()
     }
 }

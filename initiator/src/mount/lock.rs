@@ -1,9 +1,9 @@
 //! [`MountLock`]: one process per name. The process that holds the lock serves the mount, starts
-//! it, or clears what a dead process left. The kernel releases the lock when that process ends,
-//! however it ends.
+//! it, or clears the leftovers of a dead process. The kernel releases the lock at any end of that
+//! process.
 //!
-//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor. So an
-//! upgrade does not release the name.
+//! The lock belongs to the open file, so it outlives an exec that keeps the descriptor: an upgrade
+//! does not release the name.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,10 +17,10 @@ use nix::unistd::dup2_stdin;
 
 use super::run_dir::{self, RUN_DIR};
 
-/// How often a lock file may be replaced while this process takes it, before that is an error.
+/// Limit of the tries to take the lock while its file is replaced.
 const TRIES: u32 = 100;
 
-/// The lock of a mount's name. Its file goes when it is dropped.
+/// The lock of a mount's name. The drop removes its file.
 #[derive(Debug)]
 pub struct MountLock {
     name: String,
@@ -63,7 +63,7 @@ impl MountLock {
                 Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
                 Err(error) => return Err(error.into()),
             }
-            // The last holder may have removed the file meanwhile. Then this lock protects nothing.
+            // The last holder may have removed the file meanwhile: then this lock protects nothing.
             if is_file_at(&file, &path) {
                 let name = name.to_owned();
                 return Ok(Some(Self { name, path, file }));
@@ -72,8 +72,8 @@ impl MountLock {
         Err(io::Error::other(format!("{} is replaced again and again", path.display())))
     }
 
-    /// The lock that this process was started with: the standard input holds it. A process that
-    /// this one starts does not get it, because it would hold the name after this one is dead.
+    /// The lock that this process inherited on the standard input. A process started by this one
+    /// does not get it: it would hold the name after this one is dead.
     ///
     /// # Errors
     /// The standard input is not the name's lock file, or holds no lock.
@@ -83,7 +83,7 @@ impl MountLock {
 
     fn inherited_in(dir: &Path, name: &str) -> io::Result<Self> {
         let path = Self::path(dir, name);
-        // Another descriptor of the same open file, and so of the same lock. It does not outlive an
+        // Another descriptor of the same open file, and so of its lock. It does not outlive an
         // exec.
         let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
         if !is_file_at(&file, &path) || !Self::is_held_in(dir, name) {
@@ -104,11 +104,11 @@ impl MountLock {
         let Ok(file) = File::open(Self::path(dir, name)) else { return false };
         let mut probe = whole(libc::F_WRLCK);
         let asked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut probe));
-        // Where the kernel does not answer, the lock counts as held.
+        // If the kernel does not answer, the lock counts as held.
         asked.is_err() || i32::from(probe.l_type) != libc::F_UNLCK
     }
 
-    /// From now on the lock outlives an exec, as the standard input.
+    /// Keeps the lock over an exec, as the standard input.
     ///
     /// # Errors
     /// The system's.
@@ -116,7 +116,7 @@ impl MountLock {
         Ok(dup2_stdin(&self.file)?)
     }
 
-    /// From now on the lock does not outlive an exec, as in the beginning.
+    /// Stops keeping the lock over an exec.
     ///
     /// # Errors
     /// The system's.
@@ -178,7 +178,7 @@ mod tests {
     fn a_process_that_is_started_gets_no_lock_unless_it_is_meant_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.lock").display().to_string();
-        // Whether a child has it open. The shell's own descriptors are among those that it lists.
+        // Whether a child has the file open. The shell's own descriptors are on its list, too.
         let passed = || {
             let mut child = std::process::Command::new("sh");
             child.args(["-c", "ls -l /proc/$$/fd"]);
@@ -192,7 +192,7 @@ mod tests {
         first.keep_over_exec().unwrap();
         assert!(passed());
         assert!(MountLock::inherited_in(dir.path(), "b").is_err(), "it is another's");
-        // As after an exec: what is left of the first is what the standard input holds.
+        // As after an exec: only the standard input still holds the first lock.
         let second = MountLock::inherited_in(dir.path(), "a").unwrap();
         assert!(!passed());
         second.keep_over_exec().unwrap();
@@ -213,7 +213,7 @@ mod tests {
                     let mut won = 0;
                     for _ in 0..2000 {
                         let Some(lock) = MountLock::take_in(&path, "a").unwrap() else { continue };
-                        // Were there two holders, one of them would find the other's file.
+                        // If there were two holders, one would find the other's file.
                         let mine = path.join("mine");
                         assert!(
                             OpenOptions::new().write(true).create_new(true).open(&mine).is_ok()

@@ -7,8 +7,8 @@ use rblk_operate::exposition::{Exposition, Kind, Scale};
 use crate::engine::QueueCounts;
 use crate::volume::status::MountStatus;
 
-/// The states of a mount, as [`MountStatus::state`] and, of dead mounts, `Condition::word` name
-/// them.
+/// The states of a mount: the values of [`MountStatus::state`], and of `Condition::word` for dead
+/// mounts.
 const STATES: [&str; 12] = [
     "waiting",
     "connected",
@@ -24,14 +24,14 @@ const STATES: [&str; 12] = [
     "dead",
 ];
 
-/// Why only the name of a mount is known.
+/// The reason why only the name of a mount is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Silence {
-    /// Its process lives and does not answer.
+    /// The process lives and does not answer.
     NoAnswer,
-    /// Its process died, and its note cannot be read.
+    /// The process died, and the note cannot be read.
     BadNote,
-    /// Its process died, and the driver did not say what is left of it.
+    /// The process died, and the driver did not report the state of the device.
     Dead,
 }
 
@@ -45,12 +45,12 @@ impl Silence {
     }
 }
 
-/// A mount of which only the name is known. Its state is its one metric.
+/// A mount with only its name known. Its state is its only metric.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SilentMount {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub silence: Silence,
 }
 
@@ -102,7 +102,7 @@ const QUEUES: &[OfQueues] = &[
     ("rblk_mount_sleeps_total", Kind::Counter, "Times a queue thread slept.", |c| c.sleeps),
 ];
 
-/// A number of a mount.
+/// A number of a mount, with the name of its metric and its help.
 type OfMount = (&'static str, Kind, &'static str, fn(&MountStatus) -> u64);
 
 const MOUNTS: &[OfMount] = &[
@@ -146,8 +146,8 @@ const MOUNTS: &[OfMount] = &[
     ),
 ];
 
-/// The metrics of mounts. A mount that says nothing is in the metrics all the same, so that an
-/// alert can tell it from a mount that was unmounted.
+/// The metrics of mounts. A silent mount has a metric, too, so that an alert can distinguish it
+/// from an unmounted one.
 #[must_use]
 pub fn metrics(mounts: &[MountStatus], silent: &[SilentMount]) -> String {
     let mut all = Exposition::default();

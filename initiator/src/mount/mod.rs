@@ -1,14 +1,14 @@
 //! A mount from the first connect to its unmount: [`run`] and [`recover`]. One task owns the
 //! session, the device and the mail to the queue threads.
 //!
-//! Order of the start: lock of the name, what a dead mount of that name left (a disk that waits is
-//! recovered), socket, session, volume, buffers, I/O connections, note, ublk device, queue threads,
-//! START_DEV, ready. A failure before that leaves nothing. After it only an unmount takes the
-//! device away: whatever else ends this process leaves the device to the next one.
+//! Order of the start: lock of the name, leftovers of a dead mount of that name (a disk that waits
+//! is recovered), socket, session, volume, buffers, I/O connections, note, ublk device, queue
+//! threads, START_DEV, ready. A failure before START_DEV leaves nothing. After it, only an unmount
+//! removes the device: any other end of this process leaves the device to the next one.
 //!
-//! Losing the target is a stall: requests wait in their queues while the session reconnects in a
-//! higher epoch. The target admits it when nothing of the old epoch is left, and everything
-//! unanswered is sent again. Only `--fail-after` turns a stall into errors, and they end when the
+//! The loss of the target is a stall: requests wait in their queues while the session reconnects in
+//! a higher epoch. The target admits it when nothing of the old epoch is left, and every unanswered
+//! request is sent again. Only `--fail-after` turns a stall into errors, and they end when the
 //! target is back.
 //!
 //! A volume that comes back with another write verifier may have lost acknowledged writes that no
@@ -17,7 +17,7 @@
 //!
 //! ```text
 //! run, recover -> waiting, begin       a Mount with its first session
-//!              |  recover              a Mount of a note, whose target is lost
+//!              |  recover              a Mount of a note, with a lost target
 //!              '> Serving -> Ending    the loop, and how it ends
 //! Direct                               a Mount without a device: a program has its queues
 //! Guest                                the same: a guest has its queues, by a socket
@@ -65,10 +65,10 @@ use signals::Signals;
 use socket::MountSocket;
 pub use waiting::ToldToEnd;
 
-/// Called with the state of a mount when its device is there.
+/// Called with the state of a mount once its device exists.
 pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);
 
-/// A mount of that name is there already.
+/// A mount of that name exists already.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}` is mounted already; see `rblk-initiator list`, or give another --name")]
 pub(crate) struct AlreadyMounted {
@@ -76,17 +76,17 @@ pub(crate) struct AlreadyMounted {
     pub name: String,
 }
 
-/// Mounts are root's.
+/// Mounts need root.
 #[derive(Debug, thiserror::Error)]
 #[error("this needs root: the ublk driver and the mounts are root's. Run it with sudo")]
 pub struct NotRoot;
 
-/// What runs in the background is listed with the mounts.
+/// A process in the background is listed with the mounts.
 #[derive(Debug, thiserror::Error)]
 #[error("in the background this needs root: give --foreground, or run it with sudo")]
 pub struct NotInBackground;
 
-/// No such mount.
+/// There is no mount of that name or device.
 #[derive(Debug, thiserror::Error)]
 #[error("`{what}` is not mounted; see `rblk-initiator list`")]
 pub struct NotMounted {
@@ -94,11 +94,11 @@ pub struct NotMounted {
     pub what: String,
 }
 
-/// Mounts and serves until unmounted. `take_over` fences the host that holds the volume: the first
-/// OPEN says so, and no later one.
+/// Mounts a volume, and serves until it is unmounted. `take_over` fences the host that holds the
+/// volume: in the first OPEN, and in no later one.
 ///
 /// # Errors
-/// Anything that keeps the volume from being mounted, or a queue that broke.
+/// Any reason why the volume cannot be mounted, or a queue that broke.
 pub async fn run(
     configured: &Configured,
     name: &str,
@@ -109,7 +109,7 @@ pub async fn run(
     let config = &configured.config;
     let mut signals = Signals::listen()?;
     let lock = recover::lock(name, false).await?;
-    // Before the target is asked for anything.
+    // Before anything is asked of the target.
     let same = |note: Option<&note::Note>| note.is_some_and(|note| recover::is_same(note, config));
     let claimed = leftovers::claim(&lock, |note| Purpose::Mount { same: same(note) })?;
     let serving = match claimed {
@@ -127,12 +127,12 @@ pub async fn run(
 }
 
 /// Recovers the mount of a name, and serves until it is unmounted. With `inherited`, the standard
-/// input that this process was started with holds the name's lock. Blocks before the first await
-/// for as long as the driver needs to see that the old process died.
+/// input of this process holds the name's lock. Blocks before the first await until the driver has
+/// noticed the death of the old process.
 ///
 /// # Errors
 /// [`NotMounted`] when there is nothing to recover, [`AlreadyMounted`] when another process serves
-/// it; anything that keeps the device from being served, which then stays for another try.
+/// it; any reason why the device cannot be served, which then stays for another try.
 pub async fn recover(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let lock = recover::lock(name, inherited).await?;
@@ -140,7 +140,7 @@ pub async fn recover(name: &str, inherited: bool, on_ready: OnReady<'_>) -> anyh
     serve(serving, &mut signals, on_ready).await
 }
 
-/// Begins a new mount.
+/// Starts a new mount.
 async fn begin(
     configured: &Configured,
     lock: MountLock,
@@ -177,7 +177,7 @@ async fn begin(
     match built.await {
         Ok(device) => Ok(Serving { mount, device, socket, lock, from_queues }),
         Err(error) => {
-            // The device went with the attempt.
+            // The failed start has removed the device.
             recover::forget_if_gone(lock.name()).await;
             Err(error)
         }
@@ -195,8 +195,8 @@ async fn start_new(
     Ok(device)
 }
 
-/// Serves until the mount is unmounted, or breaks. Hands the device over when a command asks for
-/// that, and resumes the mount where it fails.
+/// Serves until the mount is unmounted, or breaks. Hands the device over on a command, and resumes
+/// the mount if that fails.
 async fn serve(
     mut serving: Serving,
     signals: &mut Signals,

@@ -1,15 +1,15 @@
-//! Recovering the device of a mount whose process died, or handed it over: by its note, on the same
-//! disk, whose users notice a pause. The target need not be reachable: requests wait for it as they
-//! do in any other mount.
+//! Recovers the device of a mount after its process died, or handed it over: by its note, on the
+//! same disk. The users of the disk notice a pause. The target need not be reachable: requests wait
+//! for it as in any other mount.
 //!
-//! The driver sends again (REISSUE) what the dead process had sent and got no answer to. So this
-//! process may do a request twice. The LOGIN in a higher epoch makes that safe: the target answers
-//! it when nothing of the older epochs can happen any more.
+//! The driver sends unanswered requests of the dead process again (REISSUE). So a request may run
+//! twice. The LOGIN in a higher epoch makes that safe: the target answers it when nothing of the
+//! older epochs can happen any more.
 //!
-//! What the dead process had got an answer to, but no FLUSH for, is in one of two states. Either
+//! A write that the dead process acknowledged without a later FLUSH is in one of two states. Either
 //! the target still has it and can make it durable: then its verifier is the note's. Or it may be
-//! lost, and FLUSHes fail as `on_loss` says: copies that the dead process retained died with it. A
-//! loss that the dead process had to tell is in the note, and this process has to tell it.
+//! lost, and FLUSHes fail as `on_loss` requires: the copies in the dead process died with it. If
+//! the dead process had a loss to report, the loss is in the note, and this process reports it.
 
 use std::time::{Duration, Instant};
 
@@ -38,11 +38,11 @@ use crate::volume::setup::credentials_of;
 use crate::volume::target_keys;
 
 const PAGE: usize = 4096;
-/// Time for a device to go away whose mount failed.
+/// Time for the device of a failed mount to go away.
 const GONE_DEADLINE: Duration = Duration::from_secs(5);
 const GONE_STEP: Duration = Duration::from_millis(10);
 
-/// A device is not the one of its note.
+/// The device does not match its note.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{device} has {what}, which is not what the note of mount `{name}` says; `rblk-initiator umount --force {name}` \
@@ -54,7 +54,7 @@ struct Mismatch {
     what: String,
 }
 
-/// Takes the lock of a name, or uses the one that this process was started with.
+/// Takes the lock of a name, or the lock that this process inherited.
 ///
 /// # Errors
 /// [`AlreadyMounted`], or the system's.
@@ -67,12 +67,12 @@ pub(super) async fn lock(name: &str, inherited: bool) -> anyhow::Result<MountLoc
     lock.ok_or_else(|| AlreadyMounted { name: name.to_owned() }.into())
 }
 
-/// Takes over the device of a mount, by its note. The lock is the name's. Blocks before the first
-/// await for as long as the driver needs to see that the old process died.
+/// Takes over the device of a mount, by its note. The lock is that of the name. Blocks before the
+/// first await until the driver has noticed the death of the old process.
 ///
 /// # Errors
-/// [`NotMounted`] when there is nothing to recover; anything that keeps the device from being
-/// served, which then stays for another try.
+/// [`NotMounted`] when there is nothing to recover; any reason why the device cannot be served,
+/// which then stays for another try.
 pub(super) async fn resume(lock: MountLock, signals: &mut Signals) -> anyhow::Result<Serving> {
     let Claimed::Waiting(note) = claim(&lock, |_| Purpose::Recover)? else {
         return Err(NotMounted { what: lock.name().to_owned() }.into());
@@ -80,18 +80,18 @@ pub(super) async fn resume(lock: MountLock, signals: &mut Signals) -> anyhow::Re
     take_over(lock, *note, None, signals).await
 }
 
-/// Whether this program could recover a mount: its note makes sense. Changes nothing.
+/// Checks that this program could recover a mount: its note is valid. Changes nothing.
 ///
 /// # Errors
-/// [`NotMounted`], or the note or the keys of the mount's file are of no use.
+/// [`NotMounted`], or the note or the keys of the mount's file are invalid.
 pub fn check(name: &str) -> anyhow::Result<()> {
     let note = Note::read(name)?.ok_or_else(|| NotMounted { what: name.to_owned() })?;
     target_keys::check(&note.config, note.keys_file().as_ref())?;
     note.restore(&note.config, host_name(note.config.host_name.as_deref())).map(drop)
 }
 
-/// Whether `config` asks for what the note says is mounted: the same volume by an address of the
-/// same target, as writable. The rest may differ.
+/// Whether `config` names the mount of the note: the same volume by an address of the same target,
+/// as writable. The rest may differ.
 pub(super) fn is_same(note: &Note, config: &MountConfig) -> bool {
     note.config.volume == config.volume
         && note.config.read_only == config.read_only
@@ -99,8 +99,8 @@ pub(super) fn is_same(note: &Note, config: &MountConfig) -> bool {
         && config.target.iter().any(|target| note.config.target.contains(target))
 }
 
-/// Takes over the device of a note. `configured` decides what the device leaves open; without one,
-/// the note's configuration does, with the keys that its file has now.
+/// Takes over the device of a note. `configured` sets the values that the device leaves open;
+/// without it, they come from the note, and the keys from the file of the note.
 pub(super) async fn take_over(
     lock: MountLock,
     note: Note,
@@ -135,8 +135,8 @@ fn recovered_times(note: &Note) -> u32 {
     note.recovered.saturating_add(1)
 }
 
-/// The mount of a note, whose target is lost. All memory is allocated here, before any request
-/// waits for this process.
+/// The mount of a note, with a lost target. All memory is allocated here, before any request waits
+/// for this process.
 fn mount_of(name: &str, note: &Note, configured: Option<&Configured>) -> anyhow::Result<Mount> {
     let (config, credentials, keys_file) = match configured {
         Some(Configured { config, keys_file }) => {
@@ -174,8 +174,8 @@ fn mount_of(name: &str, note: &Note, configured: Option<&Configured>) -> anyhow:
     Ok(mount)
 }
 
-/// Which FLUSHes are to fail after a loss: those that `config` names. But a loss after which every
-/// FLUSH had to fail still fails every FLUSH: some users of the disk may not know of it yet.
+/// The mode after a loss: that of `config`. But a loss that had to fail every FLUSH still does:
+/// some users of the disk may not know of it yet.
 fn on_loss(note: &Note, config: &MountConfig) -> OnLoss {
     match note.loss_untold {
         true => note.config.on_loss.max(config.on_loss),
@@ -188,7 +188,7 @@ fn touch(memory: &Region) {
     (0..memory.len()).step_by(PAGE).for_each(|at| memory.write(at, &[0]));
 }
 
-/// What of a device is not as the mount needs it.
+/// The property of a device that contradicts the mount.
 fn mismatch(
     volume: &Volume,
     note: &Note,
@@ -197,8 +197,8 @@ fn mismatch(
 ) -> Option<String> {
     let (setup, volume) = (volume.setup(), &volume.facts().volume);
     let block = volume.block_size.bytes();
-    // The size, and whether the volume became read-only, may be news to the disk: it follows when
-    // the target is there.
+    // The disk may not know a new size or read-only mode of the volume yet: it follows when the
+    // target is connected.
     let read_only = note.config.read_only;
     [
         (info.token != Some(note.token), "another token".to_owned()),
@@ -215,13 +215,13 @@ fn mismatch(
     .find_map(|(differs, what)| differs.then_some(what))
 }
 
-/// Forgets the note of a mount that could not begin, unless its device is still there.
+/// Removes the note of a mount that could not begin, unless its device still exists.
 pub(super) async fn forget_if_gone(name: &str) {
     let begun = Instant::now();
     while begun.elapsed() < GONE_DEADLINE {
         match find(name) {
             Ok(found) if found.device.is_none() => return Note::remove(name),
-            // The device goes away when its queue threads have left.
+            // The device is removed once its queue threads have left.
             Ok(_) => tokio::time::sleep(GONE_STEP).await,
             Err(_) => return,
         }

@@ -6,17 +6,17 @@ use std::path::Path;
 
 use super::NotRoot;
 
-/// Where locks, sockets and notes are.
+/// The directory of locks, sockets and notes.
 pub(crate) const RUN_DIR: &str = "/run/rblk/mounts";
 
-/// Makes the directory. Only root may read it: a note there has what it takes to join a session.
+/// Makes the directory. Only root may read it: a note has the secrets of a session.
 pub(super) fn make() -> io::Result<()> {
     make_private(Path::new(RUN_DIR))
 }
 
 /// Makes a directory below `/run/rblk` that only its owner may use. An older release may have made
-/// it wider. `/run/rblk` itself is for all to pass: the target, which is not root, has its socket
-/// below it.
+/// it with wider rights. `/run/rblk` itself is open to all: the target, which is not root, has its
+/// socket below it.
 ///
 /// # Errors
 /// The system's.
@@ -25,7 +25,7 @@ pub fn make_private(dir: &Path) -> io::Result<()> {
         && !parent.exists()
     {
         std::fs::create_dir_all(parent)?;
-        // Whatever the umask is.
+        // The umask may have removed bits.
         std::fs::set_permissions(parent, std::fs::Permissions::from_mode(0o755))?;
     }
     match std::fs::create_dir(dir) {
@@ -35,7 +35,8 @@ pub fn make_private(dir: &Path) -> io::Result<()> {
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
 }
 
-/// Whether this process may see the mounts. Without that right, no mount would look like none.
+/// Refuses if this process may not see the mounts. Without that right, the list of mounts would
+/// seem empty.
 ///
 /// # Errors
 /// [`NotRoot`].
@@ -50,7 +51,7 @@ fn readable(dir: &Path) -> Result<(), NotRoot> {
     }
 }
 
-/// Names of the mounts that have a socket or a note, living or dead.
+/// Names of the mounts with a socket or a note, living or dead.
 #[must_use]
 pub fn names() -> Vec<String> {
     let Ok(dir) = std::fs::read_dir(RUN_DIR) else { return Vec::new() };
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_below_is_private_and_the_way_there_is_not() {
+    fn the_directories_below_are_private_and_the_way_there_is_not() {
         let root = tempfile::tempdir().unwrap();
         let run = root.path().join("rblk");
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;

@@ -18,7 +18,7 @@ use crate::front::ublk::Device;
 use crate::queue::FromQueue;
 use crate::volume::task;
 
-/// Time for an answer to get out before the process ends.
+/// Time to deliver an answer before the process ends.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// A mount that is served.
@@ -31,7 +31,7 @@ pub(super) struct Serving {
     pub(super) from_queues: mpsc::UnboundedReceiver<FromQueue>,
 }
 
-/// A device that is left to a program, which becomes this process.
+/// A device handed over to a program, which replaces this process.
 #[derive(Debug)]
 pub(super) struct HandOver {
     pub(super) lock: MountLock,
@@ -39,8 +39,8 @@ pub(super) struct HandOver {
 }
 
 impl Serving {
-    /// Serves a device whose queues run, until it is unmounted, handed over, or a queue breaks. A
-    /// mount whose target is lost reconnects.
+    /// Serves a device with running queues, until an unmount, a hand-over, or a broken queue. A
+    /// mount that has lost its target reconnects.
     ///
     /// # Errors
     /// A queue broke, or the driver does not let the device go.
@@ -77,8 +77,8 @@ impl Serving {
         match end {
             End::HandOver(program) => {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
-                // The answer gets out while the queues leave. The command looks for the new program
-                // anyway.
+                // The answer is delivered while the queues leave. The command looks for the new
+                // program anyway.
                 ending.answer(Response::Done);
                 mount.leave(device, &mut from_queues).await;
                 Ok(Some(HandOver { lock, program }))
@@ -87,16 +87,15 @@ impl Serving {
                 let result = mount.unmount(&mut device, force, &mut from_queues).await;
                 let response = match &result {
                     Ok(()) => {
-                        // Before the answer goes out, so that a mount right after finds the name
-                        // free.
+                        // Before the answer, so that a following mount finds the name free.
                         drop(device);
                         Note::remove(mount.name());
                         socket.unlink();
                         drop(lock);
                         Response::Done
                     }
-                    // The driver is stuck. The device goes with this process, later than the
-                    // command waits.
+                    // The driver hangs. The device goes with this process, after the command has
+                    // stopped waiting.
                     Err(error) => Response::Error(said_once(error.as_ref())),
                 };
                 if ending.answer(response) {
@@ -108,8 +107,8 @@ impl Serving {
     }
 }
 
-/// Tells that the device is there. From now on, whatever ends this process leaves the device to the
-/// next one: only an unmount takes it away.
+/// Reports the device. After this, any end of the process but an unmount leaves the device to the
+/// next process.
 fn announce(mount: &Mount, device: &mut Device, on_ready: OnReady<'_>) {
     let status = mount.status();
     tracing::info!(
@@ -124,7 +123,7 @@ fn announce(mount: &Mount, device: &mut Device, on_ready: OnReady<'_>) {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
 }
 
-/// Takes the next thing that happens to the mount. Returns how it ends, if it does.
+/// Handles the next event of the mount. Returns the end, if it has come.
 async fn next(
     mount: &mut Mount,
     from_queues: &mut mpsc::UnboundedReceiver<FromQueue>,

@@ -1,29 +1,29 @@
-//! [`Signals`]: SIGTERM and SIGINT, which tell this process to end. They are handled from the start
-//! of a mount on: a process that dies of one while it starts to serve a device leaves a disk whose
-//! users wait, although nothing failed. SIGHUP ends no mount: a terminal that closes sends it to
+//! [`Signals`]: SIGTERM and SIGINT, which end this process. They are handled from the start of a
+//! mount on: a process killed by one while it starts to serve a device would leave the users of its
+//! disk waiting, although nothing failed. SIGHUP ends no mount: a terminal that closes sends it to
 //! `mount --foreground`, and people send it to reload a configuration file.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What the log says of a SIGHUP.
+/// The log line for a SIGHUP.
 const HUNG_UP: &str = "SIGHUP: nothing was reloaded, and the mount goes on. `rblk-initiator reload NAME` reads its keys \
                        again, and `rblk-initiator upgrade NAME` starts the program anew, both while the disk is in \
                        use; to apply other changes of a configuration file, unmount and mount";
 
-/// What tells this process to end.
+/// The signals that end this process.
 #[derive(Debug)]
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    // One was received where it could not be handled yet.
+    // A signal was received where it could not be handled yet.
     kept: bool,
 }
 
 impl Signals {
-    /// From now on they do not end the process by themselves. A signal that comes before
-    /// [`next`](Self::next) is called is not lost. SIGHUP is only logged.
+    /// Takes over the handling of the signals. A signal that arrives before [`next`](Self::next) is
+    /// called is not lost. SIGHUP is only logged.
     pub(super) fn listen() -> io::Result<Self> {
         let mut hang_ups = signal(SignalKind::hangup())?;
         tokio::spawn(async move {
@@ -38,7 +38,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next. Cancel safe.
+    /// Waits for the next signal. Cancel safe.
     pub(super) async fn next(&mut self) {
         if std::mem::take(&mut self.kept) {
             return;
@@ -49,7 +49,7 @@ impl Signals {
         }
     }
 
-    /// The next call of [`next`](Self::next) returns the same signal again.
+    /// Makes the next call of [`next`](Self::next) return this signal again.
     pub(super) fn keep(&mut self) {
         self.kept = true;
     }
@@ -68,7 +68,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut signals = Signals::listen().unwrap();
-            // No task waits for it: the process does not die of it.
+            // No task waits for the signal: the process survives it.
             raise(Number::SIGHUP).unwrap();
             raise(Number::SIGTERM).unwrap();
             let limit = Duration::from_secs(60);

@@ -20,11 +20,11 @@ const LINE_MAX: u64 = 4096;
 /// The longest answer: the times of every queue, in every bucket.
 const ANSWER_MAX: u64 = 8 << 20;
 const LINE_TIME: Duration = Duration::from_secs(10);
-/// How long the holder of a lock may be silent before it counts as alive.
+/// The silence of a lock's holder after which it counts as alive.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// How long one question to it may take.
+/// Time for one question to it.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
-/// Step of that wait.
+/// Interval of that wait.
 const LOCK_STEP: Duration = Duration::from_millis(10);
 
 /// Path of a mount's socket.
@@ -33,39 +33,39 @@ pub fn socket_path(name: &str) -> PathBuf {
     Path::new(RUN_DIR).join(format!("{name}.sock"))
 }
 
-/// What is asked of a mount.
+/// A request to a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Ask {
-    /// Its state.
+    /// Report the state.
     Status,
-    /// Take the device away.
+    /// Remove the device.
     Unmount {
-        /// Even when requests wait for a target that is gone, or the device is open: they fail.
+        /// Even when requests wait for a lost target, or the device is open: they fail.
         force: bool,
     },
-    /// Hand the device over to a program, which takes the place of this one. Answered when that
+    /// Hand the device over to a program, which replaces this one. Answered when the hand-over
     /// begins.
     Upgrade {
-        /// Its path.
+        /// The path of the program.
         program: PathBuf,
     },
-    /// Read the keys by which both ends prove who they are again.
+    /// Read the keys of both ends again.
     Reload {
         /// The keys that the target may prove; those of the mount's file if there are none.
         target_keys: Vec<String>,
     },
 }
 
-/// What it answers.
+/// The reply of a mount.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
-    /// Its state.
+    /// The state.
     Status(Box<MountStatus>),
     /// Done.
     Done,
-    /// The keys were read again; what holds now.
+    /// The keys were read again; describes the new ones.
     Reloaded(String),
     /// Not done: the device is in use.
     Busy(String),
@@ -73,16 +73,16 @@ pub enum Response {
     Error(String),
 }
 
-/// A request with the way back.
+/// A request and the channel for its reply.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    /// What.
+    /// The request.
     pub ask: Ask,
-    /// The answer goes here.
+    /// The channel for the reply.
     pub reply: oneshot::Sender<Response>,
 }
 
-/// A bound socket; its file goes when it is dropped.
+/// A bound socket. The drop removes its file.
 #[derive(Debug)]
 pub(crate) struct MountSocket {
     listener: UnixListener,
@@ -91,7 +91,7 @@ pub(crate) struct MountSocket {
 }
 
 impl MountSocket {
-    /// Binds, for the holder of the name's lock: an older file is a dead process's.
+    /// Binds, for the holder of the name's lock: an older file belongs to a dead process.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -105,7 +105,7 @@ impl MountSocket {
         Ok(Self { listener, path, unlinked: Cell::new(false) })
     }
 
-    /// Removes the socket's file, once: a later one of that name is another mount's.
+    /// Removes the socket's file, once: a later file of that name belongs to another mount.
     pub(crate) fn unlink(&self) {
         if !self.unlinked.replace(true) {
             let _ = std::fs::remove_file(&self.path);
@@ -162,7 +162,7 @@ async fn serve_one(stream: UnixStream, asked: mpsc::Sender<Asked>) -> io::Result
 /// Asks a running mount.
 ///
 /// # Errors
-/// No process answers there, or not within `timeout`.
+/// No process answers at the path, or not within `timeout`.
 pub async fn ask(path: &Path, ask: Ask, timeout: Duration) -> io::Result<Response> {
     let exchange = async {
         let mut stream = UnixStream::connect(path).await?;
@@ -183,8 +183,8 @@ pub(super) fn remove_file(name: &str) {
     let _ = std::fs::remove_file(socket_path(name));
 }
 
-/// Takes the lock of a name; `None` when a process that holds it answers, or neither answers nor
-/// ends for some time. A process that was killed holds it until the kernel has freed its memory.
+/// Takes the lock of a name. `None` if its holder answers, or neither answers nor ends for some
+/// time. A killed process holds the lock until the kernel has freed its memory.
 ///
 /// # Errors
 /// As [`MountLock::take`].

@@ -1,4 +1,4 @@
-//! [`start_device`]: exposes a device whose queues are started, while the mount goes on.
+//! [`start_device`]: exposes a device with running queues, while the mount goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,19 +13,19 @@ use crate::queue::FromQueue;
 
 /// Time for START_DEV, which reads the partition table through this process.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-// How a start goes: it runs, its target is lost, it is of no use any more.
+// The states of a start: running, target lost, given up.
 const RUNS: u8 = 0;
 const LOST: u8 = 1;
 const OVER: u8 = 2;
 
-/// Exposes a device whose queues are started, or ends the recovery of one.
+/// Exposes a device with running queues, or ends the recovery of one.
 ///
-/// A new disk may be read meanwhile. So its session is kept and, when it is lost, connected again,
-/// without a deadline. When this process is told to end, it finishes with requests that fail; the
-/// signal is kept for the serving that follows.
+/// The kernel may read a new disk meanwhile. So the mount keeps its session, and reconnects a lost
+/// one without a deadline. On a signal to end, the start finishes with failing requests; the signal
+/// is kept for the serving that follows.
 ///
 /// # Errors
-/// The driver refuses, a queue broke, or the start takes too long while the target is there.
+/// The driver refuses, a queue broke, or the start takes too long with a connected target.
 pub(super) async fn start_device(
     mount: &mut Mount,
     mut device: Device,
@@ -35,8 +35,8 @@ pub(super) async fn start_device(
     let is_new = !mount.is_recovered();
     let progress = Arc::new(AtomicU8::new(RUNS));
     let watched = Arc::clone(&progress);
-    // START_DEV waits for the queue threads, and on older kernels reads the disk: not on this
-    // thread.
+    // START_DEV waits for the queue threads, and on older kernels reads the disk: so it runs on
+    // another thread.
     let mut starting = tokio::task::spawn_blocking(move || {
         let mut budget = StartBudget::new(START_DEADLINE);
         let started = device.start_while(&mut |waited| match watched.load(Ordering::Relaxed) {
@@ -47,7 +47,7 @@ pub(super) async fn start_device(
     });
     let (mut broke, mut told) = (None, false);
     let (device, started) = loop {
-        // Once the requests fail, nothing waits for the target.
+        // Once requests fail, nothing waits for the target.
         let lost = is_new && mount.volume().waits_for_target() && !told;
         let now = match (&broke, lost) {
             (Some(_), _) => OVER,
@@ -62,7 +62,7 @@ pub(super) async fn start_device(
                     broke = Some(error);
                 }
             }
-            // A recovered device is given its old requests now. No path may be there before them.
+            // A recovered device gets its old requests now. They must come before any path.
             () = mount.attend(), if is_new => {}
             () = signals.next(), if !told => {
                 told = true;
@@ -82,7 +82,7 @@ pub(super) async fn start_device(
     Ok(device)
 }
 
-/// The time that a start may take. It stands still while the target is lost.
+/// The time left for a start. It stands still while the target is lost.
 #[derive(Debug)]
 struct StartBudget {
     left: Duration,
@@ -94,8 +94,7 @@ impl StartBudget {
         Self { left, seen: Duration::ZERO }
     }
 
-    /// Whether time is left, when so much has passed since the start. `lost` says whether the
-    /// target was lost since the last question.
+    /// Whether time is left after `passed`. `lost`: the target was lost since the last call.
     fn lasts(&mut self, passed: Duration, lost: bool) -> bool {
         let step = passed.saturating_sub(self.seen);
         self.seen = passed;

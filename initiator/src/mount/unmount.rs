@@ -1,10 +1,10 @@
-//! [`Ending`]: how the serving of a mount comes to its end: an unmount in good order or by force,
-//! or the hand-over to another program.
+//! [`Ending`]: the end of a served mount: an unmount in good order or by force, or the hand-over to
+//! another program.
 //!
-//! In good order the page cache is written back first, while the mount goes on as before. The
-//! driver fails what comes after the stop, and a write-back may take as long as the target does. A
-//! loss after which every FLUSH fails (`on_loss`) does not keep a disk from being unmounted: an
-//! unmount is how its users recover from the loss.
+//! In good order the page cache is written back first, while the mount goes on: the driver fails
+//! requests after the stop, and a write-back takes as long as the target needs. A loss after which
+//! every FLUSH fails (`on_loss`) does not keep a disk from being unmounted: an unmount is how its
+//! users recover from the loss.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,50 +17,51 @@ use super::socket::{Ask, Asked, Response};
 use super::upgrade;
 use crate::volume::task::{self, Running};
 
-/// How long an unmount waits for a lost target to be back.
+/// Time that an unmount waits for a lost target.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
-/// Time for the write-back when a command waits for the answer; a little less than it waits.
+/// Time for the write-back while a command waits for the answer; a little less than the command
+/// waits.
 const SYNC_ASKED: Duration = Duration::from_secs(55);
 /// Time for the write-back by force: the command has its answer within 5 s.
 const SYNC_FORCED: Duration = Duration::from_secs(3);
-/// Time for the write-back when this process is told to end.
+/// Time for the write-back after a signal to end.
 const SYNC_TERMINATED: Duration = Duration::from_secs(80);
 
-/// What the log says of an unmount that overtakes another.
+/// The log line for an unmount that overtakes another.
 const CUT_SHORT: &str =
     "the disk goes before its page cache is written back, and what was not written is lost";
 
-/// How a mount stops being served.
+/// The end of a served mount.
 #[derive(Debug)]
 pub(super) enum End {
     Unmount { force: bool },
     HandOver(PathBuf),
 }
 
-/// What is under way on the way to the end.
+/// The progress of the end.
 #[derive(Debug, Default)]
 pub(super) struct Ending {
     // The request that is answered when the mount has ended.
     pending: Option<Asked>,
     // The write-back before the unmount.
     syncing: Running<WrittenBack>,
-    // Whatever comes of the write-back, the disk goes.
+    // The disk is removed even if the write-back fails.
     forced: bool,
-    // An unmount that waits for a lost target, and until when.
+    // An unmount that waits for a lost target, with its deadline.
     waiting: Option<Waiting>,
-    // When this process was told to end.
+    // The time of the first signal to end.
     told: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Waiting {
-    // `None` if this process was told to end.
+    // `None` after a signal to end.
     request: Option<Asked>,
     until: Instant,
 }
 
 impl Ending {
-    /// One whose write-back does not end.
+    /// An unmount with an endless write-back.
     #[cfg(test)]
     pub(super) fn writing_back(pending: Option<Asked>, forced: bool) -> Self {
         let syncing = Some(tokio::spawn(std::future::pending()));
@@ -72,7 +73,7 @@ impl Ending {
         self.syncing.is_some() || self.waiting.is_some()
     }
 
-    /// When the wait for a lost target ends, if there is one: call [`Self::go_on`] then.
+    /// The end of the wait for a lost target, if there is one: call [`Self::go_on`] then.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting.as_ref().map(|waiting| waiting.until)
     }
@@ -122,8 +123,8 @@ impl Ending {
         None
     }
 
-    /// This process is told to end: the second time, at once. The first time it goes on with the
-    /// unmount of a command, if one is under way, and ends whatever comes of that.
+    /// Handles a signal to end: the second signal ends at once. The first one joins the unmount of
+    /// a command, if one is under way, and ends even if that unmount is refused.
     pub(super) fn on_terminate(&mut self, device: &str) -> Option<End> {
         if self.told.is_some() {
             tracing::warn!(device, "told to end a second time: {CUT_SHORT}");
@@ -136,14 +137,14 @@ impl Ending {
         None
     }
 
-    /// Begins an unmount in good order. A lost target may be back in a moment: right after a
+    /// Starts an unmount in good order. A lost target may be back in a moment: right after a
     /// recovery, it is.
     fn wait(&mut self, request: Option<Asked>) {
         self.waiting = Some(Waiting { request, until: Instant::now() + RECONNECT_WAIT });
     }
 
-    /// Goes on with an unmount that waits for a lost target. When the time is over a request is
-    /// refused; without one, this process has to end.
+    /// Continues an unmount that waits for a lost target. After the deadline a request is refused;
+    /// without one, this process has to end.
     pub(super) fn go_on(&mut self, mount: &Mount) -> Option<End> {
         let Waiting { request, until } = self.waiting.take()?;
         if !mount.volume().waits_for_target() {
@@ -163,21 +164,22 @@ impl Ending {
         self.told.map(|_| End::Unmount { force: true })
     }
 
-    /// Begins the write-back. A request is refused if the disk is in use; without one, this process
+    /// Starts the write-back. A request is refused if the disk is in use; without one, this process
     /// ends all the same.
     fn begin_unmount(&mut self, mount: &Mount) -> Option<End> {
         match (mount.volume().link().is_over(), self.pending.is_some()) {
             (false, true) => self.write_back(mount, IfUsed::Refuse, SYNC_ASKED),
             (false, false) => self.write_back(mount, IfUsed::Sync, self.time_left()),
-            // Every write has failed for some time, and fails. Its users must let go all the same.
+            // Every write has failed for some time, and will fail. The users must let go all the
+            // same.
             (true, true) => self.write_back(mount, IfUsed::OnlyLook, SYNC_ASKED),
             (true, false) => return Some(End::Unmount { force: true }),
         }
         None
     }
 
-    /// Time for the write-back of a process that is told to end. That of a command may have had
-    /// some of it.
+    /// The rest of the time for the write-back after a signal to end. The write-back of a command
+    /// may have used some.
     fn time_left(&self) -> Duration {
         let passed = self.told.map(|told| told.elapsed()).unwrap_or_default();
         SYNC_TERMINATED.saturating_sub(passed)
@@ -189,7 +191,7 @@ impl Ending {
         self.syncing = Some(tokio::spawn(async move { written.await? }));
     }
 
-    /// The page cache is written back, or is not. In the second case the request is told, and the
+    /// Handles the end of the write-back. After a failure, the command gets the reply, and the
     /// mount goes on, unless it has to end.
     pub(super) fn on_synced(
         &mut self,
@@ -229,7 +231,7 @@ impl Ending {
         self.stay_or_end(Response::Error(text))
     }
 
-    /// Of a write-back that failed.
+    /// The consequence of a failed write-back.
     fn consequence(&self) -> &'static str {
         match (self.forced, self.pending.is_some(), self.told.is_some()) {
             (true, ..) => "the disk goes by force, and what was not written is lost",
@@ -239,14 +241,14 @@ impl Ending {
         }
     }
 
-    /// The write-back of an unmount was refused or failed. A command is told, and the mount goes
-    /// on. A process that was told to end meanwhile begins an unmount that no user keeps from its
-    /// end.
+    /// The write-back of an unmount was refused or failed. The command gets the reply, and the
+    /// mount goes on. After a signal to end, the mount begins an unmount that users of the disk
+    /// cannot stop.
     fn stay_or_end(&mut self, response: Response) -> Option<End> {
         if self.forced {
             return Some(End::Unmount { force: true });
         }
-        // Without a command, there is nobody who could decide.
+        // Without a command, no user can decide.
         let Some(request) = self.pending.take() else { return Some(End::Unmount { force: true }) };
         let _ = request.reply.send(response);
         if self.told.is_some() {
@@ -255,14 +257,14 @@ impl Ending {
         None
     }
 
-    /// Answers the request that waits for the end. Returns whether there was one.
+    /// Answers the waiting request. Returns whether there was one.
     pub(super) fn answer(self, response: Response) -> bool {
-        // An error means that the command does not wait any more.
+        // An error means that the command no longer waits.
         self.pending.map(|pending| pending.reply.send(response)).is_some()
     }
 }
 
-/// A disk went that may still be in use.
+/// Logs the leftovers of a removed disk that may still be in use.
 fn say_left(device: &str, left: &Left) {
     let in_use = match &left.used {
         Some(used) => format!("ended while in use: {used}"),

@@ -1,14 +1,14 @@
-//! Handing a device over to another program in this process's place, while the device is in use:
-//! its users notice a pause.
+//! Hands a device over to another program in this process, while the device is in use: its users
+//! notice a pause.
 //!
-//! The queues hold new requests, wait for the answers to what was sent, and leave the device, which
-//! then waits for its next server with everything that was not sent
-//! ([`Mount::leave`](super::mounted::Mount::leave)). What was acknowledged is flushed, because the
-//! next program has no copies of it. The session is kept: the next program resumes it in a higher
+//! The queues hold new requests, wait for the answers to sent ones, and leave the device, which
+//! then waits for its next server with the unsent requests
+//! ([`Mount::leave`](super::mounted::Mount::leave)). Acknowledged writes are flushed, because the
+//! next program has no copies of them. The session is kept: the next program resumes it in a higher
 //! epoch. Then the program takes this process over by exec, so that the service manager and the log
 //! notice nothing. Where that fails, this program resumes the mount in the same way.
 //!
-//! All that is like a crash in good order: after any failure on the way,
+//! The hand-over is like an orderly crash: after any failure on the way,
 //! [`recover`](super::recover) brings the mount back.
 
 use std::ffi::CString;
@@ -22,8 +22,7 @@ use super::lock::MountLock;
 use super::mounted::Mount;
 use super::socket::Response;
 
-/// Why a device cannot be handed over to a program, as far as that can be seen from here; `None` if
-/// it can.
+/// The reason why a device cannot be handed over to a program, if this process can see one.
 pub(super) fn refusal(mount: &Mount, program: &Path) -> Option<Response> {
     if let Some(response) = mount.refuses_hand_over() {
         return Some(response);
@@ -41,11 +40,11 @@ pub(super) fn refusal(mount: &Mount, program: &Path) -> Option<Response> {
     }
 }
 
-/// Replaces this program, which keeps the lock. Returns only the failure; then this process has the
-/// lock as before.
+/// Replaces this program; the new one keeps the lock. Returns only after a failure; this process
+/// has the lock then as before.
 pub(super) fn become_program(program: &Path, lock: &MountLock) -> std::io::Error {
     let error = exec(program, lock);
-    // Another process that this one starts must not hold the name.
+    // Child processes of this one must not hold the name.
     if let Err(error) = lock.close_on_exec() {
         tracing::warn!(%error, "the lock of the mount");
     }
@@ -53,7 +52,7 @@ pub(super) fn become_program(program: &Path, lock: &MountLock) -> std::io::Error
 }
 
 fn exec(program: &Path, lock: &MountLock) -> std::io::Error {
-    // A program of before may have kept what it inherited.
+    // An earlier program may have kept its inherited descriptors.
     if let Err(error) = rblk_runtime::close_lent_on_exec().and_then(|()| lock.keep_over_exec()) {
         return error;
     }
@@ -61,7 +60,7 @@ fn exec(program: &Path, lock: &MountLock) -> std::io::Error {
     let program = CString::new(program.as_os_str().as_bytes());
     let words: Result<Vec<CString>, _> = words.into_iter().map(CString::new).collect();
     match (program, words) {
-        // Not through a shell, which would take a damaged program for a script and end.
+        // Not through a shell: it would take a damaged program for a script.
         (Ok(program), Ok(words)) => match execv(&program, &words) {
             Err(error) => error.into(),
             Ok(never) => match never {},

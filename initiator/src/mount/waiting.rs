@@ -1,4 +1,4 @@
-//! A mount that has no device yet: it connects for the first time, which may take long, and answers
+//! A mount without a device yet: it connects for the first time, which may take long, and answers
 //! its socket meanwhile.
 
 use std::cell::RefCell;
@@ -15,14 +15,14 @@ use crate::volume::begin::{First, connect_first};
 use crate::volume::session::HostIdentity;
 use crate::volume::status::{MountStatus, auth};
 
-/// An unmount came before there was a device.
+/// An unmount came before the device existed.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}` was unmounted while it waited for its target")]
 pub(super) struct GivenUp {
     name: String,
 }
 
-/// SIGTERM or SIGINT came before there was a device.
+/// SIGTERM or SIGINT came before the device existed.
 #[derive(Debug, thiserror::Error)]
 #[error("told to end before `{name}` had a device")]
 pub struct ToldToEnd {
@@ -30,8 +30,8 @@ pub struct ToldToEnd {
     pub name: String,
 }
 
-/// The first connect. Meanwhile the socket answers that the mount waits, and why. An unmount ends
-/// it.
+/// Connects for the first time. Meanwhile the socket reports that the mount waits, and the reason.
+/// An unmount ends the connect.
 pub(super) async fn connect(
     socket: &MountSocket,
     name: &str,
@@ -49,7 +49,7 @@ pub(super) async fn connect(
     }
 }
 
-/// Answers until an unmount is asked for.
+/// Answers requests until an unmount.
 async fn until_unmounted(
     socket: &MountSocket,
     config: &MountConfig,
@@ -68,7 +68,7 @@ async fn until_unmounted(
             Ask::Status => Response::Status(Box::new(status(config, name, why.borrow().clone()))),
             Ask::Unmount { .. } => {
                 let _ = request.reply.send(Response::Done);
-                // Time for the answer to get out.
+                // Time to deliver the answer.
                 let _ = tokio::time::timeout(LAST_WORDS, &mut serving).await;
                 return;
             }

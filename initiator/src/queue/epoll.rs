@@ -1,5 +1,5 @@
-//! [`Epoll`]: what the queue of a program or of a guest sleeps in. The program may sleep in it,
-//! too, among descriptors of its own: the epoll is readable when something came.
+//! [`Epoll`]: the epoll in which the queue of a program or of a guest sleeps. The program may sleep
+//! on it among descriptors of its own: it is readable when the queue has work.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ const EVENTS: usize = 5;
 #[derive(Debug)]
 pub(crate) struct Epoll {
     epoll: epoll::Epoll,
-    // Copies of the descriptors: each stays known by its copy until it is taken out.
+    // Copies of the descriptors: each stays registered by its copy until it is removed.
     watched: Vec<(WatchToken, OwnedFd)>,
 }
 
@@ -32,8 +32,8 @@ impl Epoll {
         Ok(Self { epoll, watched: Vec::with_capacity(EVENTS) })
     }
 
-    /// Every sleep ends when something is written to the descriptor, whether or not somebody reads
-    /// it: whoever has it too can neither keep the sleeper awake nor asleep.
+    /// Every sleep ends at a write to the descriptor, even if another process reads it first:
+    /// another holder of the descriptor can keep the sleeper neither awake nor asleep.
     ///
     /// # Errors
     /// The system's.
@@ -49,7 +49,7 @@ impl Epoll {
     }
 
     /// Sleeps until a descriptor is readable, or that long: in whole milliseconds, rounded up.
-    /// `each` gets the tokens of the descriptors that are. Returns whether there was one.
+    /// `each` gets the tokens of readable descriptors. Returns whether there was one.
     ///
     /// # Errors
     /// The system's.
@@ -63,7 +63,7 @@ impl Epoll {
         let ms = u16::try_from(ms).unwrap_or(u16::MAX);
         let found = match self.epoll.wait(&mut events, EpollTimeout::from(ms)) {
             Ok(found) => found,
-            // By a signal. The caller looks, as after every sleep.
+            // A signal interrupted the sleep. The caller polls, as after every sleep.
             Err(Errno::EINTR) => return Ok(true),
             Err(error) => return Err(error.into()),
         };
@@ -90,7 +90,7 @@ impl Watch for Epoll {
     fn unwatch(&mut self, token: WatchToken) {
         let Some(at) = self.watched.iter().position(|(known, _)| *known == token) else { return };
         let (_, fd) = self.watched.swap_remove(at);
-        // It fails only for a descriptor that is not in the set.
+        // The call fails only for a descriptor that is not in the set.
         let _ = self.epoll.delete(&fd);
     }
 
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_what_is_readable_until_that_is_unwatched() {
+    fn readable_descriptors_are_reported_until_they_are_unwatched() {
         let mut set = Epoll::new().unwrap();
         let (one, two) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         set.watch(one.as_fd(), WatchToken(1)).unwrap();
@@ -123,7 +123,7 @@ mod tests {
         assert!(tokens(&mut set).is_empty());
         two.write(1).unwrap();
         assert_eq!(tokens(&mut set), [2]);
-        // Whoever sleeps in the set sees it, too.
+        // A sleeper on an outer epoll wakes, too.
         let mut around = Epoll::new().unwrap();
         around.watch(set.as_fd(), WatchToken(7)).unwrap();
         assert_eq!(tokens(&mut around), [7]);
@@ -131,7 +131,7 @@ mod tests {
         set.unwatch(WatchToken(9));
         assert!(tokens(&mut set).is_empty());
         assert!(tokens(&mut around).is_empty());
-        // Of edges, each write is one.
+        // An edge-triggered watch reports each write.
         two.read().unwrap();
         set.watch_edges(two.as_fd(), WatchToken(3)).unwrap();
         for _ in 0..2 {

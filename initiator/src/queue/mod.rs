@@ -31,26 +31,24 @@ use crate::engine::{DigestFailure, PathEnd, QueueStats};
 /// Control to queue thread.
 #[derive(Debug)]
 pub enum ToQueue {
-    /// Use this path from now on, or as soon as those before it are destroyed.
+    /// Use this path, as soon as the paths before it are destroyed.
     Connect(Box<Path>),
     /// Drop the present path; requests wait.
     Disconnect,
-    /// Fail requests with this errno from now on, or as soon as dead paths are destroyed; or let
-    /// them wait again.
+    /// Fail requests with this errno, as soon as dead paths are destroyed; or let them wait again.
     Fail(Option<i32>),
-    /// Drop the present path, so that no more writes are acknowledged, and answer with copies of
-    /// the writes that no FLUSH covered; `None` when the queue retains nothing.
+    /// Drop the present path, so that no more writes are acknowledged, and reply with copies of the
+    /// writes that no FLUSH covered; `None` when the queue retains nothing.
     TakeStock(oneshot::Sender<Option<Vec<Retained>>>),
-    /// Take requests but send none, or send them again. [`FromQueue::Quiet`] tells, once for each
-    /// `Hold(true)`, when nothing that was sent is unanswered.
+    /// Take requests but send none, or send them again. [`FromQueue::Quiet`] reports, once for each
+    /// `Hold(true)`, that every sent request is answered.
     Hold(bool),
-    /// Hold. When nothing that was sent is unanswered, or after that time, drop the path and leave
-    /// the device as it is, with the requests it gave us: its next server gets them. Ends the
-    /// thread.
+    /// Hold. Once every sent request is answered, or after that time, drop the path and leave the
+    /// device as it is, with the requests it gave us: its next server gets them. Ends the thread.
     Leave(Duration),
 }
 
-/// More than a queue can have unread: one of each kind, and the questions of one try to connect.
+/// Limit of the unread mail of a queue: one of each kind, and the questions of one try to connect.
 const MAIL_MAX: usize = 16;
 
 /// The mailbox of a queue. Mail is put in by [`ToQueue::post`].
@@ -61,19 +59,19 @@ pub(crate) fn mail() -> io::Result<(Sender<ToQueue>, Receiver<ToQueue>)> {
     mailbox(MAIL_MAX)
 }
 
-/// What became of mail to a queue.
+/// The fate of mail to a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Posted {
-    /// Whether the queue gets it. It does not, when it has left.
+    /// Whether the queue receives it. A queue that has left does not.
     pub(crate) is_taken: bool,
-    /// Paths that came back unread, and are being destroyed.
+    /// Paths that came back unread. They are being destroyed.
     pub(crate) paths: u32,
 }
 
 impl ToQueue {
-    /// Puts mail into the box of a queue. Earlier mail that was not read, and that this makes
-    /// pointless, comes back: a queue that its program does not drive has one path in its box, and
-    /// no more, however often the target comes and goes.
+    /// Puts mail into the box of a queue. Unread mail that this makes pointless comes back: a queue
+    /// that its program does not drive has at most one path in its box, even if the target comes
+    /// and goes often.
     pub(crate) fn post(self, mail: &Sender<Self>) -> Posted {
         let (is_taken, back) = match mail.send_over(self, Self::supersedes) {
             Ok(back) => (true, back),
@@ -89,15 +87,15 @@ impl ToQueue {
         Posted { is_taken, paths }
     }
 
-    /// Whether earlier mail changes nothing where this follows it.
+    /// Whether earlier mail has no effect before this.
     fn supersedes(&self, earlier: &Self) -> bool {
         match earlier {
             // `Connect` ends the present path, too.
             Self::Connect(_) | Self::Disconnect => {
                 matches!(self, Self::Connect(_) | Self::Disconnect)
             }
-            // That `Fail` ends the present path counts while there is one: where it has failed and
-            // is to wait again, a `Connect` or a `Disconnect` is in the box, too.
+            // `Fail` also ends the present path, which matters only while there is one: if requests
+            // failed and must wait again, a `Connect` or a `Disconnect` is in the box, too.
             Self::Fail(_) => matches!(self, Self::Fail(_)),
             Self::Hold(_) => matches!(self, Self::Hold(_)),
             Self::TakeStock(reply) => reply.is_closed(),
@@ -109,34 +107,34 @@ impl ToQueue {
 /// Queue thread to control.
 #[derive(Debug)]
 pub(crate) enum FromQueue {
-    /// A path ended; control destroys what is left of it.
+    /// A path ended; control destroys its remains.
     PathEnded {
-        /// Which queue.
+        /// The index of the queue.
         queue: u16,
-        /// Why.
+        /// The reason.
         end: PathEnd,
-        /// What is left.
+        /// The remains of the path.
         dead: Box<DeadPath>,
-        /// To be dropped when that is destroyed.
+        /// Dropped once the path is destroyed.
         undestroyed: Option<UndestroyedPath>,
     },
-    /// The queue is held, and everything it sent is answered.
+    /// The queue is held, and every request that it sent is answered.
     Quiet {
-        /// Which queue.
+        /// The index of the queue.
         queue: u16,
     },
-    /// Requests failed because their data did not come through twice.
+    /// Requests failed because their data was damaged twice.
     DigestFailure {
-        /// Which queue.
+        /// The index of the queue.
         queue: u16,
-        /// Which requests.
+        /// The failed requests.
         failure: DigestFailure,
     },
-    /// The thread left: the disk is stopped, control asked for it, or something broke.
+    /// The thread left: the disk is stopped, control asked for it, or an error occurred.
     Stopped {
-        /// Which queue.
+        /// The index of the queue.
         queue: u16,
-        /// What broke, if something did.
+        /// The error, if there was one.
         error: Option<String>,
     },
 }
@@ -146,7 +144,7 @@ pub(crate) enum FromQueue {
 pub(crate) struct QueueHandle {
     /// Mail to the thread.
     pub mail: Sender<ToQueue>,
-    /// Its counters.
+    /// The counters of the queue.
     pub stats: Arc<QueueStats>,
     thread: Option<JoinHandle<()>>,
 }
@@ -161,7 +159,7 @@ impl QueueHandle {
         Self { mail, stats, thread: Some(thread) }
     }
 
-    /// Of a queue that a program drives: it has no thread of ours.
+    /// For a queue that a program drives: without a thread of ours.
     pub(crate) fn without_thread(mail: Sender<ToQueue>, stats: Arc<QueueStats>) -> Self {
         Self { mail, stats, thread: None }
     }
@@ -169,7 +167,7 @@ impl QueueHandle {
     /// Waits for the thread to end.
     pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // It reported what broke it by `FromQueue::Stopped`.
+            // The thread reported its error by `FromQueue::Stopped`.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,9 @@
-//! [`PathChange`]: what a queue does only when its dead paths are destroyed: use the next path, or
-//! fail requests that wait.
+//! [`PathChange`]: the changes that wait in a queue until its dead paths are destroyed: the next
+//! path, or the failure of waiting requests.
 //!
 //! Both give buffers away that the device of a dead path may still write to. So both wait until
-//! every dead path is destroyed, however long the kernel takes to destroy the QPs: nothing else
-//! shows that the device has let go.
+//! every dead path is destroyed, no matter how long the kernel takes to destroy the QPs: only their
+//! destruction proves that the device has finished.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use super::undestroyed::{Undestroyed, UndestroyedPath};
 use crate::engine::Engine;
 use crate::engine::path::{DeadPath, Path};
 
-/// How often the log says that a change waits.
+/// The interval of log lines about a waiting change.
 const WARNING: Duration = Duration::from_secs(5);
 
-/// The next change of a queue, and which of its paths are not destroyed.
+/// The next change of a queue, and its undestroyed paths.
 #[derive(Debug)]
 pub struct PathChange {
     queue: u16,
@@ -28,7 +28,7 @@ pub struct PathChange {
 }
 
 impl PathChange {
-    /// For a queue that had no path; the number is for logs.
+    /// For a queue without a path; the number is for logs.
     #[must_use]
     pub fn new(queue: u16) -> Self {
         Self {
@@ -40,23 +40,23 @@ impl PathChange {
         }
     }
 
-    /// The path to use next. Returns the path that it replaces, which was never used.
+    /// Sets the next path. Returns the unused path that it replaces.
     pub fn set_next(&mut self, path: Box<Path>) -> Option<Box<Path>> {
         self.next.replace(path)
     }
 
-    /// Takes back the path that was to be next.
+    /// Takes the next path back.
     pub(crate) fn take_next(&mut self) -> Option<Box<Path>> {
         self.next.take()
     }
 
-    /// Every request is to fail with that errno, or to wait again.
+    /// Makes every request fail with that errno, or wait again.
     pub fn set_failing(&mut self, errno: Option<i32>) {
         self.failing = Some(errno);
     }
 
-    /// Whether a change is to be made. Paths of the engine that ended have to be
-    /// [counted](Self::count) before [`Self::apply`].
+    /// Whether a change is pending. Ended paths of the engine must be [counted](Self::count) before
+    /// [`Self::apply`].
     #[must_use]
     pub(crate) fn is_pending(&self) -> bool {
         self.next.is_some() || self.failing.is_some()

@@ -1,5 +1,5 @@
 //! [`Paths`]: the paths of a queue as its thread has them: the watches of the present path, the
-//! next path, and what control hears of the dead ones.
+//! next path, and the reports to control about dead ones.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -17,16 +17,16 @@ use crate::engine::{Engine, PathEnd};
 /// The token of the mailbox. Each path has two tokens of its own, from [`FIRST_PATH`] on.
 pub(crate) const MAIL: WatchToken = WatchToken(0);
 const FIRST_PATH: u32 = 2;
-/// After how long a queue tries again to watch a path.
+/// The time before the next try to watch a path.
 const WATCH_AGAIN: Duration = Duration::from_millis(100);
 
 /// The paths of one queue.
 pub(super) struct Paths {
     queue: u16,
     change: PathChange,
-    // Of the present path's first descriptor; the second has the next number.
+    // The token of the present path's first descriptor; the second has the next number.
     token: u32,
-    // When to watch the present path, for which the system had no descriptors.
+    // The time of the next try to watch the present path, if there were no descriptors for it.
     watch_at: Option<Instant>,
     outbox: mpsc::UnboundedSender<FromQueue>,
 }
@@ -42,13 +42,13 @@ impl Paths {
         self.give_back(unused);
     }
 
-    /// No path is to be used next.
+    /// Drops the next path.
     pub(super) fn drop_next(&mut self) {
         let unused = self.change.take_next();
         self.give_back(unused);
     }
 
-    /// Requests are to fail with that errno, or to wait again, as soon as dead paths are destroyed.
+    /// Makes requests fail with that errno, or wait again, once dead paths are destroyed.
     pub(super) fn set_failing(&mut self, errno: Option<i32>) {
         self.change.set_failing(errno);
     }
@@ -76,13 +76,13 @@ impl Paths {
             }
             return Ok(false);
         }
-        // A path that ended just now counts, too, and its watches end before the next path takes
-        // the tokens.
+        // A path that ended just now counts, too. Its watches end before the next path takes the
+        // tokens.
         self.send_off(engine, sleeper)?;
         if !self.change.apply(engine, now) {
             return Ok(false);
         }
-        // A path whose QPs cannot be attached ends at once: it has no CQ to watch.
+        // A path with QPs that cannot be attached ends at once: it has no CQ to watch.
         if engine.poller_mut().is_some() {
             self.token += 2;
             self.watch(engine, sleeper, now)?;
@@ -90,18 +90,18 @@ impl Paths {
         Ok(true)
     }
 
-    /// Whether every dead path that control heard of is destroyed.
+    /// Whether every reported dead path is destroyed.
     pub(super) fn has_let_go(&self) -> bool {
         self.change.has_let_go()
     }
 
-    /// Whether nothing wakes the queue for its present path.
+    /// Whether the present path is not watched, so that nothing wakes the queue for it.
     pub(super) fn is_unwatched(&self) -> bool {
         self.watch_at.is_some()
     }
 
-    /// Adds the present path to what the queue sleeps in. Without descriptors for that, the queue
-    /// goes on, looks often, and tries again later.
+    /// Adds the present path's descriptors to the sleeper. Without free descriptors the queue goes
+    /// on, polls often, and tries again later.
     #[cold]
     fn watch(
         &mut self,
@@ -137,8 +137,8 @@ impl Paths {
         Ok(())
     }
 
-    /// Takes paths that ended off what the queue sleeps in, and sends them to control. Returns
-    /// whether there was one.
+    /// Removes the descriptors of ended paths from the sleeper, and sends the paths to control.
+    /// Returns whether there was one.
     pub(super) fn send_off(
         &mut self,
         engine: &mut Engine,
@@ -157,8 +157,8 @@ impl Paths {
         Ok(any)
     }
 
-    /// The queue ends: sends every path to control. What it slept in goes at once, so nothing is
-    /// taken off it.
+    /// The queue ends: sends every path to control. The sleeper is destroyed at once, so no
+    /// descriptor is removed from it.
     pub(super) fn end(&mut self, engine: &mut Engine) {
         engine.disconnect();
         self.drop_next();
@@ -172,27 +172,27 @@ impl Paths {
         self.outbox.is_closed()
     }
 
-    /// Tells control something else.
+    /// Sends control another message.
     pub(super) fn tell(&self, message: FromQueue) {
-        // Control is gone only when the process ends.
+        // The receiver lives until the process ends.
         let _ = self.outbox.send(message);
     }
 
-    /// Sends control what is left of a path.
+    /// Sends control the remains of a path.
     fn tell_end(&self, end: PathEnd, dead: DeadPath) {
         let undestroyed = self.change.count(&dead);
         let (queue, dead) = (self.queue, Box::new(dead));
         self.tell(FromQueue::PathEnded { queue, end, dead, undestroyed });
     }
 
-    /// Control gets back a path that was never used.
+    /// Returns a path that was never used to control.
     fn give_back(&self, path: Option<Box<Path>>) {
         let Some(path) = path else { return };
         self.tell_end(PathEnd::Dropped, path.into_dead());
     }
 }
 
-/// Whether the system may have later what it has not now.
+/// Whether the system may have the resource later.
 fn is_scarce(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOSPC))

@@ -1,4 +1,4 @@
-//! [`Publisher`]: publishes what the poller of a queue's path counts.
+//! [`Publisher`]: publishes the poller's counters of a queue's path.
 
 use std::sync::Arc;
 
@@ -6,11 +6,10 @@ use rblk_fabric::PollerCounters;
 
 use crate::engine::{Engine, QueueStats};
 
-/// Busy turns after which the poller's counters are published. They are published before every
-/// sleep, too.
+/// Busy turns after which the poller's counters are published. Every sleep publishes them, too.
 const PUBLISH_TURNS: u32 = 64;
 
-/// Which counters of the path's poller are published.
+/// The published counters of the path's poller.
 #[derive(Debug)]
 pub(super) struct Publisher {
     stats: Arc<QueueStats>,
@@ -24,17 +23,17 @@ impl Publisher {
         Self { stats, published: PollerCounters::default(), busy_turns: 0 }
     }
 
-    /// Where the counters go.
+    /// The published counters.
     pub(super) fn stats(&self) -> &QueueStats {
         &self.stats
     }
 
-    /// The queue has a new path, whose poller counted nothing yet.
+    /// The queue has a new path. The counters of its poller are zero.
     pub(super) fn new_path(&mut self) {
         self.published = PollerCounters::default();
     }
 
-    /// A turn did something.
+    /// Counts a busy turn.
     pub(super) fn after_work(&mut self, engine: &mut Engine) {
         self.busy_turns += 1;
         if self.busy_turns >= PUBLISH_TURNS {
@@ -42,11 +41,11 @@ impl Publisher {
         }
     }
 
-    /// Publishes what the path's poller counted since the last time.
+    /// Publishes the growth of the poller's counters since the last time.
     pub(super) fn publish(&mut self, engine: &mut Engine) {
         self.busy_turns = 0;
         self.stats.in_flight.set(engine.outstanding() as u64);
-        // What the last path counted since then is not published.
+        // The last counts of a path that ended are not published.
         let Some(poller) = engine.poller_mut() else { return };
         let (counters, published) = (poller.counters(), &self.published);
         self.stats.arms.add(counters.arms - published.arms);

@@ -1,11 +1,11 @@
 //! [`TargetSide`]: the side of a queue that faces the target and control: the engine, its paths,
-//! the mail of control, and the counters. The other side is whoever makes the requests: the driver
+//! the mail of control, and the counters. The other side makes the requests: the driver
 //! ([`thread`](crate::front::disk::thread)), or a program ([`client`](crate::front::program)). Both
 //! use this one, so a disk and a program reconnect, are fenced, retain and check digests by the
 //! same code.
 //!
 //! A turn of a queue is: [`TargetSide::begin`], the requests of the other side,
-//! [`TargetSide::turn`], [`TargetSide::end`]. One thread at a time does that.
+//! [`TargetSide::turn`], [`TargetSide::end`]. One thread at a time runs it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,35 +29,35 @@ use crate::engine::{Engine, QueueStats};
 
 const LONG_SLEEP: Duration = Duration::from_secs(60);
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
-/// How often a queue looks at what wakes nobody: whether dead paths are destroyed, and a path for
-/// whose watches the system has no descriptors.
+/// How often a queue polls sources that cannot wake it: the destruction of dead paths, and a path
+/// that the system has no descriptors to watch.
 const LOOK_SLEEP: Duration = Duration::from_millis(1);
-/// Control hears of data that did not come through at most once in this time.
+/// Control hears of damaged data at most once in this time.
 const DIGEST_REPORTS: Duration = Duration::from_secs(1);
 
-/// What the side is made of.
+/// The parts of the target side.
 #[derive(Debug)]
 pub(crate) struct TargetParts {
     /// The number of the queue.
     pub(crate) queue: u16,
-    /// Requests at once.
+    /// Limit of the requests at once.
     pub(crate) depth: QueueDepth,
     /// Bytes from one buffer to the next.
     pub(crate) stride: usize,
-    /// Most data of a request: the rest of its buffer is for a trailer.
+    /// Limit of the data of a request: the rest of its buffer is for a trailer.
     pub(crate) data_max: usize,
     /// Memories of other programs that requests may have their data in.
     pub(crate) shared: usize,
-    /// The account of what is durable, made for the queue's depth. None for a volume whose writes
-    /// are durable when they are answered.
+    /// The account of durable writes, made for the queue's depth. `None` for a volume with durable
+    /// acknowledged writes.
     pub(crate) ledger: Option<Ledger>,
-    /// How soon a path is given up on which the target owes an answer and is silent.
+    /// The time until a path with a silent target is given up while answers are outstanding.
     pub(crate) pulse: Option<Pulse>,
     /// From control.
     pub(crate) mail: Receiver<ToQueue>,
     /// To control.
     pub(crate) outbox: mpsc::UnboundedSender<FromQueue>,
-    /// Its counters.
+    /// The counters of the queue.
     pub(crate) stats: Arc<QueueStats>,
 }
 
@@ -68,11 +68,11 @@ pub(crate) struct TargetSide {
     engine: Engine,
     paths: Paths,
     publisher: Publisher,
-    // Control waits for word that nothing is unanswered.
+    // Control waits for the report that every request is answered.
     tell_quiet: bool,
-    // The queue leaves when nothing is unanswered, or then.
+    // The queue leaves once every request is answered, or at this time.
     leave_by: Option<Instant>,
-    // When control was last told of data that did not come through.
+    // The time of the last report to control about damaged data.
     told_digests: Option<Instant>,
     // The longest sleep while answers are outstanding.
     short_sleep: Duration,
@@ -115,29 +115,28 @@ impl TargetSide {
         &mut self.engine
     }
 
-    /// Whether control is gone: nobody reconnects or beats any more.
+    /// Whether control is gone: the path is not reconnected, and no heart-beat is kept.
     pub(crate) fn is_alone(&self) -> bool {
         self.paths.is_alone()
     }
 
-    /// Whether no path but the present one can touch a buffer any more: every dead one is
-    /// destroyed.
+    /// Whether only the present path can touch a buffer: every dead one is destroyed.
     pub(crate) fn has_let_go(&self) -> bool {
         !self.engine.has_ended() && self.paths.has_let_go()
     }
 
-    /// Its counters.
+    /// The counters of the queue.
     #[inline]
     pub(crate) fn stats(&self) -> &QueueStats {
         self.publisher.stats()
     }
 
-    /// Readable when mail came in since [`Self::clear_mail`].
+    /// Readable after mail, until [`Self::clear_mail`].
     pub(crate) fn mail_fd(&self) -> BorrowedFd<'_> {
         self.mail.as_fd()
     }
 
-    /// Resets the event of the mail, before [`Self::begin`] looks for mail.
+    /// Resets the event of the mail, before [`Self::begin`] checks for mail.
     pub(crate) fn clear_mail(&mut self) {
         self.mail.clear_event();
     }
@@ -154,18 +153,18 @@ impl TargetSide {
         }
     }
 
-    /// A turn begins: takes the mail, and the next path if it may be taken. Returns whether there
+    /// Starts a turn: takes the mail, and the next path if that is possible. Returns whether there
     /// was mail.
     ///
     /// # Errors
-    /// What the queue sleeps in broke.
+    /// The epoll or ring of the queue broke.
     #[inline]
     pub(crate) fn begin(&mut self, watch: &mut impl Watch, moment: Moment) -> io::Result<bool> {
         let now = moment.instant();
         self.engine.begin_turn(moment);
         let busy = self.take_mail(now);
         if self.paths.is_unwatched() {
-            // Nothing says that there is something to look at.
+            // No descriptor reports completions: poll.
             self.clear_path_event();
         }
         if self.paths.change(&mut self.engine, watch, now)? {
@@ -190,14 +189,15 @@ impl TargetSide {
                 }
                 ToQueue::Fail(errno) => {
                     if errno.is_some() {
-                        // First, so that what was sent fails when the path is destroyed, and not
-                        // when it ends: its device may touch the buffers until then.
+                        // Disconnect first, so that sent requests fail when the path is destroyed,
+                        // and not when it ends: its device may touch the buffers until then.
                         self.engine.disconnect();
                     }
                     self.paths.set_failing(errno);
                 }
                 ToQueue::TakeStock(reply) => {
-                    // No one waits for it when the try to connect was given up: no copies are made.
+                    // Copies are made only for a live receiver: the try to connect may have been
+                    // given up.
                     if !reply.is_closed() {
                         let _ = reply.send(self.engine.take_stock());
                     }
@@ -215,8 +215,8 @@ impl TargetSide {
         any
     }
 
-    /// One turn of the engine. `done` gets each outcome. Returns whether anything happened, and how
-    /// many requests were answered.
+    /// One turn of the engine. `done` gets each outcome. Returns whether the turn did any work, and
+    /// the number of answered requests.
     #[inline]
     pub(crate) fn turn(&mut self, now: Moment, done: impl FnMut(Tag, i32)) -> (bool, usize) {
         let before = self.engine.outstanding();
@@ -224,10 +224,10 @@ impl TargetSide {
         (busy, before - self.engine.outstanding())
     }
 
-    /// The turn ends: sends control what it has to know. Returns whether a path ended.
+    /// The turn ends: sends control its reports. Returns whether a path ended.
     ///
     /// # Errors
-    /// What the queue sleeps in broke.
+    /// The epoll or ring of the queue broke.
     #[inline]
     pub(crate) fn end(&mut self, watch: &mut impl Watch, now: Instant) -> io::Result<bool> {
         let busy = self.paths.send_off(&mut self.engine, watch)?;
@@ -241,8 +241,7 @@ impl TargetSide {
         Ok(busy)
     }
 
-    /// Tells control of requests whose data did not come through, at most once in
-    /// [`DIGEST_REPORTS`].
+    /// Reports requests with damaged data to control, at most once in [`DIGEST_REPORTS`].
     #[cold]
     fn tell_digests(&mut self, now: Instant) {
         let is_due = |at| now.saturating_duration_since(at) >= DIGEST_REPORTS;
@@ -254,17 +253,18 @@ impl TargetSide {
         }
     }
 
-    /// Control wants the queue to leave, when nothing is unanswered or its time is over.
+    /// Whether control asked the queue to leave: it leaves once every request is answered, or at
+    /// its deadline.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leave_by.is_some()
     }
 
-    /// Whether it leaves now.
+    /// Whether the queue leaves now.
     pub(crate) fn leaves(&self, now: Instant) -> bool {
         self.leave_by.is_some_and(|by| self.engine.is_quiet() || now >= by)
     }
 
-    /// The queue ends: sends every path to control. What it slept in goes at once.
+    /// The queue ends: sends every path to control. The sleeper is destroyed at once.
     pub(crate) fn send_all_off(&mut self) {
         while let Some(message) = self.mail.receive() {
             if let ToQueue::Connect(path) = message {
@@ -274,12 +274,12 @@ impl TargetSide {
         self.paths.end(&mut self.engine);
     }
 
-    /// Tells control that the queue has left, for that reason if something broke.
+    /// Reports to control that the queue has left, with the error if there was one.
     pub(crate) fn tell_stopped(&self, error: Option<String>) {
         self.paths.tell(FromQueue::Stopped { queue: self.queue, error });
     }
 
-    /// A turn did something.
+    /// Counts a busy turn.
     #[inline]
     pub(crate) fn after_work(&mut self) {
         self.publisher.after_work(&mut self.engine);
@@ -290,14 +290,14 @@ impl TargetSide {
         self.publisher.publish(&mut self.engine);
     }
 
-    /// Whether something came, apart from answers, that a sleeper has to see.
+    /// Whether a sleeper has work besides answers: mail, or a path that ended.
     pub(crate) fn has_news(&self) -> bool {
         self.mail.has_some() || self.engine.has_ended()
     }
 
-    /// The longest sleep at this time. `short`: also the other side waits for something.
+    /// The longest sleep at this time. `short`: the other side waits, too.
     pub(crate) fn longest_sleep(&self, now: Instant, short: bool) -> Duration {
-        // With answers outstanding, a short sleep also helps where a device loses an event.
+        // With answers outstanding, a short sleep also helps on a device that loses an event.
         let short = short || self.engine.has_deadline() || self.engine.outstanding() > 0;
         let longest = match short {
             _ if self.paths.is_changing() || self.paths.is_unwatched() => LOOK_SLEEP,
@@ -308,7 +308,7 @@ impl TargetSide {
         leaves_in.map_or(longest, |leaves_in| longest.min(leaves_in))
     }
 
-    /// What is under way, for the spin policy.
+    /// The work in flight, for the spin policy.
     pub(crate) fn awaited(&self) -> Option<rblk_runtime::spin::Hint> {
         let outstanding = narrow(self.engine.outstanding());
         let wire_bytes = self.engine.data_bytes();
@@ -317,7 +317,7 @@ impl TargetSide {
     }
 }
 
-/// How long to sleep while answers are outstanding: a beat must not come late.
+/// The longest sleep while answers are outstanding: a beat must not come late.
 fn short_sleep(pulse: Option<Pulse>) -> Duration {
     let least = Duration::from_millis(5);
     pulse.map_or(SHORT_SLEEP, |pulse| (pulse.period / 4).clamp(least, SHORT_SLEEP))

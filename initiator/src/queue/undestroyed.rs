@@ -1,26 +1,26 @@
-//! [`Undestroyed`]: which of a queue's dead paths are not destroyed.
+//! [`Undestroyed`]: the undestroyed paths among a queue's dead ones.
 //!
 //! A QP in the error state takes no new packet of its peer, but its device may still process one: a
 //! card has several in its pipeline, and the driver of a software device may be kept from its CPU
-//! for longer than it takes to connect again. The rest of such a packet then lands in a buffer that
-//! belongs to another request by then. To destroy the QP waits for the packet. So a queue takes its
-//! next path, and gives up requests that wait, when all earlier paths are destroyed
+//! for longer than a reconnect takes. The rest of that packet then lands in a buffer that belongs
+//! to another request by then. The destruction of the QP waits for the packet. So a queue takes its
+//! next path, and fails waiting requests, only when all earlier paths are destroyed
 //! ([`PathChange`](crate::queue::path_change::PathChange)).
 //!
-//! Devices without such a delay are not counted
-//! ([`touches_until_destroyed`](rblk_fabric::DeviceCaps::touches_until_destroyed)): the QPs of the
-//! software provider are served by the thread that ends them.
+//! Devices that finish at once are not counted
+//! ([`touches_until_destroyed`](rblk_fabric::DeviceCaps::touches_until_destroyed)): the thread that
+//! ends a QP of the software provider also serves it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::engine::path::DeadPath;
 
-/// How many dead paths of one queue are not destroyed.
+/// The number of undestroyed dead paths of a queue.
 #[derive(Debug, Default)]
 pub(crate) struct Undestroyed(Arc<AtomicUsize>);
 
-/// Counts one dead path until it is dropped: give it to [`DeadPath::retire`], which drops it when
+/// Counts one dead path until it is dropped: give it to [`DeadPath::retire`], which drops it once
 /// the path is destroyed.
 #[derive(Debug)]
 pub struct UndestroyedPath(Arc<AtomicUsize>);
@@ -38,10 +38,10 @@ impl Undestroyed {
         UndestroyedPath(Arc::clone(&self.0))
     }
 
-    /// Whether every path that was counted is destroyed.
+    /// Whether every counted path is destroyed.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
-        // Pairs with the drop: what the device wrote is seen before what is written afterwards.
+        // Pairs with the drop: writes of the device are seen before later writes.
         self.0.load(Ordering::Acquire) == 0
     }
 }
@@ -62,7 +62,7 @@ mod tests {
         assert!(undestroyed.is_empty());
         let (first, second) = (undestroyed.add(), undestroyed.add());
         assert!(!undestroyed.is_empty());
-        // On whichever thread the path is destroyed.
+        // On the thread that destroys the path.
         std::thread::spawn(move || drop(first)).join().unwrap();
         assert!(!undestroyed.is_empty());
         drop(second);

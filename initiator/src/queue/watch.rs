@@ -1,4 +1,4 @@
-//! [`Watch`]: what a queue sleeps in, as its paths see it: the ring of ublk, or the epoll of a
+//! [`Watch`]: the sleeper of a queue, as its paths see it: the ring of ublk, or the epoll of a
 //! program.
 
 use std::io;
@@ -8,19 +8,19 @@ use std::os::fd::BorrowedFd;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WatchToken(pub u32);
 
-/// What a queue sleeps in.
+/// A sleeper that descriptors wake.
 pub(crate) trait Watch {
-    /// Every sleep ends when the descriptor is readable. It is open until it was
-    /// [unwatched](Self::unwatch) and [`Self::settle`] was called.
+    /// Makes the descriptor wake the sleeper while it is readable. The descriptor stays open until
+    /// it was [unwatched](Self::unwatch) and [`Self::settle`] was called.
     ///
     /// # Errors
     /// The system's.
     fn watch(&mut self, fd: BorrowedFd<'_>, token: WatchToken) -> io::Result<()>;
 
-    /// The descriptor of that token wakes nobody any more. Unknown tokens are ignored.
+    /// Stops the descriptor of that token from waking the sleeper. Unknown tokens are ignored.
     fn unwatch(&mut self, token: WatchToken);
 
-    /// What was unwatched may be closed afterwards.
+    /// Completes the removal: unwatched descriptors may be closed afterwards.
     ///
     /// # Errors
     /// The system's.

@@ -1,4 +1,4 @@
-//! The first connect of a mount: session, volume, buffers, I/O connections. What fails here leaves
+//! The first connect of a mount: session, volume, buffers, I/O connections. A failure here leaves
 //! nothing behind.
 
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ use crate::engine::path::{Path, QueueMemory};
 
 /// Longest pause between two rounds of the addresses while a mount waits for its target.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// The time that the service manager is asked for while a mount waits: more than a round of 16
+/// The time requested from the service manager while a mount waits: more than a round of 16
 /// addresses takes by default.
 const ROUND_USEC: u32 = 300_000_000;
 /// Most queues of a mount that names no number.
@@ -35,20 +35,20 @@ const QUEUES_DEFAULT_MAX: usize = 4;
 /// Whether a volume may be opened by this host at the target of that name.
 pub(crate) type MayOpen<'f> = &'f dyn Fn(&HostIdentity, &Name) -> anyhow::Result<()>;
 
-/// What the first connect is for.
+/// The parameters of the first connect.
 #[derive(Clone, Copy)]
 pub(crate) struct First<'f> {
-    /// How the volume is to be mounted.
+    /// The configuration of the mount.
     pub(crate) config: &'f MountConfig,
-    /// The file that says which keys the target may prove.
+    /// The file with the keys that the target may prove.
     pub(crate) keys_file: Option<&'f KeysFile>,
-    /// Another host that holds the volume is fenced.
+    /// Fence another host that holds the volume.
     pub(crate) take_over: bool,
     /// Asked before the volume is opened, unless its holder is to be fenced.
     pub(crate) may_open: MayOpen<'f>,
     /// What has the queues.
     pub(crate) front: Front,
-    /// In which a process before had the volume, and this one has to have it.
+    /// The generation of the volume in the process before; the volume must still have it.
     pub(crate) generation: Generation,
 }
 
@@ -83,8 +83,8 @@ impl First<'_> {
     }
 }
 
-/// Connects, opens the volume and connects its queues. Waits for a target that cannot be reached as
-/// long as `config.wait` says, tells the service manager meanwhile, and leaves the reason in `why`.
+/// Connects, opens the volume and connects its queues. Waits at most `config.wait` for an
+/// unreachable target, reports the wait to the service manager, and leaves the reason in `why`.
 /// Tries every address at least once.
 pub(crate) async fn connect_first(
     first: First<'_>,
@@ -93,7 +93,7 @@ pub(crate) async fn connect_first(
 ) -> anyhow::Result<(Volume, Vec<Path>)> {
     let waits = |text: &str| {
         why.replace(Some(text.to_owned()));
-        // Each round asks for the time of the next one.
+        // Each round requests the time of the next one.
         let _ = sd_notify::notify(&[
             sd_notify::NotifyState::Status(&format!("waiting for the target: {text}")),
             sd_notify::NotifyState::ExtendTimeoutUsec(ROUND_USEC),
@@ -106,7 +106,7 @@ pub(crate) async fn connect_first(
     Ok(connected)
 }
 
-/// The same, for whoever is to be told in another way that the target is waited for, and why.
+/// Connects like [`connect_first`], and passes each reason to wait to `waits`.
 pub(crate) async fn connect_patiently(
     first: First<'_>,
     host: HostIdentity,
@@ -132,7 +132,7 @@ pub(crate) async fn connect_patiently(
     }
 }
 
-/// Whether trying again later can help. A path that failed its test may have lost its target.
+/// Whether a later try may succeed. A path that failed its test may have lost its target.
 pub(crate) fn may_pass(error: &anyhow::Error) -> bool {
     error.downcast_ref::<SessionError>().is_some_and(SessionError::is_transient)
         || error.is::<NotTested>()
@@ -201,7 +201,7 @@ async fn open_first(
         }
         let (depth, io_max_bytes) = (path.accept.depth, path.accept.io_max_bytes);
         if queue == 0 && (depth, io_max_bytes) != (wish.depth, wish.io_max_bytes) {
-            // Every queue asks for what the target gives, now and later.
+            // The other queues, and later connections, ask for the granted values.
             tracing::info!(
                 depth = depth.get(),
                 io_max_bytes,
@@ -238,7 +238,7 @@ async fn open_first(
     Ok((setup, facts, paths))
 }
 
-/// What the first queue asks for.
+/// The wish of the first queue.
 fn first_wish(
     first: First<'_>,
     shared: &SharedMemory,
@@ -266,8 +266,8 @@ pub(crate) fn queue_memory(wish: &QueueWish, spare: u16) -> anyhow::Result<Arc<R
     Ok(Region::allocate(bytes, PageKind::Normal)?)
 }
 
-/// A session by the first address that answers, and why each address before it does not. Tries each
-/// once.
+/// Opens a session by the first address that answers, and returns the failures of the addresses
+/// before it. Tries each once.
 async fn connect_any(
     addresses: &[Address],
     config: &MountConfig,

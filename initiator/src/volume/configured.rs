@@ -1,37 +1,38 @@
-//! [`Configured`]: what a mount is made of, and what of that is read again while it goes on.
+//! [`Configured`]: the configuration of a mount, and the part of it that a reload reads again.
 
 use std::path::{Path, PathBuf};
 
 use rblk_config::MountConfig;
 use serde::{Deserialize, Serialize};
 
-/// What a mount is made of.
+/// The configuration of a mount and its source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Configured {
-    /// What file and flags say together.
+    /// The values of file and flags, merged.
     pub config: MountConfig,
-    /// The file that says which keys the target may prove. None where flags said it, or nothing.
+    /// The file that says which keys the target may prove. `None` where flags name the keys, or no
+    /// keys are set.
     pub keys_file: Option<KeysFile>,
 }
 
-/// The file that says which keys the target may prove.
+/// The file with the keys that the target may prove.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeysFile {
     path: PathBuf,
     by_flags: ByFlags,
 }
 
-/// What flags said beside the file that a mount was made of. They win whenever it is read again.
+/// The values that flags set beside the mount's file. Flags win at every reload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByFlags {
-    /// Which volume it is.
+    /// The volume.
     pub volume: bool,
-    /// Where the key of this host is.
+    /// The key file of this host.
     pub key_file: bool,
 }
 
 impl ByFlags {
-    /// Flags said nothing.
+    /// Whether flags set nothing.
     pub(crate) fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -44,13 +45,13 @@ impl KeysFile {
         Self { path, by_flags }
     }
 
-    /// Its path.
+    /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What flags said beside it.
+    /// The values that flags set beside the file.
     pub(crate) fn by_flags(&self) -> ByFlags {
         self.by_flags
     }

@@ -1,4 +1,4 @@
-//! [`SessionError`]: why a session, or a command in it, failed.
+//! [`SessionError`]: the reasons why a session, or a command in it, fails.
 
 use std::io;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use rblk_fabric::{AddressError, FabricError};
 use rblk_protocol::auth::AuthError;
 use rblk_protocol::{HelloReject, Opcode, RejectReason, Status};
 
-/// Why a session, or a command on its admin connection, failed. The text names the thing and the
-/// fix.
+/// The reason why a session, or a command on its admin connection, failed. The text names the
+/// object and the fix.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -23,21 +23,21 @@ pub enum SessionError {
     Refused {
         /// The target.
         address: String,
-        /// Its answer.
+        /// The reply.
         reject: HelloReject,
     },
     /// The target refused a command.
     #[error("{what}: {}{}", told(*.status, .text), hint(*.status))]
     Status {
-        /// What was asked.
+        /// The request.
         what: String,
         /// The answer.
         status: Status,
         /// The target's text, maybe empty.
         text: String,
     },
-    /// This host may not go on with the volume: another host held it since, or nobody can know that
-    /// no host did. The target's text says which.
+    /// This host may not go on with the volume: another host held it since, or the target cannot
+    /// rule that out. The target's text says which.
     #[error("fenced from volume `{volume}`: {by}")]
     Fenced {
         /// The volume.
@@ -52,10 +52,10 @@ pub enum SessionError {
     NotRblk {
         /// The peer.
         address: String,
-        /// What is wrong with its bytes.
+        /// The fault in its bytes.
         reason: String,
     },
-    /// The target does not agree to digests, which the mount insists on.
+    /// The target does not agree to digests, which the mount requires.
     #[error(
         "{address} does not agree to digests: its device gathers too little for one. Set digest = \"auto\", or use another address"
     )]
@@ -63,14 +63,14 @@ pub enum SessionError {
         /// The target.
         address: String,
     },
-    /// The volume does not exist there.
+    /// The volume does not exist at the target.
     #[error("{address} has no volume `{volume}`. It has: {has}")]
     NoSuchVolume {
         /// The target.
         address: String,
-        /// What was asked for.
+        /// The requested volume.
         volume: String,
-        /// What there is.
+        /// The volumes of the target.
         has: String,
     },
     /// No answer in time.
@@ -84,7 +84,7 @@ pub enum SessionError {
     Unreachable {
         /// The addresses.
         address: String,
-        /// How long was tried.
+        /// The time spent.
         after: Duration,
         /// The last error.
         last: String,
@@ -101,15 +101,15 @@ pub enum SessionError {
         /// The target.
         address: String,
     },
-    /// A connection over TCP would not be encrypted, and the configuration asks for it.
+    /// A connection over TCP would not be encrypted, but the configuration requires it.
     #[error("the connection to {address} cannot be encrypted (encrypt = \"required\"): {why}")]
     NotEncrypted {
         /// The target.
         address: String,
-        /// What is missing, and where.
+        /// The missing feature, and the end that lacks it.
         why: String,
     },
-    /// The target has none of the keys that it must have.
+    /// The target has none of the required keys.
     #[error(
         "{address} does not prove the key of target_keys ({keys}): another target answers there, or it has a new \
          key. `rblk-target key show` prints its key there"
@@ -130,20 +130,20 @@ pub enum SessionError {
         /// The public key of this host.
         key: String,
     },
-    /// Whoever answered did not prove that it is the target.
+    /// The answer has no proof that it is the target's.
     #[error("the answer to {what:?} ({status}) is not proven to be the target's")]
     Unproven {
         /// The command.
         what: Opcode,
-        /// What the answer said.
+        /// The status of the answer.
         status: Status,
     },
-    /// Whoever refused the connection says that the session is lost, and has proven nothing.
+    /// A refusal of the connection reports that the session is lost, but has no proof.
     #[error("{address} refused the connection ({text}), and did not prove that it is the target")]
     UnprovenLoss {
         /// The address.
         address: String,
-        /// What it said.
+        /// The text of the refusal.
         text: String,
     },
     /// The proofs of this host cannot be made.
@@ -158,9 +158,9 @@ pub enum SessionError {
     /// The system.
     #[error("{what}: {source}")]
     System {
-        /// What was done.
+        /// The failed action.
         what: &'static str,
-        /// Why it failed.
+        /// The reason for the failure.
         source: io::Error,
     },
 }
@@ -182,13 +182,13 @@ fn refusal(reject: &HelloReject) -> String {
     format!("{}{hint}", reject.text)
 }
 
-/// Whether a refusal says that the session is gone.
+/// Whether a refusal means that the session is gone.
 fn lost(reject: &HelloReject) -> bool {
     matches!(reject.reason, Some(RejectReason::NoSuchSession | RejectReason::StaleEpoch))
 }
 
-/// A status with the target's text. A text about a store, or about what the target must remember,
-/// says all itself.
+/// A status with the target's text. A text about a store, or about the target's records, stands
+/// alone.
 fn told(status: Status, text: &str) -> String {
     match status {
         Status::StoreError if !text.is_empty() => text.to_owned(),
@@ -208,7 +208,7 @@ fn hint(status: Status) -> &'static str {
 }
 
 impl SessionError {
-    /// Whether trying again later can help.
+    /// Whether a later try may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -248,8 +248,8 @@ impl SessionError {
         }
     }
 
-    /// Whether the target does not know the session any more, or knows it in a higher epoch: a new
-    /// session is needed. It says nothing about the volume: see [`Self::Fenced`].
+    /// Whether the target does not know the session, or knows it in a higher epoch: a new session
+    /// is needed. The error does not concern the volume: see [`Self::Fenced`].
     #[must_use]
     pub fn is_session_gone(&self) -> bool {
         match self {
@@ -259,8 +259,8 @@ impl SessionError {
         }
     }
 
-    /// The same, where the peer has not proven that it is the target, and has to: then it cannot
-    /// say that a session is gone, and only this try failed.
+    /// Converts an error of a peer that has to prove that it is the target, and has not: the peer
+    /// cannot report that a session is gone, so only this try fails.
     pub(crate) fn before_proof(self) -> Self {
         match self {
             Self::Refused { address, reject } if lost(&reject) => {
@@ -270,7 +270,7 @@ impl SessionError {
         }
     }
 
-    /// The exit code for it.
+    /// The exit code.
     #[must_use]
     pub fn exit(&self) -> rblk_config::Exit {
         use rblk_config::Exit;

@@ -1,11 +1,11 @@
-//! [`History`]: what a mount tells people of its connections to the target: the last loss and its
-//! reason, the longest stall, and each reason for a failed try once in the log.
+//! [`History`]: a mount's record of its connections to the target: the last loss and its reason,
+//! and the longest stall. Logs each reason for a failed try once.
 
 use std::time::{Duration, SystemTime};
 
 use super::status::MountStatus;
 
-/// How many reasons for failed tries are logged in one outage.
+/// Limit of the logged reasons for failed tries in one outage.
 const LOGGED_MAX: usize = 32;
 
 /// Past losses of the target.
@@ -15,7 +15,7 @@ pub(super) struct History {
     lost_at_unix_ms: Option<u64>,
     stall_ms_max: u64,
     verifier_changes: u64,
-    // The last epoch, while there is no session that has one.
+    // The last epoch, while no session has one.
     epoch: u32,
     // Reasons for failed tries since the target was lost. Each is logged once.
     logged: Vec<String>,
@@ -27,7 +27,7 @@ pub(super) fn millis(duration: Duration) -> u64 {
 }
 
 impl History {
-    /// No loss yet, but the reason for which a mount that was recovered cannot connect.
+    /// No loss yet, except the reason why a recovered mount cannot connect.
     pub(super) fn new(last_loss: Option<String>) -> Self {
         Self { last_loss, ..Self::default() }
     }
@@ -39,7 +39,7 @@ impl History {
         self.lost_at_unix_ms = since_epoch.ok().map(millis);
     }
 
-    /// A try to reconnect failed. Returns whether the reason is to be logged.
+    /// A try to reconnect failed. Returns whether to log the reason.
     pub(super) fn failed(&mut self, why: &str) -> bool {
         self.last_loss = Some(why.to_owned());
         let known = self.logged.iter().any(|logged| logged == why);
@@ -50,12 +50,12 @@ impl History {
         is_new
     }
 
-    /// No try will succeed any more.
+    /// No try will succeed.
     pub(super) fn over(&mut self, why: String) {
         self.last_loss = Some(why);
     }
 
-    /// The session is gone, and this was its epoch.
+    /// The session is gone; `epoch` was its epoch.
     pub(super) fn session_gone(&mut self, epoch: u32) {
         self.epoch = epoch;
     }
@@ -67,12 +67,12 @@ impl History {
         self.logged.clear();
     }
 
-    /// The last epoch of a session that is gone.
+    /// The last epoch of the lost session.
     pub(super) fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// Fills its part of the status, where the target has been lost for `lost_ms_ago`.
+    /// Fills in its part of the status. The target has been lost for `lost_ms_ago`.
     pub(super) fn report(&self, status: &mut MountStatus, lost_ms_ago: Option<u64>) {
         status.last_loss.clone_from(&self.last_loss);
         status.lost_at_unix_ms = self.lost_at_unix_ms;

@@ -8,11 +8,11 @@ use sha2::{Digest, Sha256};
 
 use super::session::HostIdentity;
 
-/// Where an administrator may put an id: 32 hexadecimal digits, dashes allowed.
+/// The file for an administrator's id: 32 hexadecimal digits, dashes allowed.
 pub(crate) const HOST_ID_FILE: &str = "/etc/rblk/host-id";
 
-/// A file of an id that has none. Another id than before would make this host a stranger to the
-/// volumes that it holds.
+/// A file without a valid id. A changed id would make this host a stranger to the volumes that it
+/// holds.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{}: {problem}. Write 32 hexadecimal digits, as `uuidgen` prints them, or remove the file: then the id comes \
@@ -28,7 +28,7 @@ pub struct BadHostId {
 /// host.
 ///
 /// # Errors
-/// `/etc/rblk/host-id` is there and has no id.
+/// `/etc/rblk/host-id` exists and has no valid id.
 pub fn host_identity(name: Option<&str>) -> Result<HostIdentity, BadHostId> {
     let id = read_id(Path::new(HOST_ID_FILE))?.unwrap_or_else(|| {
         let seed = std::fs::read_to_string("/etc/machine-id").ok().filter(|t| t.trim().len() >= 32);
@@ -37,20 +37,20 @@ pub fn host_identity(name: Option<&str>) -> Result<HostIdentity, BadHostId> {
     Ok(HostIdentity { id, name: host_name(name) })
 }
 
-/// An id that no other has: of a program, which is no mount of this host and no other program.
+/// A unique id for a program, which is neither a mount of this host nor another program.
 ///
 /// # Errors
 /// The system has no random numbers.
 pub(crate) fn own_id() -> io::Result<HostId> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(io::Error::other)?;
-    // All zeros are no id.
+    // Zeros are no id.
     id[0] |= 1;
     Ok(HostId(id))
 }
 
-/// The id of the disk of a guest, which is known by its socket: the same after a crash, and no
-/// mount's.
+/// The id of the disk of a guest, derived from its socket: unchanged after a crash, and different
+/// from every mount's.
 pub(crate) fn id_of_guest(host: HostId, socket: &Path) -> HostId {
     let mut hash = Sha256::new();
     hash.update(b"rblk guest");
@@ -58,7 +58,7 @@ pub(crate) fn id_of_guest(host: HostId, socket: &Path) -> HostId {
     hash.update(socket.as_os_str().as_encoded_bytes());
     let mut id = [0; 16];
     id.copy_from_slice(&hash.finalize()[..16]);
-    // All zeros are no id.
+    // Zeros are no id.
     id[0] |= 1;
     HostId(id)
 }
@@ -68,7 +68,7 @@ pub(crate) fn host_name(name: Option<&str>) -> Name {
     name_of(name.unwrap_or(&system_name()))
 }
 
-/// A name of a host as targets take it. The kernel says `(none)` of a host that nobody named.
+/// A name of a host as targets take it. The kernel's name for an unnamed host is `(none)`.
 fn name_of(host: &str) -> Name {
     let clean: String = host
         .chars()

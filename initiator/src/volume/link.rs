@@ -1,5 +1,5 @@
-//! [`Link`]: a mount's connection to its target. Carries out what its
-//! [`Course`](super::course::Course) decides, and tells the course what happened.
+//! [`Link`]: a mount's connection to its target. Carries out the acts of its
+//! [`Course`](super::course::Course), and reports events to it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,16 +41,16 @@ pub(crate) struct Link {
     config: Arc<MountConfig>,
     setup: Setup,
     course: Course,
-    // While the target is there.
+    // `None` while the target is lost.
     session: Option<Session>,
     tries: Tries,
     // The address of the last try.
     trying: usize,
     history: History,
     stuck: StuckData,
-    // Of each address, why it did not work last; none where it did, or was not tried.
+    // For each address, the reason for its last failure; `None` if it worked or was not tried.
     faults: Vec<Option<String>>,
-    // What the target made it log.
+    // Limits the log lines that the target causes.
     lines: LinkLines,
     durability: Arc<Durability>,
 }
@@ -87,7 +87,7 @@ fn rules(config: &MountConfig, setup: &Setup) -> Rules {
     }
 }
 
-/// How a mount uses its volume.
+/// The access mode of a mount.
 pub(crate) fn access_mode(config: &MountConfig) -> AccessMode {
     match (config.read_only, config.shared) {
         (true, _) => AccessMode::ReadOnly,
@@ -96,7 +96,7 @@ pub(crate) fn access_mode(config: &MountConfig) -> AccessMode {
     }
 }
 
-/// How a mount connects, unless a try has a limit of its own.
+/// The options of a mount's connections, unless a try has a limit of its own.
 pub(crate) fn options(config: &MountConfig) -> ConnectOptions {
     ConnectOptions {
         timeout: config.connect_timeout.get(),
@@ -111,12 +111,12 @@ pub(crate) fn options(config: &MountConfig) -> ConnectOptions {
     }
 }
 
-/// How often a mount asks whether its target lives.
+/// The KEEP_ALIVE pulse of a mount.
 pub(crate) fn pulse(config: &MountConfig) -> Pulse {
     Pulse::of(config.detect.get())
 }
 
-/// Whether a target said that it does not have the volume.
+/// Whether the target does not have the volume.
 fn is_missing(error: &SessionError) -> bool {
     match error {
         SessionError::NoSuchVolume { .. } => true,
@@ -125,7 +125,7 @@ fn is_missing(error: &SessionError) -> bool {
     }
 }
 
-/// The next news of the target, or the loss of the session. Without a session there is none.
+/// The next news of the target, or the loss of the session. Without a session, waits for ever.
 async fn next_event(
     session: &mut Option<Session>,
     volume: VolumeHandle,
@@ -145,7 +145,7 @@ enum Happened {
 }
 
 impl Link {
-    /// The link of a mount whose target is lost. The first try is due at once.
+    /// The link of a mount that has lost its target. The first try is due at once.
     pub(crate) fn lost(
         config: &Arc<MountConfig>,
         setup: Setup,
@@ -174,8 +174,8 @@ impl Link {
         }
     }
 
-    /// The link of a new mount, with its first session by the address of that index. `faults` says
-    /// why the addresses before it do not work.
+    /// The link of a new mount, with its first session at the address of that index. `faults` are
+    /// the failures of the addresses before it.
     pub(crate) fn connected(
         config: &Arc<MountConfig>,
         setup: Setup,
@@ -195,7 +195,7 @@ impl Link {
         link
     }
 
-    /// The address that should be in use, where another one is.
+    /// The preferred address, if the mount uses another.
     fn fallback(&self) -> Option<Fallback> {
         let is_worse = self.course.state() == State::Connected && self.course.address() > 0;
         let preferred = self.setup.addresses.first().filter(|_| is_worse)?.to_string();
@@ -203,7 +203,7 @@ impl Link {
         Some(Fallback { preferred, reason })
     }
 
-    /// Says that the mount is connected by an address that is not its best, if so.
+    /// Logs that the mount uses an address that is not its best, if so.
     fn say_fallback(&mut self) {
         let Some(Fallback { preferred, reason }) = self.fallback() else { return };
         if !self.may_log(LinkLine::Fallback) {
@@ -219,36 +219,36 @@ impl Link {
         );
     }
 
-    /// The address with that index works.
+    /// Records that the address with that index works.
     fn note_works(&mut self, address: usize) {
         if let Some(fault) = self.faults.get_mut(address) {
             *fault = None;
         }
     }
 
-    /// The address with that index does not work, for that reason.
+    /// Records why the address with that index does not work.
     fn note_fault(&mut self, address: usize, why: &str) {
         if let Some(fault) = self.faults.get_mut(address) {
             *fault = Some(why.to_owned());
         }
     }
 
-    /// What is durable is known from this account from now on.
+    /// Replaces the account of durable writes.
     pub(crate) fn inherit(&mut self, account: &Arc<Durability>) {
         self.durability = Arc::clone(account);
     }
 
-    /// How the mount reaches its volume.
+    /// The setup of the mount.
     pub(crate) fn setup(&self) -> &Setup {
         &self.setup
     }
 
-    /// What is known of the volume and the target.
+    /// The known facts about volume and target.
     pub(crate) fn facts(&self) -> &Facts {
         self.course.facts()
     }
 
-    /// Every session from the next one on is made with these keys. The present one goes on.
+    /// Makes every later session with these keys. The present one goes on.
     pub(crate) fn change_keys(
         &mut self,
         config: &Arc<MountConfig>,
@@ -258,21 +258,20 @@ impl Link {
         self.setup.credentials = credentials;
     }
 
-    /// The driver made so many queues.
+    /// Sets the number of queues that the driver made.
     pub(crate) fn set_queues(&mut self, queues: u16) {
         self.setup.queues = queues;
     }
 
-    /// The driver has the shared memory of the mount.
+    /// Records that the driver has registered the shared memory of the mount.
     ///
     /// # Errors
-    /// The system does not tell which pages it has.
+    /// The system does not report the page numbers.
     pub(crate) fn shared_memory_is_registered(&mut self) -> anyhow::Result<()> {
         self.setup.shared.registered()
     }
 
-    /// Every path registers these memories of other programs from now on, and no others. Present
-    /// paths end.
+    /// Replaces the memories of other programs that every path registers. Present paths end.
     pub(crate) fn replace_shared(&mut self, regions: Arc<[Arc<Region>]>, queues: &mut Queues) {
         if Arc::ptr_eq(self.setup.shared.regions(), &regions) {
             return;
@@ -284,7 +283,7 @@ impl Link {
         }
     }
 
-    /// A queue has left: it needs no path any more, and its memory is the devices' only.
+    /// A queue has left: it needs no path, and only devices use its memory.
     pub(crate) fn forget_queue(&mut self, queue: u16) {
         if let Some(buffers) = self.setup.buffers.get_mut(usize::from(queue)) {
             *buffers = None;
@@ -296,12 +295,12 @@ impl Link {
         self.session.is_some()
     }
 
-    /// Where the mount stands.
+    /// The state of the mount.
     pub(crate) fn state(&self) -> State {
         self.course.state()
     }
 
-    /// Whether no session will come any more.
+    /// Whether no session will come.
     pub(crate) fn is_over(&self) -> bool {
         self.course.is_over()
     }
@@ -347,7 +346,7 @@ impl Link {
         }
     }
 
-    /// Keeps the session alive, and takes its events, but does nothing that is due. Cancel safe.
+    /// Keeps the session alive and takes its events, but carries out no acts. Cancel safe.
     pub(crate) async fn keep_alive(&mut self, queues: &mut Queues) {
         let (pulse, volume) = (pulse(&self.config), self.facts().volume.handle);
         let event = next_event(&mut self.session, volume, pulse, queues).await;
@@ -391,16 +390,16 @@ impl Link {
             why,
             "leaving the target; requests wait until it is connected again"
         );
-        // Back to a better address, or to the next version of the target, is no loss, and takes a
-        // moment.
+        // A return to a better address, or to the next version of the target, is no loss, and takes
+        // a moment.
         let shown = matches!(leaving, Leaving::Drain).then_some(why.as_str());
         self.disconnect(shown, queues);
     }
 
     fn begin_try(&mut self, attempt: Attempt, is_noted: bool, queues: &Queues) {
-        // A process that recovers the mount by an old note cannot have its session. In a new
-        // session, commands that this process had sent may arrive late. A shared volume does
-        // not keep the new session out until those commands are over.
+        // A process that recovers the mount by an older note cannot have this session. In a new
+        // session, commands of this process may arrive late. A shared volume does not keep the
+        // new session out until those commands are over.
         if !is_noted && self.config.shared {
             self.course.failed(Failure::Transient, Instant::now(), random());
             return;
@@ -422,7 +421,7 @@ impl Link {
         });
     }
 
-    /// What it takes to settle which acknowledged writes are durable.
+    /// The arguments to settle which acknowledged writes are durable.
     fn account(&self, queues: &Queues) -> Account {
         Account {
             durability: Arc::clone(&self.durability),
@@ -447,7 +446,7 @@ impl Link {
             }
             Step::Opened(volume, answer) => {
                 let verdict = match self.course.opened(&volume) {
-                    // The target may take them now.
+                    // The target may take the copies now.
                     Verdict::Go if self.durability.holds_copies() => Verdict::Settle,
                     verdict => verdict,
                 };
@@ -518,7 +517,7 @@ impl Link {
         self.stuck.failed();
         let address = self.tries.address();
         if session_is_gone {
-            // The target was restarted. The reason for the loss is known already.
+            // The target restarted. The reason for the loss is known already.
             if self.lines.may_write(LinkLine::Session, now) {
                 tracing::info!(
                     address,
@@ -601,14 +600,14 @@ impl Link {
         }
     }
 
-    /// A queue that is held has no request unanswered.
+    /// A held queue has no unanswered request.
     pub(crate) fn on_quiet(&mut self, queue: u16, queues: &mut Queues) {
         if queues.quiet(queue) {
             self.course.quiet();
         }
     }
 
-    /// Returns whether what is known of the volume changed.
+    /// Returns whether the facts about the volume changed.
     pub(crate) fn on_event(
         &mut self,
         news: Result<News, SessionError>,
@@ -646,7 +645,7 @@ impl Link {
     fn on_volume(&mut self, entry: &VolumeEntry, queues: &mut Queues) -> bool {
         let known = self.facts().volume;
         if !self.course.seen(entry) {
-            // OPEN says what it is.
+            // The next OPEN shows the new volume.
             self.lose("the volume became another one", Loss::Path, queues);
         }
         let is_read_only = |volume: &OpenReply| volume.flags.has(VolumeFlags::READ_ONLY);
@@ -671,7 +670,7 @@ impl Link {
         queues.fail(Some(ENODEV));
     }
 
-    /// Whether a line that the target can bring about may be written now.
+    /// Whether a log line that the target can cause may be written now.
     fn may_log(&mut self, line: LinkLine) -> bool {
         self.lines.may_write(line, Instant::now())
     }
@@ -687,8 +686,8 @@ impl Link {
         self.disconnect(Some(why), queues);
     }
 
-    /// The session is over: every queue keeps its requests, and the course says how to go on.
-    /// `loss` is the reason, if that is a loss.
+    /// The session is over: every queue keeps its requests, and the course decides about the next
+    /// one. `loss` is the reason, if this is a loss.
     fn disconnect(&mut self, loss: Option<&str>, queues: &mut Queues) {
         let Some(session) = self.session.take() else { return };
         self.stuck.lost(false, self.course.rules().detect, Instant::now());
@@ -700,18 +699,18 @@ impl Link {
         queues.release();
     }
 
-    /// The mount ends: a try goes no further, and probes end.
+    /// The mount ends: a try ends at its next step, and probes end.
     pub(crate) fn dismiss_tries(&mut self) {
         self.tries.dismiss();
     }
 
-    /// Ends tries and probes. A session that a try has can be resumed.
+    /// Ends tries and probes at once. Their sessions can be resumed.
     pub(crate) fn abort_tries(&mut self) {
         self.tries.abort();
     }
 
-    /// Ends the session, or the try that may have one. With `logout` the target hears of it, within
-    /// that time; without, the session can be resumed.
+    /// Ends the session, or the try that may have one. With `logout`, sends LOGOUT within that
+    /// time; without, the session can be resumed.
     pub(crate) async fn end_session(&mut self, logout: Option<Duration>) {
         match (self.session.take(), logout) {
             (Some(session), Some(within)) => session.logout(within).await,
@@ -721,7 +720,7 @@ impl Link {
         }
     }
 
-    /// Has the target make durable what it acknowledged. Returns whether it did. No queue has a
+    /// Has the target make the acknowledged writes durable. Returns whether it did. No queue has a
     /// path any more.
     pub(crate) async fn flush(&mut self, queues: &Queues, within: Duration) -> bool {
         if self.durability.unflushed() == 0 {
@@ -748,7 +747,7 @@ impl Link {
         self.facts().resume.map_or(self.history.epoch(), |(_, epoch)| epoch.0)
     }
 
-    /// Fills its part of the status.
+    /// Fills in its part of the status.
     pub(crate) fn report(&self, status: &mut MountStatus) {
         let state = match self.course.state() {
             State::Connected => "connected",

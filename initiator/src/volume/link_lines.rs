@@ -1,22 +1,22 @@
-//! [`LinkLines`]: how often a mount logs what its target can make it log: one that takes each
-//! connection and ends it again would fill the log of the host.
+//! [`LinkLines`]: limits the log lines that a target can cause. A target that takes each connection
+//! and ends it again would otherwise fill the log of the host.
 
 use std::time::Instant;
 
 use rblk_runtime::log_limit::LogLimit;
 
-/// What a target can make a mount log.
+/// A kind of log line that a target can cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LinkLine {
     /// The target is lost.
     Loss,
-    /// It is back.
+    /// The target is back.
     Resume,
-    /// It does not know the session.
+    /// The target does not know the session.
     Session,
-    /// It tells something.
+    /// The target sent an event.
     News,
-    /// It is reached by an address that is not the best.
+    /// The mount uses an address that is not the best.
     Fallback,
 }
 
@@ -25,8 +25,8 @@ pub(super) enum LinkLine {
 pub(super) struct LinkLines([LogLimit; 5]);
 
 impl LinkLines {
-    /// Whether another line of that kind may be written now. If not, it is counted, and the next
-    /// line that may is written behind one that tells how many were left out.
+    /// Whether another line of that kind may be written now. If not, the line is counted; the next
+    /// line that may be written follows a line with the number of lines left out.
     pub(super) fn may_write(&mut self, line: LinkLine, now: Instant) -> bool {
         let limit = &mut self.0[line as usize];
         if let Some(count) = limit.take_left_out(now) {

@@ -44,11 +44,11 @@ use setup::Setup;
 
 /// Errno for a request that failed.
 const EIO: i32 = 5;
-/// Errno for a request whose volume was removed.
+/// Errno for requests to a removed volume.
 const ENODEV: i32 = 19;
 /// Time for the target to flush what is left at the end, and again to hear of the end.
 pub(crate) const LOGOUT: Duration = Duration::from_secs(2);
-/// The same, by force.
+/// These times by force.
 pub(crate) const FORCE_LOGOUT: Duration = Duration::from_millis(250);
 
 /// An open volume: the link to its target and its queues. A disk, a program and a guest have the
@@ -227,7 +227,7 @@ impl Volume {
         self.link.on_path_end(queue, end, &mut self.queues);
     }
 
-    /// Says in the log which requests failed because their data did not come through.
+    /// Logs the requests that failed with damaged data.
     fn tell_digest_failure(&self, queue: u16, failure: DigestFailure) {
         let DigestFailure { io, count } = failure;
         tracing::error!(
@@ -265,7 +265,7 @@ impl Volume {
         };
         let made = make(&mut self.queues, &plan);
         if self.link.facts().fenced.is_some() {
-            // Permanently: no request waits.
+            // Permanent: no request waits.
             self.queues.fail(Some(Status::Fenced.errno()));
         }
         made
@@ -282,10 +282,10 @@ impl Volume {
         self.make_queues(self.setup().queues, outbox, Queues::give)
     }
 
-    /// Memory for retained writes of each queue; 0 when none are to be kept.
+    /// Memory for retained writes of each queue; 0 retains none.
     fn retain_bytes_of_each(&self, queues: u16) -> usize {
         let asked = self.config.retain;
-        // A write of another host must not be replaced by an older one that is written again.
+        // With other writers, an older copy must not replace a newer write of another host.
         if asked.0 == 0 || self.facts().has(VolumeFlags::READ_ONLY) || self.config.shared {
             return 0;
         }
@@ -311,18 +311,18 @@ impl Volume {
         self.queues.connect((0..).zip(paths).collect());
     }
 
-    /// Queues have their data in these memories from now on. They know it already, and have no path
-    /// that is made with others.
+    /// Replaces the memories that hold the queues' data. The queues know the new ones already, and
+    /// have no path that was made with others.
     pub(crate) fn replace_shared(&mut self, regions: Arc<[Arc<Region>]>) {
         self.link.replace_shared(regions, &mut self.queues);
     }
 
-    /// Every request fails from now on.
+    /// Fails every request, also the later ones.
     pub(crate) fn fail_requests(&mut self) {
         self.queues.fail(Some(EIO));
     }
 
-    /// Requests that wait fail, and no answer to a request that was sent is waited for.
+    /// Fails waiting requests, and waits for no answers to sent ones.
     pub(crate) fn give_up_requests(&mut self) {
         if !self.link.is_over() {
             self.fail_requests();
@@ -354,7 +354,7 @@ impl Volume {
         }
     }
 
-    /// Has the target make durable what it acknowledged. Returns whether it did. No queue has a
+    /// Has the target make the acknowledged writes durable. Returns whether it did. No queue has a
     /// path any more.
     pub(crate) async fn flush(&mut self, within: Duration) -> bool {
         self.link.flush(&self.queues, within).await

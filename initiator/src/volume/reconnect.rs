@@ -1,6 +1,6 @@
-//! Reconnecting to the target: [`Try`] and [`probe`] are tasks of their own, so that the mount
-//! answers its socket meanwhile and can end them. [`Tries`] holds the ones that run. What they find
-//! goes to the mount's [`Course`](super::course::Course), which decides.
+//! Reconnecting to the target: [`Try`] and [`probe`] are tasks of their own, so that the mount can
+//! answer its socket meanwhile, and can end them. [`Tries`] holds the running ones. Their results
+//! go to the mount's [`Course`](super::course::Course), which decides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +20,12 @@ use super::task::{self, Running};
 use crate::engine::PathEnd;
 use crate::engine::path::{Path, QueueMemory};
 
-/// How long the mount may take to answer a try. It takes longer only when it ends.
+/// Time for the mount to answer a try. It takes longer only when it ends.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a target may take to hear that a session is not wanted after all.
+/// Time for the LOGOUT of an unneeded session.
 const LOGOUT_TIME: Duration = Duration::from_secs(1);
 
-/// The volume came back as another one.
+/// A different volume came back.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "volume `{volume}` {how}; its requests fail now: unmount it, check the target, mount again"
@@ -45,11 +45,11 @@ pub(crate) struct NotTested(pub(crate) PathEnd);
 #[error("the mount is ending")]
 struct MountEnds;
 
-/// What a try needs to know.
+/// The parameters of a try.
 #[derive(Debug)]
 pub(super) struct Try {
     pub(super) address: Address,
-    /// Their timeout is that of each step.
+    /// Their timeout applies to each step.
     pub(super) options: ConnectOptions,
     pub(super) known_by: KnownBy,
     /// The session and the epoch to raise it to; `None` begins a new session.
@@ -57,13 +57,13 @@ pub(super) struct Try {
     pub(super) volume_name: Name,
     pub(super) claim: Claim,
     pub(super) wish: QueueWish,
-    /// Of each queue that is to get a path.
+    /// The memory of each queue that gets a path.
     pub(super) buffers: Vec<Option<Arc<Region>>>,
     /// Memory of other programs, which every queue may use.
     pub(super) shared: Arc<[Arc<Region>]>,
-    /// Whether the paths are tested before their queues have them.
+    /// Whether the paths are tested before the queues get them.
     pub(super) tests_paths: bool,
-    /// Which acknowledged writes are durable.
+    /// The account of durable writes.
     pub(super) account: Account,
 }
 
@@ -74,12 +74,12 @@ pub(super) struct Reconnected {
     pub(super) paths: Vec<(u16, Path)>,
 }
 
-/// What a try has reached. It goes on when the mount has answered.
+/// A step of a try. The try goes on when the mount has answered.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// It has a session.
+    /// The try has a session.
     LoggedIn(LoginReply, oneshot::Sender<Result<(), OtherTarget>>),
-    /// It has the volume.
+    /// The try has the volume.
     Opened(Box<OpenReply>, oneshot::Sender<Verdict>),
 }
 
@@ -107,9 +107,9 @@ impl StepAnswer {
 }
 
 impl Try {
-    /// Connects, logs in, opens the volume, settles what became of acknowledged writes if it has
-    /// to, and connects every queue. If the mount ends meanwhile, the try logs out, so that other
-    /// hosts find the volume free at once.
+    /// Connects, logs in, opens the volume, settles the acknowledged writes if it must, and
+    /// connects every queue. If the mount ends meanwhile, the try logs out, so that other hosts
+    /// find the volume free at once.
     pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
         let Self { address, options, known_by, resume, .. } = &self;
         let (host, credentials) = (&known_by.host, known_by.credentials());
@@ -126,7 +126,7 @@ impl Try {
                 if unwanted {
                     session.logout(LOGOUT_TIME).await;
                 } else {
-                    // So that the target does not have to find out that this epoch is over.
+                    // So the target knows at once that this epoch is over.
                     session.admin.close();
                 }
                 Err(error)
@@ -180,7 +180,7 @@ impl Try {
     }
 }
 
-/// Tells the mount of a step, and waits for its answer.
+/// Reports a step to the mount, and waits for its answer.
 async fn ask<T>(
     steps: &mpsc::Sender<Step>,
     step: impl FnOnce(oneshot::Sender<T>) -> Step,
@@ -193,8 +193,8 @@ async fn ask<T>(
     tokio::time::timeout(STEP_DEADLINE, exchange).await.context("the mount does not answer")?
 }
 
-/// Finds out whether the same run of the target answers at another address. Begins a session there,
-/// which opens nothing and ends at once.
+/// Checks whether this run of the target answers at another address: starts a session there, opens
+/// nothing, and ends it at once.
 async fn probe(
     address: Address,
     options: ConnectOptions,
@@ -209,32 +209,32 @@ async fn probe(
     Ok(())
 }
 
-/// The try and the probe that run, at most one of each.
+/// The running try and the running probe, if any.
 #[derive(Debug)]
 pub(super) struct Tries {
     connecting: Running<Reconnected>,
-    // Where the try goes.
+    // The address of the try.
     address: String,
     steps: (mpsc::Sender<Step>, mpsc::Receiver<Step>),
     probing: Running<Option<String>>,
-    // Index of the address that is probed.
+    // The index of the probed address.
     probed: usize,
 }
 
-/// What a try or a probe found.
+/// News of a try or a probe.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The try has reached something, and waits for an answer.
+    /// The try has made a step, and waits for an answer.
     Step(Step),
     /// The try has ended.
     Tried(anyhow::Result<Box<Reconnected>>),
-    /// The probe of an address has ended: why the same run of the target does not answer there;
-    /// none where it does.
+    /// The probe of an address has ended: the reason why this run of the target does not answer
+    /// there; `None` if it does.
     Probed(usize, Option<String>),
 }
 
 impl Tries {
-    /// None runs.
+    /// No try and no probe.
     pub(super) fn new() -> Self {
         let (connecting, probing) = (None, None);
         Self { connecting, address: String::new(), steps: mpsc::channel(1), probing, probed: 0 }
@@ -246,7 +246,7 @@ impl Tries {
         self.connecting = Some(tokio::spawn(attempt.run(self.steps.0.clone())));
     }
 
-    /// Where the last try went, for people.
+    /// The address of the last try, for people.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
@@ -285,7 +285,7 @@ impl Tries {
         }
     }
 
-    /// The mount ends: a try goes no further, and logs out if it has a session. Probes end.
+    /// The mount ends: a try ends at its next step, and logs out if it has a session. Probes end.
     pub(super) fn dismiss(&mut self) {
         self.steps.1.close();
         task::abort(&mut self.probing);
@@ -300,12 +300,12 @@ impl Tries {
         let ends = async {
             let result = loop {
                 tokio::select! {
-                    // A question that nobody answers ends the try.
+                    // A dropped question ends the try.
                     Some(_) = self.steps.1.recv() => {}
                     result = task::next(&mut self.connecting) => break result,
                 }
             };
-            // The try was ready before it heard that the mount ends.
+            // The try had succeeded before it heard of the end.
             if let Ok(Reconnected { session, .. }) = result {
                 session.logout(LOGOUT_TIME).await;
             }
@@ -315,7 +315,7 @@ impl Tries {
         }
     }
 
-    /// Ends what runs, wherever it is. A session can be resumed.
+    /// Ends tries and probes at any step. A session can be resumed.
     pub(super) fn abort(&mut self) {
         task::abort(&mut self.connecting);
         task::abort(&mut self.probing);

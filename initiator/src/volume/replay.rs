@@ -1,15 +1,15 @@
 //! [`Replayer`]: writes a [`ReplayLog`] to a volume and flushes it, over a path of its own.
 //!
-//! It runs when the volume's acknowledged writes may be lost, and before its queues send anything.
-//! The pieces of the log do not overlap, so they may be written in any order, several at a time.
-//! The replay is done when the FLUSH after them was answered. Until then the log is still needed.
+//! A replay runs when the volume's acknowledged writes may be lost, and before its queues send
+//! anything. The pieces of the log do not overlap, so they may be written in any order, several at
+//! a time. The replay is done when the FLUSH after them was answered. Until then the log is still
+//! needed.
 //!
 //! A block that the target refuses takes no other block with it: a command of several blocks that
-//! is refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`]
-//! says what came of it. What is no answer to a write, that another host has the volume, ends the
-//! replay instead, and settles nothing. That the volume is gone is an answer: a store whose device
-//! is gone says the same of a volume that is still there. Who runs the replay asks LIST which it
-//! is.
+//! is refused is sent again in halves, and the rest of the log and the FLUSH follow. [`Outcome`] is
+//! the result. A takeover of the volume by another host is no answer to a write: it ends the replay
+//! and settles nothing. A missing volume is an answer: a store with a missing device reports that
+//! of a volume that still exists. The caller asks LIST which of the two it is.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -27,20 +27,20 @@ use crate::engine::path::Path;
 use crate::engine::pulse::Pulse;
 use crate::engine::{Engine, PathEnd, QueueStats};
 
-/// Commands under way, at most.
+/// Limit of the commands under way.
 pub const DEPTH: u16 = 16;
-/// How long the target may take for an answer. A FLUSH of everything that was written is one of the
-/// answers.
+/// Time for an answer of the target. One of the answers is to a FLUSH of everything that was
+/// written.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest discard or write-zeroes of one command.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
-/// How often a refused command is cut in halves, in one replay. Enough for some dozen bad places; a
+/// Limit of the halvings of refused commands in one replay. Enough for some dozen bad places; a
 /// store that refuses everything is not asked about every block.
 const CUTS_MAX: u32 = 1024;
-/// Some devices lose events; a look now and then costs nothing here.
+/// Some devices lose events; a poll now and then costs nothing here.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Why a replay failed.
+/// The reason why a replay failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The path died, or the target does not answer: another try may succeed.
@@ -49,7 +49,7 @@ pub enum ReplayError {
     /// The target takes too long.
     #[error("the target takes longer than {ANSWER_DEADLINE:?} for a write")]
     TooSlow,
-    /// Another host has the volume: OPEN will say so. It says nothing about what was written.
+    /// Another host has the volume: OPEN will return that. This proves nothing about the writes.
     #[error("another host has the volume")]
     Fenced,
     /// The system.
@@ -57,30 +57,30 @@ pub enum ReplayError {
     System(#[from] SessionError),
 }
 
-/// How far a replay is.
+/// The progress of a replay.
 #[derive(Debug)]
 pub enum Progress {
-    /// Something happened.
+    /// Work was done.
     Busy,
-    /// It waits for the target.
+    /// The replay waits for the target.
     Idle,
-    /// Everything was answered, the FLUSH too.
+    /// Every command was answered, the FLUSH included.
     Done(Outcome),
 }
 
-/// What came of a replay.
+/// The result of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// All is durable.
+    /// All writes are durable.
     Durable,
-    /// The target has everything. The FLUSH failed with that errno (positive).
+    /// The target has all writes. The FLUSH failed with that errno (positive).
     Unflushed(i32),
     /// The target refused some blocks. It has all others; they are durable if the FLUSH after them
     /// succeeded.
     Refused {
-        /// How many.
+        /// The number of refused blocks.
         blocks: u64,
-        /// Why the first of them was refused (positive).
+        /// The errno of the first refusal (positive).
         errno: i32,
         /// The FLUSH succeeded.
         flushed: bool,
@@ -95,7 +95,7 @@ struct Run {
     blocks: u64,
 }
 
-/// What a tag is sent for.
+/// The command sent under a tag.
 #[derive(Clone, Copy, Debug)]
 enum Sent {
     Nothing,
@@ -103,7 +103,7 @@ enum Sent {
     Run(Run),
 }
 
-/// A replay under way, of a log that is borrowed or shared.
+/// A running replay of a borrowed or shared log.
 #[derive(Debug)]
 pub struct Replayer<L: Deref<Target = ReplayLog>> {
     engine: Engine,
@@ -111,7 +111,7 @@ pub struct Replayer<L: Deref<Target = ReplayLog>> {
     stride: usize,
     data_max: usize,
     log: L,
-    // The next piece, and how many of its blocks are sent.
+    // The next piece, and the number of its blocks already sent.
     at: usize,
     sent: u64,
     idle: Vec<Tag>,
@@ -125,24 +125,24 @@ pub struct Replayer<L: Deref<Target = ReplayLog>> {
 enum Flush {
     NotYet,
     Sent,
-    // With an errno, or 0.
+    // Answered, with an errno or 0.
     Done(i32),
 }
 
-/// What the target refused.
+/// The target's refusals.
 #[derive(Debug, Default)]
 struct Refusals {
-    // Halves of refused commands, to be sent again.
+    // Halves of refused commands, to send again.
     halves: Vec<Run>,
     cuts: u32,
     blocks: u64,
     errno: Option<i32>,
-    // An answer that ends the replay, and is none to a request.
+    // An answer that ends the replay, and is none to a write.
     fenced: bool,
 }
 
 impl Outcome {
-    /// Whether it may be so because the volume has just changed or gone.
+    /// Whether a change or removal of the volume just now may be the cause.
     #[must_use]
     pub(crate) fn may_be_of_change(self) -> bool {
         match self {
@@ -154,7 +154,7 @@ impl Outcome {
 }
 
 impl Refusals {
-    /// A command was answered with that errno.
+    /// Records a command that was answered with that errno.
     fn add(&mut self, run: Run, errno: i32) {
         if run.what == What::Discarded {
             // A discard is a hint.
@@ -180,18 +180,18 @@ impl Refusals {
     }
 }
 
-/// Memory for a path that a replay is to go over, and that is asked for with this wish.
+/// Allocates memory for the path of a replay, which is requested with this wish.
 ///
 /// # Errors
-/// Memory is short.
+/// There is not enough memory.
 pub fn buffers(wish: QueueWish) -> Result<Arc<Region>, SessionError> {
     let bytes = usize::from(wish.depth.get()) * wish.buffer_stride();
     Region::allocate(bytes, PageKind::Normal).map_err(|e| SessionError::Memory(e.to_string()))
 }
 
 impl<L: Deref<Target = ReplayLog>> Replayer<L> {
-    /// Of `log`, over a path that was asked for with `wish` and whose registered memory is
-    /// `buffers`.
+    /// A replay of `log`, over a path that was requested with `wish` and that has `buffers`
+    /// registered.
     #[must_use]
     pub fn new(log: L, path: Path, buffers: Arc<Region>, wish: QueueWish, now: Instant) -> Self {
         // The target may grant less now than it did.
@@ -218,15 +218,15 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         }
     }
 
-    /// With a pulse: a path that is silent for too long ends as [`PathEnd::Silent`]. Another try
-    /// may succeed.
+    /// Adds a pulse: a path with too long a silence ends as [`PathEnd::Silent`]. Another try may
+    /// succeed.
     #[must_use]
     pub fn with_pulse(mut self, pulse: Pulse) -> Self {
         self.engine.set_pulse(Some(pulse));
         self
     }
 
-    /// The blocks of the next command: as many as one takes. `None` when all are sent.
+    /// The blocks of the next command: as many as one takes. `None` when all were sent.
     fn next_run(&mut self) -> Option<Run> {
         if let Some(half) = self.refusals.halves.pop() {
             return Some(half);
@@ -240,7 +240,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         }
         .max(1);
         let mut blocks = 0;
-        // Neighbours of a kind go together.
+        // Adjacent pieces of one kind go together.
         while let Some(piece) = self.log.pieces().get(self.at) {
             if piece.what != what || piece.lba.0 + self.sent != lba + blocks || blocks >= room {
                 break;
@@ -256,7 +256,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         (blocks > 0).then_some(Run { what, lba, blocks })
     }
 
-    /// The command of a run, whose data is in the tag's buffer then.
+    /// The command of a run. Its data is in the tag's buffer then.
     fn io_of(&self, tag: Tag, run: Run) -> Option<Io> {
         let Run { what, lba, blocks } = run;
         let size = self.log.block_size();
@@ -291,7 +291,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let _ = self.engine.submit(tag, io);
     }
 
-    /// Sends what can be sent. Returns whether anything was.
+    /// Sends commands for idle tags. Returns whether there were any.
     fn send(&mut self) -> bool {
         let mut any = false;
         if self.flush != Flush::NotYet {
@@ -305,7 +305,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
             any = true;
             match self.io_of(tag, run) {
                 Some(io) => self.submit(tag, Sent::Run(run), io),
-                // Longer than a command can say.
+                // The range is too long for a command.
                 None => {
                     self.refusals.add(run, Status::OutOfRange.errno());
                     self.idle.push(tag);
@@ -323,7 +323,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         any
     }
 
-    /// Sends and takes what can be sent and taken now.
+    /// Sends commands and takes answers.
     ///
     /// # Errors
     /// [`ReplayError`]; the replay is over then, and settles nothing.
@@ -371,7 +371,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
         let system = |source| SessionError::System { what: "the path for writing again", source };
         let readiness = match self.engine.poller_mut() {
             Some(poller) => Some(Readiness::new(poller.event_fds()).map_err(system)?),
-            // The engine could not use the path, and the first turn will say so.
+            // The engine could not use the path; the first turn will return that.
             None => None,
         };
         loop {
@@ -382,7 +382,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
                     if let Some(poller) = self.engine.poller_mut() {
                         poller.arm().map_err(SessionError::from)?;
                     }
-                    // What came between the last look and the arming raises no event.
+                    // A completion between the last poll and the arming raises no event.
                     match self.turn(Instant::now())? {
                         Progress::Done(outcome) => return Ok(outcome),
                         Progress::Busy => continue,
@@ -408,7 +408,7 @@ impl<L: Deref<Target = ReplayLog>> Replayer<L> {
 
 impl<L: Deref<Target = ReplayLog>> Drop for Replayer<L> {
     fn drop(&mut self) {
-        // QP, then CQ, then registrations: as everywhere.
+        // The usual order: QP, CQ, registrations.
         self.engine.disconnect();
         while let Some((_, dead)) = self.engine.take_ended() {
             dead.retire(());

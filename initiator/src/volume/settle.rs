@@ -1,12 +1,12 @@
-//! [`settle`]: decides what becomes of acknowledged writes that no FLUSH covered, when the volume's
-//! write verifier changed. They are written again from what the queues retain, or they count as
-//! lost, and FLUSHes fail as the mount's `on_loss` says. What the target refuses takes nothing else
-//! with it: the rest is written again and flushed all the same.
+//! [`settle`]: decides the fate of acknowledged writes that no FLUSH covered, when the volume's
+//! write verifier changed. They are written again from the copies that the queues retain, or they
+//! count as lost, and FLUSHes fail by the mount's `on_loss`. If the target refuses some copies, the
+//! others are written and flushed all the same.
 //!
-//! It runs within a try to reconnect. The queues have no path, and get one only when it has
-//! succeeded. What it did stays valid even if the try fails later. Until then the queues keep what
-//! they retain, so the next try can write everything again. No other host may write to the volume,
-//! so a second time changes nothing.
+//! [`settle`] runs within a try to reconnect. The queues have no path, and get one only after it
+//! has succeeded. Its writes stay valid even if the try fails later. Until then the queues keep
+//! their copies, so the next try can write everything again. No other host may write to the volume,
+//! so a second write changes nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,55 +27,54 @@ use crate::engine::durability::retain::{ReplayLog, Retained, What};
 use crate::engine::pulse::Pulse;
 use crate::queue::ToQueue;
 
-/// How long a queue thread may take to answer.
+/// Time for the answer of a queue thread.
 const STOCK_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What [`settle`] needs to know of the mount.
+/// The parts of the mount that [`settle`] uses.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// Which acknowledged writes are durable.
     pub durability: Arc<Durability>,
     /// Mail to every queue thread.
     pub queues: Vec<Sender<ToQueue>>,
-    /// What a queue asks for.
+    /// The wish of each queue.
     pub wish: QueueWish,
-    /// How the session is kept alive meanwhile.
+    /// The pulse that keeps the session alive meanwhile.
     pub pulse: Pulse,
 }
 
-/// What is to become of acknowledged writes that no FLUSH covered.
+/// The fate of acknowledged writes that no FLUSH covered.
 #[derive(Debug)]
 pub enum Judgement {
-    /// There are none.
+    /// There are no such writes.
     Nothing,
-    /// They may be lost, and FLUSHes must tell: not all queues retain what they acknowledged.
+    /// The writes may be lost, and FLUSHes must report it: some queues have no copies.
     Lost {
-        /// Those numbered below.
+        /// Writes numbered below this.
         horizon: u64,
-        /// How many there may be.
+        /// The largest possible number of these writes.
         writes: u64,
-        /// Some queue that retains was dropped with copies. One of them may be newer than a copy of
-        /// another queue, which must not be written over it: nothing is written again.
+        /// A queue that retained copies was dropped with them. One of those may be newer than a
+        /// copy in another queue, which must not overwrite it: nothing is written again.
         dropped: bool,
     },
-    /// They are to be written again.
+    /// The writes have copies, and are written again.
     Rewrite {
-        /// Those numbered below.
+        /// Writes numbered below this.
         horizon: u64,
-        /// What is to be written, and durable, before the queues go on.
+        /// The copies to write and flush before the queues go on.
         log: ReplayLog,
-        /// Blocks that were written and lie behind the end of the volume now.
+        /// Blocks that were written and now lie behind the end of the volume.
         behind_end: u64,
-        /// A process before this one may have left some that no queue retains: FLUSHes must tell a
+        /// A process before this one may have left writes without copies: FLUSHes must report a
         /// loss all the same.
         doubt: bool,
     },
 }
 
-/// Judges what the queues retain, of all of them together: `None` when one of them keeps no copies.
-/// No queue has a path: nothing more is acknowledged until they get theirs. Of a volume that became
-/// smaller, only the first `blocks` blocks are written again: the others are gone, as they would be
-/// without a crash.
+/// Judges the copies of all queues together: `None` when one of them keeps no copies. No queue has
+/// a path: no write is acknowledged until the queues get theirs. If the volume shrank, only its
+/// first `blocks` blocks are written again: the others are gone, as they would be without a crash.
 #[must_use]
 pub fn judge(
     durability: &Durability,
@@ -88,7 +87,7 @@ pub fn judge(
         _ if writes == 0 => Judgement::Nothing,
         None => Judgement::Lost { horizon, writes, dropped: false },
         Some(mut entries) => {
-            // What became durable since its queue gave its copies.
+            // Drop copies that became durable since their queue gave them.
             entries.retain(|entry| entry.number >= durable);
             let doubt = durability.inherits_doubt();
             // Every number has a copy, save the one that stands for a process before this one.
@@ -103,8 +102,9 @@ pub fn judge(
 }
 
 impl Judgement {
-    /// Enters it in the account, with what came of writing the log again; [`Outcome::Durable`]
-    /// where nothing was to be written. A path that died on the way settles nothing: judge again.
+    /// Enters the judgement in the account, with the outcome of writing the log again;
+    /// [`Outcome::Durable`] where there was nothing to write. A path that died on the way settles
+    /// nothing: judge again.
     pub fn settle(&self, durability: &Durability, outcome: Outcome) {
         let Self::Rewrite { horizon, log, doubt, .. } = self else {
             if let Self::Lost { horizon, .. } = self {
@@ -119,8 +119,8 @@ impl Judgement {
                 }
                 durability.rewritten(*horizon, log.writes());
             }
-            // Users read what they wrote, so nothing changes behind their backs if it is written
-            // again once more. As after every FLUSH that failed, some may be lost.
+            // Users read these writes, so a second write does not change data under them. As after
+            // every failed FLUSH, some may be lost.
             Outcome::Unflushed(_) => {
                 durability.lose_but_keep_copies(*horizon);
                 durability.wrote_copies();
@@ -130,8 +130,8 @@ impl Judgement {
     }
 }
 
-/// Settles the account with a volume that came back with another verifier, or whose target refused
-/// copies before.
+/// Settles the account after the volume came back with another verifier, or its target had refused
+/// copies.
 ///
 /// # Errors
 /// The session or its path died on the way, a queue thread does not answer, or the volume changed
@@ -160,7 +160,7 @@ pub async fn settle(
     Ok(())
 }
 
-/// Says in the log what came of it.
+/// Logs the outcome.
 fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, consequence: &str) {
     let (log, behind_end, doubt) = match judgement {
         Judgement::Nothing => {
@@ -226,7 +226,7 @@ fn tell((judgement, why): (&Judgement, &str), outcome: Outcome, took: Duration, 
     }
 }
 
-/// Writes it again. A volume that refuses all writes is not asked.
+/// Writes the log again. A volume that refuses all writes is not tried.
 async fn rewrite(
     session: &mut Session,
     volume: &OpenReply,
@@ -244,7 +244,7 @@ async fn rewrite(
     let outcome = replay(session, volume, account, log).await;
     let outcome = outcome.context("writing again what was not flushed")?;
     if outcome.may_be_of_change() {
-        // What is refused because the volume has just changed is judged by the next OPEN.
+        // Writes refused because the volume has just changed are judged by the next OPEN.
         let volumes = session.list().await.context("asking why writes were refused")?;
         let now = volumes.iter().find(|now| now.uuid == volume.uuid);
         let is_as_it_was = |now: &VolumeEntry| {
@@ -256,14 +256,14 @@ async fn rewrite(
     Ok(outcome)
 }
 
-/// Ends what is left of the queues' paths, and returns what the queues retain; `None` when one of
-/// them keeps no copies. A queue that is gone counts for nothing.
+/// Ends the rest of the queues' paths, and returns the queues' copies; `None` when one of them
+/// keeps no copies. A dropped queue counts as empty.
 async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Retained>>> {
     let (mut answers, mut all) = (Vec::new(), Some(Vec::new()));
     for queue in queues {
         if queue.is_closed() {
-            // The program that drove it has dropped it, with what it retained. `judge` sees what is
-            // missing by the numbers.
+            // The program has dropped this queue, with its copies. `judge` notices the missing
+            // numbers.
             continue;
         }
         let (reply, answer) = oneshot::channel();
@@ -285,8 +285,8 @@ async fn take_stock(queues: &[Sender<ToQueue>]) -> anyhow::Result<Option<Vec<Ret
     Ok(all)
 }
 
-/// Has the target make durable what it acknowledged so far, and enters that in the account. Copies
-/// that are held stay: the target does not have them.
+/// Has the target make its acknowledged writes durable, and enters that in the account. Held copies
+/// stay: the target does not have them.
 ///
 /// # Errors
 /// The session or the path for it died, or the target refuses.
@@ -322,7 +322,7 @@ async fn replay(
     let replay =
         Replayer::new(log, path, buffers, wish, Instant::now()).with_pulse(account.pulse).run();
     tokio::pin!(replay);
-    // Meanwhile the session has to be kept alive.
+    // Keep the session alive meanwhile.
     loop {
         tokio::select! {
             result = &mut replay => return Ok(result?),
@@ -347,7 +347,7 @@ mod tests {
         BlockSize::new(512).unwrap()
     }
 
-    /// Of a volume of 4 blocks.
+    /// The shape of a volume of 4 blocks.
     fn shape() -> (BlockSize, BlockCount) {
         (block_size(), BlockCount(4))
     }
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// An account where `unflushed` writes were acknowledged since the last FLUSH.
+    /// An account with `unflushed` acknowledged writes since the last FLUSH.
     fn account(durability: Arc<Durability>, unflushed: u64) -> Arc<Durability> {
         use crate::engine::durability::Ledger;
         use crate::engine::io::{Io, IoOp};
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_flushed_needs_nothing() {
+    fn flushed_writes_need_no_settling() {
         let account = account(Durability::new(OnLoss::Once), 0);
         for stock in [None, Some(Vec::new())] {
             let judgement = judge(&account, stock, shape());
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_retained_is_told_and_what_is_retained_is_written_again() {
+    fn a_loss_is_reported_without_copies_and_copies_are_written_again() {
         let lost = account(Durability::new(OnLoss::Once), 2);
         let judgement = judge(&lost, None, shape());
         let expected = Judgement::Lost { horizon: 2, writes: 2, dropped: false };
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_before_left_is_told_whatever_is_retained() {
+    fn writes_of_an_earlier_process_are_reported_even_with_copies() {
         for (own, stock) in [(0, vec![]), (1, vec![retained(1)])] {
             let account = account(Durability::inheriting(OnLoss::Once), own);
             let judgement = judge(&account, Some(stock), shape());
@@ -423,7 +423,7 @@ mod tests {
             judgement.settle(&account, Outcome::Durable);
             assert_eq!((account.losses(), account.unflushed()), (1, 0));
             assert_eq!(account.writes_rewritten(), own);
-            // Once.
+            // The loss is reported once.
             let again = judge(&account, Some(Vec::new()), shape());
             assert!(matches!(again, Judgement::Nothing), "{again:?}");
         }
@@ -439,14 +439,14 @@ mod tests {
             };
             let first = kept.horizon();
             let kept = account(kept, 2);
-            // The newer one is missing.
+            // The newer copy is missing.
             let judgement = judge(&kept, Some(vec![retained(first)]), shape());
             assert!(matches!(judgement, Judgement::Lost { dropped: true, .. }), "{judgement:?}");
             judgement.settle(&kept, Outcome::Durable);
             let found = (kept.losses(), kept.writes_rewritten(), kept.unflushed());
             assert_eq!(found, (1, 0, 0));
         }
-        // Held copies, too: nothing that was sent since can be told from what was dropped.
+        // Also with held copies: newer writes cannot be distinguished from dropped ones.
         let held = account(Durability::new(OnLoss::UntilRemount), 1);
         judge(&held, Some(vec![retained(0)]), shape()).settle(&held, REFUSED);
         let held = account(held, 1);
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_durable_meanwhile_hides_no_missing_copy() {
+    fn a_write_that_became_durable_hides_no_missing_copy() {
         let kept = account(Durability::new(OnLoss::UntilRemount), 2);
         kept.made_durable(1);
         let judgement = judge(&kept, Some(vec![retained(0)]), shape());
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_behind_the_end_is_neither_written_nor_lost() {
+    fn blocks_behind_the_end_are_neither_written_nor_lost() {
         let kept = account(Durability::new(OnLoss::UntilRemount), 2);
         let stock = Some(vec![retained(0), Retained { lba: Lba(4), ..retained(1) }]);
         let judgement = judge(&kept, stock, shape());
@@ -501,9 +501,9 @@ mod tests {
         for (on_loss, outcome, unflushed, holds) in [
             (until, REFUSED, 2, true),
             (until, unflushed, 2, false),
-            // The user is told, and goes on with what it reads: that must not change.
+            // FLUSH reports the loss, and the user keeps reading the copies: they must not change.
             (once, REFUSED, 0, false),
-            // The user reads what it wrote.
+            // The user reads its own writes.
             (once, unflushed, 2, false),
         ] {
             let kept = account(Durability::new(on_loss), 2);

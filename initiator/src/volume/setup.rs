@@ -1,6 +1,6 @@
-//! [`Setup`]: how a mount reaches its volume, apart from a living session. A process that has it
-//! and the [`Facts`](super::course::Facts) can serve the device and reconnect, whether it opened
-//! the volume itself or read the note of the process before it.
+//! [`Setup`]: the parameters with which a mount reaches its volume, apart from a living session. A
+//! process with the setup and the [`Facts`](super::course::Facts) can serve the device and
+//! reconnect, whether it opened the volume itself or read the note of the process before it.
 
 use std::sync::Arc;
 
@@ -13,41 +13,42 @@ use super::session::{Credentials, HostIdentity, QueueWish, Session};
 use super::shared_memory::SharedMemory;
 use crate::engine::path::Path;
 
-/// How a mount reaches its volume.
+/// The parameters with which a mount reaches its volume.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// The volume's name.
     pub(crate) volume_name: Name,
     /// The target's addresses, in the order of preference.
     pub(crate) addresses: Vec<Address>,
-    /// This host, as the target knows it.
+    /// The identity of this host towards the target.
     pub(crate) host: HostIdentity,
-    /// By what both ends prove who they are, if the mount asks for it. Read when this process takes
-    /// the mount up, and again when it is told to; no note holds it.
+    /// The keys by which both ends prove their identity, if the mount asks for it. Read when this
+    /// process takes the mount up, and at each reload; no note holds them.
     pub(crate) credentials: Option<Arc<Credentials>>,
-    /// The file that says which keys the target may prove.
+    /// The file with the keys that the target may prove.
     pub(crate) keys_file: Option<KeysFile>,
-    /// What every queue asks for: what the target granted the first time.
+    /// The wish of every queue: the values that the target granted first.
     pub(crate) wish: QueueWish,
     /// Hardware queues.
     pub(crate) queues: u16,
     /// Memory of each queue: `wish.depth` buffers of `wish.buffer_stride()` bytes. At least
     /// `queues` of them. `None` for a queue that has left.
     pub(crate) buffers: Vec<Option<Arc<Region>>>,
-    /// Memory of other programs, from which and to which the target moves data as well.
+    /// Memory of other programs for the target's data transfers.
     pub(crate) shared: SharedMemory,
-    /// Control tests the paths of the queues: the program that has them may not drive them in time.
+    /// Control tests the paths of the queues: the program that drives the queues may not drive them
+    /// in time.
     pub(crate) tests_paths: bool,
     /// The connection in use, or last in use; for people.
     pub(crate) endpoint: Endpoint,
 }
 
-/// What a target knows this host by.
+/// The identity of this host towards the target.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownBy {
-    /// What this host says.
+    /// The claimed identity.
     pub(crate) host: HostIdentity,
-    /// What it proves.
+    /// The keys that prove it.
     pub(crate) credentials: Option<Arc<Credentials>>,
 }
 
@@ -58,7 +59,7 @@ impl KnownBy {
 }
 
 impl Setup {
-    /// What a target knows this host by.
+    /// The identity of this host towards the target.
     pub(super) fn known_by(&self) -> KnownBy {
         KnownBy { host: self.host, credentials: self.credentials.clone() }
     }
@@ -70,8 +71,8 @@ pub(crate) fn digest_wish(config: &MountConfig, shared: &SharedMemory) -> Digest
     if shared.is_empty() { config.digest } else { DigestWish::Off }
 }
 
-/// The credentials that a configuration asks for. `None` where it names no key of the target: then
-/// neither end proves who it is.
+/// The credentials that a configuration asks for. `None` if it names no key of the target: then
+/// neither end proves its identity.
 ///
 /// # Errors
 /// The key file is missing, is no key file, or others may read it.
@@ -88,7 +89,7 @@ pub(crate) struct Endpoint {
     pub(crate) address: String,
     /// This host's RDMA device.
     pub(crate) rdma_device: String,
-    /// What carries the messages.
+    /// The transport of the messages.
     pub(crate) transport: String,
     /// Every I/O connection is encrypted.
     pub(crate) is_encrypted: bool,
@@ -103,7 +104,7 @@ impl Endpoint {
             address: session.address.to_string(),
             rdma_device: caps.name.clone(),
             transport: caps.transport.to_string(),
-            // The lanes of a path have what its first has.
+            // All lanes of a path have the features of its first lane.
             is_encrypted: paths.peek().is_some()
                 && paths.all(|path| path.accept.features.has(Features::ENCRYPT)),
         }

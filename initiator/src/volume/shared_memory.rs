@@ -1,12 +1,12 @@
-//! [`SharedMemory`]: files of tmpfs or hugetlbfs that programs map, and from which and to which
-//! their direct I/O moves data without a copy (`UBLK_F_SHMEM_ZC`, Linux 7.1).
+//! [`SharedMemory`]: files of tmpfs or hugetlbfs that programs map. Their direct I/O moves data
+//! from and to this memory without a copy (`UBLK_F_SHMEM_ZC`, Linux 7.1).
 //!
-//! The driver knows such memory by the numbers of its pages, from the time when it was
-//! [registered](crate::front::ublk::Device::share) until the device is gone: processes that serve
+//! The driver knows this memory by the numbers of its pages, from its
+//! [registration](crate::front::ublk::Device::share) to the end of the device: processes that serve
 //! the device may come and go meanwhile. So the note of the mount has a [`PageSum`] of each file. A
-//! process that takes the device over uses a file only if it still has the same pages: where
-//! somebody cut it, or put another file in its place, requests name pages that no process of ours
-//! can reach. Those requests fail with EIO, and all others go on.
+//! process that takes the device over uses a file only if it still has the same pages: if the file
+//! was truncated or replaced, requests name pages that no process of rblk can reach. Those requests
+//! fail with EIO, and all others go on.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -18,22 +18,22 @@ use rblk_fabric::{PageKind, Region};
 use rblk_protocol::width::wide64;
 use serde::{Deserialize, Serialize};
 
-/// Longest file, as the driver has it.
+/// The driver's limit of a file's length.
 const LEN_MAX: u64 = 4 << 30;
-/// Bytes of a page, as `/proc/self/pagemap` counts.
+/// Bytes of a page in `/proc/self/pagemap`.
 const PAGE: usize = 4096;
-/// Bytes of one entry of that.
+/// Bytes of one entry of `/proc/self/pagemap`.
 const ENTRY: usize = 8;
-/// Bits of an entry that are the number of the page, where the page is present.
+/// The bits of an entry with the number of a present page.
 const NUMBER: u64 = (1 << 55) - 1;
-/// Entries that are read at once.
+/// Entries read at once.
 const ENTRIES: usize = 512;
 
 /// A sum of the numbers of a file's pages, in order: FNV-1a, 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct PageSum(u64);
 
-/// What the note says of a file.
+/// The note's entry for a file.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct NotedFile {
     path: PathBuf,
@@ -44,11 +44,11 @@ pub(crate) struct NotedFile {
 #[derive(Clone, Default, Debug)]
 pub(crate) struct SharedMemory {
     paths: Vec<PathBuf>,
-    // Of a file that cannot be used: a page that nobody else has.
+    // For an unusable file: one page of private memory.
     regions: Arc<[Arc<Region>]>,
-    // Bytes that requests may be in; 0 of a file that cannot be used.
+    // Bytes open to requests; 0 for an unusable file.
     lens: Arc<[u64]>,
-    // As the driver has them; empty before it has.
+    // The files that the driver has; empty before the registration.
     noted: Vec<NotedFile>,
 }
 
@@ -56,23 +56,23 @@ impl SharedMemory {
     /// Maps the files of a new mount.
     ///
     /// # Errors
-    /// A file is missing, or is no memory that can be shared.
+    /// A file is missing, or cannot be shared memory.
     pub(crate) fn map(paths: &[PathBuf]) -> anyhow::Result<Self> {
         let regions = paths.iter().map(|path| map(path)).collect::<anyhow::Result<Vec<_>>>()?;
         let lens = regions.iter().map(|region| wide64(region.len())).collect();
         Ok(Self { paths: paths.to_vec(), regions: regions.into(), lens, noted: Vec::new() })
     }
 
-    /// The memory of a guest, which no driver knows.
+    /// The memory of a guest. The driver does not know it.
     pub(super) fn of_guest(regions: Arc<[Arc<Region>]>) -> Self {
         let lens = regions.iter().map(|region| wide64(region.len())).collect();
         Self { regions, lens, ..Self::default() }
     }
 
-    /// Maps the files again that the driver has from an earlier process.
+    /// Maps the files that the driver has from an earlier process.
     ///
     /// # Errors
-    /// Memory is short.
+    /// There is not enough memory.
     pub(crate) fn again(noted: Vec<NotedFile>) -> anyhow::Result<Self> {
         let (mut regions, mut lens) = (Vec::new(), Vec::new());
         for file in &noted {
@@ -96,7 +96,7 @@ impl SharedMemory {
         Ok(Self { paths, regions: regions.into(), lens: lens.into(), noted })
     }
 
-    /// Whether there is none.
+    /// Whether there are no memories.
     pub(super) fn is_empty(&self) -> bool {
         self.paths.is_empty()
     }
@@ -106,20 +106,20 @@ impl SharedMemory {
         &self.regions
     }
 
-    /// How much of each may be used.
+    /// The usable bytes of each memory.
     pub(crate) fn lens(&self) -> &Arc<[u64]> {
         &self.lens
     }
 
-    /// What the note says of it.
+    /// The note's entries.
     pub(crate) fn noted(&self) -> &[NotedFile] {
         &self.noted
     }
 
-    /// The driver has all of it: its pages stay where they are from now on.
+    /// Records that the driver has registered all of it: its pages stay in place.
     ///
     /// # Errors
-    /// The system does not tell which pages they are.
+    /// The system does not report the page numbers.
     pub(super) fn registered(&mut self) -> anyhow::Result<()> {
         let files = self.paths.iter().zip(self.regions.iter());
         let noted = files.map(|(path, region)| {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_memory_is_refused_by_name() {
+    fn files_other_than_memory_are_refused_by_name() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("memory");
         let error = |path: &PathBuf| {

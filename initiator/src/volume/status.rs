@@ -1,4 +1,4 @@
-//! The state of a mount: plain data, the same over its socket and in JSON output.
+//! The state of a mount: plain data, for its socket and for JSON output.
 
 use rblk_config::OnLoss;
 use rblk_runtime::rates::Rates;
@@ -9,7 +9,7 @@ use crate::engine::{MountTimes, QueueCounts};
 /// State of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MountStatus {
-    /// Its name: the volume's unless another was given.
+    /// The name of the mount: the volume's unless another was given.
     pub name: String,
     /// The block device.
     pub device: String,
@@ -19,42 +19,41 @@ pub struct MountStatus {
     pub target: Vec<String>,
     /// The address in use.
     pub address: String,
-    /// An address that stands after another one is in use; absent where it is the first.
+    /// The preferred address, and why another is in use; absent while the first address is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Fallback>,
     /// The target's name.
     pub target_name: String,
     /// RDMA device or `soft`.
     pub rdma_device: String,
-    /// What carries the messages.
+    /// The transport of the messages.
     pub transport: String,
-    /// `key`: both ends prove their keys. `none`: nobody proves anything. Empty where no process
-    /// serves the mount.
+    /// `key`: both ends prove their keys. `none`: neither end proves anything. Empty where no
+    /// process serves the mount.
     #[serde(default)]
     pub auth: String,
-    /// The I/O connections are encrypted, as of the last time that they were connected. Admin
-    /// commands are sealed wherever `auth` is `key`.
+    /// The I/O connections are encrypted, as of the last connect. Admin commands are sealed
+    /// wherever `auth` is `key`.
     #[serde(default)]
     pub encrypted: bool,
     /// `waiting` (for the first connect; there is no device yet), `connected`, `reconnecting`
     /// (requests wait), `failing` (they fail until the target is back), `volume removed` (they fail
-    /// until the target serves the volume again), `fenced` (they fail permanently: `last_loss`
-    /// says why) or `volume lost` (they fail permanently: the
-    /// volume became another one).
+    /// until the target serves the volume again), `fenced` (they fail permanently: `last_loss` says
+    /// why) or `volume lost` (they fail permanently: a different volume came back).
     pub state: String,
     /// Why the last connection was lost, or why the last try to reconnect failed.
     pub last_loss: Option<String>,
-    /// When the target was lost the last time, in milliseconds since 1970; it stays when the target
-    /// is back.
+    /// The time of the last loss of the target, in milliseconds since 1970; it stays when the
+    /// target is back.
     #[serde(default)]
     pub lost_at_unix_ms: Option<u64>,
-    /// For how many milliseconds the target has been lost; absent while it is there.
+    /// Milliseconds since the target was lost; absent while it is connected.
     #[serde(default)]
     pub lost_ms_ago: Option<u64>,
-    /// The longest time without the target so far, in milliseconds, with the present one.
+    /// The longest time without the target so far, in milliseconds, the present one included.
     #[serde(default)]
     pub stall_ms_max: u64,
-    /// What may be wrong on the way to the target, as far as the losses of the target say it.
+    /// A likely fault of the network, deduced from the losses of the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Process.
@@ -65,9 +64,8 @@ pub struct MountStatus {
     pub uptime_s: u64,
     /// Capacity of the volume in bytes.
     pub size_bytes: u64,
-    /// Capacity of the disk in bytes. It is not the volume's where the volume was resized and the
-    /// kernel cannot resize a disk that is in use. 0: there is no disk yet, or no process serves
-    /// it.
+    /// Capacity of the disk in bytes. It differs from the volume's if the volume was resized and
+    /// the kernel cannot resize a disk in use. 0: there is no disk yet, or no process serves it.
     #[serde(default)]
     pub disk_size_bytes: u64,
     /// Block size in bytes.
@@ -78,7 +76,7 @@ pub struct MountStatus {
     pub volatile_cache: bool,
     /// Hardware queues.
     pub queues: u16,
-    /// QPs of each queue, at least, as of the last time it was connected.
+    /// The least number of QPs of a queue, as of the last connect.
     #[serde(default)]
     pub lanes: usize,
     /// Commands outstanding per queue.
@@ -89,33 +87,32 @@ pub struct MountStatus {
     pub in_capsule_bytes: u32,
     /// Reads are answered by WRITE_WITH_IMM: data and answer in one message.
     pub write_with_imm: bool,
-    /// Commands and data of every queue have digests, as of the last time the queues were
-    /// connected.
+    /// Commands and data of every queue have digests, as of the last connect.
     #[serde(default)]
     pub digest: bool,
-    /// Memory for retained writes in bytes; 0 when none are.
+    /// Memory for retained writes in bytes; 0 retains none.
     #[serde(default)]
     pub retain_bytes: u64,
     /// Acknowledged writes that no FLUSH covered yet.
     #[serde(default)]
     pub unflushed_writes: u64,
-    /// Times the target came back and may have lost writes that were not flushed.
+    /// Times the target came back and may have lost unflushed writes.
     #[serde(default)]
     pub verifier_changes: u64,
     /// Acknowledged writes that were written again after that.
     #[serde(default)]
     pub writes_rewritten: u64,
-    /// Times acknowledged writes may have been lost. FLUSHes fail then as `on_loss` says.
+    /// Times acknowledged writes may have been lost. FLUSHes fail after that by `on_loss`.
     #[serde(default)]
     pub losses: u64,
-    /// A loss is still to be told: with `once` by the next FLUSH, with `until-remount` by every
+    /// A loss has to be reported: with `once` by the next FLUSH, with `until-remount` by every
     /// FLUSH to the end of the mount.
     #[serde(default)]
     pub loss_untold: bool,
     /// Which FLUSHes fail after a loss. A process older than the key fails them once.
     #[serde(default = "once")]
     pub on_loss: OnLoss,
-    /// What a loss that is still to be told means, and what to do about it; absent without one.
+    /// The consequence of such a loss, and the remedy; absent without one.
     #[serde(default)]
     pub lost: Option<String>,
     /// Times the device was taken over by a new process.
@@ -123,11 +120,12 @@ pub struct MountStatus {
     pub recovered: u32,
     /// Session epoch: rises with every reconnect.
     pub epoch: u32,
-    /// The volume's generation that this mount holds: it changes with the host that may write. Of
-    /// volumes that are not remembered it begins at the time: see [`Self::generation_shown`].
+    /// The volume's generation that this mount holds: it changes with the host that may write. For
+    /// volumes that the target does not remember it starts at the time: see
+    /// [`Self::generation_shown`].
     #[serde(default)]
     pub generation: u64,
-    /// The volume is gone when its target ends.
+    /// The volume ends with its target's process.
     #[serde(default)]
     pub ephemeral: bool,
     /// Counters of all queues together.
@@ -137,25 +135,25 @@ pub struct MountStatus {
     /// The times of the requests of all queues together.
     #[serde(default)]
     pub latency: MountTimes,
-    /// The same by queue.
+    /// The latencies by queue.
     #[serde(default)]
     pub latency_by_queue: Vec<MountTimes>,
-    /// What it does per second; absent until it was asked for a second.
+    /// Work per second; absent until rates have been measured for a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rates: Option<Rates>,
 }
 
-/// A mount by an address that is not its best.
+/// A mount that uses an address other than its best.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fallback {
-    /// The address that should be in use: the first of the mount's.
+    /// The preferred address: the first of the mount's.
     pub preferred: String,
-    /// Why it is not, as far as this process has tried it.
+    /// The reason why it is not in use, if this process has tried it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// The word for who has to prove something.
+/// The status word for the proofs of both ends.
 pub(crate) fn auth(with_keys: bool) -> &'static str {
     if with_keys { "key" } else { "none" }
 }
@@ -165,15 +163,15 @@ fn once() -> OnLoss {
 }
 
 impl MountStatus {
-    /// What a loss that is still to be told means, and what to do about it; `None` without one. A
-    /// process older than `lost` does not say it itself.
+    /// The consequence of an unreported loss, and the remedy; `None` without one. A process older
+    /// than `lost` does not report it itself.
     #[must_use]
     pub fn lost(&self) -> Option<String> {
         self.loss_untold
             .then(|| format!("acknowledged writes may be lost; {}", self.on_loss.consequence()))
     }
 
-    /// A line about a path that is not the best; `None` where it is.
+    /// A line about a path that is not the best; `None` if it is.
     #[must_use]
     pub fn fallback_line(&self) -> Option<String> {
         let Fallback { preferred, reason } = self.fallback.as_ref()?;
@@ -181,15 +179,15 @@ impl MountStatus {
         Some(format!("its path is {}, and not the preferred {preferred}{why}", self.address))
     }
 
-    /// With `lost` filled in.
+    /// Fills in `lost`.
     pub(crate) fn with_lost(self) -> Self {
         Self { lost: self.lost(), ..self }
     }
 
-    /// The generation for people; `-` where the number says nothing: before the volume was opened,
-    /// and of a volume that lives no longer than its target's process. No target remembers such a
-    /// volume, so its generations begin at the time in microseconds, to be above all that were
-    /// given before.
+    /// The generation for people; `-` where the number has no meaning: before the volume was
+    /// opened, and for a volume that lives no longer than its target's process. The target does not
+    /// remember such a volume, so its generations begin at the time in microseconds, to be above
+    /// all earlier ones.
     #[must_use]
     pub fn generation_shown(&self) -> String {
         match self.generation {

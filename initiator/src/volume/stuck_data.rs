@@ -1,15 +1,15 @@
-//! [`StuckData`]: whether a target is lost again and again as soon as data is on its way, although
-//! every connection is made. Something on the way drops large packets then: a switch or an
-//! interface with a smaller MTU. Pure.
+//! [`StuckData`]: detects a target that is lost again and again as soon as data is sent, although
+//! every connection succeeds. The network drops large packets then: a switch or an interface has a
+//! smaller MTU. Pure.
 
 use std::time::{Duration, Instant};
 
-/// A session that lasts longer than that moves data.
+/// The time after which a session counts as able to move data.
 const SHORT: Duration = Duration::from_secs(30);
-/// How many such sessions in a row say it.
+/// The number of short sessions in a row that justifies the hint.
 const TIMES: u32 = 3;
 
-/// The last sessions of a mount, as far as they say it.
+/// The last sessions of a mount.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct StuckData {
     connected_at: Option<Instant>,
@@ -17,30 +17,30 @@ pub(super) struct StuckData {
 }
 
 impl StuckData {
-    /// A session begins.
+    /// Records the start of a session.
     pub(super) fn connected(&mut self, now: Instant) {
         self.connected_at = Some(now);
     }
 
-    /// The session ended. Only the first call counts. `is_silent`: requests waited for the target,
-    /// which did not answer for about as long as `detect`.
+    /// Records the end of the session. Only the first call counts. `is_silent`: requests waited for
+    /// the target, which did not answer for about the time of `detect`.
     pub(super) fn lost(&mut self, is_silent: bool, detect: Duration, now: Instant) {
         let Some(at) = self.connected_at.take() else { return };
         let is_short = (detect / 2..SHORT).contains(&now.saturating_duration_since(at));
         self.in_a_row = if is_silent && is_short { self.in_a_row.saturating_add(1) } else { 0 };
     }
 
-    /// A try to connect failed: the target itself is away.
+    /// Records a failed connect: the target itself is away.
     pub(super) fn failed(&mut self) {
         self.in_a_row = 0;
     }
 
-    /// Whether that has just become so.
+    /// Whether the hint has just become justified.
     pub(super) fn is_news(&self) -> bool {
         self.in_a_row == TIMES
     }
 
-    /// What there is to say of it.
+    /// The hint, if the losses justify one.
     pub(super) fn hint(&self, now: Instant) -> Option<&'static str> {
         let lasts = self.connected_at.is_some_and(|at| now.saturating_duration_since(at) >= SHORT);
         (self.in_a_row >= TIMES && !lasts).then_some(
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_silent_sessions_in_a_row_say_it() {
+    fn short_silent_sessions_in_a_row_give_the_hint() {
         let detect = Duration::from_secs(5);
         let mut now = Instant::now();
         let mut data = StuckData::default();

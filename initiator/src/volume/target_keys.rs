@@ -1,9 +1,9 @@
-//! The keys by which a target and this host prove who they are, read again while a mount goes on:
+//! The keys by which a target and this host prove their identity, read again while a mount goes on:
 //! by `rblk-initiator reload`, and by each process that takes the mount over.
 //!
-//! They come from the file that the mount was made of ([`KeysFile`]). Nothing else of the file is
-//! read again: the disk has been made by the rest. A mount with keys does not become one without,
-//! nor the reverse: who may connect is for a new mount to say.
+//! The keys come from the file of the mount ([`KeysFile`]). No other key of the file is read again:
+//! the disk was made by the rest. A mount with keys does not become one without, nor the reverse:
+//! that needs a new mount.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::configured::KeysFile;
 use super::session::Credentials;
 use super::setup::credentials_of;
 
-/// Why the keys stay as they were.
+/// The reason why the keys stay as they were.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotReread {
-    /// Nobody says what to read.
+    /// The command names no keys, and the mount has no file of keys.
     #[error(
         "its keys came by --target-key: name them again, `rblk-initiator reload {name} --target-key KEY`"
     )]
@@ -28,7 +28,7 @@ pub(crate) enum NotReread {
         /// The mount.
         name: String,
     },
-    /// They are named, and the next process would read others.
+    /// The command names keys, but the next process would read those of the file.
     #[error(
         "its keys come from {}: write them into `target_keys` there, and run `rblk-initiator reload {name}` without \
          --target-key; an upgrade or a recovery would undo keys that are named here",
@@ -43,28 +43,27 @@ pub(crate) enum NotReread {
     /// The file is missing or has faults.
     #[error(transparent)]
     File(#[from] ConfigError),
-    /// The file is about something else now.
+    /// The file is of another volume now.
     #[error("{}: volume = \"{found}\", and the mount is of `{volume}`: unmount, and mount again", file.display())]
     OtherVolume {
         /// The file.
         file: PathBuf,
-        /// The volume there.
+        /// The volume in the file.
         found: String,
-        /// The mount's.
+        /// The volume of the mount.
         volume: String,
     },
-    /// It has keys, and is to have none.
+    /// The mount has keys, and the new configuration has none.
     #[error(
         "there are no target_keys any more, and the mount asks for them: unmount, and mount again"
     )]
     NoKeys,
-    /// It has no keys, and is to have some.
+    /// The mount has no keys, and the new configuration has some.
     #[error("the mount was made without target_keys: unmount, and mount again")]
     NewKeys,
 }
 
-/// The configuration of the mount of a name with other keys: those that are named, or those that
-/// its file has now.
+/// The configuration of the mount of a name with new keys: the named ones, or those of its file.
 ///
 /// # Errors
 /// [`NotReread`].
@@ -86,7 +85,7 @@ pub(crate) fn reread(
     }
 }
 
-/// The configuration of a mount with the keys that its file has now.
+/// The configuration of a mount with the present keys of its file.
 fn read(config: &MountConfig, file: &KeysFile) -> Result<MountConfig, NotReread> {
     let (path, by_flags) = (file.path(), file.by_flags());
     let now = MountConfig::load(path)?;
@@ -115,12 +114,12 @@ fn with_keys(
     Ok(config)
 }
 
-/// Whether a process could take a mount over with the keys of its file: the file may be gone, but
-/// what is there must be of use. A credential of systemd is read by the process of the service
-/// alone, which takes the mount over.
+/// Checks that a process could take a mount over with the keys of its file: the file may be
+/// missing, but an existing file must be valid. A credential of systemd can be read only in a
+/// process of the service, and such a process takes the mount over.
 ///
 /// # Errors
-/// It is not.
+/// A process could not.
 pub(crate) fn check(config: &MountConfig, keys_file: Option<&KeysFile>) -> anyhow::Result<()> {
     let Some(file) = keys_file.filter(|file| file.path().exists()) else { return Ok(()) };
     let config = read(config, file)?;
@@ -132,11 +131,11 @@ pub(crate) fn check(config: &MountConfig, keys_file: Option<&KeysFile>) -> anyho
 }
 
 /// For a process that takes a mount over: the configuration of its note with the keys of its file,
-/// and what is proven by them. Where the file is of no use, the keys of the note stay: requests
-/// wait for this process.
+/// and its credentials. If the file is unusable, the keys of the note stay: requests wait for this
+/// process.
 ///
 /// # Errors
-/// The key file of this host is of no use.
+/// The key file of this host is invalid.
 pub(crate) fn taken_over(
     config: &MountConfig,
     keys_file: Option<&KeysFile>,
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_flags_said_beside_the_file_wins_when_it_is_read_again() {
+    fn flags_beside_the_file_win_after_a_reload() {
         let dir = tempfile::tempdir().unwrap();
         let (old, new) = (key(), key());
         let mut config = MountConfig::new("tcp://192.0.2.9", "of-flag");

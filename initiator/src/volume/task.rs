@@ -1,13 +1,13 @@
-//! Waiting for a task or a time that may not be there.
+//! Waits for an optional task or an optional time.
 
 use std::time::Instant;
 
 use tokio::task::JoinHandle;
 
-/// A task that was begun and has not ended, if there is one.
+/// A running task, if there is one.
 pub(crate) type Running<T> = Option<JoinHandle<anyhow::Result<T>>>;
 
-/// Waits for the task, which then is no longer there. Waits indefinitely without one. Cancel safe.
+/// Waits for the task and removes it. Waits for ever without one. Cancel safe.
 pub(crate) async fn next<T>(running: &mut Running<T>) -> anyhow::Result<T> {
     match running {
         Some(task) => {
@@ -19,14 +19,14 @@ pub(crate) async fn next<T>(running: &mut Running<T>) -> anyhow::Result<T> {
     }
 }
 
-/// Ends the task, wherever it is.
+/// Ends the task at any point.
 pub(super) fn abort<T>(running: &mut Running<T>) {
     if let Some(task) = running.take() {
         task.abort();
     }
 }
 
-/// Waits until then, or indefinitely without a deadline. Cancel safe.
+/// Waits until the deadline, or for ever without one. Cancel safe.
 pub(crate) async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(at) => tokio::time::sleep_until(at.into()).await,

@@ -1,4 +1,4 @@
-//! Whoever stands on the way, or answers in the place of a target, without its key.
+//! Peers on the way or in the place of a target, without its key.
 
 use rblk_fabric::ConnectOptions;
 use rblk_initiator::volume::error::SessionError;
@@ -14,25 +14,25 @@ use rblk_protocol::{
 use super::target::{Answer, Manners, hellos, listen};
 use super::{connect, login_reply, runtime};
 
-/// What is done to what the target says.
+/// The manipulation of the target's messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mischief {
     None,
-    /// AUTH is taken out of the accept.
+    /// AUTH is removed from the accept.
     StripAccept,
-    /// AUTH is taken out of the request that the target gets.
+    /// AUTH is removed from the request on its way to the target.
     StripRequest,
-    /// The accept grants less than the target does.
+    /// The accept grants less than the target did.
     LowerDepth,
     /// The accept is of another run.
     OtherInstance,
     /// The first message comes back as the second.
     Reflect,
-    /// The second message of the first connection is sent on every other one.
+    /// The second message of the first connection is sent on every later one.
     Replay,
     /// A bit of the second message is flipped.
     Flip,
-    /// The sealed answer to the first LIST answers every other one.
+    /// The sealed answer to the first LIST answers every later one.
     ReplayReply,
     /// The answer to LIST is not sealed.
     NoSeal,
@@ -126,7 +126,8 @@ impl Target {
     }
 }
 
-/// What came of two sessions in turn, each with two LISTs, and what the target heard.
+/// The results of two sessions in turn, each with two LISTs, and the commands that the target
+/// received.
 struct Came {
     results: Vec<Result<(), SessionError>>,
     heard: Vec<Opcode>,
@@ -209,7 +210,7 @@ fn a_stripped_feature_bit_fails_the_handshake() {
 }
 
 #[test]
-fn an_answer_that_is_not_proven_is_none() {
+fn an_unproven_answer_does_not_count() {
     for mischief in [Mischief::NoSeal, Mischief::FlipReply, Mischief::LongReply] {
         let Came { results, .. } = sessions(mischief);
         for result in results {

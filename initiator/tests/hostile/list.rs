@@ -1,4 +1,4 @@
-//! Targets whose LIST does not end.
+//! Targets with a LIST that does not end.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,12 @@ use super::target::{Answer, Manners, listen};
 use super::{connect, login_reply, runtime};
 
 const PAGE: u32 = 42;
-/// More pages than an initiator may ask for here. The list ends then, so that one that would ask
-/// until its memory is full fails the test at once.
+/// More pages than an initiator may request here. The list ends then, so that an initiator without
+/// a bound fails the test at once.
 const PAGES_MOST: u32 = 65_536 / PAGE + 100;
 
-/// How a list goes on: the entries of the page from that index, and how many there are in all.
+/// The course of a list: the number of entries on the page from that index, and the announced
+/// total.
 type Course = fn(u32) -> (u32, u32);
 
 struct Lister {
@@ -59,7 +60,7 @@ impl Manners for Lister {
     }
 }
 
-/// What becomes of a list, and how many pages were asked for.
+/// The result of a list, and the number of requested pages.
 fn list(course: Course, pause: Duration, timeout: Duration) -> (Result<usize, SessionError>, u32) {
     runtime().block_on(async {
         let (address, lister) = listen(Lister { course, pause, pages: 0 }).await;
@@ -76,16 +77,16 @@ const LONG: Duration = Duration::from_secs(60);
 #[test]
 fn a_list_without_end() {
     let is_error = |result: &Result<usize, SessionError>| matches!(result, Err(SessionError::Protocol(why)) if why.contains("list"));
-    // It says how long it is: nothing is taken.
+    // The announced length is refused: nothing is taken.
     let (result, pages) = list(|_| (PAGE, u32::MAX), Duration::ZERO, LONG);
     assert!(is_error(&result) && pages == 1, "{result:?} after {pages} pages");
-    // There is always one page more.
+    // Every page announces another.
     let (result, pages) = list(|from| (PAGE, from + 2 * PAGE), Duration::ZERO, LONG);
     assert!(is_error(&result) && pages <= 65_536 / PAGE + 1, "{result:?} after {pages} pages");
-    // More comes than it says.
+    // More entries come than announced.
     let (result, pages) = list(|_| (PAGE, 1), Duration::ZERO, LONG);
     assert!(is_error(&result) && pages == 1, "{result:?} after {pages} pages");
-    // Nothing comes.
+    // No entries come.
     let (result, pages) = list(|_| (0, 1), Duration::ZERO, LONG);
     assert!(is_error(&result) && pages == 1, "{result:?} after {pages} pages");
 }
@@ -103,7 +104,7 @@ fn all_pages_have_one_deadline() {
     let (result, _) = list(|_| (1, 60_000), pause, Duration::from_secs(1));
     let timed_out = matches!(result, Err(SessionError::TimedOut { what: Opcode::ListVolumes }));
     assert!(timed_out, "{result:?}");
-    // Without the deadline it were 6000 s.
+    // Without the deadline the list would take 6000 s.
     assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
 }
 

@@ -1,5 +1,5 @@
-//! Targets that want to do harm, or that stand between an initiator and its target: a session with
-//! them is an error, in bounded time and memory.
+//! Malicious targets, and attackers between an initiator and its target: a session with them is an
+//! error, in bounded time and memory.
 
 mod handshake;
 mod list;

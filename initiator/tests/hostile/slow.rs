@@ -1,4 +1,4 @@
-//! A target that sees the first message of a connection only when the next one comes, as
+//! A target that notices the first message of a connection only when the next one comes, as
 //! Soft-iWARP does now and then.
 
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl Manners for Slow {
 fn a_stranger_does_not_rely_on_its_first_message() {
     runtime().block_on(async {
         let (address, _) = listen(Slow).await;
-        // Who is so patient asks rarely later.
+        // A larger `detect` makes KEEP_ALIVEs rarer.
         let detect = Duration::from_secs(300);
         let options = ConnectOptions {
             timeout: Duration::from_secs(20),

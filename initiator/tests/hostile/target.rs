@@ -1,4 +1,4 @@
-//! A target over TCP that says what a test wants, on any number of admin connections.
+//! A target over TCP that a test controls, on any number of admin connections.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,23 +33,23 @@ impl Answer {
         Self { status: Status::Ok, value: 0, payload: payload.into(), after: Duration::ZERO }
     }
 
-    /// With the number of its bytes, as a sealed answer has it.
+    /// A sealed answer, with the number of its bytes in the value.
     pub(super) fn sealed(payload: Vec<u8>) -> Self {
         Self { value: u32::try_from(payload.len()).unwrap(), ..Self::ok(payload) }
     }
 }
 
-/// What a target does with what it hears. KEEP_ALIVE is answered without it.
+/// The target's behaviour. KEEP_ALIVE is answered without it.
 pub(super) trait Manners: Send + 'static {
-    /// Whether it takes AUTH.
+    /// Whether the target accepts AUTH.
     fn has_proofs(&self) -> bool;
 
-    /// Whether the first message of a connection is seen only when the next one comes.
+    /// Whether the first message of a connection is noticed only when the next one comes.
     fn is_slow_to_look(&self) -> bool {
         false
     }
 
-    /// A new connection. What is sent, which may be another accept than the target believes.
+    /// A new connection. Returns the accept to send, which may differ from the target's own.
     fn connected(&mut self, asked: &HelloRequest, accept: HelloAccept) -> HelloAccept {
         let _ = asked;
         accept
@@ -75,7 +75,7 @@ pub(super) async fn listen<M: Manners>(manners: M) -> (Address, Arc<Mutex<M>>) {
     (address, manners)
 }
 
-/// What both ends saw, if nobody is on the way.
+/// The hellos of both ends, if the connection is not manipulated.
 pub(super) fn hellos(asked: &HelloRequest, accept: &HelloAccept) -> Hellos {
     Hellos::new(asked, accept)
 }

@@ -1,5 +1,5 @@
 //! Acknowledged writes and a target that forgets: engines with ledgers over the in-memory network,
-//! against a target that loses what was not flushed. Everything follows from a seed.
+//! against a target that loses unflushed writes. Everything follows from a seed.
 
 mod target;
 
@@ -68,7 +68,7 @@ fn wish() -> QueueWish {
 struct Queue {
     engine: Engine,
     buffers: Arc<Region>,
-    // By tag: what is under way, with the value of its first block.
+    // By tag: the request under way, with the value of its first block.
     ops: Vec<Option<(Io, u64)>>,
     stats: Arc<QueueStats>,
 }
@@ -79,7 +79,7 @@ struct Bed {
     durability: Arc<Durability>,
     random: Random,
     now: Instant,
-    // What each block is as far as it was acknowledged.
+    // The value of each block, as acknowledged.
     expected: Vec<u64>,
     // A request for the block is under way.
     busy: Vec<bool>,
@@ -153,7 +153,7 @@ impl Bed {
         }
     }
 
-    /// A request to any idle tag, for blocks that no other is for.
+    /// Submits a request under any idle tag, for blocks without a request.
     fn submit(&mut self, queue: usize, op: IoOp) {
         let idle = self.queues[queue].ops.iter().position(Option::is_none);
         let Some(tag) = idle else { return };
@@ -206,8 +206,8 @@ impl Bed {
         panic!("{} requests are stuck", self.outstanding());
     }
 
-    /// The target comes back without its memory: what control does before the queues go on. Where
-    /// they retain, returns what came of writing again.
+    /// The target comes back without its memory: runs control's part before the queues go on. If
+    /// the queues retain copies, returns the outcome of the replay.
     fn recover(&mut self) -> Option<Outcome> {
         self.target.crash(&mut self.random);
         self.settle_account()
@@ -249,7 +249,7 @@ impl Bed {
         outcome
     }
 
-    /// What came of it; `None` if the target crashed again before the end.
+    /// The outcome; `None` if the target crashed again before the end.
     fn replay(&mut self, log: &ReplayLog) -> Option<Outcome> {
         let region = buffers(wish()).unwrap();
         let path = self.target.connect(&region);
@@ -270,7 +270,7 @@ impl Bed {
 }
 
 #[test]
-fn what_was_retained_is_never_lost() {
+fn retained_writes_are_never_lost() {
     let (mut rewritten, mut ahead) = (0, 0);
     for seed in 0..60 {
         let retain_bytes = [2048, 16 << 10, 256 << 10][usize::try_from(seed % 3).unwrap()];
@@ -299,7 +299,7 @@ fn what_was_retained_is_never_lost() {
 }
 
 #[test]
-fn what_was_not_retained_is_told_once() {
+fn writes_without_copies_are_reported_once() {
     let mut waited = 0;
     for seed in 0..30 {
         println!("seed {seed}");
@@ -310,7 +310,7 @@ fn what_was_not_retained_is_told_once() {
         }
         bed.settle();
         assert!(bed.durability.unflushed() > 0);
-        // Some FLUSHes are under way when it happens, in some runs.
+        // In some runs, FLUSHes are under way at the crash.
         let flushes = bed.random.below(3);
         for queue in 0..flushes {
             bed.submit(queue, IoOp::Flush);
@@ -327,8 +327,7 @@ fn what_was_not_retained_is_told_once() {
         bed.settle();
         let after = if flushes == 0 { EIO } else { 0 };
         assert_eq!(bed.flushed, [after, 0]);
-        // What is written from now on is safe again, and a restart without anything at stake is
-        // none of it.
+        // Later writes are safe again, and a restart without unflushed writes is no loss.
         bed.recover();
         bed.submit(0, IoOp::Flush);
         bed.settle();
@@ -337,7 +336,7 @@ fn what_was_not_retained_is_told_once() {
     assert!(waited > 10);
 }
 
-/// FLUSHes on all queues by turns. What they end with, in order.
+/// FLUSHes on all queues by turns. Returns their results, in order.
 fn flushed_by_turns(bed: &mut Bed) -> Vec<i32> {
     for turn in 0..2 * QUEUES {
         bed.submit(turn % QUEUES, IoOp::Flush);
@@ -347,7 +346,7 @@ fn flushed_by_turns(bed: &mut Bed) -> Vec<i32> {
 }
 
 #[test]
-fn every_flush_tells_a_loss_until_the_remount() {
+fn every_flush_reports_a_loss_until_the_remount() {
     for seed in 0..30 {
         println!("seed {seed}");
         let mut bed = Bed::new(OnLoss::UntilRemount, seed, None);
@@ -368,16 +367,16 @@ fn every_flush_tells_a_loss_until_the_remount() {
         bed.recover();
         bed.settle();
         assert_eq!(std::mem::take(&mut bed.flushed), vec![EIO; waiting]);
-        // Another restart, with nothing at stake, ends nothing.
+        // Another restart, without unflushed writes, ends nothing.
         for _ in 0..2 {
             assert_eq!(flushed_by_turns(&mut bed), [EIO; 2 * QUEUES]);
-            // They are sent nevertheless: what was written since is as durable as it can be.
+            // FLUSHes are sent nevertheless: later writes are as durable as they can be.
             assert_eq!(bed.target.disk, bed.target.memory);
             assert_eq!(bed.durability.unflushed(), 0);
             bed.recover();
         }
         assert_eq!((bed.durability.losses(), bed.durability.has_untold_loss()), (1, true));
-        // The process dies, and the next one goes on by its note.
+        // The process dies, and the next one takes over with its note.
         let heir = Durability::inheriting_loss(OnLoss::UntilRemount, bed.random.one_in(2));
         let mut bed = Bed::over(heir, seed, None);
         if bed.random.one_in(2) {
@@ -393,7 +392,7 @@ fn every_flush_tells_a_loss_until_the_remount() {
 }
 
 #[test]
-fn a_flush_that_failed_is_told_for_good_and_its_writes_are_saved() {
+fn a_failed_flush_is_reported_for_good_and_its_writes_are_saved() {
     for (on_loss, after) in [(OnLoss::UntilRemount, EIO), (OnLoss::Once, 0)] {
         for seed in 0..30 {
             println!("seed {seed}, {on_loss}");
@@ -408,7 +407,7 @@ fn a_flush_that_failed_is_told_for_good_and_its_writes_are_saved() {
             bed.settle();
             assert_eq!(bed.flushed.pop(), Some(EIO));
             assert!(bed.durability.unflushed() > 0, "the copies are there");
-            // The target starts again without its memory: `recover` looks for every write.
+            // The target starts again without its memory: `recover` checks every write.
             bed.recover();
             assert_eq!(bed.target.disk, bed.expected);
             assert!(bed.durability.writes_rewritten() > 0);
@@ -420,7 +419,7 @@ fn a_flush_that_failed_is_told_for_good_and_its_writes_are_saved() {
 }
 
 #[test]
-fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
+fn writes_of_a_predecessor_are_reported_lost_unless_flushed() {
     for seed in 0..32 {
         println!("seed {seed}");
         let retain_bytes = (seed & 1 != 0).then_some(256 << 10);
@@ -437,7 +436,7 @@ fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
         }
         bed.settle();
         if forgot {
-            // Where it retains, this also checks that our own writes are there again.
+            // With copies, this also checks that our own writes are back.
             bed.recover();
         }
         let unretained = wrote && retain_bytes.is_none();
@@ -450,7 +449,7 @@ fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
         }
         assert!(!bed.durability.inherits_doubt());
         assert_eq!(bed.durability.unflushed(), 0);
-        // Told or covered, it is no doubt any more.
+        // Reported or covered, the doubt is over.
         bed.recover();
         bed.submit(0, IoOp::Flush);
         bed.settle();
@@ -458,7 +457,7 @@ fn what_a_predecessor_left_is_told_to_be_lost_unless_a_flush_covered_it() {
     }
 }
 
-/// Some writes, of which some lie in blocks that will be refused. Returns those blocks.
+/// Makes some writes, some of them to blocks that will be refused. Returns these blocks.
 fn written_on_bad_blocks(bed: &mut Bed) -> Vec<usize> {
     bed.submit_any();
     bed.settle();
@@ -472,7 +471,7 @@ fn written_on_bad_blocks(bed: &mut Bed) -> Vec<usize> {
     }
     bed.settle();
     bed.flushed.clear();
-    // Only what is lost for sure is looked for.
+    // Only writes that are surely lost are checked.
     let written: Vec<usize> = (0..BLOCKS).filter(|at| before[*at] != bed.expected[*at]).collect();
     let bad: Vec<usize> = written.into_iter().filter(|_| bed.random.one_in(6)).collect();
     bed.target.bad.extend(&bad);
@@ -480,17 +479,17 @@ fn written_on_bad_blocks(bed: &mut Bed) -> Vec<usize> {
 }
 
 #[test]
-fn what_is_refused_takes_no_other_write_with_it() {
+fn a_refused_write_takes_no_other_with_it() {
     let (mut refused, mut in_order) = (0, 0);
     for seed in 0..60 {
         for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
             println!("seed {seed}, {on_loss}");
             let mut bed = Bed::new(on_loss, seed, Some(256 << 10));
-            // A store that fails, or whose device is gone.
+            // A store that fails, or has lost its device.
             let store = [Status::StoreError, Status::VolumeGone][usize::from(seed % 2 == 1)];
             bed.target.bad_status = store;
             let bad = written_on_bad_blocks(&mut bed);
-            // `recover` looks for every other block, on the disk.
+            // `recover` checks every other block, on the disk.
             let outcome = bed.recover();
             let Some(Outcome::Refused { blocks, errno, flushed: true }) = outcome else {
                 assert_eq!((outcome, bed.durability.losses()), (Some(Outcome::Durable), 0));
@@ -504,7 +503,7 @@ fn what_is_refused_takes_no_other_write_with_it() {
             let until_remount = on_loss == OnLoss::UntilRemount;
             assert_eq!(bed.durability.unflushed() > 0, until_remount);
             if bed.random.one_in(2) {
-                // It succeeds at the target, and makes nothing of the refused blocks durable.
+                // FLUSH succeeds at the target, and makes no refused block durable.
                 let told = flushed_by_turns(&mut bed);
                 assert_eq!(told[1..], [if until_remount { EIO } else { 0 }; 2 * QUEUES - 1]);
             }
@@ -542,7 +541,7 @@ fn writes_go_on_while_copies_are_held_and_take_their_room_at_last() {
             continue;
         }
         bed.target.bad.clear();
-        // Nothing waits for ever, whatever the FLUSHes ahead of them say.
+        // No request waits for ever, even if the FLUSHes ahead of it fail.
         for _ in 0..200 {
             bed.submit_any();
             bed.step();
@@ -575,7 +574,7 @@ fn a_flush_after_the_replay_that_fails_keeps_every_copy() {
             bed.target.crash(&mut bed.random);
             bed.target.fails_flushes = true;
             if bed.settle_account() == Some(Outcome::Durable) {
-                // It crashed again in between, and its store works.
+                // The target crashed again in between, and its store works.
                 continue;
             }
             assert_eq!((bed.durability.unflushed(), bed.durability.losses()), (written, 1));
@@ -621,7 +620,7 @@ fn a_replay_ends_with_its_path_and_goes_on_after_a_refusal() {
                 Err(error) => break Err(error),
             }
             if target.connections.is_empty() {
-                // The cut is seen at the next look.
+                // The cut is noticed at the next poll.
                 target.connect(&buffers(wish()).unwrap());
             }
         };
@@ -630,12 +629,12 @@ fn a_replay_ends_with_its_path_and_goes_on_after_a_refusal() {
                 let refused = Outcome::Refused { blocks: 1, errno: 30, flushed: true };
                 assert_eq!(outcome, refused);
             }
-            // A store whose device is gone says this, too.
+            // A store without its device reports this, too.
             (Some(Status::VolumeGone), Ok(outcome)) => {
                 let refused = Outcome::Refused { blocks: 1, errno: 19, flushed: true };
                 assert_eq!(outcome, refused);
             }
-            // It is no answer to the write: OPEN will say who has the volume.
+            // `Fenced` is no answer to the write: the next OPEN names the holder.
             (Some(Status::Fenced), Err(ReplayError::Fenced)) => {}
             (None, Err(ReplayError::Path(_))) => {}
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! [`Target`]: a target that forgets what was not flushed when it dies, and whose store may fail.
+//! [`Target`]: a target that loses unflushed writes when it dies. Its store may fail.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) struct Far {
     qp: QpIndex,
     slots: MemoryRegion,
     next_send: usize,
-    // Commands that wait, with their data.
+    // Waiting commands, with their data.
     pub(super) pending: Vec<(CommandCapsule, Vec<u8>)>,
     wire: Wire,
 }
@@ -85,18 +85,18 @@ impl Far {
     }
 }
 
-/// A target: what it has, and what would be left of it.
+/// A target: its memory, and the blocks that would survive its death.
 pub(super) struct Target {
     pub(super) network: Network,
     device: Device,
     pub(super) memory: Vec<u64>,
     pub(super) disk: Vec<u64>,
     pub(super) connections: Vec<Far>,
-    // Its store fails: a FLUSH makes nothing durable, and says so.
+    // The store fails: a FLUSH makes nothing durable, and returns an error.
     pub(super) fails_flushes: bool,
-    // Blocks that take no write and no zeroes.
+    // Blocks that refuse data and zeroes.
     pub(super) bad: BTreeSet<usize>,
-    // What a write of them is answered with.
+    // The status of a write to a bad block.
     pub(super) bad_status: Status,
 }
 
@@ -203,7 +203,7 @@ impl Target {
         Status::Ok
     }
 
-    /// Carries out some of what waits, in any order, and answers most of it.
+    /// Carries out some waiting commands, in any order, and answers most of them.
     pub(super) fn turn(&mut self, random: &mut Random) {
         self.network.advance(1);
         for at in 0..self.connections.len() {
@@ -217,8 +217,7 @@ impl Target {
         }
     }
 
-    /// Dies, and starts again: of what was not flushed, only some blocks stay. The store works
-    /// again.
+    /// Dies, and starts again: of the unflushed blocks only some stay. The store works again.
     pub(super) fn crash(&mut self, random: &mut Random) {
         self.fails_flushes = false;
         for end in &mut self.connections {

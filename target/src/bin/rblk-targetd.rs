@@ -6,8 +6,8 @@ use std::io::stderr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
 use rblk_config::{Exit, TargetConfig, ignored_drop_ins};
+use rblk_operate::journal::{JOURNAL_SOCKET, JournalFormat, JournalSocket, stderr_is_journal};
 use rblk_operate::{Log, LogWriter, Output, precautions, said_once, wants_colour};
 use rblk_target::commands::args::{Cli, Command, ServeArgs, exit_of};
 use rblk_target::control::hand_over::{Inherited, Successor};
@@ -16,13 +16,13 @@ use rblk_target::daemon::signals;
 use rblk_target::operate::events::EVENT_LINES;
 use tracing_subscriber::EnvFilter;
 
-/// All hosts wait while the target is dead. The unit has the same.
+/// All hosts wait while the target is dead. The unit sets this score, too.
 const OOM_SCORE: i16 = -900;
 /// How long the last lines of the log may take.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    // Before anything is opened.
+    // Before any descriptor is opened.
     let inherited = Inherited::take();
     let (output, args) = match Cli::of_process() {
         Ok(Cli { output, command: Command::Serve(args) }) => (output, args),
@@ -93,18 +93,18 @@ fn configuration(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Res
     }
 }
 
-/// What becomes of this process.
+/// The end of this process.
 enum End {
-    /// It ends.
+    /// Exit with this code.
     Exit(ExitCode),
-    /// It ends because of that.
+    /// Exit because of this error.
     Fails(anyhow::Error),
-    /// It becomes another program. Returns only an error.
+    /// Become another program. Returns only an error.
     Becomes(Box<dyn FnOnce() -> std::io::Error>),
 }
 
-/// After serving: another program may take over, and one that could not start makes room for the
-/// one before it.
+/// The end after serving: another program may take over, and one that could not start makes room
+/// for the one before it.
 fn end_of(served: anyhow::Result<Option<Successor>>, inherited: Option<Inherited>) -> End {
     match (served, inherited.filter(Inherited::can_go_back)) {
         (Ok(Some(successor)), _) => End::Becomes(Box::new(|| successor.take_over())),
@@ -118,7 +118,7 @@ fn end_of(served: anyhow::Result<Option<Successor>>, inherited: Option<Inherited
     }
 }
 
-/// Says whether this program could take over.
+/// Reports whether this program could take over.
 fn check_take_over(args: &ServeArgs) -> ExitCode {
     let said = args.configuration().and_then(|config| {
         Ok(serde_json::to_string(&rblk_target::daemon::serve::check_take_over(&config)?)?)
@@ -139,7 +139,7 @@ fn filter(level: &str) -> EnvFilter {
     EnvFilter::try_from_env("RBLK_LOG").unwrap_or_else(|_| EnvFilter::new(level))
 }
 
-/// Each line becomes a record with fields.
+/// Writes each line to the journal as a record with fields.
 fn log_to_journal(level: &str, writer: LogWriter) {
     tracing_subscriber::fmt()
         .with_env_filter(filter(level))
@@ -158,8 +158,8 @@ fn log_to_stderr(level: &str, writer: LogWriter) {
         .with_env_filter(filter)
         .with_writer(move || writer.clone())
         .with_target(false)
-        // Without this it reports on stderr that writing to stderr failed, and panics: a terminal
-        // may close.
+        // Otherwise a failed write to stderr, as of a closed terminal, would be reported on stderr,
+        // and panic.
         .log_internal_errors(false)
         .with_ansi(wants_colour(&stderr()))
         .init();

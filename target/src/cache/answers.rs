@@ -1,4 +1,4 @@
-//! [`Answers`]: what a shard has to say: replies, and writes that went well.
+//! [`Answers`]: the output of a shard: replies, and block writes that succeeded.
 
 use std::collections::VecDeque;
 
@@ -8,26 +8,26 @@ use super::message::{PartToken, ShardReply};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 
-/// The answers of a shard that its poll group has not taken.
+/// Answers of a shard that its poll group has not taken yet.
 #[derive(Debug)]
 pub(super) struct Answers {
     replies: VecDeque<ShardReply>,
-    // Block writes that went well, of this shard's own poll group.
+    // Successful block writes, asked by this shard's own poll group.
     written: Vec<PartToken>,
     own: Vec<OwnEnded>,
 }
 
-/// How a job ended that the shard began by itself, to stop: a flush or a sync.
+/// The end of a job that the shard started itself while it stops: a flush or a sync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OwnEnded {
-    /// Its volume.
+    /// The job's volume.
     pub volume: VolumeIndex,
-    /// What the store said.
+    /// The store's result.
     pub result: Result<(), Errno>,
 }
 
 impl Answers {
-    /// Memory for `capacity` answers. More of them allocate.
+    /// Memory for `capacity` answers. Longer lists allocate.
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             replies: VecDeque::with_capacity(capacity),
@@ -36,18 +36,18 @@ impl Answers {
         }
     }
 
-    /// One more answer.
+    /// Queues a reply.
     pub(super) fn reply(&mut self, reply: ShardReply) {
         self.replies.push_back(reply);
     }
 
-    /// A request is done.
+    /// Queues the reply to a finished request.
     #[inline]
     pub(super) fn done(&mut self, to: PartToken, result: Result<(), Errno>, spent: Spent) {
         self.replies.push_back(ShardReply::Done { to, result, spent });
     }
 
-    /// A job of a volume is done. Without an asker it is a job of the shard itself.
+    /// A job of a volume ended. A job without an asker belongs to the shard itself.
     #[inline]
     pub(super) fn ended(
         &mut self,
@@ -62,13 +62,13 @@ impl Answers {
         }
     }
 
-    /// The store has done a block write well.
+    /// The store completed a block write without an error.
     #[inline]
     pub(super) fn written(&mut self, to: PartToken) {
         self.written.push(to);
     }
 
-    /// Whether there is a reply.
+    /// Whether a reply is queued.
     #[inline]
     pub(super) fn has_reply(&self) -> bool {
         !self.replies.is_empty()
@@ -80,8 +80,8 @@ impl Answers {
         self.replies.pop_front()
     }
 
-    /// The next block write that went well; the oldest has number 0. Behind the last of them the
-    /// list is empty.
+    /// The successful block write with this number; number 0 is the oldest. A number past the end
+    /// empties the list and returns `None`.
     #[inline(always)]
     pub(super) fn next_written(&mut self, number: usize) -> Option<PartToken> {
         let next = self.written.get(number).copied();

@@ -1,8 +1,8 @@
 //! [`BlockWrites`]: writes of one block that are at the store.
 //!
-//! Most writes are of one block, come with their data, and find their range free. They need no
-//! [`Job`](super::job::Job): once submitted, only the store's completion is missing. An entry here
-//! is one cache line.
+//! Most writes cover one block, come with their data, and find their range free. They need no
+//! [`Job`](super::job::Job): after submission, only the store's completion is missing. An entry
+//! here is one cache line.
 
 use rblk_protocol::width::{narrow, wide};
 
@@ -15,7 +15,7 @@ use crate::volume::ids::VolumeIndex;
 /// A write of one block, or of a part of one in a volume without a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct BlockWrite {
-    /// Who asked.
+    /// The command part to answer.
     pub from: PartToken,
     /// The block, numbered in the volume.
     pub block: u64,
@@ -23,14 +23,14 @@ pub(super) struct BlockWrite {
     pub slot: Slot,
     /// Bytes that the store must write.
     pub len: u32,
-    /// Held on the block, if the volume is cached.
+    /// The lock on the block, if the volume is cached.
     pub lock: Option<LockId>,
-    /// Whose block.
+    /// The volume of the block.
     pub volume: VolumeIndex,
 }
 
 impl BlockWrite {
-    // What a free entry has.
+    // The content of a free entry.
     const NONE: Self = Self {
         from: PartToken::of_control(0, 0),
         block: 0,
@@ -44,9 +44,9 @@ impl BlockWrite {
 #[derive(Debug)]
 struct Entry {
     write: BlockWrite,
-    // Changes when a write ends: tokens of it name nothing from then on.
+    // Changes when a write ends, which makes its old token invalid.
     generation: u32,
-    // The next free entry, in a free one.
+    // In a free entry, the next free one.
     next: u32,
 }
 
@@ -64,12 +64,12 @@ pub(super) struct BlockWrites {
 }
 
 impl BlockWrites {
-    /// Memory for `capacity` writes. More of them allocate.
+    /// Memory for `capacity` writes. More writes allocate.
     pub(super) fn new(capacity: usize) -> Self {
         Self { table: Vec::with_capacity(capacity), free: NONE, len: 0 }
     }
 
-    /// Whether a token is of [`Self::begin`]. Jobs have other tokens.
+    /// Whether [`Self::begin`] made this token. Tokens of jobs differ.
     #[inline]
     pub(super) fn has_token(token: OpToken) -> bool {
         token.0 & TOKEN != 0
@@ -89,7 +89,7 @@ impl BlockWrites {
         token(index, entry.generation)
     }
 
-    // One more free entry. They are bounded by what connections may have outstanding.
+    // Adds a free entry. The commands that connections may have outstanding bound the table.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
@@ -97,7 +97,8 @@ impl BlockWrites {
         self.table.push(Entry { write: BlockWrite::NONE, generation: 0, next: NONE });
     }
 
-    /// The operation of a token ended: gives the write up. `None`: there is no such write.
+    /// Frees the entry of a write whose operation ended, and returns it. `None`: no entry has this
+    /// token.
     #[inline(always)]
     pub(super) fn end(&mut self, token: OpToken) -> Option<&BlockWrite> {
         let index: u32 = narrow(token.0 & u64::from(u32::MAX));

@@ -1,4 +1,4 @@
-//! Discards and zeroing: what becomes of the cached blocks of a range that the store has changed.
+//! Discards and zeroing, and their effect on cached blocks.
 
 use super::SLOT_BYTES;
 use super::core::Core;
@@ -9,7 +9,7 @@ use super::write_back::WriteBacks;
 use crate::cache::write_job::forget_clean;
 use crate::store::Store;
 
-/// The job may go on: tells the store to discard or zero its range.
+/// The job may continue: submits its discard or zeroing to the store.
 pub(super) fn submit<S: Store>(core: &mut Core<S>, job: u32) {
     let Kind::Change(kind) = core.jobs.peek(job).kind else {
         return debug_assert!(false, "a change has become {:?}", core.jobs.peek(job).kind);
@@ -17,10 +17,10 @@ pub(super) fn submit<S: Store>(core: &mut Core<S>, job: u32) {
     core.submit(job, kind, 0, &[]);
 }
 
-/// The store has changed a range, or failed to.
+/// The store ended the change of a range, with or without an error.
 pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
-    // Without a lock here, the shards that hold the range are told by their own requests.
+    // Without a lock here, each shard that holds the range receives its own `Unhold` request.
     if entry.has_lock() {
         let outcome = if entry.error().is_some() { Changed::Unknown } else { Changed::Yes };
         changed(core, write_backs, job, outcome);
@@ -28,7 +28,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
     core.finish(job);
 }
 
-/// The store's bytes of a job's range were changed, or may have been: what is cached of them is
+/// The store's bytes of a job's range changed, or may have changed: cached blocks of the range are
 /// old.
 pub(super) fn changed<S: Store>(
     core: &mut Core<S>,
@@ -50,7 +50,8 @@ pub(super) fn changed<S: Store>(
         if let Some(dirty) = dirty
             && let Some(slot) = core.jobs.get(job).edges.pop()
         {
-            // Only the cache has what is around the range: a new block with the range zeroed.
+            // Only the cache has the bytes around the range: makes a new block with the range
+            // zeroed.
             let covered = span.covered(block);
             core.copy(dirty, slot, 0, SLOT_BYTES);
             let from = core.slots.offset(slot) + covered.from;

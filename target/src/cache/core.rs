@@ -1,8 +1,8 @@
-//! [`Core`]: what every job of a shard works with: slots, locks, the store, answers.
+//! [`Core`]: the state that every job of a shard uses: slots, locks, the store, answers.
 //!
 //! Each field keeps its own invariants. The methods here are the steps that reads, writes and
-//! write-backs share: begin and end a job, allocate its memory, lock its range, move its data.
-//! Nothing here decides what a job does next.
+//! write-backs share: begin and end a job, allocate its memory, lock its range, move its data. The
+//! next step of a job is decided elsewhere.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ use crate::volume::CacheMode;
 use crate::volume::ids::SessionIndex;
 use crate::volume::ids::VolumeIndex;
 
-/// What every job works with.
+/// The state that every job uses.
 #[derive(Debug)]
 pub(super) struct Core<S> {
     pub slots: Slots,
@@ -62,8 +62,8 @@ impl<S: Store> Core<S> {
         self.jobs.start(kind, from, span)
     }
 
-    /// Ends a job: its private slots and its lock are free. Jobs that waited for the lock are
-    /// granted theirs.
+    /// Ends a job: frees its private slots and releases its lock. Jobs that waited for the lock may
+    /// get theirs.
     pub(super) fn end(&mut self, job: u32) {
         let entry = self.jobs.get(job);
         Self::end_promise_of(&mut self.sessions, entry);
@@ -72,7 +72,7 @@ impl<S: Store> Core<S> {
         if let Some(state) = self.volumes.get_mut(entry.span.volume) {
             state.share.give_back(share);
         }
-        // The own slots of a write-back are in the index, still to be written.
+        // A write-back's own slots are in the index and remain to be written.
         if !matches!(entry.kind, Kind::WriteBack { .. }) {
             for block in entry.blocks.iter().filter(|block| block.own) {
                 self.slots.give_back(block.slot);
@@ -96,8 +96,8 @@ impl<S: Store> Core<S> {
         self.end(job);
     }
 
-    /// Promises a job the slots that the peer of its asker will keep. False: the job waits in the
-    /// line of its session.
+    /// Promises a job the slots that its asker's peer will keep. False: the job waits in its
+    /// session's queue.
     #[inline(always)]
     pub(super) fn promise(&mut self, job: u32) -> bool {
         let entry = self.jobs.get(job);
@@ -114,8 +114,8 @@ impl<S: Store> Core<S> {
         promised
     }
 
-    /// Its peer does not keep the memory of a job any more, or never will: the data of a
-    /// reservation came, or the job ends.
+    /// Ends a job's promise: its peer no longer keeps the memory, because the data of a reservation
+    /// came or the job ends.
     #[inline]
     pub(super) fn end_promise(&mut self, job: u32) {
         Self::end_promise_of(&mut self.sessions, self.jobs.get(job));
@@ -130,7 +130,7 @@ impl<S: Store> Core<S> {
         }
     }
 
-    /// Allocates a job's blocks and edges. False: there is not so much memory, and nothing changed.
+    /// Allocates a job's blocks and edges. False: too few slots are free, and nothing changed.
     #[inline(always)]
     pub(super) fn allocate(&mut self, job: u32, blocks: usize, edges: usize) -> bool {
         if (blocks, edges) != (1, 0) {
@@ -153,7 +153,7 @@ impl<S: Store> Core<S> {
         true
     }
 
-    /// The memory of a write, if there is that much.
+    /// Allocates the memory of a write. `None`: too few slots are free.
     #[inline(always)]
     pub(super) fn reserve(&mut self, job: u32) -> Option<Segments> {
         let entry = self.jobs.peek(job);
@@ -165,8 +165,8 @@ impl<S: Store> Core<S> {
         self.allocate(job, blocks, edges).then(|| self.memory_of(job, session, skip))
     }
 
-    /// The runs of a job's blocks, to be lent to a session: its bytes begin `skip` bytes into the
-    /// first.
+    /// The runs of a job's blocks, to be lent to a session. The data begins `skip` bytes into the
+    /// first run.
     #[inline(always)]
     pub(super) fn memory_of(&mut self, job: u32, session: SessionIndex, skip: usize) -> Segments {
         let entry = self.jobs.peek(job);
@@ -185,14 +185,15 @@ impl<S: Store> Core<S> {
         self.lists.lend(session, list)
     }
 
-    /// Asks for the lock on a job's range. False: the job goes on when earlier locks are released.
+    /// Asks for the lock on a job's range. False: the job continues after earlier locks are
+    /// released.
     pub(super) fn lock(&mut self, job: u32) -> bool {
         let span = self.jobs.peek(job).span;
         self.lock_blocks(job, span.first(), span.last())
     }
 
-    /// Asks for the lock on some of a job's blocks. False: the job goes on when earlier locks are
-    /// released.
+    /// Asks for the lock on some of a job's blocks. False: the job continues after earlier locks
+    /// are released.
     pub(super) fn lock_blocks(&mut self, job: u32, first: u64, last: u64) -> bool {
         let entry = self.jobs.get(job);
         let range = first * BLOCK..(last + 1) * BLOCK;
@@ -210,8 +211,8 @@ impl<S: Store> Core<S> {
         }
     }
 
-    /// Moves data of some of a job's blocks between memory and store, in as many operations as that
-    /// takes. The data begins `skip` bytes into the first of the blocks.
+    /// Moves the data of some of a job's blocks between memory and store, in as many operations as
+    /// needed. The data begins `skip` bytes into the first of these blocks.
     #[inline(always)]
     pub(super) fn transfer(&mut self, job: u32, kind: OpKind, blocks: Range<usize>, skip: usize) {
         if let [only] = self.jobs.peek(job).blocks[blocks.clone()] {
@@ -254,7 +255,7 @@ impl<S: Store> Core<S> {
         }
     }
 
-    // Commands of volumes without a store ask for memory alone.
+    // Volumes without a store only ask for memory.
     #[cold]
     fn refuse(&mut self, op: Op) {
         debug_assert!(false, "an operation of a volume without a store: {op:?}");
@@ -262,9 +263,9 @@ impl<S: Store> Core<S> {
         self.store.fail(op, Errno::ENXIO);
     }
 
-    /// The store has done an operation of a volume, with this error.
+    /// A store operation of a volume ended, perhaps with an error.
     pub(super) fn op_ended(&mut self, volume: VolumeIndex, kind: Kind, error: Option<Errno>) {
-        // An operation that was refused is of no volume.
+        // A refused operation has no volume.
         if let Some(state) = self.volumes.get_mut(volume) {
             state.ops.ended();
             if let Some(errno) = error
@@ -276,7 +277,7 @@ impl<S: Store> Core<S> {
         self.counters.store_errors += u64::from(error.is_some());
     }
 
-    /// Counts blocks that a read asked the cache for.
+    /// Counts the blocks of a read as hits and misses.
     pub(super) fn count_lookups(&mut self, volume: VolumeIndex, hits: u64, misses: u64) {
         self.counters.hits += hits;
         self.counters.misses += misses;
@@ -285,7 +286,7 @@ impl<S: Store> Core<S> {
         }
     }
 
-    /// Copies the bytes `start..end` of a slot to another. The only place of a shard that copies.
+    /// Copies the bytes `start..end` of a slot to another slot. A shard copies data nowhere else.
     pub(super) fn copy(&mut self, from: Slot, to: Slot, start: usize, end: usize) {
         if start >= end {
             return;
@@ -296,7 +297,7 @@ impl<S: Store> Core<S> {
         self.counters.copied_bytes += (end - start) as u64;
     }
 
-    /// Copies what a span does not cover of a block.
+    /// Copies the bytes of a block outside the span.
     pub(super) fn copy_around(&mut self, span: &Span, block: u64, from: Slot, to: Slot) {
         let covered = span.covered(block);
         self.copy(from, to, 0, covered.from);

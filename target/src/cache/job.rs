@@ -1,8 +1,9 @@
-//! [`Jobs`]: the requests that a shard works on, in a table whose entries are used again.
+//! [`Jobs`]: the requests that a shard works on, in a table that reuses its entries.
 //!
-//! A job owns the memory it allocated, its lock on a range, and its operations at the store. It
-//! ends when the request is answered; by then it has given all of this back ([`Jobs::end`] asserts
-//! it). Entries have a generation, so that a late completion or name does not find a newer job.
+//! A job owns the memory it allocated, its lock on a range, and its operations at the store. A job
+//! ends when its request is answered, and has given all of this back by then ([`Jobs::end`] asserts
+//! it). Entries have a generation, so that a late completion or a stale name does not find a newer
+//! job.
 
 use nix::errno::Errno;
 use rblk_protocol::width::{narrow, wide};
@@ -17,7 +18,7 @@ use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 
-/// What a job is for, and how far it is.
+/// The purpose of a job, and its progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// Not in use.
@@ -28,10 +29,10 @@ pub(super) enum Kind {
     Reserve,
     /// A write that waits for its lock, or for the store.
     Write {
-        /// Answer only when it is durable.
+        /// Answer only when the data is durable.
         fua: bool,
     },
-    /// A write whose edges are read from the store, so that it can be dirty as whole blocks.
+    /// A write that reads its edges from the store, so that it can be dirty as whole blocks.
     Merge,
     /// Dirty blocks on their way to the store.
     WriteBack {
@@ -45,14 +46,14 @@ pub(super) enum Kind {
     },
     /// Makes the store durable.
     Sync,
-    /// A discard or zeroing: what the store is to do.
+    /// A discard or zeroing: the store's operation.
     Change(OpKind),
     /// A range held for a change by another shard.
     Hold,
 }
 
 impl Kind {
-    /// Its name in the log.
+    /// The kind's name in the log.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Free => "Free",
@@ -73,7 +74,7 @@ impl Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct JobBlock {
     pub slot: Slot,
-    /// A private slot of the job; in a write-back, a slot that is still to be written.
+    /// True for a private slot of the job; in a write-back, for a slot that remains to be written.
     pub own: bool,
 }
 
@@ -87,9 +88,9 @@ impl JobBlock {
 /// A job's lock on its range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum JobLock {
-    /// None was asked for.
+    /// The job asked for no lock.
     None,
-    /// Earlier locks are in the way.
+    /// The job waits for earlier locks.
     Waits(LockId),
     /// The lock is held.
     Held(LockId),
@@ -99,17 +100,17 @@ pub(super) enum JobLock {
 #[derive(Debug)]
 pub(super) struct Job {
     pub kind: Kind,
-    /// Who asked. `None` for what the shard does by itself.
+    /// The command part to answer. `None` for a job that the shard started itself.
     pub from: Option<PartToken>,
     pub span: Span,
-    /// By block of the span.
+    /// Indexed by block of the span.
     pub blocks: Vec<JobBlock>,
     /// Spare slots for the edges of the span.
     pub edges: Vec<Slot>,
     pub lock: JobLock,
-    /// Slots that it has of its volume's share.
+    /// Slots taken from the volume's share.
     pub share: usize,
-    /// Slots that its session was promised for it.
+    /// Slots that the session was promised for this job.
     pub promised: usize,
     waits: Waits,
     ops: Ops,
@@ -120,13 +121,13 @@ pub(super) struct Job {
 #[derive(Clone, Copy, Debug, Default)]
 struct Ops {
     under_way: u32,
-    // One was submitted.
+    // An operation was submitted.
     at_store: bool,
-    // The first that failed.
+    // The first error.
     error: Option<Errno>,
 }
 
-// What a job waited for, apart from the store.
+// The job's waits, except for the store.
 #[derive(Clone, Copy, Debug, Default)]
 struct Waits {
     since: Option<Micros>,
@@ -150,13 +151,13 @@ impl Job {
         }
     }
 
-    /// Whether its lock is held.
+    /// Whether the job holds its lock.
     #[inline]
     pub(super) fn has_lock(&self) -> bool {
         matches!(self.lock, JobLock::Held(_))
     }
 
-    /// The earlier locks are gone: its lock is held.
+    /// The earlier locks were released: the job holds its lock.
     pub(super) fn lock_granted(&mut self) {
         debug_assert!(matches!(self.lock, JobLock::Waits(_)), "{:?}", self.lock);
         if let JobLock::Waits(lock) = self.lock {
@@ -164,7 +165,7 @@ impl Job {
         }
     }
 
-    /// Takes its lock, to release it.
+    /// Takes the job's lock, to release it.
     pub(super) fn take_lock(&mut self) -> Option<LockId> {
         match std::mem::replace(&mut self.lock, JobLock::None) {
             JobLock::None => None,
@@ -172,13 +173,13 @@ impl Job {
         }
     }
 
-    /// It waits for memory or its range from now on, if it does not already.
+    /// Starts to count a wait for memory or for the range. Has no effect during a wait.
     #[cold]
     pub(super) fn waits(&mut self, now: Micros) {
         self.waits.since.get_or_insert(now);
     }
 
-    /// It waits no more.
+    /// Ends the wait, if the job waits.
     #[inline]
     pub(super) fn waited(&mut self, now: Micros) {
         if let Some(since) = self.waits.since.take() {
@@ -187,27 +188,27 @@ impl Job {
         }
     }
 
-    /// An operation of it goes to the store.
+    /// Notes that an operation of the job goes to the store.
     #[inline]
     pub(super) fn goes_to_store(&mut self, now: Micros) {
         self.ops.at_store = true;
         self.waited(now);
     }
 
-    /// What its answer tells of its times.
+    /// The times that the answer reports.
     #[inline]
     pub(super) fn spent(&self) -> Spent {
         Spent { at_store: self.ops.at_store, waited_us: self.waits.waited_us }
     }
 
-    /// One more operation is on its way to the store. Also called before a loop that submits
-    /// operations, so that the job cannot end inside the loop.
+    /// Counts an operation on its way to the store. A loop that submits operations also calls this
+    /// first, so that the job cannot end inside the loop.
     #[inline]
     pub(super) fn op_begins(&mut self) {
         self.ops.under_way += 1;
     }
 
-    /// An operation ended, or the loop of [`Self::op_begins`]. Returns whether it was the last.
+    /// An operation ended, or the loop of [`Self::op_begins`]. Returns whether none is left.
     #[inline]
     pub(super) fn op_ended(&mut self, error: Option<Errno>) -> bool {
         debug_assert!(self.ops.under_way > 0, "an operation ended that had not begun");
@@ -216,18 +217,18 @@ impl Job {
         self.ops.under_way == 0
     }
 
-    /// The first failure of its operations.
+    /// The first error of the job's operations.
     pub(super) fn error(&self) -> Option<Errno> {
         self.ops.error
     }
 
-    /// The first failure of its operations, as an answer has it.
+    /// The first error of the job's operations, as the answer carries it.
     pub(super) fn result(&self) -> Result<(), Errno> {
         self.ops.error.map_or(Ok(()), Err)
     }
 
-    /// Spare slots that it needs: in a write-back volume, blocks that are changed in part are kept
-    /// whole.
+    /// Spare slots that the job needs: a write-back volume keeps a partly written block as a whole
+    /// block.
     pub(super) fn edges_needed(&self) -> usize {
         match self.span.cache {
             CacheMode::WriteBack => self.span.edges().as_slice().len(),
@@ -235,7 +236,7 @@ impl Job {
         }
     }
 
-    /// Slots that the peer of its asker keeps, from when the job has memory.
+    /// Slots that the asker's peer keeps, counted from when the job has memory.
     #[inline]
     pub(super) fn kept_slots(&self) -> usize {
         match (self.kind, self.span.cache) {
@@ -245,7 +246,7 @@ impl Job {
         }
     }
 
-    /// Slots that it takes of its volume's share.
+    /// Slots that the job takes from its volume's share.
     #[inline]
     pub(super) fn share_needed(&self) -> usize {
         let edges = if self.span.cache == CacheMode::WriteBack { 2 } else { 0 };
@@ -256,8 +257,8 @@ impl Job {
     }
 }
 
-// The token of a store operation: generation and place of the job, and the sectors the operation
-// must move. The top bit is 0; tokens of `BlockWrites` have a 1 there.
+// The token of a store operation: generation and index of the job, and the sectors that the
+// operation must move. The top bit is 0; tokens of `BlockWrites` have a 1 there.
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 24;
 const SECTOR_BITS: u32 = 15;
@@ -287,23 +288,23 @@ impl Jobs {
     #[cold]
     fn grow(&mut self) -> u32 {
         self.table.push(Job::new());
-        // Bounded by what connections may have outstanding.
+        // The commands that connections may have outstanding bound the table.
         narrow(self.table.len() - 1)
     }
 
-    /// A job that exists.
+    /// An existing job.
     #[inline]
     pub(super) fn get(&mut self, index: u32) -> &mut Job {
         &mut self.table[wide(index)]
     }
 
-    /// A job that exists, to look at.
+    /// An existing job, to read.
     #[inline]
     pub(super) fn peek(&self, index: u32) -> &Job {
         &self.table[wide(index)]
     }
 
-    /// Ends a job. Its slots and its lock were given back.
+    /// Ends a job. The caller has given back its slots and its lock.
     #[inline]
     pub(super) fn end(&mut self, index: u32) {
         let job = &mut self.table[wide(index)];
@@ -326,20 +327,20 @@ impl Jobs {
         self.table.iter().any(|job| job.kind != Kind::Free && job.span.volume == volume)
     }
 
-    /// The name of a job for others.
+    /// The job's name for poll groups.
     #[inline]
     pub(super) fn id(&self, index: u32) -> JobId {
         JobId { index, generation: self.peek(index).generation }
     }
 
-    /// The job of a name, if it has not ended.
+    /// The job with this name, unless it ended.
     #[inline]
     pub(super) fn find(&self, id: JobId) -> Option<u32> {
         let job = self.table.get(wide(id.index))?;
         (!matches!(job.kind, Kind::Free) && job.generation == id.generation).then_some(id.index)
     }
 
-    /// A token for a store operation that must move `len` bytes, whole sectors.
+    /// A token for a store operation that must move `len` bytes: a multiple of the sector size.
     #[inline]
     pub(super) fn token(&self, index: u32, len: u32) -> OpToken {
         debug_assert!(len / SECTOR < 1 << SECTOR_BITS, "{len} bytes in one operation");
@@ -351,7 +352,7 @@ impl Jobs {
         )
     }
 
-    /// The job of a token and the bytes that must have been moved.
+    /// The job of a token, and the bytes that its operation must move.
     #[inline]
     pub(super) fn of_token(&self, token: OpToken) -> Option<(u32, u32)> {
         let index = narrow(token.0 & INDEX_MASK);
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_operation_is_told_and_the_first_failure_kept() {
+    fn the_last_operation_is_reported_and_the_first_failure_kept() {
         let mut job = Job::new();
         (0..3).for_each(|_| job.op_begins());
         assert!(!job.op_ended(None));

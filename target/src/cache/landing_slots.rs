@@ -1,13 +1,13 @@
-//! Slots that a shard sets apart for connections, so that the data of small writes lands in them.
+//! Slots that a shard sets apart for connections: the data of small writes lands in them.
 //!
-//! Such a slot is [`State::Landing`]: it holds no block, and no job has it. A write of one block
-//! takes the slot that its data landed in, and leaves the one that was allocated for it
+//! A slot set apart is [`State::Landing`]: it holds no block, and no job has it. A write of one
+//! block takes the slot in which its data landed, and leaves the slot allocated for the write
 //! ([`Slots::exchange`]). The slots of a connection come back when its QP is destroyed.
 //!
-//! Memory that is set apart is missed by the cache, and does not come back when memory is short. So
-//! at most one of [`PART`] slots is, none that volumes are to keep (`minimums.rs`), and never so
-//! many that requests find no memory. Connections beyond that have their data copied. A minimum
-//! that is raised later may be smaller than it was asked for, until connections end.
+//! Memory set apart is lost to the cache, and does not come back when memory is short. So at most
+//! one of [`PART`] slots is set apart. Slots for the volumes' minimums (`minimums.rs`) stay, and so
+//! do enough slots for requests. Connections beyond this limit have their data copied. After a
+//! reload that raises a minimum, the volume may keep less than its minimum until connections end.
 //!
 //! [`State::Landing`]: super::slots::State::Landing
 //! [`Slots::exchange`]: super::slots::Slots::exchange
@@ -15,15 +15,14 @@
 use super::shard::Shard;
 use crate::store::Store;
 
-/// At most one of so many slots is set apart.
+/// At most one of this many slots is set apart.
 const PART: usize = 8;
-/// In any case so many requests of the largest size find memory that is neither dirty nor set
-/// apart.
+/// This many requests of the largest size always find memory that is neither dirty nor set apart.
 const REQUESTS: usize = 2;
 
 impl<S: Store> Shard<S> {
-    /// Sets slots apart. Returns their offsets in the arena. `None`: there are too few, or jobs
-    /// wait for memory.
+    /// Sets slots apart. Returns their offsets in the arena. `None`: too few slots are free, or
+    /// jobs wait for memory.
     pub(crate) fn take_landing(&mut self, count: usize) -> Option<Box<[usize]>> {
         let set_apart = self.core.slots.set_apart() + count;
         if set_apart > self.landing_max() || self.memory.is_short() {
@@ -34,7 +33,7 @@ impl<S: Store> Shard<S> {
         Some(slots)
     }
 
-    /// Takes slots back that were set apart.
+    /// Takes back slots that were set apart.
     pub(crate) fn give_landing(&mut self, offsets: &[usize]) {
         if offsets.is_empty() {
             return;
@@ -48,7 +47,7 @@ impl<S: Store> Shard<S> {
     fn landing_max(&self) -> usize {
         let (all, clean) = (self.core.slots.capacity(), self.clean());
         let minimums = self.minimums();
-        // The minimums still fit what is left.
+        // The remaining slots still hold the minimums.
         let spare = clean.saturating_sub(minimums.saturating_mul(super::minimums::PART));
         let for_requests = REQUESTS * self.request_slots;
         (all / PART).min(spare).min(clean.saturating_sub(minimums.saturating_add(for_requests)))

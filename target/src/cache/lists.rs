@@ -1,4 +1,4 @@
-//! [`Lists`]: lists that a shard uses again and again, so that the data path allocates nothing.
+//! [`Lists`]: lists that a shard reuses, so that the data path does not allocate.
 
 use super::message::Segments;
 use super::policy::Slot;
@@ -31,7 +31,7 @@ impl Lists {
 
     /// A list of runs is no longer needed.
     pub(super) fn give_back(&mut self, mut list: Vec<Segment>) {
-        // A list that was moved out leaves one without memory.
+        // A list whose memory was moved out has no capacity.
         if list.capacity() > 0 {
             list.clear();
             self.spare.push(list);
@@ -47,7 +47,7 @@ impl Lists {
         memory
     }
 
-    /// Runs came back that were lent.
+    /// Takes back lent runs.
     pub(super) fn take_back(&mut self, memory: Segments) {
         if let Some(list) = memory.into_list() {
             self.give_back(list);

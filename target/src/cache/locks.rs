@@ -1,23 +1,24 @@
-//! [`Locks`]: the range locks of a shard, and the jobs whose turn has come.
+//! [`Locks`]: the range locks of a shard, and the jobs that were granted locks.
 //!
-//! The release of a lock may grant locks that wait. Their jobs enter a list, which the shard works
-//! off after the release ([`Locks::next_granted`]). So the end of a job never calls the next job.
+//! The release of a lock may grant waiting locks. Their jobs enter a list, which the shard
+//! processes after the release ([`Locks::next_granted`]). So the end of a job never calls the next
+//! job.
 
 use std::ops::Range;
 
 use super::range_lock::{Acquired, LockId, RangeLocks};
 use crate::volume::ids::VolumeIndex;
 
-/// Locks for which memory is reserved.
+/// Memory is reserved for this many locks.
 const CAPACITY: usize = 1024;
 
 /// The range locks of a shard.
 #[derive(Debug)]
 pub(super) struct Locks {
     table: RangeLocks,
-    // Jobs that got their locks and are to go on, oldest first.
+    // Jobs that were granted their locks and must continue, oldest first.
     granted: Vec<u32>,
-    // How many of these were taken.
+    // Number of these jobs that were taken.
     taken: usize,
 }
 
@@ -31,13 +32,13 @@ impl Locks {
         self.table.acquire(volume.0, range, job)
     }
 
-    /// The lock on a range inside one stripe, if nothing is in the way.
+    /// The lock on a range inside one stripe, unless another lock overlaps it.
     #[inline(always)]
     pub(super) fn try_acquire(&mut self, volume: VolumeIndex, range: Range<u64>) -> Option<LockId> {
         self.table.try_acquire(volume.0, range)
     }
 
-    /// Releases a lock that is held. Jobs that waited for it may be granted theirs.
+    /// Releases a held lock. Jobs that waited for it may be granted theirs.
     #[inline(always)]
     pub(super) fn release(&mut self, lock: LockId) {
         debug_assert!(self.table.is_held(lock), "{lock:?} is not held");
@@ -50,7 +51,7 @@ impl Locks {
         !self.granted.is_empty()
     }
 
-    /// The next job that got its lock and is to go on.
+    /// The next job that was granted its lock and must continue.
     pub(super) fn next_granted(&mut self) -> Option<u32> {
         let job = self.granted.get(self.taken).copied();
         match job {
@@ -63,7 +64,7 @@ impl Locks {
         job
     }
 
-    /// Whether any lock, held or waiting, has a byte of a range.
+    /// Whether any lock, held or waiting, overlaps a range.
     pub(super) fn overlaps(&self, volume: VolumeIndex, range: Range<u64>) -> bool {
         self.table.overlaps(volume.0, range)
     }

@@ -1,7 +1,7 @@
-//! What a shard has of each volume at most: the maximums of its volumes.
+//! The maximums of the volumes: the most slots of a shard that each volume's blocks may occupy.
 //!
-//! They need not fit together, and each may be more than the shard has. They bound what stays in
-//! the index, not the memory of requests that are under way.
+//! The sum of the maximums may exceed the shard, and so may a single one. A maximum bounds the
+//! blocks in the index, not the memory of running requests.
 
 use super::shard::Shard;
 use crate::store::Store;
@@ -9,8 +9,8 @@ use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
 
 impl<S: Store> Shard<S> {
-    /// A volume has at most so many slots of this shard in the index from now on. `None`: as many
-    /// as there are. If it has more, the next turns take out what is too much.
+    /// Limits a volume to this many slots of this shard's index. `None`: no limit. The next turns
+    /// evict the volume's slots above the limit.
     pub(crate) fn set_cache_max(&mut self, volume: VolumeIndex, slots: Option<u32>) {
         let Some(state) = self.core.volumes.get_mut(volume) else { return };
         if state.cache_max != slots {
@@ -19,7 +19,7 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// Has the slots keep to the maximums of the volumes that are served, and cached.
+    /// Applies the maximums of the served and cached volumes to the slots.
     pub(super) fn keep_maximums(&mut self) {
         let core = &mut self.core;
         for volume in core.volumes.indexes() {
@@ -29,7 +29,7 @@ impl<S: Store> Shard<S> {
         self.memory.set_trim(core.slots.is_trim_due());
     }
 
-    /// Takes out some of what volumes have above their maximums. True: there is more.
+    /// Evicts some of the slots that volumes have above their maximums. True: some remain.
     pub(super) fn trim(&mut self) -> bool {
         self.core.slots.trim();
         let more = self.core.slots.is_trim_due();

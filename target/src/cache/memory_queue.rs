@@ -1,10 +1,10 @@
-//! [`MemoryQueue`]: which job gets memory: a fair share for each volume, then first come, first
-//! served.
+//! [`MemoryQueue`]: the order in which jobs get memory: a fair share for each volume, then first
+//! come, first served.
 //!
-//! A job takes all the memory it will ever need before anything else, and waits for it without
-//! holding memory or locks. When several volumes are served, the jobs of one volume that have not
-//! ended hold at most half of the memory that is never dirty and that no volume keeps
-//! (`minimums.rs`): a volume whose store hangs leaves as much to the others.
+//! A job first takes all the memory it will ever need, and waits for it without holding memory or
+//! locks. When several volumes are served, the running jobs of one volume hold at most half of the
+//! memory that is never dirty and that no volume keeps (`minimums.rs`). So a hanging store leaves
+//! the other half to the other volumes.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use super::job::Job;
 use super::slots::Slots;
 use crate::cache::shard_volumes::{Share, Volumes};
 
-/// The first job in line tries again at the latest after this.
+/// The first job in the queue retries after at most this time.
 const RETRY_MS: u32 = 10;
 
 /// The jobs that wait for memory.
@@ -22,10 +22,9 @@ pub(super) struct MemoryQueue {
     line: VecDeque<u32>,
     // Jobs that wait for a share of their volumes.
     without_share: usize,
-    // The same, and one more while volumes give back what they have above their maximums: each turn
-    // asks for this number alone.
+    // Jobs without a share, plus one while a trim is due. Each turn reads only this number.
     waiting: usize,
-    // They give back.
+    // A trim is due.
     trim: bool,
     // Slots that the jobs of one volume may hold.
     share: usize,
@@ -44,8 +43,8 @@ impl MemoryQueue {
         }
     }
 
-    /// Counts the shares anew: `shared` slots are never dirty, and kept for no volume. A volume
-    /// whose store hangs may have every dirty slot, besides its share.
+    /// Recomputes the shares: `shared` slots are never dirty, and no volume keeps them. A volume
+    /// with a hanging store may occupy all dirty slots on top of its share.
     pub(super) fn set_volumes(&mut self, volumes: &Volumes, shared: usize) {
         self.share = if volumes.served() < 2 { usize::MAX } else { shared / 2 };
     }
@@ -56,18 +55,18 @@ impl MemoryQueue {
         !self.line.is_empty()
     }
 
-    /// Jobs that wait, and what volumes have to give back.
+    /// Waiting jobs, plus one while a trim is due.
     #[inline]
     pub(super) fn waiting(&self) -> usize {
         self.waiting + self.line.len()
     }
 
-    /// Whether volumes have something to give back.
+    /// Whether volumes have slots above their maximums.
     pub(super) fn is_trim_due(&self) -> bool {
         self.trim
     }
 
-    /// Says whether volumes have something to give back.
+    /// Sets whether a trim is due.
     pub(super) fn set_trim(&mut self, due: bool) {
         self.trim = due;
         self.count_waiting();
@@ -82,16 +81,16 @@ impl MemoryQueue {
         self.without_share
     }
 
-    /// Whether one slot of a volume's share can be taken and no job waits for slots.
+    /// Whether a volume's share has a free slot and no job waits for slots.
     #[inline(always)]
     pub(super) fn has_one(&self, share: &Share) -> bool {
         self.line.is_empty() && share.waiting.is_empty() && share.has(1, self.share)
     }
 
-    /// Takes a job's part of its volume's share. False: the volume has its share.
+    /// Takes a job's part of its volume's share. False: the share is used up.
     #[inline]
     pub(super) fn take_share(&self, volumes: &mut Volumes, job: &mut Job) -> bool {
-        // Volumes without a store have no share: nothing of theirs hangs.
+        // A volume without a store has no share: its requests cannot hang.
         let Some(state) = volumes.get_mut(job.span.volume) else { return true };
         let need = job.share_needed();
         let taken = state.share.take(need, self.share);
@@ -101,8 +100,8 @@ impl MemoryQueue {
         taken
     }
 
-    /// Takes a job's part of its volume's share, or puts the job in the volume's line and returns
-    /// false.
+    /// Takes a job's part of its volume's share. Otherwise puts the job in the volume's queue and
+    /// returns false.
     #[inline]
     pub(super) fn enter_share(&mut self, volumes: &mut Volumes, index: u32, job: &mut Job) -> bool {
         let Some(state) = volumes.get_mut(job.span.volume) else { return true };
@@ -117,19 +116,20 @@ impl MemoryQueue {
         false
     }
 
-    /// A job that waited for its share has it.
+    /// A job that waited for its share got it.
     pub(super) fn has_share(&mut self) {
         self.without_share -= 1;
         self.count_waiting();
     }
 
-    /// Puts a job last in line for free slots.
+    /// Puts a job at the end of the queue for free slots.
     pub(super) fn wait(&mut self, job: u32) {
         self.line.push_back(job);
     }
 
-    /// Whether the first in line should try: a slot was freed, the search for one goes on, or the
-    /// last try was long ago. The clock covers a slot that became free without notice.
+    /// Whether the first job in the queue should try: a slot was freed, the search for one was cut
+    /// short, or the last try was long ago. The clock covers a slot that became free without
+    /// notice.
     pub(super) fn should_try(&mut self, slots: &mut Slots, now_ms: u32) -> bool {
         if self.line.is_empty() {
             return false;
@@ -143,12 +143,12 @@ impl MemoryQueue {
         true
     }
 
-    /// The first in line.
+    /// The first job in the queue.
     pub(super) fn first(&self) -> Option<u32> {
         self.line.front().copied()
     }
 
-    /// The first in line has its memory.
+    /// The first job in the queue has its memory.
     pub(super) fn first_served(&mut self) {
         self.line.pop_front();
     }

@@ -1,7 +1,7 @@
 //! Messages between poll groups and shards: plain values.
 //!
-//! A request with a [`PartToken`] is answered exactly once, with the same token. The others are not
-//! answered. Memory goes with the message: the owner of the [`Segments`] must give them back.
+//! A request with a [`PartToken`] gets exactly one answer, with the request's token. Other requests
+//! get none. Memory goes with the message: the owner of the [`Segments`] must give them back.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -14,26 +14,26 @@ use crate::volume::ids::VolumeIndex;
 use crate::volume::ids::{ConnectionId, HostIndex, SessionIndex};
 use crate::volume::timing::Spent;
 
-/// Runs of the arena that a shard has lent, in the order of the volume's bytes.
+/// Runs of the arena that a shard lent, in the order of the volume's bytes.
 ///
-/// They are pinned: the shard neither changes nor reuses them until they come back, by
-/// [`ShardRequest::Release`], [`ShardRequest::Write`] or [`ShardRequest::Cancel`]. Not `Clone`, so
-/// that they come back once. Dropping runs would pin them until the target ends, so that is a bug:
-/// it panics in debug builds, and is logged as an error in others. [`ArenaEnds`] says that the
-/// arena goes away as well. `Segments::default()` has no runs and may be dropped.
+/// Lent runs are pinned: the shard neither changes nor reuses them until [`ShardRequest::Release`],
+/// [`ShardRequest::Write`] or [`ShardRequest::Cancel`] returns them. `Segments` is not `Clone`, so
+/// runs come back once. Dropped runs would stay pinned until the target ends. So a drop is a bug:
+/// it panics in debug builds, and other builds log an error. Under an [`ArenaEnds`] guard the arena
+/// goes away as well, and a drop is allowed. `Segments::default()` has no runs and may be dropped.
 #[must_use = "lent slots stay pinned until they are given back"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Segments {
     runs: Runs,
-    // Whose peers keep the runs.
+    // The session whose peers keep the runs.
     session: SessionIndex,
 }
 
-// One run, the most frequent by far, needs no list.
+// One run is by far the most frequent case, and needs no list.
 #[derive(Debug, PartialEq, Eq)]
 enum Runs {
     One(Segment),
-    // None, or more than one.
+    // No run, or more than one.
     List(Vec<Segment>),
 }
 
@@ -65,7 +65,8 @@ impl Segments {
         Self { runs: Runs::One(run), session }
     }
 
-    /// Of a list, lent to a session. The second is the list, if its memory is not needed.
+    /// The runs of a list, lent to a session. The second value is the list, if its memory is not
+    /// needed.
     pub(super) fn of_list(
         session: SessionIndex,
         list: Vec<Segment>,
@@ -91,7 +92,7 @@ impl Segments {
         }
     }
 
-    /// The run came back, and is in no list.
+    /// A single run, without a list, came back.
     #[inline(always)]
     pub(super) fn came_back(mut self) {
         debug_assert!(matches!(self.runs, Runs::One(_)), "a list goes back to the others");
@@ -132,8 +133,7 @@ impl Segments {
         self.as_slice().is_empty()
     }
 
-    /// Calls `act` for each run of the bytes `from..to`: with the run, and with the place in these
-    /// bytes at which the run begins.
+    /// Calls `act` for each run of the bytes `from..to`, with the run and its offset from `from`.
     pub(crate) fn each_run(&self, from: u32, to: u32, mut act: impl FnMut(Segment, u32)) {
         let mut start = 0;
         for run in self.as_slice() {
@@ -149,18 +149,18 @@ impl Segments {
 }
 
 thread_local! {
-    // Guards of this thread.
+    // Number of this thread's live guards.
     static ARENAS_END: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While this guard lives, its thread may drop lent memory: all shards of the arena go away, so
-/// nothing is left to give the memory back to.
+/// While this guard lives, its thread may drop lent memory: all shards of the arena go away, so no
+/// shard is left to take the memory back.
 #[derive(Debug)]
 #[must_use = "it ends when it is dropped"]
 pub struct ArenaEnds(PhantomData<*const ()>);
 
 impl ArenaEnds {
-    /// From now on, until the guard is dropped.
+    /// Allows drops until the guard is dropped.
     pub fn begin() -> Self {
         ARENAS_END.set(ARENAS_END.get() + 1);
         Self(PhantomData)
@@ -177,7 +177,7 @@ impl Drop for ArenaEnds {
     }
 }
 
-/// Names a part of a command at the poll group that asks.
+/// Names a part of a command at the asking poll group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PartToken {
     /// The poll group.
@@ -188,20 +188,20 @@ pub struct PartToken {
     pub connection: ConnectionId,
     /// The command.
     pub tag: Tag,
-    /// Which part of it.
+    /// The number of the part in the command.
     pub part: u8,
 }
 
 impl PartToken {
-    /// What a poll group asks its own shard for by order of control, and not for a command. No
-    /// connection has this name.
+    /// A token for a request that a poll group sends to its own shard by an order of control, not
+    /// for a command. No connection has this name.
     #[must_use]
     pub(crate) const fn of_control(group: u16, number: u16) -> Self {
         let connection = ConnectionId { index: u16::MAX, generation: u32::MAX };
         Self { group, session: SessionIndex::NONE, connection, tag: Tag(number), part: 0 }
     }
 
-    /// The number of [`Self::of_control`]; `None` for what a command asks for.
+    /// The number passed to [`Self::of_control`]; `None` for a request of a command.
     #[must_use]
     #[inline]
     pub(crate) fn number_of_control(&self) -> Option<u16> {
@@ -229,22 +229,22 @@ impl JobId {
 /// there is only one shard.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ShardRequest {
-    /// The bytes, pinned. Answered by [`ShardReply::Read`].
+    /// Looks up the bytes and pins them. Answered by [`ShardReply::Read`].
     Read {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
-        /// Whose bytes.
+        /// The volume.
         volume: VolumeIndex,
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u32,
     },
-    /// Memory for a write. Answered by [`ShardReply::Reserved`].
+    /// Allocates memory for a write. Answered by [`ShardReply::Reserved`].
     Reserve {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
-        /// Whose bytes.
+        /// The volume.
         volume: VolumeIndex,
         /// First byte.
         offset: u64,
@@ -253,13 +253,13 @@ pub enum ShardRequest {
     },
     /// The data is in the reserved memory: write it. Answered by [`ShardReply::Done`].
     Write {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
         /// The reservation, which ends.
         job: JobId,
         /// Its memory.
         memory: Segments,
-        /// Answer only when it is durable.
+        /// Answer only when the data is durable.
         fua: bool,
     },
     /// The data of a reservation will not come: the reservation ends.
@@ -269,93 +269,94 @@ pub enum ShardRequest {
         /// Its memory.
         memory: Segments,
     },
-    /// Slots that were lent for a read are not needed any more.
+    /// Returns slots that were lent for a read.
     Release {
-        /// What was lent.
+        /// The lent slots.
         memory: Segments,
     },
-    /// The bytes may be read soon. A hint: nothing waits for it, and no error is reported.
+    /// The bytes may be read soon. A hint: no request waits for it, and errors are not reported.
     Prefetch {
-        /// Whose bytes.
+        /// The volume.
         volume: VolumeIndex,
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u32,
     },
-    /// Hand every block to the store that was dirty when this came. Durable only after a
-    /// [`Self::Sync`]. Answered by [`ShardReply::Done`].
+    /// Hands the store every block that is dirty when this request arrives. The blocks are durable
+    /// only after a [`Self::Sync`]. Answered by [`ShardReply::Done`].
     Flush {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
-        /// Whose blocks.
+        /// The volume.
         volume: VolumeIndex,
     },
-    /// Make durable what the store has. Answered by [`ShardReply::Done`].
+    /// Makes all data in the store durable. Answered by [`ShardReply::Done`].
     Sync {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
-        /// Whose store.
+        /// The volume.
         volume: VolumeIndex,
     },
-    /// Discard or zero a range, all of which is this shard's unless `held`. Answered by
+    /// Discards or zeroes a range. The whole range belongs to this shard unless `held`. Answered by
     /// [`ShardReply::Done`].
     Change {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
-        /// Whose bytes.
+        /// The volume.
         volume: VolumeIndex,
         /// [`OpKind::Discard`] or [`OpKind::WriteZeroes`].
         kind: OpKind,
-        /// Every shard holds the range for the asker: only the store is to be told.
+        /// Every shard holds the range for the asker: this shard only submits the change to the
+        /// store.
         held: bool,
     },
-    /// Let no other job work on a range of the store until [`Self::Unhold`]. Reads that the cache
-    /// can answer go on. Answered by [`ShardReply::Held`].
+    /// Keeps other jobs away from a range of the store until [`Self::Unhold`]. Reads that the cache
+    /// can answer continue. Answered by [`ShardReply::Held`].
     Hold {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
-        /// Whose bytes.
+        /// The volume.
         volume: VolumeIndex,
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// Ends a hold. Answered by [`ShardReply::Done`]: from then on no read finds data that the
+    /// Ends a hold. Answered by [`ShardReply::Done`]: after that, no read finds data that the
     /// change made old.
     Unhold {
-        /// Who asks.
+        /// The command part to answer.
         from: PartToken,
         /// The hold.
         job: JobId,
-        /// What happened to the store during the hold.
+        /// The outcome of the change at the store.
         outcome: Changed,
     },
 }
 
-/// How a discard or zeroing ended.
+/// The outcome of a discard or zeroing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Changed {
-    /// The range of the store was changed: what is cached of it is old.
+    /// The store changed the range: cached blocks of it are old.
     Yes,
-    /// It failed: the store's bytes are unknown.
+    /// The change failed: the store's bytes are unknown.
     Unknown,
-    /// It was not tried.
+    /// The change was not tried.
     No,
 }
 
-/// Whose lent slots should come back to a shard.
+/// The sessions that should return lent slots to a shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SlotsOf {
-    /// Everybody's.
+    /// All sessions.
     All,
-    /// Those of the sessions of some hosts.
+    /// The sessions of some hosts.
     Hosts(Box<[HostIndex]>),
 }
 
 impl SlotsOf {
-    /// Whether those of the sessions of a host are among them.
+    /// Whether the sessions of a host are included.
     #[must_use]
     pub(super) fn has(&self, host: HostIndex) -> bool {
         match self {
@@ -368,44 +369,44 @@ impl SlotsOf {
 /// A shard's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ShardReply {
-    /// To [`ShardRequest::Read`].
+    /// Answers [`ShardRequest::Read`].
     Read {
-        /// Who asked.
+        /// The asking command part.
         to: PartToken,
         /// The bytes, or the store's errno.
         result: Result<Segments, Errno>,
-        /// What it waited for.
+        /// The request's waits.
         spent: Spent,
     },
-    /// To [`ShardRequest::Reserve`].
+    /// Answers [`ShardRequest::Reserve`].
     Reserved {
-        /// Who asked.
+        /// The asking command part.
         to: PartToken,
         /// The reservation.
         job: JobId,
-        /// Where the data goes.
+        /// The memory for the data.
         memory: Segments,
     },
-    /// To [`ShardRequest::Hold`].
+    /// Answers [`ShardRequest::Hold`].
     Held {
-        /// Who asked.
+        /// The asking command part.
         to: PartToken,
         /// The hold.
         job: JobId,
     },
-    /// To the others.
+    /// Answers the other requests.
     Done {
-        /// Who asked.
+        /// The asking command part.
         to: PartToken,
         /// The store's errno, if it failed.
         result: Result<(), Errno>,
-        /// What it waited for.
+        /// The request's waits.
         spent: Spent,
     },
 }
 
 impl ShardReply {
-    /// What the shard did for it, as far as that is known yet.
+    /// The shard's work for the request, as far as it is known yet.
     #[inline]
     pub(crate) fn spent(&self) -> Spent {
         match self {
@@ -414,7 +415,7 @@ impl ShardReply {
         }
     }
 
-    /// Who asked.
+    /// The asking command part.
     #[must_use]
     pub(crate) fn to(&self) -> PartToken {
         match self {
@@ -437,12 +438,12 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     #[should_panic(expected = "512 bytes of lent memory were dropped")]
-    fn lent_memory_that_is_dropped_is_a_bug() {
+    fn dropping_lent_memory_is_a_bug() {
         drop(run());
     }
 
     #[test]
-    fn what_was_given_back_or_never_lent_is_dropped_quietly() {
+    fn returned_or_never_lent_memory_is_dropped_quietly() {
         drop(Segments::default());
         assert_eq!(run().into_list(), None);
         let mut held = run();

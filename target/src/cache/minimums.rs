@@ -1,8 +1,9 @@
-//! What a shard keeps of each volume when others need memory: the minimums of its volumes.
+//! The minimums of the volumes: the slots of a shard that each volume keeps when others need
+//! memory.
 //!
-//! The configuration sees to it that the minimums fit. A shard does not rely on that: the changes
-//! of a reload are made one after the other, and the parts of shards are rounded. Minimums that do
-//! not fit are all made smaller by the same part.
+//! The configuration checks that the minimums fit. A shard does not rely on that: a reload applies
+//! its changes one after the other, and the parts of shards are rounded. The shard reduces minimums
+//! that do not fit, all in proportion.
 
 use rblk_protocol::width::{narrow, wide};
 
@@ -12,14 +13,14 @@ use crate::store::Store;
 use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
 
-/// At most one of so many parts of the memory that is never dirty is kept for volumes. The rest is
-/// for whoever needs memory, so that every request finds some, also if each volume has its minimum.
+/// At most one of this many parts of the memory that is never dirty is kept for volumes. Any
+/// request may use the rest, so every request finds memory even when each volume has its minimum.
 pub(super) const PART: usize = 2;
-/// In any case so many requests of the largest size find memory that is kept for no volume.
+/// This many requests of the largest size always find memory that no volume keeps.
 const REQUESTS: usize = 2;
 
 impl<S: Store> Shard<S> {
-    /// A volume keeps so many clean slots of this shard from now on.
+    /// Sets the number of clean slots of this shard that a volume keeps.
     pub(crate) fn set_cache_min(&mut self, volume: VolumeIndex, slots: u32) {
         let Some(state) = self.core.volumes.get_mut(volume) else { return };
         if state.cache_min != slots {
@@ -28,13 +29,13 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// Slots that all volumes are to keep together.
+    /// The slots of all minimums together.
     pub(super) fn minimums(&self) -> usize {
         let volumes = &self.core.volumes;
         volumes.indexes().map(|volume| wide(wanted(volumes, volume))).sum()
     }
 
-    /// Counts the minimums anew: `clean` slots are never dirty. Returns the slots that are kept for
+    /// Recomputes the minimums: `clean` slots are never dirty. Returns the number of slots kept for
     /// volumes.
     pub(super) fn keep_minimums(&mut self, clean: usize) -> usize {
         let for_requests = REQUESTS * self.request_slots;
@@ -51,18 +52,19 @@ impl<S: Store> Shard<S> {
     }
 }
 
-/// What a volume is to keep. One that is not served, or not cached, keeps nothing.
+/// The minimum of a volume: 0 if the volume is not served or not cached.
 fn wanted(volumes: &Volumes, volume: VolumeIndex) -> u32 {
     let cached = volumes.get(volume).filter(|state| state.cache() != CacheMode::None);
     cached.map_or(0, |state| state.cache_min)
 }
 
-/// What a volume gets that is to keep `min`, where all want `sum` and there is `budget`.
+/// The reduced minimum of a volume, where the minimums sum up to `sum` and `budget` slots are
+/// available.
 fn fitted(min: u32, sum: u64, budget: u32) -> u32 {
     if sum <= budget.into() {
         return min;
     }
-    // No more than `budget`.
+    // Rounding down keeps the sum within `budget`.
     narrow(u64::from(min) * u64::from(budget) / sum)
 }
 

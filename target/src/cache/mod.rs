@@ -90,11 +90,11 @@ pub(crate) use write_job::{Landed, OneBlock};
 
 use crate::volume::ids::VolumeIndex;
 
-/// Bytes of a slot, and of the blocks the cache keeps.
+/// Bytes of a slot, and of a cached block.
 pub(crate) const SLOT_BYTES: usize = crate::memory::arena::MIN_EXTENT_BYTES as usize;
 
-/// Volumes are dealt to shards in stripes of this many bytes. A command that is no longer touches
-/// two shards at most.
+/// Volumes are dealt to shards in stripes of this many bytes. A command of at most this length
+/// touches two shards at most.
 pub const STRIPE_BYTES: u64 = 1 << 20;
 
 /// The shard that caches a byte of a volume.
@@ -104,12 +104,12 @@ pub fn shard_of(volume: VolumeIndex, offset_bytes: u64, shards: usize) -> usize 
     wide(stripe % wide64(shards.max(1)))
 }
 
-/// How a shard behaves.
+/// Settings of a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShardOptions {
     /// Most bytes of this shard that may be acknowledged and in memory only.
     pub dirty_max_bytes: usize,
-    /// A dirty block is on its way to the store at the latest after this.
+    /// A dirty block is on its way to the store after at most this time.
     pub write_back_delay: Duration,
     /// Most bytes of one write-back.
     pub write_back_max_bytes: u32,
@@ -117,26 +117,26 @@ pub struct ShardOptions {
     pub seed: u64,
 }
 
-/// What a shard has done since it was made.
+/// Events that a shard counted since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct CacheCounters {
     /// Blocks that reads found.
     pub hits: u64,
     /// Blocks that reads did not find.
     pub misses: u64,
-    /// Blocks read ahead.
+    /// Blocks that were read ahead.
     pub prefetched: u64,
     /// Bytes read from stores for cached volumes.
     pub fill_bytes: u64,
     /// Write-backs: operations of the store, each of one or more neighbouring blocks.
     pub write_backs: u64,
-    /// Bytes written by them.
+    /// Bytes of these write-backs.
     pub write_back_bytes: u64,
     /// Writes that found no room for dirty blocks and went to the store.
     pub dirty_limited: u64,
-    /// Bytes copied, for writes of parts of blocks only.
+    /// Bytes copied, only for writes of parts of blocks.
     pub copied_bytes: u64,
-    /// Operations that a store failed.
+    /// Store operations that failed.
     pub store_errors: u64,
     /// Requests that had to wait for memory.
     pub memory_waits: u64,

@@ -1,7 +1,7 @@
 //! Reads: hits, fills, and prefetches, which are reads without an asker.
 //!
 //! A read whose blocks are all in the index is answered at once and is no job. A read that misses
-//! allocates slots for what is missing, locks the range, fills the slots from the store and puts
+//! allocates slots for the missing blocks, locks the range, fills the slots from the store and puts
 //! them in the index.
 
 use rblk_protocol::width::{wide, wide64};
@@ -21,18 +21,18 @@ use crate::volume::timing::Spent;
 /// Stands for a slot until one is allocated.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
-/// Memory that was lent at once. It goes back as [`Segments`].
+/// Memory that was lent at once. Comes back as [`Segments`].
 #[derive(Debug)]
 #[must_use = "what is lent goes back as `Segments`"]
 pub(crate) enum Hit {
-    /// All of it is in one slot.
+    /// All bytes are in one slot.
     One(Segment),
-    /// It is in several slots.
+    /// The bytes are in several slots.
     More(Segments),
 }
 
 impl Hit {
-    /// The memory, which is lent to that session.
+    /// The memory, lent to the session.
     #[inline(always)]
     pub(crate) fn into_segments(self, session: SessionIndex) -> Segments {
         match self {
@@ -42,8 +42,8 @@ impl Hit {
     }
 }
 
-/// Lends the slots of a range to a session, if the index has every block and the session may keep
-/// as much, and counts a hit. `None` changes nothing.
+/// Lends the slots of a range to a session and counts a hit, if the index has every block and the
+/// session may keep as many slots. `None` changes nothing.
 #[inline(always)]
 pub(super) fn lend_hit<S: Store>(
     core: &mut Core<S>,
@@ -57,7 +57,7 @@ pub(super) fn lend_hit<S: Store>(
         return None;
     }
     let (first, last) = (offset / BLOCK, (offset + u64::from(len) - 1) / BLOCK);
-    // Most requests are of one block.
+    // Most requests cover one block.
     if first == last {
         let slot = core.slots.find(volume, first)?;
         if !core.sessions.take(session, 1, core.slots.pinned()) {
@@ -100,7 +100,8 @@ fn lend_blocks<S: Store>(
     Some(core.lists.lend(session, list))
 }
 
-/// Answers a read from the index, or begins a job, which is returned: it is to wait for memory.
+/// Answers a read from the index. Otherwise starts a job and returns it; the job must wait for
+/// memory.
 pub(super) fn start<S: Store>(
     core: &mut Core<S>,
     from: PartToken,
@@ -117,7 +118,7 @@ pub(super) fn start<S: Store>(
     Some(start_missed(core, from, volume, offset, len))
 }
 
-/// Begins a job for a read that cannot be answered from the index. It is to wait for memory.
+/// Starts a job for a read that the index cannot answer. The job must wait for memory.
 #[inline(always)]
 pub(super) fn start_missed<S: Store>(
     core: &mut Core<S>,
@@ -135,7 +136,7 @@ pub(super) fn start_missed<S: Store>(
     job
 }
 
-/// Begins a prefetch, if the range is not in the index and nothing works on it.
+/// Starts a prefetch, if the index lacks a part of the range and no job works on it.
 pub(super) fn start_prefetch<S: Store>(
     core: &mut Core<S>,
     volume: VolumeIndex,
@@ -143,12 +144,12 @@ pub(super) fn start_prefetch<S: Store>(
     len: u32,
 ) -> Option<u32> {
     let span = core.volumes.span(volume, offset, len.into());
-    // The asker may not know yet that the volume is shorter, is cached no longer, or is gone.
+    // The asker may not know yet that the volume shrank, is no longer cached, or was removed.
     let is_inside = offset.checked_add(len.into()).is_some_and(|end| end <= span.volume_bytes);
     if span.cache == CacheMode::None || len == 0 || !is_inside {
         return None;
     }
-    // Others of its blocks would leave for them.
+    // At the volume's maximum, other blocks of it would leave for these.
     if core.slots.is_too_much(volume, span.count()) {
         return None;
     }
@@ -167,7 +168,7 @@ fn missing<S: Store>(core: &Core<S>, span: &Span) -> u64 {
     wide64((span.first()..=span.last()).filter(missing).count())
 }
 
-/// Allocates what a read needs and goes on. False: there is not so much memory, and nothing
+/// Allocates the memory of a read and continues it. False: too few slots are free, and nothing
 /// changed.
 pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
     let entry = core.jobs.peek(job);
@@ -187,7 +188,7 @@ pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
     for block in span.first()..=span.last() {
         let slot = core.slots.find(span.volume, block);
         match slot {
-            // Lent now, so that it is still there when the others have come.
+            // Lends the slot now, so that it stays until the missing blocks are read.
             Some(slot) if asked => core.slots.lend(slot),
             Some(_) => {}
             None => {
@@ -203,7 +204,7 @@ pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
         for block in entry.blocks.drain(..).filter(|block| asked && !block.own) {
             core.slots.unlend(block.slot);
         }
-        // Lending and taking back freed nothing.
+        // Lending and taking back freed no slot.
         core.slots.take_freed();
         return false;
     }
@@ -220,7 +221,7 @@ pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
     true
 }
 
-// Replaces a job's own slot by the slot that entered the index since, if there is one.
+// Replaces a job's own slot by the slot of this block that has entered the index since, if any.
 fn take_present<S: Store>(core: &mut Core<S>, job: u32, at: usize) -> bool {
     let entry = core.jobs.get(job);
     let (own, asked) = (entry.blocks[at].slot, entry.from.is_some());
@@ -234,7 +235,7 @@ fn take_present<S: Store>(core: &mut Core<S>, job: u32, at: usize) -> bool {
     true
 }
 
-/// The job has its lock: reads what is still missing.
+/// The job has its lock: reads the blocks that are still missing.
 pub(super) fn fill<S: Store>(core: &mut Core<S>, job: u32) {
     let entry = core.jobs.get(job);
     let (span, count) = (entry.span, entry.blocks.len());
@@ -257,7 +258,7 @@ pub(super) fn fill<S: Store>(core: &mut Core<S>, job: u32) {
     }
 }
 
-/// The store has done its part of a read, or the read needed none: answers it.
+/// Answers a read after its store operations, if there were any.
 pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
     let entry = core.jobs.peek(job);
     let (from, span, spent) = (entry.from, entry.span, entry.spent());
@@ -284,7 +285,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
     core.end(job);
 }
 
-// Puts the blocks of a read in the index, and lends them unless it is a prefetch.
+// Puts the blocks of a read in the index, and lends them unless the read is a prefetch.
 fn install<S: Store>(core: &mut Core<S>, job: u32) {
     let entry = core.jobs.peek(job);
     let (span, asked, count) = (entry.span, entry.from.is_some(), entry.blocks.len());
@@ -303,7 +304,7 @@ fn install<S: Store>(core: &mut Core<S>, job: u32) {
         } else if let block = span.first() + wide64(at)
             && !core.slots.has_place(span.volume, block)
         {
-            // The volume has all that it may have, and none of it can leave.
+            // The volume is at its maximum, and none of its slots can leave.
             if !asked {
                 continue;
             }

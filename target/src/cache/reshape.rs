@@ -1,7 +1,7 @@
-//! What becomes of a shard when one of its volumes changes while others are served.
+//! Changes of one volume of a shard while others are served.
 //!
-//! A size can grow while requests run. Everything else is done to a volume that nothing works on
-//! ([`Shard::is_quiet`]): no command names it any more, and what was asked for before has ended.
+//! A size can grow while requests run. All other changes need a quiet volume ([`Shard::is_quiet`]):
+//! no command names it any more, and earlier requests have ended.
 
 use nix::errno::Errno;
 
@@ -12,12 +12,12 @@ use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
 
 impl<S: Store> Shard<S> {
-    /// A volume has grown. Requests that came before were checked against the old size.
+    /// Sets a larger size. Earlier requests were checked against the old size.
     pub(crate) fn grow_volume(&mut self, volume: VolumeIndex, size_bytes: u64) {
         self.core.volumes.set_size(volume, size_bytes);
     }
 
-    /// Whether nothing works on a volume: no job, no write and no operation of the store.
+    /// Whether a volume has no job, no write and no store operation.
     #[must_use]
     pub(crate) fn is_quiet(&self, volume: VolumeIndex) -> bool {
         let core = &self.core;
@@ -26,21 +26,21 @@ impl<S: Store> Shard<S> {
         is_idle && !core.jobs.has_any_of(volume)
     }
 
-    /// Hosts may write to a volume now. What they write is made durable at the end.
+    /// Hosts may now write to a volume. The volume's end makes their writes durable.
     pub(crate) fn open_for_writing(&mut self, volume: VolumeIndex) {
         if let Some(state) = self.core.volumes.get_mut(volume) {
             state.open_for_writing();
         }
     }
 
-    /// Whether the store of a volume may have something to make durable.
+    /// Whether the store of a volume may have data to make durable.
     #[must_use]
     pub(crate) fn is_writable(&self, volume: VolumeIndex) -> bool {
         self.core.volumes.get(volume).is_some_and(|state| !state.is_read_only())
     }
 
-    /// A volume that is [quiet](Self::is_quiet) has this size and this cache mode from now on.
-    /// Nothing of it is cached any more. What was dirty was written before.
+    /// Gives a [quiet](Self::is_quiet) volume a new size and cache mode, and drops its blocks from
+    /// the cache. Its dirty blocks were written before.
     pub(crate) fn reshape_volume(
         &mut self,
         volume: VolumeIndex,
@@ -54,8 +54,8 @@ impl<S: Store> Shard<S> {
         self.share_anew();
     }
 
-    /// Serves a volume no longer that is [quiet](Self::is_quiet), and closes its store. What was
-    /// dirty was written before.
+    /// Ends the service of a [quiet](Self::is_quiet) volume, and closes its store. Its dirty blocks
+    /// were written before.
     ///
     /// # Errors
     /// The store keeps its backing.
@@ -71,36 +71,36 @@ impl<S: Store> Shard<S> {
         Ok(())
     }
 
-    /// Gives a volume up, whose store does not answer or takes no writes. No block of it is in the
-    /// index any more, dirty or not, and what waits to go to its store fails. What its store works
-    /// on keeps its memory until the store is done with it. See [`Self::is_left`].
+    /// Abandons a volume when its store does not answer or takes no writes. The volume's blocks
+    /// leave the index, dirty or not, and operations that wait for its store fail. Operations at
+    /// the store keep their memory until the store ends them. See [`Self::is_left`].
     pub(crate) fn abandon_volume(&mut self, volume: VolumeIndex) {
         let core = &mut self.core;
         let Some(state) = core.volumes.get_mut(volume) else { return };
         state.give_up();
         core.store.fail_waiting(&mut state.ops, &mut core.lists, Errno::ENXIO);
-        // It keeps nothing from others any more.
+        // The volume no longer keeps memory from others.
         self.set_cache_min(volume, 0);
         self.set_cache_max(volume, None);
         self.is_left(volume);
     }
 
-    /// Whether nothing works any more on a volume that was [given up](Self::abandon_volume). What
-    /// was still acknowledged since is forgotten.
+    /// Whether no job works any more on an [abandoned](Self::abandon_volume) volume. Drops the
+    /// blocks of writes acknowledged since then.
     pub(crate) fn is_left(&mut self, volume: VolumeIndex) -> bool {
         self.take_out(volume);
         self.write_backs.give_up(&mut self.core, volume);
         self.is_quiet(volume)
     }
 
-    // Takes every block of a volume out of the index that was written before.
+    // Takes every block of a volume out of the index. Dirty blocks were written before.
     fn forget_all(&mut self, volume: VolumeIndex) {
         debug_assert_eq!(self.core.slots.counts(volume).dirty, 0, "it was written before");
         self.take_out(volume);
     }
 
-    // Takes every block of a volume out of the index. Those that the store works on are free when
-    // it is done with them.
+    // Takes every block of a volume out of the index. Slots of running store operations are freed
+    // when the store ends them.
     fn take_out(&mut self, volume: VolumeIndex) {
         if self.core.slots.counts(volume).cached == 0 {
             return;

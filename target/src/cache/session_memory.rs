@@ -1,33 +1,32 @@
-//! [`Sessions`]: how much memory of a shard the peers of each host keep from all others, and of
-//! that the peers of each session.
+//! [`Sessions`]: limits on the memory of a shard that the peers of each host keep from other hosts,
+//! and the peers of each session from other sessions.
 //!
-//! Memory that is lent for a READ comes back when the peer has the data. Memory that is reserved
-//! for a WRITE is filled when the peer gives the data. A peer may take its time for both, so what
-//! it keeps is bounded, first by host: a host gets more only while that is at most a third of what
-//! no peer keeps. One host alone keeps up to a quarter of the memory, each of two a fifth, each of
-//! `n` one part of `n + 3`: however many hosts take nothing, something is left for the next one.
-//! (A dynamic threshold, as for the shared buffer of a switch: Choudhury and Hahne, IEEE/ACM
-//! Transactions on Networking 6, 1998.) A host that keeps nothing gets what it asks for, however
-//! much that is. A host has that first request once, and not once for each of its sessions: else
-//! many sessions of one host would have all of the memory.
+//! Memory lent for a READ comes back when the peer has the data. Memory reserved for a WRITE is
+//! filled when the peer sends the data. A peer may take its time for both, so the memory it keeps
+//! is bounded, first by host: a host gets more only while it keeps at most a third of the memory
+//! that no peer keeps. One host alone keeps up to a quarter of the memory, each of two a fifth,
+//! each of `n` one part of `n + 3`: however many hosts keep all they may, some memory remains for
+//! the next one. (A dynamic threshold, as for the shared buffer of a switch: Choudhury and Hahne,
+//! IEEE/ACM Transactions on Networking 6, 1998.) A host that keeps nothing gets its first request,
+//! whatever its size. This applies once to a host, not once to each of its sessions: else many
+//! sessions of one host would get all of the memory.
 //!
-//! The sessions of a host share what the host may keep in the same way, with another factor: a
-//! session gets more only while that is at most four times what its host may still take. One
-//! session alone keeps four parts of nineteen of the memory, and something is left to the next
-//! session of the host. A session that keeps nothing, and for which the host has too little left,
-//! goes before all other sessions of the host ([`Host::is_short`]): no number of small requests
-//! keeps it from a large one.
+//! The sessions of a host share the host's memory in the same way, with another factor: a session
+//! gets more only while it keeps at most four times the memory that its host may still take. One
+//! session alone keeps four parts of nineteen of the memory, so some of its host's memory is left
+//! to the next session. When a session keeps nothing and its host has too little left for its
+//! request, that session goes before all other sessions of the host ([`Host::is_short`]): small
+//! requests of others, however many, cannot keep it from a large one.
 //!
-//! So that most lends need no more than one comparison, a host may always keep one part of
-//! [`QUICK`] of the memory, unless a job of one of its sessions waits.
+//! Most lends need only one comparison: a host may always keep one part of [`QUICK`] of the memory,
+//! unless a job of one of its sessions waits.
 //!
-//! Each shard counts on its own, so nothing is shared between poll groups: a host that keeps at
-//! most a quarter of each shard keeps at most a quarter of the arena. Control tells every shard
-//! which session is of which host ([`Sessions::set_host`]). Before that, a session is of
-//! [`HostIndex::NONE`].
+//! Each shard counts on its own, so poll groups share nothing: a host that keeps at most a quarter
+//! of each shard keeps at most a quarter of the arena. Control assigns each session to its host in
+//! every shard ([`Sessions::set_host`]). Until then, the session belongs to [`HostIndex::NONE`].
 //!
-//! Memory that may be dirty does not count as memory that could be kept. A slot that is lent twice
-//! counts twice for the hosts that have it, and once for all.
+//! Memory that may be dirty does not count as memory for peers. A slot lent twice counts twice for
+//! the hosts that have it, and once in the total.
 
 use std::collections::VecDeque;
 
@@ -35,40 +34,41 @@ use rblk_protocol::width::wide;
 
 use crate::volume::ids::{HostIndex, SessionIndex};
 
-/// A job that waits, and the slots that it needs.
+/// A waiting job, and the slots that it needs.
 type Waiter = (u32, usize);
 
-/// A host may keep at least one of so many parts of the memory.
+/// A host may keep at least one of this many parts of the memory.
 const QUICK: usize = 128;
-/// A host keeps at most one of so many parts of what no peer keeps.
+/// A host keeps at most one of this many parts of the memory that no peer keeps.
 const HOST: usize = 3;
-/// A session keeps at most so many times what its host may still take.
+/// A session keeps at most this many times the memory that its host may still take.
 const SESSION: usize = 4;
 
 #[derive(Debug, Default)]
 struct State {
-    // Whose it is.
+    // The host of the session.
     host: HostIndex,
     // Slots lent to its peers or reserved for their data, or promised.
     kept: usize,
-    // Jobs that wait until the session or its host keeps less, oldest first.
+    // Jobs that wait until the session or its host gives memory back, oldest first.
     waiting: VecDeque<Waiter>,
 }
 
 #[derive(Debug, Default)]
 struct Host {
-    // What its sessions keep.
+    // Slots that the host's sessions keep.
     kept: usize,
-    // What it may keep in any case: nothing while a job of it waits.
+    // Slots that the host may keep without further checks: 0 while one of its jobs waits.
     quick: usize,
-    // Its sessions with jobs that wait, in turn.
+    // The host's sessions with waiting jobs, in turn.
     line: VecDeque<SessionIndex>,
-    // The first of them keeps nothing, and waits until the host keeps less: nobody overtakes it.
+    // The first of these sessions keeps nothing, and waits until the host gives memory back: no
+    // other session overtakes it.
     is_short: bool,
 }
 
 impl Host {
-    // What it may take beyond what it keeps. `free`: slots that no peer keeps.
+    // Slots that the host may take on top of those it keeps. `free`: slots that no peer keeps.
     fn room(&self, free: usize) -> usize {
         (free / HOST).saturating_sub(self.kept)
     }
@@ -79,35 +79,35 @@ impl Host {
 }
 
 impl State {
-    // `room`: what its host may take.
+    // `room`: slots that the session's host may take.
     fn may_take(&self, need: usize, room: usize) -> bool {
         self.kept == 0 || self.kept + need <= SESSION * room
     }
 }
 
-/// What the peers of each host and session keep. See the module.
+/// The slots that the peers of each host and session keep. See the module.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     table: Vec<State>,
     hosts: Vec<Host>,
-    // Slots that peers may keep, all together.
+    // Total of slots that peers may keep.
     slots: usize,
-    // One part of `QUICK` of these.
+    // `slots / QUICK`.
     quick: usize,
-    // Slots that jobs were promised and that are not lent yet.
+    // Slots promised to jobs and not yet lent.
     promised: usize,
-    // Hosts with jobs that wait, in turn.
+    // Hosts with waiting jobs, in turn.
     line: VecDeque<HostIndex>,
 }
 
-/// The place of a session in the table. The first is [`SessionIndex::NONE`], of which control asks.
+/// The index of a session in the table. Index 0 is [`SessionIndex::NONE`], the session of control.
 #[inline(always)]
 fn place(session: SessionIndex) -> usize {
     wide(session.index.wrapping_add(1))
 }
 
 impl Sessions {
-    /// So many slots are never dirty: peers may keep these.
+    /// Sets the number of slots that are never dirty: peers may keep these.
     pub(super) fn set_slots(&mut self, slots: usize) {
         (self.slots, self.quick) = (slots, slots / QUICK);
         for host in self.hosts.iter_mut().filter(|host| host.line.is_empty()) {
@@ -115,7 +115,7 @@ impl Sessions {
         }
     }
 
-    /// A session is of that host from now on, with all that it keeps.
+    /// Moves a session, with all the slots it keeps, to a host.
     pub(super) fn set_host(&mut self, session: SessionIndex, host: HostIndex) {
         let former = self.state(session).host;
         if former == host {
@@ -135,13 +135,12 @@ impl Sessions {
         }
     }
 
-    // `pinned`: slots that are lent, each counted once.
+    // `pinned`: lent slots, each counted once.
     fn free(&self, pinned: usize) -> usize {
         self.slots.saturating_sub(self.promised + pinned)
     }
 
-    /// Takes slots to be lent to a session at once. False: it, or its host, keeps as much as it
-    /// may.
+    /// Takes slots to lend to a session at once. False: the session or its host is at its limit.
     #[inline(always)]
     pub(super) fn take(&mut self, session: SessionIndex, slots: usize, pinned: usize) -> bool {
         if let Some(state) = self.table.get_mut(place(session))
@@ -188,8 +187,8 @@ impl Sessions {
         &mut self.hosts[at]
     }
 
-    /// Promises slots to a job of a session, or puts the job in the session's line and returns
-    /// false.
+    /// Promises slots to a job of a session. Otherwise puts the job in the session's queue and
+    /// returns false.
     #[inline(always)]
     pub(super) fn promise(
         &mut self,
@@ -219,7 +218,7 @@ impl Sessions {
         }
     }
 
-    // The first job of a session waits.
+    // The first job of a session starts to wait.
     fn enter_line(&mut self, session: SessionIndex, host: HostIndex) {
         let of_host = self.host(host);
         of_host.quick = 0;
@@ -229,7 +228,7 @@ impl Sessions {
         }
     }
 
-    // A session has no job that waits, or goes to another host.
+    // A session has no waiting job any more, or moves to another host.
     fn leave_line(&mut self, session: SessionIndex, host: HostIndex) {
         let quick = self.quick;
         let of_host = self.host(host);
@@ -241,8 +240,8 @@ impl Sessions {
         }
     }
 
-    /// Promises slots to the first job of the first session of the first host in line that may have
-    /// them. Returns the job and its slots; `None`: none may.
+    /// Promises slots to the first job of the first session of the first waiting host that may have
+    /// them. Returns the job and its slots, or `None`.
     pub(super) fn promise_next(&mut self, pinned: usize) -> Option<Waiter> {
         let free = self.free(pinned);
         for _ in 0..self.line.len() {
@@ -262,7 +261,7 @@ impl Sessions {
         None
     }
 
-    // The same, of one host.
+    // [`Self::promise_next`] for one host.
     fn promise_next_of(&mut self, host: HostIndex, free: usize) -> Option<Waiter> {
         let of_host = self.host(host);
         of_host.is_short = false;
@@ -270,7 +269,7 @@ impl Sessions {
         for _ in 0..of_host.line.len() {
             let session = self.host(host).line.pop_front()?;
             let first = self.state(session).waiting.front().copied();
-            // Who waits has a job.
+            // A session in the queue has a waiting job.
             let Some((job, need)) = first else { continue };
             let host_may = self.host(host).may_take(need, free);
             let state = self.state(session);
@@ -297,15 +296,14 @@ impl Sessions {
         None
     }
 
-    /// Slots that a job was promised are lent: [`Self::give_back`] takes them when they come back.
+    /// A job's promised slots are lent: [`Self::give_back`] takes them when they come back.
     #[inline]
     pub(super) fn lent(&mut self, slots: usize) {
         debug_assert!(slots <= self.promised, "{slots} slots are lent of {}", self.promised);
         self.promised = self.promised.saturating_sub(slots);
     }
 
-    /// Slots that a job was promised are not the peer's affair any more: its data came, or it gets
-    /// none.
+    /// Ends a promise without a lend: the data of the job came, or will not come.
     #[inline]
     pub(super) fn end_promise(&mut self, session: SessionIndex, slots: usize) {
         self.lent(slots);
@@ -324,7 +322,7 @@ impl Sessions {
         }
     }
 
-    /// Hosts that have jobs in line.
+    /// Number of hosts with waiting jobs.
     #[inline]
     pub(super) fn waiting(&self) -> usize {
         self.line.len()
@@ -339,23 +337,23 @@ impl Sessions {
         self.table.get(place(session)).map_or(HostIndex::NONE, |state| state.host)
     }
 
-    /// Whether a session, or another one of its host, has jobs in line.
+    /// Whether a session, or another session of its host, has waiting jobs.
     pub(super) fn waits(&self, session: SessionIndex) -> bool {
         self.hosts.get(self.host_of(session).place()).is_some_and(|host| !host.line.is_empty())
     }
 
-    /// The hosts that have jobs in line.
+    /// The hosts with waiting jobs.
     pub(super) fn in_line(&self) -> impl Iterator<Item = HostIndex> {
         self.line.iter().copied()
     }
 
-    /// Slots that jobs were promised and that are not lent yet.
+    /// Slots promised to jobs and not yet lent.
     #[cfg(test)]
     pub(super) fn promised(&self) -> usize {
         self.promised
     }
 
-    /// Slots that all sessions keep, each as often as it is kept.
+    /// Slots that all sessions keep; a slot kept twice counts twice.
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {
         let by_host: usize = self.hosts.iter().map(|host| host.kept).sum();

@@ -1,17 +1,17 @@
 //! [`Shard`]: one poll group's part of the cache, and its store.
 //!
-//! A shard belongs to one data thread. [`Shard::tick`] tells the time of a turn, [`Shard::request`]
-//! takes a request, [`Shard::turn`] lets what waits go on, [`Shard::take_reply`] gives the answers.
-//! A request may be answered before it returns.
+//! A shard belongs to one data thread. [`Shard::tick`] sets the time of a turn, [`Shard::request`]
+//! takes a request, [`Shard::turn`] continues waiting work, [`Shard::take_reply`] returns the
+//! answers. A request may be answered before its call returns.
 //!
-//! A read whose blocks are all in the index is answered at once and costs no job. Everything else
+//! A read whose blocks are all in the index is answered at once and costs no job. Any other request
 //! is a job (`job.rs`): memory first (first come, first served), then the lock on its range, then
-//! the store. Volumes without a cache take memory and go to the store, and that is all.
+//! the store. A request to a volume without a cache needs only memory and the store.
 //!
-//! This file decides what a job does next: when its memory is there, when its lock is granted, when
-//! the store has done its part. The steps are in `read.rs`, `write.rs`, `change.rs` and
-//! `write_back.rs`. They call down only and return; a lock that they grant to another job is worked
-//! off afterwards, by [`Shard::settle`].
+//! This file decides the next step of a job: after its memory is allocated, after its lock is
+//! granted, after its store operations ended. The steps are in `read.rs`, `write.rs`, `change.rs`
+//! and `write_back.rs`. They only call down and return; [`Shard::settle`] later continues the jobs
+//! that they granted locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,9 +75,9 @@ impl<S> std::fmt::Debug for Shard<S> {
 impl<S: Store> Shard<S> {
     /// A shard over a part of the arena, without volumes.
     ///
-    /// At most half of its memory may be dirty, whatever the options say, and never so much that
-    /// the largest request finds no memory: a store that takes nothing must not keep others from
-    /// theirs.
+    /// At most half of its memory may be dirty, even with a higher limit in the options, and the
+    /// largest request must always find memory: a store that takes no writes must not keep others
+    /// from their memory.
     #[must_use]
     pub fn new(store: S, arena: Arena, options: ShardOptions, now: impl Into<Moment>) -> Self {
         let request = arena.extent_max() as usize + 3 * SLOT_BYTES;
@@ -85,7 +85,7 @@ impl<S: Store> Shard<S> {
         let bytes = slots.capacity() * SLOT_BYTES;
         let dirty_max_bytes =
             options.dirty_max_bytes.min(bytes / 2).min(bytes.saturating_sub(request));
-        // A shard without a volume lends, too: copies of volumes in memory.
+        // A shard without a volume also lends: copies of volumes in memory.
         let mut sessions = Sessions::default();
         sessions.set_slots(slots.capacity());
         let core = Core {
@@ -112,8 +112,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// Serves a volume of `size_bytes`. What happens to it is published in `stats`, which nothing
-    /// else writes.
+    /// Serves a volume of `size_bytes`. The shard publishes the volume's counters in `stats`; it is
+    /// the only writer.
     pub(crate) fn add_volume(
         &mut self,
         volume: VolumeIndex,
@@ -134,12 +134,12 @@ impl<S: Store> Shard<S> {
         self.core.slots.capacity() - dirty
     }
 
-    /// The volumes are others, or are cached in other ways: counts anew what each may have.
+    /// Recomputes each volume's share after volumes or cache modes changed.
     pub(super) fn share_anew(&mut self) {
         let core = &mut self.core;
         core.store.set_volumes(core.volumes.served());
         let clean = self.clean().saturating_sub(self.core.slots.set_apart());
-        // What is kept for volumes is nothing that jobs and peers can count on.
+        // Jobs and peers cannot count on slots kept for volumes.
         let shared = clean - self.keep_minimums(clean);
         self.keep_maximums();
         self.memory.set_volumes(&self.core.volumes, shared);
@@ -151,25 +151,25 @@ impl<S: Store> Shard<S> {
         self.core.store.store_mut()
     }
 
-    /// The slots, to look at.
+    /// The slots, to read.
     #[must_use]
     pub fn slots(&self) -> &Slots {
         &self.core.slots
     }
 
-    /// What the shard has done.
+    /// The shard's counters.
     #[must_use]
     pub(crate) fn counters(&self) -> CacheCounters {
         self.core.counters
     }
 
-    /// A store that began to fail, for control. Each is told once.
+    /// A store that began to fail, for control. Each failure is returned once.
     #[inline]
     pub(crate) fn take_failure(&mut self) -> Option<StoreFailure> {
         self.core.failures.pop()
     }
 
-    /// Most bytes that may be acknowledged and in memory only.
+    /// Limit of bytes that may be acknowledged and in memory only.
     #[must_use]
     pub(crate) fn dirty_max_bytes(&self) -> usize {
         self.dirty_max_bytes
@@ -180,28 +180,28 @@ impl<S: Store> Shard<S> {
         self.core.volumes.publish(&self.core.slots);
     }
 
-    /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not
-    /// grow with their number.
+    /// Publishes the counters of a few volumes, and of the next ones at the next call: the cost
+    /// does not grow with the number of volumes.
     pub(crate) fn publish_some_volumes(&mut self) {
         self.core.volumes.publish_some(&self.core.slots);
     }
 
-    /// Whether a job waits for slots that are lent. The poll group should then see to it that the
-    /// slots of [`Self::seeks_from`] come back.
+    /// Whether a job waits for lent slots. The poll group should then make the sessions of
+    /// [`Self::seeks_from`] return their slots.
     #[must_use]
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
         self.memory.is_short() || self.core.sessions.waiting() > 0
     }
 
-    /// Whether the slots that are lent to a session should come back.
+    /// Whether the slots lent to a session should come back.
     #[must_use]
     pub(crate) fn seeks_from(&self, session: SessionIndex) -> bool {
         self.memory.is_short() || self.core.sessions.waits(session)
     }
 
-    /// Whose lent slots should come back: everybody's, or those of hosts that keep as much as they
-    /// may.
+    /// The sessions that should return lent slots: all of them, or the sessions of hosts that are
+    /// at their limit.
     #[must_use]
     pub(crate) fn seeks(&self) -> SlotsOf {
         if self.memory.is_short() {
@@ -211,14 +211,13 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// Whether the lent slots of a session are among those that another shard wants back.
+    /// Whether another shard wants the lent slots of a session back.
     #[must_use]
     pub(crate) fn gives_back(&self, session: SessionIndex, of: &SlotsOf) -> bool {
         of.has(self.core.sessions.host_of(session))
     }
 
-    /// A session is of that host from now on: its peers and those of the host's other sessions
-    /// share what a host may keep.
+    /// Assigns a session to a host: the peers of all the host's sessions share the host's limit.
     pub(crate) fn set_host(&mut self, session: SessionIndex, host: HostIndex) {
         self.core.sessions.set_host(session, host);
     }
@@ -230,9 +229,9 @@ impl<S: Store> Shard<S> {
         self.core.answers.has_reply()
     }
 
-    /// The next of the writes of [`Self::write_one`] that the store has done well: the oldest has
-    /// number 0. There are none unless [`Self::turn`] was busy. Ask until there is none, which
-    /// empties the list.
+    /// The [`Self::write_one`] write with this number that the store completed without an error;
+    /// number 0 is the oldest. None are listed unless [`Self::turn`] was busy. Ask until `None`,
+    /// which empties the list.
     #[inline(always)]
     pub(crate) fn next_written(&mut self, number: usize) -> Option<PartToken> {
         self.core.answers.next_written(number)
@@ -244,8 +243,8 @@ impl<S: Store> Shard<S> {
         self.core.answers.take_reply()
     }
 
-    /// What [`ShardRequest::Read`] would be answered at once, if the index has every block and the
-    /// session may keep as much: lent, and counted as a hit. `None` changes nothing.
+    /// Answers a [`ShardRequest::Read`] at once, if the index has every block and the session may
+    /// keep as many slots: lends them and counts a hit. `None` changes nothing.
     #[inline(always)]
     pub(crate) fn lend_hit(
         &mut self,
@@ -257,7 +256,7 @@ impl<S: Store> Shard<S> {
         read_job::lend_hit(&mut self.core, session, volume, offset, len)
     }
 
-    /// Does what [`ShardRequest::Read`] asks for, where [`Self::lend_hit`] has just lent nothing.
+    /// Carries out a [`ShardRequest::Read`] for which [`Self::lend_hit`] has just returned `None`.
     pub(crate) fn read_missed(
         &mut self,
         from: PartToken,
@@ -324,7 +323,7 @@ impl<S: Store> Shard<S> {
         self.settle();
     }
 
-    // The job of a name. Its holder ends it, so it has not ended before.
+    // The job of a name. Only the name's holder ends the job, so the job still exists.
     fn find(&self, name: JobId) -> Option<u32> {
         let job = self.core.jobs.find(name);
         debug_assert!(job.is_some(), "{name:?} has ended");
@@ -334,7 +333,7 @@ impl<S: Store> Shard<S> {
         job
     }
 
-    // Nothing waits for a prefetch, and it waits for nothing.
+    // No request waits for a prefetch, and a prefetch waits for no memory.
     fn prefetch(&mut self, volume: VolumeIndex, offset: u64, len: u32) {
         if self.memory.is_short() {
             return;
@@ -349,7 +348,7 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    /// What [`ShardRequest::Reserve`] is answered, if there is memory and no job waits for it.
+    /// Answers a [`ShardRequest::Reserve`] at once, if memory is free and no job waits for it.
     /// `None`: the answer comes later.
     pub(crate) fn reserve(
         &mut self,
@@ -369,8 +368,8 @@ impl<S: Store> Shard<S> {
         Some((self.core.jobs.id(job), memory?))
     }
 
-    /// Does what [`ShardRequest::Write`] asks for. True: the write is done, and well. False: the
-    /// answer comes later.
+    /// Carries out a [`ShardRequest::Write`]. True: the write succeeded. False: the answer comes
+    /// later.
     pub(crate) fn write(&mut self, job: JobId, memory: Segments, fua: bool) -> bool {
         self.core.lists.take_back(memory);
         let Some(job) = self.find(job) else { return false };
@@ -380,8 +379,8 @@ impl<S: Store> Shard<S> {
         done
     }
 
-    /// A reservation that was filled to be sent, not to be written: it ends, and its memory is lent
-    /// until it comes back by [`ShardRequest::Release`].
+    /// Ends a reservation that was filled to be sent, not to be written. Its memory is lent until
+    /// [`ShardRequest::Release`].
     pub(crate) fn lend_reserved(&mut self, job: JobId) {
         let Some(job) = self.find(job) else { return };
         let core = &mut self.core;
@@ -390,23 +389,23 @@ impl<S: Store> Shard<S> {
             block.own = false;
             core.slots.lend_private(block.slot);
         }
-        // The session keeps them until they come back.
+        // The session keeps the slots until they come back.
         core.sessions.lent(std::mem::take(&mut entry.promised));
         core.end(job);
     }
 
-    /// A reservation and its write in one, for the data of one block that is here already. True:
-    /// the write is done, and well. False: the answer comes later, from [`Self::next_written`] or,
-    /// as to [`ShardRequest::Write`], from [`Self::take_reply`]. `None`: nothing changed; the write
-    /// must be reserved and may have to wait.
+    /// A reservation and its write in one, for the data of one block that has already landed. True:
+    /// the write succeeded. False: the answer comes later, from [`Self::next_written`] or, as for
+    /// [`ShardRequest::Write`], from [`Self::take_reply`]. `None`: nothing changed; the write must
+    /// be reserved and may have to wait.
     #[inline(always)]
     pub(crate) fn write_one(&mut self, write: OneBlock, data: impl Landed) -> Option<bool> {
         write_job::start_one(&mut self.core, &self.memory, &mut self.write_backs, write, data)
     }
 
-    /// Does what [`ShardRequest::Release`] asks for.
+    /// Carries out a [`ShardRequest::Release`].
     pub(crate) fn release(&mut self, memory: Segments) {
-        // Most of what is lent is in one slot.
+        // Most lent memory is in one slot.
         if let [run] = memory.as_slice()
             && let Some(slot) = self.core.slots.slot_of(*run)
         {
@@ -430,19 +429,20 @@ impl<S: Store> Shard<S> {
         self.core.lists.take_back(memory);
     }
 
-    /// A turn begins, at that time.
+    /// Starts a turn and sets its time.
     #[inline(always)]
     pub(crate) fn tick(&mut self, now: Micros) {
         self.core.clock.tick(now);
     }
 
-    /// Collects what the store has done, for [`Self::turn`]. Returns whether there is anything.
+    /// Collects the operations that the store completed, for [`Self::turn`]. Returns whether there
+    /// are any.
     #[inline(always)]
     pub(crate) fn reap(&mut self) -> bool {
         self.core.store.reap()
     }
 
-    /// Whether something waits for the store, for memory, or for its time.
+    /// Whether an operation waits for the store, a job for memory, or a dirty block for its time.
     #[inline]
     pub(crate) fn has_waiting(&self) -> bool {
         let waiting = self.core.store.waiting() | self.memory.waiting();
@@ -450,8 +450,8 @@ impl<S: Store> Shard<S> {
         waiting | self.core.slots.dirty() > 0
     }
 
-    /// Acts on what the store has done, if [`Self::reap`] said that there is something, and lets
-    /// what waits go on. Returns whether anything happened, and whether anything waited.
+    /// Acts on completed store operations, if [`Self::reap`] found any, and continues waiting work.
+    /// Returns whether there was anything to do, and whether any work waited.
     #[inline]
     pub(crate) fn turn(&mut self, reaped: bool) -> (bool, bool) {
         if reaped {
@@ -461,19 +461,20 @@ impl<S: Store> Shard<S> {
         (reaped | (waits && self.let_waiting_go_on()), waits)
     }
 
-    /// From when on a turn has to look after what waits, whatever it finds. `None`: nothing waits.
+    /// The time from which a turn must continue waiting work even if it finds nothing else to do.
+    /// `None`: no work waits.
     pub(crate) fn looks_at(&self) -> Option<Micros> {
         let core = &self.core;
         if core.store.waiting() | self.memory.waiting() | core.sessions.waiting() > 0 {
             return Some(Micros::default());
         }
-        // Dirty blocks are due by whole milliseconds. What else calls for them is a turn that finds
-        // something.
+        // Dirty blocks fall due in whole milliseconds. Their other causes come with a turn that
+        // finds work anyway.
         (core.slots.dirty() > 0).then(|| core.clock.now().later(1000))
     }
 
-    // Lets go on what waits for the store, for memory, or for its time to be written back. True:
-    // the next turn has more of that to do, whatever happens until then.
+    // Continues work that waits for the store, for memory, or for the time of its write-back. True:
+    // the next turn has more of this work in any case.
     #[inline(never)]
     fn let_waiting_go_on(&mut self) -> bool {
         if self.core.store.waiting() > 0 {
@@ -512,7 +513,7 @@ impl<S: Store> Shard<S> {
             return unknown_op(done);
         };
         let error = match done.result {
-            // The store promised all or an error; less would pass for data.
+            // The store promises all bytes or an error; a short result would pass for data.
             Ok(bytes) if len > 0 && bytes != len => Some(Errno::EIO),
             Ok(_) => None,
             Err(errno) => Some(errno),
@@ -526,7 +527,7 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // The store has done all that a job asked for.
+    // All store operations of a job ended.
     fn on_stored(&mut self, job: u32) {
         let (core, write_backs) = (&mut self.core, &mut self.write_backs);
         match core.jobs.peek(job).kind {
@@ -542,13 +543,13 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // The lock that a job waited for is its own.
+    // A job was granted the lock for which it waited.
     fn on_granted(&mut self, job: u32) {
         self.core.jobs.get(job).lock_granted();
         self.on_lock(job);
     }
 
-    // A job has its lock.
+    // A job holds its lock.
     fn on_lock(&mut self, job: u32) {
         let (core, write_backs) = (&mut self.core, &mut self.write_backs);
         match core.jobs.peek(job).kind {
@@ -566,8 +567,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Lets the jobs go on that were granted their locks. A job that ends at once may grant others,
-    // which come behind.
+    // Continues the jobs that were granted their locks. A job that ends at once may grant more
+    // locks; their jobs follow.
     #[inline]
     pub(super) fn settle(&mut self) {
         while let Some(job) = self.core.locks.next_granted() {
@@ -578,8 +579,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Has a job wait for what its session and its volume may have, and for memory, or go on if
-    // there is all of that.
+    // Makes a job wait for its session's limit, for its volume's share and for memory, or continues
+    // the job if it gets all three.
     fn enter(&mut self, job: u32) {
         if self.enter_session(job) && self.enter_share(job) {
             self.stand_in_line(job);
@@ -616,7 +617,7 @@ impl<S: Store> Shard<S> {
         self.memory.wait(job);
     }
 
-    // Lets jobs go on that waited until their sessions keep less.
+    // Continues jobs that waited for their sessions' limits.
     fn retry_sessions(&mut self) {
         while let Some((job, slots)) = self.core.sessions.promise_next(self.core.slots.pinned()) {
             self.core.jobs.get(job).promised = slots;
@@ -627,7 +628,7 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Lets jobs go on that waited for memory, or for their volume's share of it.
+    // Continues jobs that waited for memory, or for their volume's share of it.
     fn retry_memory(&mut self) {
         if self.memory.without_share() > 0 {
             self.core.volumes.indexes().for_each(|volume| self.retry_share(volume));
@@ -644,7 +645,7 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Lets jobs of a volume go on that waited for its share.
+    // Continues a volume's jobs that waited for its share.
     fn retry_share(&mut self, volume: VolumeIndex) {
         while let Some(state) = self.core.volumes.get_mut(volume)
             && let Some(&job) = state.share.waiting.front()
@@ -659,7 +660,8 @@ impl<S: Store> Shard<S> {
         }
     }
 
-    // Tries to allocate a job's memory and goes on with it; or changes nothing and returns false.
+    // Allocates a job's memory and continues the job. False: too few slots are free, and nothing
+    // changed.
     fn with_memory(&mut self, job: u32) -> bool {
         let core = &mut self.core;
         let entry = core.jobs.peek(job);
@@ -699,7 +701,7 @@ impl<S: Store> Shard<S> {
         self.core.submit(job, OpKind::Flush, 0, &[]);
     }
 
-    /// How long until [`Self::turn`] has something to do that no completion will tell.
+    /// Time until [`Self::turn`] has work that no completion announces.
     #[must_use]
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let write_back = self.write_backs.deadline_ms(&self.core).map(Duration::from_millis);
@@ -709,16 +711,16 @@ impl<S: Store> Shard<S> {
         write_back.into_iter().chain(retry).min()
     }
 
-    /// Whether no request and no store operation is under way.
+    /// Whether no request and no store operation is running.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let core = &self.core;
         core.jobs.len() == 0 && core.block_writes.len() == 0 && core.store.in_flight() == 0
     }
 
-    /// Begins the end, and later goes on with it: what is dirty goes to the store and every store
-    /// is made durable. Nothing is acknowledged from memory any more. What a store refuses is tried
-    /// again, now and then, for as long as this is called.
+    /// Starts to stop, and in later calls continues: writes dirty blocks to the stores, then makes
+    /// every store durable. From the first call on, writes are acknowledged only from the store.
+    /// Refused flushes are retried after a pause, as long as this is called.
     pub(crate) fn stop(&mut self) {
         if self.stopping.is_none() {
             self.write_backs.stop();
@@ -727,7 +729,7 @@ impl<S: Store> Shard<S> {
         self.settle();
     }
 
-    // Begins what the end of each volume needs next.
+    // Starts the next step of each volume's end.
     #[cold]
     fn go_on_stopping(&mut self) {
         let Some(mut stopping) = self.stopping.take() else { return };
@@ -752,15 +754,15 @@ impl<S: Store> Shard<S> {
         self.stopping = Some(stopping);
     }
 
-    /// After [`Self::stop`]: whether everything that was acknowledged is durable. `None` while that
-    /// is not known.
+    /// After [`Self::stop`]: whether all acknowledged writes are durable. `None` while this is
+    /// unknown.
     #[must_use]
     pub(crate) fn stopped(&self) -> Option<bool> {
         let clean = self.stopping.as_ref()?.outcome()?;
         self.is_idle().then_some(clean && self.core.slots.dirty() == 0)
     }
 
-    /// Volumes of which something that was acknowledged is not durable, or not known to be.
+    /// Volumes with acknowledged writes that are not durable, or not known to be durable.
     #[must_use]
     pub(crate) fn unsaved(&self) -> Vec<Unsaved> {
         let core = &self.core;
@@ -777,7 +779,7 @@ impl<S: Store> Shard<S> {
         unsaved.into_iter().map(|(volume, errno)| self.unsaved_of(volume, errno)).collect()
     }
 
-    /// After [`Self::stop`]: those of [`Self::unsaved`] whose stores have refused something.
+    /// After [`Self::stop`]: the volumes of [`Self::unsaved`] with a store that returned an error.
     #[must_use]
     pub(crate) fn refused(&self) -> Vec<Unsaved> {
         let unsaved = self.stopping.iter().flat_map(Stopping::unsaved);
@@ -791,7 +793,8 @@ impl<S: Store> Shard<S> {
     }
 }
 
-// The store told of an operation that is not under way: it told twice, or this is a bug here.
+// The store ended an operation that was not running: the store ended it twice, or this code has a
+// bug.
 #[cold]
 fn unknown_op(done: OpDone) {
     debug_assert!(false, "the store has done an operation that is not under way: {done:?}");

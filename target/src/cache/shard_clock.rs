@@ -1,7 +1,7 @@
 //! [`Clock`]: the time of a shard.
 //!
-//! A shard reads no clock. Its data thread tells it the time of each turn. Slots and retries keep
-//! milliseconds as 32 bits, which are counted where they are needed: few turns do.
+//! A shard reads no clock: its data thread passes the time of each turn. Slots and retries keep
+//! milliseconds as 32 bits. Only the few turns that need milliseconds compute them.
 
 use rblk_protocol::width::narrow;
 use rblk_runtime::Micros;
@@ -18,7 +18,7 @@ impl Clock {
         Self { started: now, now }
     }
 
-    /// Takes the time of the turn.
+    /// Sets the time of the turn.
     #[inline(always)]
     pub(super) fn tick(&mut self, now: Micros) {
         self.now = now;
@@ -30,8 +30,8 @@ impl Clock {
         self.now
     }
 
-    /// Milliseconds since the shard was made, modulo 2^32: they wrap after 49 days. Differences are
-    /// taken modulo 2^32.
+    /// Milliseconds since the shard was made, modulo 2^32: the value wraps after 49 days. Callers
+    /// subtract modulo 2^32.
     #[inline]
     pub(super) fn now_ms(&self) -> u32 {
         narrow((self.now.since(self.started) / 1000) & 0xffff_ffff)

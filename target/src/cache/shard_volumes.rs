@@ -1,7 +1,7 @@
-//! [`Volumes`]: what a shard knows of each volume, and what it publishes about it.
+//! [`Volumes`]: a shard's state of each volume, and the counters it publishes.
 //!
-//! A shard counts in plain numbers. [`Volumes::publish`] and [`Volumes::publish_some`] copy them
-//! to where other threads may look.
+//! A shard counts in plain numbers. [`Volumes::publish`] and [`Volumes::publish_some`] copy them to
+//! memory that other threads read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,43 +19,43 @@ use crate::volume::CacheMode;
 use crate::volume::counts::{DirtySince, LastError, VolumeCounts, VolumeStats};
 use crate::volume::ids::VolumeIndex;
 
-/// Errors of one volume within so many microseconds are one burst, and one line of the log.
+/// Errors of one volume within this many microseconds are one burst, and one line of the log.
 const BURST_US: u64 = 10_000_000;
-/// Volumes whose counters are published in one busy turn.
+/// Number of volumes that publish their counters in one busy turn.
 const PUBLISHED_PER_TURN: usize = 8;
 
-/// What a shard knows of a volume.
+/// A shard's state of a volume.
 #[derive(Debug)]
 pub(super) struct VolumeState {
     cache: CacheMode,
     size_bytes: u64,
     read_only: bool,
     is_given_up: bool,
-    /// Clean slots that it keeps when others need memory.
+    /// Clean slots that the volume keeps when others need memory.
     pub cache_min: u32,
-    /// Most slots of the index that it has.
+    /// Most slots of the index that the volume may occupy.
     pub cache_max: Option<u32>,
-    /// Its share of memory.
+    /// The volume's share of memory.
     pub share: Share,
-    /// Its operations at the store.
+    /// The volume's operations at the store.
     pub ops: VolumeOps,
-    /// Its write-backs.
+    /// The volume's write-backs.
     pub write_backs: VolumeWriteBacks,
-    /// Its counters and errors.
+    /// The volume's counters and errors.
     pub report: VolumeReport,
 }
 
-/// The slots that jobs of one volume hold, and the jobs that wait for such slots.
+/// The slots that jobs of one volume hold, and the jobs that wait for slots.
 #[derive(Debug, Default)]
 pub(super) struct Share {
     used: usize,
-    /// Jobs that wait, oldest first.
+    /// Waiting jobs, oldest first.
     pub waiting: VecDeque<u32>,
 }
 
 impl Share {
-    /// Whether the share, of `limit` slots, has `need` left. A volume that uses none always gets
-    /// what it needs.
+    /// Whether the share, of `limit` slots, has `need` left. A volume that uses none may always
+    /// take `need`.
     #[inline]
     pub(super) fn has(&self, need: usize, limit: usize) -> bool {
         self.used == 0 || self.used + need <= limit
@@ -71,7 +71,7 @@ impl Share {
         fits
     }
 
-    /// Takes one slot. [`Self::has`] said that there is one.
+    /// Takes one slot, which [`Self::has`] found available.
     #[inline]
     pub(super) fn take_one(&mut self) {
         self.used += 1;
@@ -91,17 +91,17 @@ impl Share {
     }
 }
 
-/// The operations of one volume at the store, and those that wait to go there.
+/// The operations of one volume at the store, and its waiting operations.
 #[derive(Debug, Default)]
 pub(super) struct VolumeOps {
     /// At the store.
     pub at_store: usize,
-    /// Waiting, oldest first, each with its memory.
+    /// Waiting operations, oldest first, each with its memory.
     pub waiting: VecDeque<(Op, Vec<Segment>)>,
 }
 
 impl VolumeOps {
-    /// The store has done an operation.
+    /// A store operation ended.
     #[inline]
     pub(super) fn ended(&mut self) {
         debug_assert!(self.at_store > 0, "an operation ended that was not at the store");
@@ -109,40 +109,40 @@ impl VolumeOps {
     }
 }
 
-/// How the write-backs of one volume go.
+/// The state of one volume's write-backs.
 #[derive(Debug, Default)]
 pub(super) struct VolumeWriteBacks {
-    /// On their way to the store.
+    /// Write-backs on their way to the store.
     pub under_way: usize,
-    /// After a failure: when to try again without being asked.
+    /// After a failure: the time of the retry, in milliseconds.
     pub retry_at_ms: Option<u32>,
     /// The last wait before a retry.
     pub backoff_ms: u32,
 }
 
-/// What is told of one volume.
+/// The counters and errors of one volume.
 #[derive(Debug)]
 pub(super) struct VolumeReport {
     hits: u64,
     misses: u64,
     store_errors: u64,
     last_error: LastError,
-    // When errors were last logged, and how many were not.
+    // The time of the last logged error, and the number of unlogged errors since.
     logged: Option<Micros>,
     unlogged: u64,
-    // Where all of this is published.
+    // The place where the counters are published.
     stats: Arc<VolumeStats>,
 }
 
 impl VolumeReport {
-    /// Counts blocks that a read asked the cache for.
+    /// Counts the blocks of a read as hits and misses.
     #[inline]
     pub(super) fn count_lookups(&mut self, hits: u64, misses: u64) {
         self.hits += hits;
         self.misses += misses;
     }
 
-    /// Counts an operation that the store failed. Returns the first of a burst, to be told.
+    /// Counts a failed store operation. Returns the first failure of a burst, to be reported.
     pub(super) fn note_error(
         &mut self,
         volume: VolumeIndex,
@@ -168,11 +168,11 @@ impl VolumeReport {
 pub struct StoreFailure {
     /// The volume.
     pub volume: VolumeIndex,
-    /// What the store said.
+    /// The store's error.
     pub errno: Errno,
-    /// What was asked of it.
+    /// The kind of the failed job.
     pub job: &'static str,
-    /// Failures since the last one that was told.
+    /// Failures since the last reported one.
     pub since_last: u64,
 }
 
@@ -181,12 +181,12 @@ pub struct StoreFailure {
 pub(super) struct Volumes {
     table: Vec<Option<VolumeState>>,
     served: usize,
-    // Whose counters are published next.
+    // The volume that publishes next.
     publish_next: usize,
 }
 
 impl Volumes {
-    /// Serves a volume from now on.
+    /// Adds a volume to serve.
     pub(super) fn add(
         &mut self,
         volume: VolumeIndex,
@@ -222,21 +222,21 @@ impl Volumes {
         self.served = self.iter().count();
     }
 
-    /// A volume has this size from now on.
+    /// Sets the size of a volume.
     pub(super) fn set_size(&mut self, volume: VolumeIndex, size_bytes: u64) {
         if let Some(state) = self.get_mut(volume) {
             state.size_bytes = size_bytes;
         }
     }
 
-    /// A volume is cached in this way from now on. Nothing works on it.
+    /// Sets the cache mode of a quiet volume.
     pub(super) fn set_cache(&mut self, volume: VolumeIndex, cache: CacheMode) {
         if let Some(state) = self.get_mut(volume) {
             state.cache = cache;
         }
     }
 
-    /// Serves a volume no longer. Nothing works on it.
+    /// Ends the service of a quiet volume.
     pub(super) fn remove(&mut self, volume: VolumeIndex) {
         if let Some(place) = self.table.get_mut(usize::from(volume.0)) {
             *place = None;
@@ -256,7 +256,7 @@ impl Volumes {
         self.table.get_mut(usize::from(volume.0)).and_then(Option::as_mut)
     }
 
-    /// How a volume is cached. One without a store is not.
+    /// The cache mode of a volume: none if the volume has no store.
     #[inline]
     pub(super) fn mode(&self, volume: VolumeIndex) -> CacheMode {
         self.get(volume).map_or(CacheMode::None, |state| state.cache)
@@ -291,7 +291,7 @@ impl Volumes {
         (0..narrow::<u16, _>(self.table.len())).map(VolumeIndex)
     }
 
-    /// Volumes that have something to make durable.
+    /// Volumes that may have data to make durable.
     pub(super) fn writable(&self) -> Vec<VolumeIndex> {
         let writable = |volume: &VolumeIndex| self.get(*volume).is_some_and(|v| !v.is_read_only());
         self.indexes().filter(writable).collect()
@@ -302,8 +302,8 @@ impl Volumes {
         self.indexes().for_each(|volume| self.publish_one(volume, slots));
     }
 
-    /// Publishes the counters of a few volumes, the next ones at the next call: the cost does not
-    /// grow with their number.
+    /// Publishes the counters of a few volumes, and of the next ones at the next call: the cost
+    /// does not grow with the number of volumes.
     pub(super) fn publish_some(&mut self, slots: &Slots) {
         for _ in 0..PUBLISHED_PER_TURN.min(self.table.len()) {
             self.publish_next = (self.publish_next + 1) % self.table.len();
@@ -312,11 +312,11 @@ impl Volumes {
     }
 
     fn publish_one(&self, volume: VolumeIndex, slots: &Slots) {
-        // An index that no volume with a store has.
+        // No volume with a store has this index.
         let Some(state) = self.get(volume) else { return };
         let oldest = slots.oldest_dirty(volume).map(|slot| slots.since(slot).1);
         let slots = slots.counts(volume);
-        // While all of them are with the store, they are as old as they were.
+        // While all dirty slots are at the store, their age does not change.
         let dirty_since = match oldest {
             None if slots.dirty > 0 => state.report.stats.dirty_since(),
             oldest => DirtySince::new(oldest),
@@ -342,22 +342,22 @@ impl VolumeState {
         self.cache
     }
 
-    /// Nothing is made durable any more.
+    /// Marks the volume as abandoned: its data is no longer made durable.
     pub(super) fn give_up(&mut self) {
         self.is_given_up = true;
     }
 
-    /// Hosts may write to it.
+    /// Allows hosts to write to the volume.
     pub(super) fn open_for_writing(&mut self) {
         self.read_only = false;
     }
 
-    /// Whether no host could write to it in this run, or it was given up.
+    /// Whether no host could write to the volume in this run, or it was abandoned.
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only || self.is_given_up
     }
 
-    /// Whether no operation of it is at the store or waits to go there.
+    /// Whether no operation of the volume is at the store or waits to go there.
     pub(super) fn is_idle(&self) -> bool {
         self.ops.at_store == 0 && self.ops.waiting.is_empty() && self.share.waiting.is_empty()
     }

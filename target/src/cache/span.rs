@@ -1,4 +1,4 @@
-//! [`Span`]: a byte range of a volume, and the blocks of the cache it lies in. Pure.
+//! [`Span`]: a byte range of a volume, and the cache blocks that it touches. Pure.
 //!
 //! A block is [`SLOT_BYTES`] long. The last block of a volume may be shorter. A request may begin
 //! and end inside a block; such a block is an *edge* of the span.
@@ -17,7 +17,7 @@ pub(super) const BLOCK: u64 = SLOT_BYTES as u64;
 /// A byte range of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Span {
-    /// Whose bytes.
+    /// The volume.
     pub volume: VolumeIndex,
     /// How the volume is cached.
     pub cache: CacheMode,
@@ -39,7 +39,7 @@ pub(super) struct Covered {
 }
 
 impl Covered {
-    /// Whether nothing of the block is left out.
+    /// Whether the span covers the whole block.
     pub(super) fn is_whole(self) -> bool {
         self.from == 0 && self.to >= self.block_bytes
     }
@@ -53,19 +53,19 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// Their numbers in the volume.
+    /// The numbers of these blocks in the volume.
     pub(super) fn as_slice(&self) -> &[u64] {
         &self.blocks[..self.count]
     }
 
-    /// The place of a block among them.
+    /// The index of a block in this list.
     pub(super) fn position(&self, block: u64) -> Option<usize> {
         self.as_slice().iter().position(|edge| *edge == block)
     }
 }
 
 impl Span {
-    /// A span of nothing, for jobs without a range.
+    /// An empty span, for jobs without a range.
     pub(super) fn none(volume: VolumeIndex) -> Self {
         Self { volume, cache: CacheMode::None, volume_bytes: 0, offset: 0, len: 0 }
     }
@@ -82,31 +82,31 @@ impl Span {
         (self.offset + self.len.max(1) - 1) / BLOCK
     }
 
-    /// Blocks that it touches.
+    /// Number of blocks that the span touches.
     #[inline]
     pub(super) fn count(&self) -> usize {
         wide(self.last() - self.first() + 1)
     }
 
-    /// Bytes of the first block before it.
+    /// Bytes of the first block in front of the span.
     #[inline]
     pub(super) fn skip(&self) -> usize {
         wide(self.offset % BLOCK)
     }
 
-    /// Its length. It must be that of a data command.
+    /// Length of the span, which must belong to a data command.
     #[inline]
     pub(super) fn data_len(&self) -> u32 {
         narrow(self.len)
     }
 
-    /// Whether it begins and ends at the borders of blocks.
+    /// Whether the span begins and ends at block borders.
     #[inline]
     pub(super) fn is_aligned(&self) -> bool {
         (self.offset | self.len).is_multiple_of(BLOCK)
     }
 
-    /// What it covers of a block that it touches.
+    /// The part of a touched block that the span covers.
     pub(super) fn covered(&self, block: u64) -> Covered {
         let start = block * BLOCK;
         Covered {
@@ -116,7 +116,7 @@ impl Span {
         }
     }
 
-    /// The blocks that it covers in part.
+    /// The partly covered blocks.
     #[inline]
     pub(super) fn edges(&self) -> Edges {
         if self.is_aligned() { Edges::default() } else { self.find_edges() }
@@ -134,7 +134,8 @@ impl Span {
         edges
     }
 
-    /// The bytes of the volume in some of its blocks, counted from its first: offset and length.
+    /// The bytes of some of the span's blocks, numbered from its first: offset in the volume, and
+    /// length.
     pub(super) fn bytes_of(&self, blocks: &Range<usize>) -> (u64, u32) {
         let offset = (self.first() + wide64(blocks.start)) * BLOCK;
         let len = (wide64(blocks.len()) * BLOCK).min(self.volume_bytes - offset);
@@ -147,7 +148,7 @@ pub(super) fn in_one_stripe(first: u64, second: u64) -> bool {
     first * BLOCK / STRIPE_BYTES == second * BLOCK / STRIPE_BYTES
 }
 
-/// Blocks that so many bytes take where they need not begin at a block of the volume.
+/// Number of blocks for `len` bytes that need not keep their place in the volume's blocks.
 #[inline]
 pub(super) fn blocks_of(len: u64) -> usize {
     wide(len.div_ceil(BLOCK))

@@ -1,9 +1,9 @@
-//! [`Stopping`]: how far the end of a shard is. Pure.
+//! [`Stopping`]: the progress of a shard that stops. Pure.
 //!
-//! A shard that stops flushes its volumes and then syncs their stores, each volume for itself: a
-//! store that hangs or refuses says nothing about the others. What a store refuses is tried again,
-//! for as long as the shard lives: who stops it decides how long that is. A sync that failed is not
-//! tried again. The kernel may have dropped what it covered, and reports that once.
+//! A shard that stops flushes its volumes and then syncs their stores, each volume on its own: a
+//! store that hangs or refuses does not affect the others. A refused flush is retried as long as
+//! the shard lives; the caller of the stop sets that limit. A failed sync is not retried: the
+//! kernel may have dropped the data, and reports that once.
 
 use std::io;
 
@@ -13,17 +13,17 @@ use rblk_runtime::Micros;
 use super::answers::OwnEnded;
 use crate::volume::ids::VolumeIndex;
 
-/// Wait before a refused flush is tried again, in microseconds.
+/// Pause before a refused flush is retried, in microseconds.
 const REST_US: u64 = 500_000;
 
-/// A volume of which something that was acknowledged is not safe in its store.
+/// A volume with acknowledged data that is not safe in its store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unsaved {
     /// The volume.
     pub volume: VolumeIndex,
-    /// Bytes that are in memory alone. 0: all were written, and could not be made durable.
+    /// Bytes that are only in memory. 0: all were written, but could not be made durable.
     pub dirty_bytes: u64,
-    /// What its store said, with the errno; or that it did not answer.
+    /// The store's error with its errno, or the fact that the store did not answer.
     pub cause: String,
 }
 
@@ -36,7 +36,7 @@ impl Unsaved {
         Self { volume, dirty_bytes, cause }
     }
 
-    /// One entry for each volume, of the lists of several shards.
+    /// Merges the lists of several shards into one entry for each volume.
     #[must_use]
     pub fn merged<'u>(lists: impl IntoIterator<Item = &'u Self>) -> Vec<Self> {
         let mut merged: Vec<Self> = Vec::new();
@@ -50,24 +50,24 @@ impl Unsaved {
     }
 }
 
-/// What the end of a volume needs next.
+/// The next step of a volume's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
-    /// Hand what is dirty to its store.
+    /// Write dirty blocks to the store.
     Flush,
-    /// Make durable what its store has.
+    /// Make the data in the store durable.
     Sync,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    // To be begun.
+    // The step is due.
     Next(Work),
     UnderWay(Work),
-    // Its flush was refused. It is tried again at that time.
+    // The store refused a flush. The retry is due at this time.
     Rests(Micros),
     Saved,
-    // Its sync failed.
+    // The sync failed.
     Lost,
 }
 
@@ -75,28 +75,28 @@ enum Phase {
 struct VolumeEnd {
     volume: VolumeIndex,
     phase: Phase,
-    // What its store said last, if that was a refusal.
+    // The last error of the volume's store.
     refused: Option<Errno>,
 }
 
-/// How far the end of a shard is.
+/// The progress of a shard that stops.
 #[derive(Debug)]
 pub(super) struct Stopping {
     volumes: Vec<VolumeEnd>,
 }
 
 impl Stopping {
-    /// The end of a shard with these volumes.
+    /// Starts to stop a shard with these volumes.
     pub(super) fn new(volumes: Vec<VolumeIndex>) -> Self {
         let phase = Phase::Next(Work::Flush);
         let end = |volume| VolumeEnd { volume, phase, refused: None };
         Self { volumes: volumes.into_iter().map(end).collect() }
     }
 
-    /// A flush or a sync has ended.
+    /// A flush or a sync ended.
     pub(super) fn ended(&mut self, own: OwnEnded, now: Micros) {
         let end = self.volumes.iter_mut().find(|end| end.volume == own.volume);
-        // A volume that was removed or given up meanwhile has none.
+        // A volume that was removed or abandoned meanwhile has no entry.
         let Some(end) = end else { return };
         let Phase::UnderWay(work) = end.phase else {
             return debug_assert!(false, "{own:?} of {end:?}");
@@ -110,8 +110,8 @@ impl Stopping {
         };
     }
 
-    /// What is to be begun now, for one volume; none: nothing. `is_dirty` says whether a volume has
-    /// dirty blocks; none: there is nothing of it to make durable any more.
+    /// The step to start now, for one volume; `None`: no step is due. `is_dirty` returns whether a
+    /// volume has dirty blocks, or `None` if none of its data needs to become durable any more.
     pub(super) fn next(
         &mut self,
         now: Micros,
@@ -124,7 +124,7 @@ impl Stopping {
             let work = match end.phase {
                 Phase::Next(work) => work,
                 Phase::Rests(until) if until <= now => Work::Flush,
-                // By a write that nobody is told of any more.
+                // A late write, without an asker left, made a block dirty.
                 Phase::Saved if is_dirty(end.volume) == Some(true) => Work::Flush,
                 _ => return None,
             };
@@ -133,7 +133,7 @@ impl Stopping {
         })
     }
 
-    /// When [`Self::next`] has something to begin that nothing else calls for.
+    /// The time of the next retry, which no event announces.
     pub(super) fn looks_at(&self) -> Option<Micros> {
         let rests = self.volumes.iter().filter_map(|end| match end.phase {
             Phase::Rests(until) => Some(until),
@@ -142,14 +142,14 @@ impl Stopping {
         rests.min()
     }
 
-    /// Whether every volume is safe. `None`: that is not known of some.
+    /// Whether every volume is safe. `None` while this is unknown for some.
     pub(super) fn outcome(&self) -> Option<bool> {
         let is_over = |end: &VolumeEnd| matches!(end.phase, Phase::Saved | Phase::Lost);
         let is_saved = |end: &VolumeEnd| end.phase == Phase::Saved;
         self.volumes.iter().all(is_over).then(|| self.volumes.iter().all(is_saved))
     }
 
-    /// The volumes that are not safe, and what their stores said.
+    /// The volumes that are not safe, and their stores' last errors.
     pub(super) fn unsaved(&self) -> impl Iterator<Item = (VolumeIndex, Option<Errno>)> {
         let unsaved = self.volumes.iter().filter(|end| end.phase != Phase::Saved);
         unsaved.map(|end| (end.volume, end.refused))
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn each_volume_is_flushed_and_then_synced_whatever_the_others_do() {
+    fn each_volume_is_flushed_and_synced_regardless_of_the_others() {
         let mut stopping = Stopping::new(vec![A, B]);
         assert_eq!(begun(&mut stopping, START), [(A, Work::Flush), (B, Work::Flush)]);
         end(&mut stopping, B, Ok(()), START);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_flush_is_tried_again_until_it_is_taken() {
+    fn a_refused_flush_is_retried_until_it_succeeds() {
         let (mut stopping, mut now) = (Stopping::new(vec![A]), START);
         for _ in 0..100 {
             assert_eq!(begun(&mut stopping, now), [(A, Work::Flush)]);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gets_dirty_late_is_written_too_and_what_is_gone_is_not() {
+    fn late_dirty_blocks_are_written_unless_their_volume_is_gone() {
         let mut stopping = Stopping::new(vec![A, B]);
         assert_eq!(stopping.next(START, |v| (v == A).then_some(false)), Some((A, Work::Flush)));
         end(&mut stopping, A, Ok(()), START);
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(stopping.outcome(), Some(true), "nothing is left of the other one");
         assert_eq!(stopping.next(START, |_| Some(true)), Some((A, Work::Flush)));
         assert_eq!(stopping.outcome(), None);
-        // It is given up: its flush fails, and nobody begins another one.
+        // The volume is abandoned: its flush fails, and no other flush starts.
         end(&mut stopping, A, Err(Errno::ENXIO), START);
         assert_eq!(stopping.next(START.later(REST_US), |_| None), None);
         assert_eq!(stopping.outcome(), Some(true));

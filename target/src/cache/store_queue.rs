@@ -1,7 +1,7 @@
 //! [`StoreQueue`]: the store of a shard, and the operations that wait to go there.
 //!
-//! Where several volumes are served, each has a bounded number of operations at the store: a volume
-//! whose store hangs does not fill the ring. Waiting operations go on volume by volume in turn.
+//! With several volumes, each has a bounded number of operations at the store, so a hanging store
+//! does not fill the ring. Waiting operations are submitted volume by volume in turn.
 
 use nix::errno::Errno;
 
@@ -10,22 +10,21 @@ use crate::cache::shard_volumes::{VolumeOps, VolumeState, Volumes};
 use crate::store::{Op, OpDone, Segment, Store};
 use crate::volume::ids::VolumeIndex;
 
-/// Operations of one volume at the store, where there are several volumes: half of what a ring
-/// holds.
+/// Most operations of one volume at the store, if there are several volumes: half of a ring.
 const OPS_PER_VOLUME: usize = 512;
 
 /// A store, and the operations that wait to go there.
 #[derive(Debug)]
 pub(super) struct StoreQueue<S> {
     store: S,
-    // What the store has done, and how much of it was taken.
+    // Completed operations, and the number of them that were taken.
     done: Vec<OpDone>,
     taken: usize,
-    // Operations that wait, of all volumes.
+    // Waiting operations of all volumes.
     waiting: usize,
     // Operations that one volume may have at the store.
     per_volume: usize,
-    // Whose waiting operations go first.
+    // The volume that submits next.
     next_volume: usize,
 }
 
@@ -41,7 +40,7 @@ impl<S: Store> StoreQueue<S> {
         }
     }
 
-    /// The store, to look at.
+    /// The store, to read.
     #[cfg(test)]
     pub(super) fn store(&self) -> &S {
         &self.store
@@ -52,12 +51,12 @@ impl<S: Store> StoreQueue<S> {
         &mut self.store
     }
 
-    /// So many volumes are served from now on.
+    /// Sets the number of served volumes.
     pub(super) fn set_volumes(&mut self, served: usize) {
         self.per_volume = if served < 2 { usize::MAX } else { OPS_PER_VOLUME };
     }
 
-    /// Submits an operation of a volume, or queues it behind those that wait.
+    /// Submits an operation of a volume, or queues it behind waiting ones.
     #[inline(always)]
     pub(super) fn submit(
         &mut self,
@@ -85,30 +84,30 @@ impl<S: Store> StoreQueue<S> {
         self.waiting += 1;
     }
 
-    /// Fails an operation that was not submitted, as if the store had.
+    /// Fails an operation that was not submitted, like an error of the store.
     #[cold]
     pub(super) fn fail(&mut self, op: Op, errno: Errno) {
         self.done.push(OpDone { token: op.token, result: Err(errno) });
     }
 
-    /// Fails what waits of one volume.
+    /// Fails the waiting operations of one volume.
     pub(super) fn fail_waiting(&mut self, of: &mut VolumeOps, lists: &mut Lists, errno: Errno) {
         while let Some((op, memory)) = of.waiting.pop_front() {
             lists.give_back(memory);
             self.waiting -= 1;
-            // Its end is counted like that of one that was at the store.
+            // The end of this operation counts like the end of a submitted one.
             of.at_store += 1;
             self.fail(op, errno);
         }
     }
 
-    /// Operations that wait.
+    /// Number of waiting operations.
     #[inline]
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Submits what waits, one operation of each volume in turn, as far as the store takes them.
+    /// Submits waiting operations, one of each volume in turn, until the store takes no more.
     pub(super) fn submit_waiting(&mut self, volumes: &mut Volumes, lists: &mut Lists) {
         let all = volumes.indexes().count();
         let mut idle = 0;
@@ -134,14 +133,14 @@ impl<S: Store> StoreQueue<S> {
         }
     }
 
-    /// Collects what the store has done. Returns whether there is anything.
+    /// Collects completed operations. Returns whether there are any.
     #[inline]
     pub(super) fn reap(&mut self) -> bool {
         self.store.reap(&mut self.done);
         !self.done.is_empty()
     }
 
-    /// The next operation that is done.
+    /// The next completed operation.
     #[inline(always)]
     pub(super) fn next_done(&mut self) -> Option<OpDone> {
         let done = self.done.get(self.taken).copied();

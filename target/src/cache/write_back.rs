@@ -1,16 +1,16 @@
 //! [`WriteBacks`]: dirty blocks on their way to the store, and the flushes that wait for them.
 //!
-//! The dirty slots of a volume stand in a list in the order in which their oldest write was
-//! acknowledged. A write-back takes the oldest, joins the dirty neighbours of its block, waits for
-//! the lock on the range and writes all of it in one operation. It begins when a flush asks for it,
-//! when a block has been dirty for [`write_back_delay`](super::ShardOptions::write_back_delay), or
-//! when half of the room for dirty blocks is taken, or half of what its volume may have at most.
+//! The dirty slots of a volume are in a list, ordered by the acknowledgement of their oldest write.
+//! A write-back takes the oldest, joins the dirty neighbours of its block, waits for the lock on
+//! the range and writes the whole range in one operation. A write-back starts when a flush asks for
+//! it, when a block has been dirty for [`write_back_delay`](super::ShardOptions::write_back_delay),
+//! or when half of the room for dirty blocks is taken, or half of the volume's maximum.
 //!
-//! A flush covers every block that was dirty when it came: it waits until the list has nothing as
-//! old, and no write-back on its way has anything as old. A block that is written again before that
-//! keeps its age, so the flush waits for the newer data rather than miss the older. A write-back
-//! that fails puts its blocks back where they were and fails the flushes that cover them. The
-//! blocks stay dirty. Every flush tries them again, and so does the shard after a while.
+//! A flush covers every block that was dirty when it came: it waits until neither the list nor a
+//! running write-back has a write as old as that. A block that is written again before that keeps
+//! its age, so the flush waits for the newer data rather than miss the older. A write-back that
+//! fails puts its blocks back into their places and fails the flushes that cover them. The blocks
+//! stay dirty. Every flush retries them, and so does the shard after a while.
 
 use std::ops::Range;
 
@@ -29,15 +29,15 @@ use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 
-/// Write-backs of a volume on their way at a time, in one shard that does not stop.
+/// Most write-backs of a volume at the store at a time, in one shard that does not stop.
 const IN_FLIGHT: usize = 16;
-/// Wait before a failed write-back is tried again: at first, and at most.
+/// Wait before a failed write-back is retried: at first, and at most.
 const BACKOFF_MS: Range<u32> = 1000..30_000;
 
 /// The write-backs of a shard, and the flushes that wait for them.
 #[derive(Debug)]
 pub(super) struct WriteBacks {
-    // Jobs.
+    // Job numbers.
     under_way: Vec<u32>,
     flushes: Vec<u32>,
     // Most slots that may be dirty.
@@ -45,11 +45,11 @@ pub(super) struct WriteBacks {
     delay_ms: u32,
     // Most blocks of one write-back.
     blocks_max: u64,
-    // Blocks of writes that will be dirty when their edges were read.
+    // Blocks of writes that become dirty after their edges are read.
     merging: usize,
-    // Rises with every write that made blocks dirty.
+    // Rises with every write that makes blocks dirty.
     order: u64,
-    // The shard stops: nothing is acknowledged from memory any more.
+    // The shard stops: writes are acknowledged only from the store.
     stopping: bool,
 }
 
@@ -78,9 +78,9 @@ impl WriteBacks {
         self.dirty_max
     }
 
-    /// Whether so many more blocks of a volume may be dirty. A volume whose store fails has no
-    /// room: its users learn of the failure from their writes, and it does not take the room of the
-    /// others. Nor has a volume where they would be more than its maximum.
+    /// Whether this many more blocks of a volume may be dirty. A volume with a failing store has no
+    /// room: its users learn of the failure from their writes, and the volume does not take the
+    /// others' room. A volume also has no room above its maximum.
     #[inline]
     pub(super) fn has_room(&self, slots: &Slots, volume: VolumeIndex, more: usize) -> bool {
         let more = self.merging + more;
@@ -89,25 +89,25 @@ impl WriteBacks {
             && slots.may_be_dirty(volume, more)
     }
 
-    /// A write of so many blocks reads its edges; then its blocks are dirty.
+    /// A write of this many blocks starts to read its edges; after that its blocks become dirty.
     pub(super) fn merge_begins(&mut self, blocks: usize) {
         self.merging += blocks;
     }
 
-    /// Such a write has its edges, or failed.
+    /// The edges of the write are read, or the write failed.
     pub(super) fn merge_ended(&mut self, blocks: usize) {
         self.merging -= blocks;
     }
 
-    /// How the blocks of the next write-back write enter the index.
+    /// The index entry of the next write-back write.
     #[inline]
     pub(super) fn next_dirty(&mut self, clock: &Clock) -> Install {
         self.order += 1;
         Install::Dirty { order: self.order, now_ms: clock.now_ms() }
     }
 
-    /// Hands every block that is dirty now to the store, and answers then. Without an asker the
-    /// shard does it to stop.
+    /// Hands every block that is dirty now to the store, and then answers. A flush without an asker
+    /// is part of the shard's stop.
     pub(super) fn flush<S: Store>(
         &mut self,
         core: &mut Core<S>,
@@ -123,7 +123,7 @@ impl WriteBacks {
         self.start_due(core);
     }
 
-    // The oldest acknowledged write of a volume that is not in the store.
+    // The order of a volume's oldest acknowledged write that is not in the store.
     fn oldest<S: Store>(&self, core: &Core<S>, volume: VolumeIndex) -> Option<u64> {
         let listed = core.slots.oldest_dirty(volume).map(|slot| core.slots.since(slot).0);
         let under_way = self.under_way.iter().map(|job| core.jobs.peek(*job));
@@ -135,7 +135,7 @@ impl WriteBacks {
         orders.chain(listed).min()
     }
 
-    // Answers the flushes of a volume that `ends` names by their order.
+    // Answers the flushes of a volume that `ends` selects by their order.
     fn end_flushes<S: Store>(
         &mut self,
         core: &mut Core<S>,
@@ -158,18 +158,19 @@ impl WriteBacks {
         });
     }
 
-    /// A volume was given up: its flushes fail.
+    /// Fails the flushes of an abandoned volume.
     pub(super) fn give_up<S: Store>(&mut self, core: &mut Core<S>, volume: VolumeIndex) {
         self.end_flushes(core, volume, Err(Errno::ENXIO), |_| true);
     }
 
-    /// Begins the write-backs that are due.
+    /// Starts the write-backs that are due.
     pub(super) fn start_due<S: Store>(&mut self, core: &mut Core<S>) {
         if core.slots.dirty() == 0 {
             return;
         }
         let crowded = core.slots.dirty() * 2 > self.dirty_max;
-        // At the end every block is tried: old ones that the store refuses keep no other from it.
+        // A stopping shard tries every block: old blocks that the store refuses do not hold back
+        // others.
         let most = if self.stopping { usize::MAX } else { IN_FLIGHT };
         for volume in core.volumes.indexes() {
             if core.slots.oldest_dirty(volume).is_none() {
@@ -198,7 +199,7 @@ impl WriteBacks {
         })
     }
 
-    // Begins the write-back of a dirty slot and of its dirty neighbours.
+    // Starts the write-back of a dirty slot and of its dirty neighbours.
     fn start<S: Store>(&mut self, core: &mut Core<S>, volume: VolumeIndex, slot: Slot) {
         let blocks = self.dirty_run(core, volume, core.slots.block(slot));
         let (offset, len) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
@@ -223,7 +224,7 @@ impl WriteBacks {
         }
     }
 
-    // The dirty blocks around a dirty block, as many as one write-back may have.
+    // The dirty blocks around a dirty block, at most the length of one write-back.
     fn dirty_run<S: Store>(&self, core: &Core<S>, volume: VolumeIndex, middle: u64) -> Range<u64> {
         let slots = &core.slots;
         let joins = |block: u64| {
@@ -240,7 +241,7 @@ impl WriteBacks {
         run
     }
 
-    /// A write-back has its lock: writes what was not recalled.
+    /// A write-back has its lock: writes the blocks that were not recalled.
     pub(super) fn locked<S: Store>(&mut self, core: &mut Core<S>, job: u32) {
         let entry = core.jobs.get(job);
         entry.op_begins();
@@ -258,12 +259,12 @@ impl WriteBacks {
             }
         }
         if core.jobs.get(job).op_ended(None) {
-            // Everything in it was recalled.
+            // All blocks were recalled.
             self.finish(core, job);
         }
     }
 
-    /// The store has done a write-back, or failed it.
+    /// The store ended a write-back, with or without an error.
     pub(super) fn finish<S: Store>(&mut self, core: &mut Core<S>, job: u32) {
         let entry = core.jobs.peek(job);
         let (error, volume) = (entry.error(), entry.span.volume);
@@ -286,9 +287,9 @@ impl WriteBacks {
         self.end_flushes(core, volume, Ok(()), |flush| oldest.is_none_or(|oldest| flush < oldest));
     }
 
-    /// Takes the blocks of a range back from write-backs that wait for it: the holder of the lock
-    /// has newer ones. They are dirty again. The latest write-back first: so the blocks of older
-    /// ones find the newer data dirty, which then is as old.
+    /// Takes the blocks of a range back from write-backs that wait for the range's lock: the lock's
+    /// holder has newer blocks. The blocks are dirty again. The latest write-back goes first: so
+    /// blocks of older write-backs find the newer data dirty, which then takes over their age.
     #[inline(always)]
     pub(super) fn recall<S: Store>(
         &mut self,
@@ -325,8 +326,8 @@ impl WriteBacks {
         }
     }
 
-    /// Milliseconds until a block is due without being asked for. `None`: no block is dirty, or a
-    /// write-back that ends will tell.
+    /// Milliseconds until a block is due without a flush. `None`: no block is dirty, or the end of
+    /// a write-back restarts the work.
     pub(super) fn deadline_ms<S: Store>(&self, core: &Core<S>) -> Option<u64> {
         if core.slots.dirty() == 0 {
             return None;
@@ -346,21 +347,21 @@ impl WriteBacks {
         core.volumes.indexes().filter_map(left_of).min()
     }
 
-    /// Write-backs on their way, and flushes that wait.
+    /// Running write-backs, and waiting flushes.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.under_way.len(), self.flushes.len())
     }
 }
 
-// Milliseconds from now until then, both modulo 2^32. 0: the time has come.
+// Milliseconds from `now_ms` to `then_ms`, both modulo 2^32. 0: the time has passed.
 fn ms_until(then_ms: u32, now_ms: u32) -> u32 {
     let left = then_ms.wrapping_sub(now_ms);
     if left.cast_signed() < 0 { 0 } else { left }
 }
 
-// Whether a volume rests after a failed write-back. The rest ends with its time, or when no block
-// that failed is left. Then it is forgotten, since the clock may wrap later.
+// Whether a volume pauses after a failed write-back. The pause ends with its time, or when no
+// failed block is left. The time is then cleared, since the clock may wrap later.
 fn rests<S: Store>(core: &mut Core<S>, volume: VolumeIndex) -> bool {
     let (now_ms, failed) = (core.clock.now_ms(), core.slots.failed(volume));
     // Only volumes with a store have dirty blocks.
@@ -370,12 +371,12 @@ fn rests<S: Store>(core: &mut Core<S>, volume: VolumeIndex) -> bool {
     retry.is_some()
 }
 
-// Write-backs of a volume on their way.
+// Running write-backs of a volume.
 fn under_way<S: Store>(core: &Core<S>, volume: VolumeIndex) -> usize {
     core.volumes.get(volume).map_or(0, |state| state.write_backs.under_way)
 }
 
-// A write-back of a volume ended: after a failure the volume rests.
+// A write-back of a volume ended: after a failure the volume pauses.
 fn note_result<S: Store>(core: &mut Core<S>, volume: VolumeIndex, error: Option<Errno>) {
     let (now_ms, failed) = (core.clock.now_ms(), core.slots.failed(volume));
     let Some(state) = core.volumes.get_mut(volume) else {

@@ -3,10 +3,11 @@
 //! A write lands in slots of its own. Write-through, FUA, and write-back beyond the limit of dirty
 //! blocks: the slots go to the store, then into the index, then the write is acknowledged.
 //! Write-back: the slots go into the index as dirty and the write is acknowledged; `write_back.rs`
-//! brings them to the store later. A write of a part of a block takes the rest from the cached
-//! block; with write-back it reads the rest first if it has to.
+//! writes them to the store later. A write of a part of a block takes the rest from the cached
+//! block; with write-back it reads the rest first if the block is not cached.
 //!
-//! A write of one block whose data is here and whose range is free is a [`BlockWrite`] and no job.
+//! A write of one block is a [`BlockWrite`] and no job, if its data has landed and its range is
+//! free.
 
 use nix::errno::Errno;
 use rblk_protocol::width::{narrow, wide64};
@@ -26,30 +27,30 @@ use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Spent;
 
-/// A write of one block whose data is here.
+/// A write of one block whose data has landed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OneBlock {
-    /// Whose block.
+    /// The volume of the block.
     pub volume: VolumeIndex,
     /// First byte.
     pub offset: u64,
     /// Bytes: a whole block if the volume is cached.
     pub len: u32,
-    /// Answer only when it is durable.
+    /// Answer only when the data is durable.
     pub fua: bool,
 }
 
-/// The data of a write that is here.
+/// The landed data of a write.
 pub(crate) trait Landed {
-    /// The slot that has the data: this private one, to which it is copied, or the one where it
-    /// landed, for which this one is kept ([`Slots::exchange`]). Called once.
+    /// Returns the slot with the data: the private `slot` after a copy into it, or the slot in
+    /// which the data landed, in exchange for `slot` ([`Slots::exchange`]). Called once.
     fn land(&mut self, slots: &mut Slots, slot: Slot) -> Slot;
 
-    /// Who asks. Only a write that goes to the store is named.
+    /// The command part to answer. Only asked for a write that goes to the store.
     fn from(&self) -> PartToken;
 }
 
-/// Begins the write of a reservation whose data has landed. True: it is done, and well.
+/// Starts the write of a reservation whose data has landed. True: the write succeeded.
 pub(super) fn start<S: Store>(
     core: &mut Core<S>,
     write_backs: &mut WriteBacks,
@@ -81,9 +82,9 @@ pub(super) fn start<S: Store>(
     false
 }
 
-/// Begins a write of one block. True: the block is dirty in the index, and the write is done.
+/// Starts a write of one block. True: the block is dirty in the index, and the write is done.
 /// False: the write is on its way to the store. `None`: nothing changed; the write must be
-/// reserved, since it is not of one block, or something is in its way.
+/// reserved, because it is not of one block, or because it must wait.
 #[inline(always)]
 pub(super) fn start_one<S: Store>(
     core: &mut Core<S>,
@@ -136,7 +137,7 @@ pub(super) fn start_one<S: Store>(
     Some(false)
 }
 
-/// The store has done a write of one block. False: no such write is under way.
+/// The store ended a write of one block. False: no such write is running.
 #[inline(always)]
 pub(super) fn finish_one<S: Store>(
     core: &mut Core<S>,
@@ -169,7 +170,7 @@ pub(super) fn finish_one<S: Store>(
 #[cold]
 fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32, Errno>) {
     let BlockWrite { from, block, slot, lock, volume, .. } = write;
-    // The store promised all or an error; less would pass for data.
+    // The store promises all bytes or an error; a short result would pass for data.
     let errno = result.err().unwrap_or(Errno::EIO);
     core.op_ended(volume, Kind::Write { fua: false }, Some(errno));
     if let Some(state) = core.volumes.get_mut(volume) {
@@ -184,7 +185,7 @@ fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32,
     core.answers.done(from, Err(errno), Spent::at_store());
 }
 
-/// The job has its lock: to the store, or, if only its edges have to be read first, to the index.
+/// The job has its lock: the blocks go to the store, or into the index after their edges are read.
 pub(super) fn locked<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
     let Kind::Write { fua } = entry.kind else {
@@ -201,7 +202,7 @@ pub(super) fn locked<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
     core.transfer(job, kind, 0..count, span.skip());
 }
 
-// Reads the edges of a write that is to be dirty, where they are not cached.
+// Reads the edges of a write-back write that are not cached.
 fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.get(job);
     entry.kind = Kind::Merge;
@@ -209,10 +210,10 @@ fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u
     write_backs.merge_begins(entry.blocks.len());
     let span = entry.span;
     for (at, block) in span.edges().as_slice().iter().copied().enumerate() {
-        // As many as edges were allocated with the blocks.
+        // Each edge has a slot, allocated with the blocks.
         let slot = core.jobs.peek(job).edges[at];
         if let Some(cached) = core.slots.find(span.volume, block) {
-            // It may leave before the other edge is read.
+            // The cached block may leave before the other edge is read.
             core.copy(cached, slot, 0, SLOT_BYTES);
             continue;
         }
@@ -227,7 +228,7 @@ fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u
     }
 }
 
-/// The edges of a write are read: its blocks are dirty, and it is acknowledged.
+/// The edges of a write are read: makes its blocks dirty and acknowledges it.
 pub(super) fn finish_merge<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
     write_backs.merge_ended(entry.blocks.len());
@@ -247,7 +248,7 @@ fn install_dirty<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job
         entry.blocks[at].own = false;
         let slot = entry.blocks[at].slot;
         if let Some(edge) = edges.position(block) {
-            // The cached block is newer than what was read, if there is one.
+            // A cached block is newer than the data read from the store.
             let read = entry.edges.get(edge).copied();
             if let Some(rest) = core.slots.find(span.volume, block).or(read) {
                 core.copy_around(&span, block, rest, slot);
@@ -257,7 +258,7 @@ fn install_dirty<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job
     }
 }
 
-/// The store has done a write, or failed it.
+/// The store ended a write, with or without an error.
 pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
     if entry.error().is_some() {
@@ -269,7 +270,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
     core.finish(job);
 }
 
-// Puts a write's blocks, which the store has, in the index.
+// Puts the blocks of a stored write in the index.
 fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
     let span = core.jobs.peek(job).span;
     write_backs.recall(core, span.volume, span.first(), span.last());
@@ -295,8 +296,8 @@ fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, j
     }
 }
 
-/// The store's bytes of a range are unknown, so nothing may pass for them. Dirty blocks stay: they
-/// will be written.
+/// Drops the clean blocks of a range after its bytes in the store became unknown. Dirty blocks
+/// stay: they will be written.
 pub(super) fn forget_clean<S: Store>(core: &mut Core<S>, span: &Span) {
     core.slots.for_each_in(span.volume, span.first(), span.last(), |slots, slot| {
         if slots.state(slot).is_clean() {

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::commands::running::status_of;
 
-/// What was found, in JSON.
+/// The findings, in JSON.
 #[derive(Serialize)]
 struct Checked {
     volumes: Vec<CheckedVolume>,
@@ -22,7 +22,7 @@ struct Checked {
 #[derive(Serialize)]
 struct CheckedVolume {
     name: String,
-    /// How it would be served. Null: it would not be.
+    /// The volume as it would be served. Null: it would not be.
     #[serde(flatten)]
     served: Option<Reviewed>,
     /// Why it would not be served.
@@ -33,7 +33,7 @@ struct CheckedVolume {
 pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
     let mut config = TargetConfig::load(path)?;
     crate::commands::listen::fill_in(&mut config);
-    // None answers, or it may not be asked.
+    // An error means that no target answers, or that it refuses.
     let running = status_of(&config.control_socket).ok();
     let found = review(&config, running.as_ref())?;
     let mut warnings: Vec<String> = ignored_drop_ins(path).into_iter().collect();

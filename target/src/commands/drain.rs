@@ -7,8 +7,8 @@ use crate::operate::ask::{Ask, EndReport, Response};
 use crate::operate::client::ask;
 use crate::operate::refusal::Refusal;
 use crate::operate::status::{DrainStatus, TargetStatus, UnsavedStatus, in_words};
-use rblk_operate::{CannotPrint, Output};
 use rblk_config::Exit;
+use rblk_operate::{CannotPrint, Output};
 use serde::Serialize;
 
 use crate::commands::running::{answered, not_understood, status_in};
@@ -16,12 +16,12 @@ use crate::commands::table;
 
 /// How often to look.
 const STEP: Duration = Duration::from_millis(200);
-/// What a target may take beyond the times of its drain and of its stores: dead connections end in
-/// 5 s, and the memory of a large arena goes back.
+/// The time of a target beyond that of its drain and of its stores: dead connections end in 5 s,
+/// and the memory of a large arena goes back.
 const MARGIN: Duration = Duration::from_secs(15);
-/// The time of the stores, where the target has not said it.
+/// The time of the stores, if the target has not reported it.
 const STORES: Duration = Duration::from_secs(30);
-/// How long the last word of a target may take that is gone.
+/// How long the last response of a target may take after its end.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// The outcome, in JSON.
@@ -29,22 +29,22 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 struct Outcome {
     /// The target's process.
     pid: u32,
-    /// It is gone.
+    /// Whether the process is gone.
     stopped: bool,
     /// How long this took, in milliseconds.
     took_ms: u64,
     /// Sessions that had not left when last seen.
     sessions: usize,
-    /// Volumes of which acknowledged data was given up.
+    /// Volumes with acknowledged data that was given up.
     unsaved: Vec<UnsavedStatus>,
-    /// What was wrong with files and devices of volumes before.
+    /// The faults of files and devices of volumes before.
     warnings: Vec<String>,
 }
 
-/// A process. Another process with the same number later is not the same one.
+/// A process. A later process with the same number is another one.
 pub(crate) struct Process {
     pid: u32,
-    // In the ticks of /proc; `None` where it cannot be seen, such as from another PID namespace.
+    // In the ticks of /proc; `None` if it cannot be seen, for example from another PID namespace.
     started: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Process {
         Self { pid, started: look_at(pid) }
     }
 
-    /// Whether it has ended. Always false where it cannot be seen.
+    /// Whether the process has ended. Always false if it cannot be seen.
     pub(crate) fn is_gone(&self) -> bool {
         self.started.is_some() && look_at(self.pid) != self.started
     }
@@ -63,7 +63,7 @@ impl Process {
     }
 }
 
-/// When a process that has not ended was started.
+/// The start time of a process that has not ended.
 fn look_at(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything; the state is the field behind it, the start the
@@ -82,14 +82,14 @@ pub(crate) fn drain(path: &Path, wait: bool, output: Output) -> anyhow::Result<E
     runtime.block_on(run(path, wait, output))
 }
 
-/// What a target said of its end.
+/// The report of a target on its end.
 #[derive(Debug)]
 enum Said {
     /// How it ended.
     End(EndReport),
-    /// It is of a version that does not tell.
+    /// The target is of a version without such a report.
     NotToBeTold,
-    /// Nothing: it broke off.
+    /// No report: the connection broke off.
     Nothing,
 }
 
@@ -143,7 +143,7 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     judge(&said, process.pid)
 }
 
-/// How the command ends when the target has ended.
+/// The exit of the command after the target has ended.
 ///
 /// # Errors
 /// The target did not end in good order.
@@ -169,21 +169,21 @@ fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
     Err(Refusal::new(Exit::GaveUp, text).into())
 }
 
-/// The end of a target that is waited for.
+/// The wait for the end of a target.
 struct Waiting<'t> {
     path: &'t Path,
     process: &'t Process,
     instance: &'t str,
     output: Output,
-    // What was last seen of the drain.
+    // The drain as it was seen last.
     last: DrainStatus,
     deadline: Option<Instant>,
     printed: String,
 }
 
 impl Waiting<'_> {
-    /// Waits until the target ended, or too long. Returns whether it ended, and what it said of
-    /// that in its `answer`.
+    /// Waits until the target ended, or too long. Returns whether it ended, and its report in
+    /// `answer`.
     async fn wait(
         &mut self,
         answer: impl Future<Output = std::io::Result<Response>>,
@@ -210,13 +210,13 @@ impl Waiting<'_> {
         *self.deadline.get_or_insert_with(|| Instant::now() + STORES + MARGIN)
     }
 
-    /// Looks once, and tells what is new.
+    /// Looks once, and prints the news.
     async fn has_ended(&mut self) -> anyhow::Result<bool> {
         if self.process.is_gone() {
             return Ok(true);
         }
         match status(self.path).await {
-            // Another target has taken its place already.
+            // Another target has its place already.
             Ok(Ok(status)) if status.instance != self.instance => return Ok(true),
             Ok(Ok(TargetStatus { drain: Some(drain), .. })) => {
                 let left = Duration::from_millis(drain.left_ms + drain.stores_ms);
@@ -225,7 +225,7 @@ impl Waiting<'_> {
                 self.last = drain;
             }
             Ok(_) => {}
-            // Its socket is gone before its memory is given back, which takes a while for a large
+            // The socket is gone before the memory is given back, which takes a while for a large
             // arena.
             Err(error) if !self.process.can_be_seen() && is_gone(&error) => return Ok(true),
             Err(_) => {}
@@ -265,7 +265,7 @@ fn is_gone(error: &std::io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | NotFound)
 }
 
-/// The inner error is what a target says that cannot answer.
+/// The inner error is the target's own refusal.
 async fn status(path: &Path) -> std::io::Result<anyhow::Result<TargetStatus>> {
     Ok(match ask(path, Ask::Status).await? {
         Response::Status(status) => Ok(*status),

@@ -1,4 +1,4 @@
-//! `rblk-target events`: what happened lately, and what happens from now on.
+//! `rblk-target events`: recent events, and new ones with --follow.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(crate) const YEAR_10000_MS: u64 = 253_402_300_800_000;
 /// How often to look for news.
 const STEP: Duration = Duration::from_millis(300);
 
-/// Prints what happened, and goes on if it is to follow.
+/// Prints the events, and goes on with new ones if `follow`.
 pub(crate) fn events(path: &Path, follow: bool, output: Output) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(path, follow, output))
@@ -46,7 +46,7 @@ async fn run(path: &Path, follow: bool, output: Output) -> anyhow::Result<Exit> 
                 seen = next;
                 print_all(&seen.events, output)?;
             }
-            // It stops, or is away. It may come back.
+            // The target stops, or is away. It may come back.
             Ok(Err(_)) | Err(_) if is_away => {}
             Ok(Err(_)) | Err(_) => {
                 is_away = true;
@@ -56,7 +56,7 @@ async fn run(path: &Path, follow: bool, output: Output) -> anyhow::Result<Exit> 
     }
 }
 
-/// The inner error is what a target says that cannot answer.
+/// The inner error is the target's own refusal.
 async fn report(path: &Path, after: u64) -> io::Result<anyhow::Result<EventsReport>> {
     Ok(match ask(path, Ask::Events { after }).await? {
         Response::Events(report) => Ok(report),
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_when_what_and_who() {
+    fn a_line_has_time_kind_and_subject() {
         let mut events = Events::default();
         let what =
             Occurrence::new(EventKind::StoreError, "the store fails: ENOSPC").of_volume("logs");

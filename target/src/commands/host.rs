@@ -1,5 +1,6 @@
-//! `rblk-target host`: changes who may connect, in the files of the configuration and in the target
-//! that runs. The files come first: what a target does now, it does after a restart, too.
+//! `rblk-target host`: changes the hosts that may connect, in the files of the configuration and in
+//! the running target. The files come first, so that the target does after a restart as it does
+//! now.
 
 use std::path::{Path, PathBuf};
 
@@ -25,19 +26,19 @@ struct Listed<'c> {
     file: Option<PathBuf>,
 }
 
-/// What was done to a host, in JSON.
+/// The outcome of a command on a host, in JSON.
 #[derive(Serialize)]
 struct Done<'d> {
     name: &'d str,
-    /// The file that is written, changed or gone.
+    /// The file that is written, changed or removed.
     file: &'d Path,
-    /// What became of the file.
+    /// The change of the file.
     outcome: &'d str,
-    /// What the running target made of it. Null: none answers.
+    /// The effect on the running target. Null: none answers.
     target: Option<HostsReport>,
 }
 
-/// Does what was asked.
+/// Carries out a command.
 pub(crate) fn host(command: &HostCommand, output: Output) -> anyhow::Result<Exit> {
     match command {
         HostCommand::Add(args) => add(args, output),
@@ -70,7 +71,7 @@ fn add(args: &HostAddArgs, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// The host with what was asked for.
+/// The host with the additions of a command.
 fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, Refusal> {
     let name = &args.name;
     let mut host = match before {
@@ -105,7 +106,7 @@ fn added(before: Option<HostConfig>, args: &HostAddArgs) -> Result<HostConfig, R
     Ok(host)
 }
 
-/// The running target has the limits first, as those of a volume: it may refuse them.
+/// The running target takes the limits first, like those of a volume: it may refuse them.
 fn set(args: &HostSetArgs, output: Output) -> anyhow::Result<Exit> {
     let HostSetArgs { name, limits, persist, running } = args;
     // Locked before the change, so that files and changes have one order.
@@ -146,7 +147,7 @@ fn set(args: &HostSetArgs, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Why a host cannot be changed in its file: it has none.
+/// The refusal for a host without a file to change.
 fn not_in(file: &HostFile, config: &Path, name: &str, verb: &str) -> anyhow::Error {
     let text = match TargetConfig::load(config) {
         Err(error) => return error.into(),
@@ -188,13 +189,13 @@ fn remove(args: &HostRemoveArgs, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// How much of a host is taken away.
+/// The part of a host that is taken away.
 enum Taken {
     Part,
     Whole,
 }
 
-/// Takes away what was asked for.
+/// Takes away the part that the command names.
 fn taken(host: &mut HostConfig, args: &HostRemoveArgs) -> Result<Taken, Refusal> {
     let name = &args.name;
     let last = |what: &str| {
@@ -226,7 +227,7 @@ fn taken(host: &mut HostConfig, args: &HostRemoveArgs) -> Result<Taken, Refusal>
     if host.volumes.is_empty() { last("right") } else { Ok(Taken::Part) }
 }
 
-/// Tells the running target. `stays`: whether the host is still one.
+/// Makes the running target read the hosts again. `stays`: whether the host is still one.
 fn tell(
     place: &HostPlace,
     config: &TargetConfig,
@@ -271,11 +272,11 @@ fn tell(
     }
 }
 
-/// What people must know where hosts have no effect.
+/// The note for people where the list of hosts has no effect.
 const OPEN: &str =
     "authentication is off, so every host may connect, and the list of hosts has no effect";
 
-/// What a reload of the hosts did, in words.
+/// The effect of a reload of the hosts, in words.
 pub(crate) fn told(report: &HostsReport) -> String {
     let hosts = match report.hosts.as_slice() {
         [] => "no host".to_owned(),
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_leaves_a_host_or_none() {
+    fn removals_leave_a_part_of_a_host_or_none() {
         let keys = format!("--key {} --key {}", KEYS[0], KEYS[1]);
         let host = add(None, &format!("{keys} --volume vol0:ro --volume *:rw")).unwrap();
         assert_eq!(take(&host, "").unwrap(), None);

@@ -1,8 +1,8 @@
-//! `rblk-target key`: makes and shows the key by which a target proves who it is.
+//! `rblk-target key`: makes and shows the key by which a target proves its identity.
 
 use crate::commands::args::{KeyArgs, KeyCommand};
-use rblk_config::key_file::{self, Side};
 use rblk_config::Exit;
+use rblk_config::key_file::{self, Side};
 use rblk_operate::Output;
 use rblk_protocol::auth::PublicKey;
 use serde::Serialize;
@@ -14,7 +14,7 @@ struct Shown<'s> {
     file: &'s std::path::Path,
 }
 
-/// Does what was asked. The public key alone goes to the standard output, so that a script can
+/// Carries out a command. Only the public key goes to the standard output, so that a script can
 /// take it from there.
 pub(crate) fn key(command: &KeyCommand, output: Output) -> anyhow::Result<Exit> {
     match command {

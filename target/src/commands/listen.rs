@@ -1,10 +1,11 @@
-//! Where a target listens if nobody says where: on every address of the host.
+//! The addresses of a target without any in its configuration: every address of the host.
 
 use std::path::Path;
 
 use rblk_config::{LISTEN_DEFAULT, TargetConfig};
 
-/// What the kernel has only with IPv6: whether an address of IPv6 takes no peers of IPv4.
+/// The kernel's default of IPV6_V6ONLY: whether an IPv6 address takes no IPv4 peers. Exists only
+/// with IPv6.
 const IPV6_ONLY: &str = "/proc/sys/net/ipv6/bindv6only";
 /// The RDMA devices of this host.
 const RDMA: &str = "/sys/class/infiniband";
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_somebody_names_stays() {
+    fn a_configured_address_stays() {
         let mut config =
             TargetConfig { listen: vec!["tcp://127.0.0.1".to_owned()], ..TargetConfig::default() };
         fill_in(&mut config);

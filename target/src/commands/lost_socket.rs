@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// `__SO_ACCEPTCON` in `/proc/net/unix`: a socket that listens.
 const LISTENS: u32 = 1 << 16;
 
-/// The process that listens at a control socket whose file was removed or replaced, in this network
-/// namespace. `None` as well where this process may not see it.
+/// The process that listens at a control socket after the file was removed or replaced, in this
+/// network namespace. Also `None` if this process may not see it.
 #[must_use]
 pub fn server_without_socket(socket: &Path) -> Option<u32> {
     let socket = std::path::absolute(socket).ok()?;

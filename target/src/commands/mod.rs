@@ -91,7 +91,7 @@ fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<Exit> {
 fn status(path: &Path, output: Output, verbose: bool) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut answer = runtime.block_on(ask(path, Ask::Status));
-    // The first question begins the measurement of rates. Without a session there are none.
+    // The first command begins the measurement of rates. Without a session there are none.
     if output == Output::Table
         && matches!(&answer, Ok(Response::Status(s)) if s.rates.is_none() && !s.sessions.is_empty())
     {

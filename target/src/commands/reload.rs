@@ -1,4 +1,4 @@
-//! `rblk-target reload` and `dump`: the configuration of the target that runs.
+//! `rblk-target reload` and `dump`: the configuration of the running target.
 
 use std::path::Path;
 

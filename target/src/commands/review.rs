@@ -1,8 +1,8 @@
-//! [`review`]: what a target would find if it were started with a configuration: stores, keys, and
-//! what the host has.
+//! [`review`]: the findings of a start with a configuration: stores, keys, and the resources of the
+//! host.
 //!
-//! Contract: nothing is changed, and nothing is waited for. A target that runs with the same
-//! control socket holds its stores and its memory; that is no fault.
+//! Contract: changes nothing, and waits for nothing. A target that runs with the same control
+//! socket holds its stores and its memory; that is no fault.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +25,7 @@ use crate::pool::opening::{Wait, open_volume};
 use crate::store::room::{StoreRoom, shortages};
 use crate::store::{StoreError, StoreFault};
 
-/// What was found.
+/// The findings.
 #[derive(Debug)]
 pub struct Review {
     /// Each volume, in the order of the configuration, with its name.
@@ -41,9 +41,9 @@ pub struct Reviewed {
     pub blocks: u64,
     /// Bytes of a block.
     pub block_bytes: u32,
-    /// The process of the running target, if that serves it.
+    /// The process of the running target, if it serves the volume.
     pub served_by: Option<u32>,
-    /// What its image says against its block size.
+    /// The contradiction between its image and its block size.
     pub contradiction: Option<Contradiction>,
 }
 
@@ -51,7 +51,7 @@ pub struct Reviewed {
 /// target that answers at the control socket of the configuration.
 ///
 /// # Errors
-/// What concerns no volume: an address or a key file.
+/// A fault that belongs to no volume: an address or a key file.
 pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::Result<Review> {
     let name = target_name(config)?;
     let addresses = addresses(config)?;
@@ -80,7 +80,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
     Ok(Review { volumes, warnings })
 }
 
-/// What the running target says of the store of a volume that it serves from the same path.
+/// The store fault of a volume in the running target, if it serves the volume from the same path.
 fn fault_of<'a>(
     volume: &VolumeConfig,
     running: Option<&'a TargetStatus>,
@@ -98,7 +98,7 @@ fn served(error: &anyhow::Error, name: &str, running: Option<&TargetStatus>) -> 
     };
     let path = match error.downcast_ref::<StoreError>()? {
         StoreError::Locked { path, pid, .. } if pid.is_none_or(|pid| pid == running.pid) => path,
-        // The kernel does not tell by whom.
+        // The kernel does not name the owner.
         StoreError::Claimed { path } => path,
         _ => return None,
     };
@@ -143,7 +143,7 @@ fn warnings(
     warnings
 }
 
-/// What is said of file systems that may not hold what thin files still take.
+/// The warnings about file systems that may not hold the rest of thin files.
 fn little_room(volumes: &[VolumeConfig]) -> Vec<String> {
     let room_of = |volume: &VolumeConfig| {
         // Opening a pipe would wait for a writer.
@@ -155,7 +155,7 @@ fn little_room(volumes: &[VolumeConfig]) -> Vec<String> {
     shortages(rooms.iter().map(|(name, path, room)| (name.as_str(), path.as_str(), room)))
 }
 
-/// The memory of the running target is free for its successor.
+/// Adds the memory of the running target, which is free for its successor.
 fn give_back(host: &mut Host, running: &TargetStatus) {
     let in_memory = running.volumes.iter().filter(|volume| volume.store == "memory");
     let volumes: u64 = in_memory.map(|volume| volume.size_bytes).sum();
@@ -170,7 +170,7 @@ fn give_back(host: &mut Host, running: &TargetStatus) {
     }
 }
 
-/// What is said of CPUs that this host does not have.
+/// The warning about CPUs that this host does not have.
 fn missing_cpus(cpus: &[u16], online: &CpuList) -> Option<String> {
     let missing = online.lacks(cpus)?;
     Some(format!(
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpus_that_are_not_there_are_named() {
+    fn missing_cpus_are_named() {
         let online = |text: &str| text.parse::<CpuList>().unwrap();
         assert_eq!(missing_cpus(&[0, 3, 8], &online("0-3,8")), None);
         assert_eq!(missing_cpus(&[900], &CpuList::default()), None, "no list could be read");

@@ -1,4 +1,4 @@
-//! The target that a command is for: where it listens, and what it answers.
+//! The target that a command is for: its control socket, and its responses.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,19 +22,19 @@ pub(crate) fn socket_of(running: &RunningArgs) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Asks the target at a socket.
+/// Sends a command to the target at a socket.
 ///
 /// # Errors
-/// None answers there, or it refuses.
+/// No target answers there, or it refuses.
 pub(crate) fn asked(path: &Path, question: Ask) -> anyhow::Result<Response> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     answered(path, runtime.block_on(ask(path, question)))
 }
 
-/// What a target answered.
+/// The response of a target.
 ///
 /// # Errors
-/// None answers there, or it refuses.
+/// No target answers there, or it refuses.
 pub(crate) fn answered(path: &Path, answer: io::Result<Response>) -> anyhow::Result<Response> {
     match answer {
         Ok(Response::Error(refusal)) => Err(refusal.into()),
@@ -43,10 +43,10 @@ pub(crate) fn answered(path: &Path, answer: io::Result<Response>) -> anyhow::Res
     }
 }
 
-/// What a target says of itself.
+/// The status in a response.
 ///
 /// # Errors
-/// None answers there, or it refuses.
+/// No target answers there, or it refuses.
 pub(crate) fn status_in(path: &Path, answer: io::Result<Response>) -> anyhow::Result<TargetStatus> {
     match answered(path, answer)? {
         Response::Status(status) => Ok(*status),
@@ -57,7 +57,7 @@ pub(crate) fn status_in(path: &Path, answer: io::Result<Response>) -> anyhow::Re
 /// The state of the target at a socket.
 ///
 /// # Errors
-/// None answers there, or it refuses.
+/// No target answers there, or it refuses.
 pub(crate) fn status_of(path: &Path) -> anyhow::Result<TargetStatus> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     status_in(path, runtime.block_on(ask(path, Ask::Status)))

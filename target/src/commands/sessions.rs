@@ -1,4 +1,4 @@
-//! `rblk-target session`: the sessions of the target that runs.
+//! `rblk-target session`: the sessions of the running target.
 
 use crate::commands::args::SessionCommand;
 use crate::operate::ask::{Ask, Response};
@@ -8,7 +8,7 @@ use rblk_operate::Output;
 
 use crate::commands::running::{asked, not_understood, socket_of, status_of};
 
-/// Does what was asked.
+/// Carries out a command.
 pub(crate) fn session(command: &SessionCommand, output: Output) -> anyhow::Result<Exit> {
     match command {
         SessionCommand::List(running) => {

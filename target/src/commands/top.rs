@@ -1,4 +1,4 @@
-//! `rblk-target top`: what each volume does now, busiest first.
+//! `rblk-target top`: the work of each volume now, busiest first.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 use crate::operate::ask::Ask;
 use crate::operate::client::ask;
 use crate::operate::status::{TargetStatus, VolumeStatus};
+use rblk_config::Exit;
 use rblk_operate::screen::Screen;
 use rblk_operate::table::{Column, Table, wrapped};
-use rblk_config::Exit;
 use rblk_operate::{Output, figures};
 use rblk_runtime::rates::Rates;
 use serde::Serialize;
@@ -19,11 +19,11 @@ use crate::commands::running::status_in;
 /// One look at a target, as JSON.
 #[derive(Serialize)]
 struct Look<'a> {
-    /// When, in milliseconds since 1970.
+    /// The time, in milliseconds since 1970.
     unix_ms: u128,
     /// The target's name.
     target: &'a str,
-    /// What it does per second, all volumes together.
+    /// The rates per second, all volumes together.
     rates: Option<Rates>,
     /// The volumes, busiest first.
     volumes: Vec<LookAtVolume<'a>>,
@@ -53,7 +53,7 @@ pub(crate) fn top(
     };
     loop {
         let status = status_in(path, runtime.block_on(ask(path, Ask::Status)))?;
-        // The first question begins the measurement.
+        // The first command begins the measurement.
         if status.rates.is_none() {
             if screen.wants_to_quit(RATES_TIME)? {
                 return Ok(Exit::Ok);

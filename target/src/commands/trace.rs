@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_took_how_long_and_whose_it_was() {
+    fn a_line_names_the_command_its_host_and_its_times() {
         let io = TraceLine {
             unix_ms: 1_700_000_000_123,
             volume: "vol0".to_owned(),

@@ -1,4 +1,4 @@
-//! `rblk-target upgrade`: has another program take the place of the running target, and waits until
+//! `rblk-target upgrade`: puts another program in the place of the running target, and waits until
 //! every mount is back, or the target is gone.
 
 use std::path::{Path, PathBuf};
@@ -19,21 +19,21 @@ use crate::commands::running::status_in;
 /// How often to look.
 const STEP: Duration = Duration::from_millis(50);
 
-/// What is asked for.
+/// The order.
 pub(crate) struct What {
     /// The program; the daemon beside this one by default.
     pub(crate) program: Option<PathBuf>,
     /// Also if that loses something.
     pub(crate) force: bool,
-    /// How long the other program and the mounts may take. Stores that refuse something have their
-    /// time besides.
+    /// How long the other program and the mounts may take. Stores that refuse data have their time
+    /// besides.
     pub(crate) timeout: Duration,
 }
 
 /// The outcome, in JSON.
 #[derive(Serialize)]
 struct Outcome<'s> {
-    /// The process, which stays the same.
+    /// The process, which stays.
     pid: u32,
     /// Version of the program that serves now.
     to_version: &'s str,
@@ -41,7 +41,7 @@ struct Outcome<'s> {
     upgrade: &'s UpgradeStatus,
 }
 
-/// Has another program take the place of the target at that socket.
+/// Puts another program in the place of the target at that socket.
 pub(crate) fn upgrade(path: &Path, what: What, output: Output) -> anyhow::Result<Exit> {
     let program = match what.program {
         Some(program) => std::path::absolute(program)?,
@@ -60,8 +60,8 @@ async fn run(
     let before = status_in(path, ask(path, Ask::Status).await)?;
     let process = Process::of(before.pid);
     let order = Ask::Upgrade { program: program.to_owned(), force };
-    // The process may become the other program before its answer gets out. What counts is what
-    // serves then.
+    // The process may become the other program before its answer gets out. The program that serves
+    // then counts.
     if let Ok(Response::Error(refusal)) = ask(path, order).await {
         if refusal.text() == STOPPING {
             anyhow::bail!("{refusal}, or another program takes its place already");
@@ -72,11 +72,11 @@ async fn run(
     let mut deadline = Instant::now() + timeout;
     let (mut last, mut is_told) = (None, false);
     while Instant::now() < deadline {
-        // Without an answer it is between the two programs, or gone.
+        // Without an answer the target is between the two programs, or gone.
         let is_gone = process.is_gone();
         let now = status(path).await.ok().flatten();
-        // By force, although a store refuses what is dirty: it is tried again before it is given
-        // up.
+        // By force, although a store refuses dirty blocks: the target tries again before it gives
+        // them up.
         let refused =
             now.iter().filter_map(|now| now.drain.as_ref()).find(|d| !d.unsaved.is_empty());
         if let Some(drain) = refused {
@@ -116,7 +116,7 @@ async fn run(
     }
 }
 
-/// Tells the outcome.
+/// Prints the outcome.
 fn end(now: &TargetStatus, upgrade: &UpgradeStatus, output: Output) -> anyhow::Result<Exit> {
     let outcome = Outcome { pid: now.pid, to_version: &now.version, upgrade };
     output.answer(&outcome, || match &upgrade.failed {
@@ -161,7 +161,7 @@ fn in_words(to: &str, pid: u32, upgrade: &UpgradeStatus) -> String {
     text
 }
 
-/// `None`: the target says something else.
+/// `None`: another kind of response.
 async fn status(path: &Path) -> std::io::Result<Option<TargetStatus>> {
     Ok(match ask(path, Ask::Status).await? {
         Response::Status(status) => Some(*status),

@@ -1,6 +1,6 @@
-//! `rblk-target volume`: the volumes of the target that runs. The target changes first, since it
-//! knows who uses them; the file of the configuration follows, if that is asked for. Before either,
-//! the configuration with the change is checked.
+//! `rblk-target volume`: the volumes of the running target. The target changes first, since it
+//! knows their users; the file of the configuration follows with --persist. Before both, the
+//! configuration with the change is checked.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -13,12 +13,14 @@ use crate::operate::ask::{Ask, Response, VolumeReport};
 use crate::operate::refusal::Refusal;
 use crate::operate::status::{TargetStatus, VolumeStatus};
 use anyhow::Context;
-use rblk_config::{ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights};
+use rblk_config::{
+    ByteRate, ByteSize, Exit, Limits, TargetConfig, VolumeConfig, VolumeFile, named_in_rights,
+};
 use rblk_operate::Output;
 
 use crate::commands::running::{asked, not_understood, socket_of, status_of};
 
-/// Does what was asked.
+/// Carries out a command.
 pub(crate) fn volume(command: &VolumeCommand, output: Output) -> anyhow::Result<Exit> {
     match command {
         VolumeCommand::Add(args) => add(args, output),
@@ -68,7 +70,7 @@ fn remove(args: &VolumeRemoveArgs, output: Output) -> anyhow::Result<Exit> {
     let VolumeRemoveArgs { name, force, drain, .. } = args;
     let question = Ask::RemoveVolume { name: name.clone(), force: *force, drain: *drain };
     let file = match file {
-        // Others may write their files for as long as hosts use the volume.
+        // Other commands may write their files for as long as hosts use the volume.
         Some(file) if *drain => {
             drop(file);
             Written::Later
@@ -91,15 +93,15 @@ fn resize(args: &VolumeResizeArgs, output: Output) -> anyhow::Result<Exit> {
     order(&args.place, file.into(), question, Kind::Resized, output)
 }
 
-/// Whether the size is that of the file or device, since no file of the configuration says one.
+/// Whether the file or device gives the size, since no file of the configuration does.
 fn keeps_its_size(config: &Path, name: &str) -> anyhow::Result<bool> {
     let config = TargetConfig::load(config)?;
     let volume = config.volumes.iter().find(|volume| volume.name == name);
     Ok(volume.is_some_and(|volume| volume.path.is_some() && volume.size.is_none()))
 }
 
-/// The file must not have a size in the configuration that is not changed with it: the target would
-/// not start again.
+/// Refuses a volume with a size in the configuration that would not change with its file: the
+/// target would not start again.
 fn must_not_be_fixed(config: &Path, name: &str) -> anyhow::Result<()> {
     if !config.exists() {
         return Ok(());
@@ -149,7 +151,7 @@ fn snapshot(args: &VolumeSnapshotArgs, output: Output) -> anyhow::Result<Exit> {
     order(&args.place, file.into(), question, Kind::Snapshot, output)
 }
 
-/// The name of a snapshot that nobody named.
+/// The name of a snapshot without one.
 fn name_at(name: &str, now: SystemTime) -> String {
     let time = humantime::format_rfc3339_seconds(now).to_string();
     let digits = |part: &str| part.chars().filter(char::is_ascii_digit).collect::<String>();
@@ -157,7 +159,7 @@ fn name_at(name: &str, now: SystemTime) -> String {
     format!("{name}-{}-{}", digits(day), digits(time))
 }
 
-/// The file that a change is written to, if it is to stay.
+/// The file that a change is written to, with --persist.
 fn file_of(place: &ChangeArgs, name: &str) -> anyhow::Result<Option<VolumeFile>> {
     match place.persist {
         true => Ok(Some(VolumeFile::lock(&place.running.config, name)?)),
@@ -165,7 +167,8 @@ fn file_of(place: &ChangeArgs, name: &str) -> anyhow::Result<Option<VolumeFile>>
     }
 }
 
-/// The same for a volume that is there: people must not have written it into another file.
+/// The file of an existing volume, with --persist. Refuses a volume that stands in another file,
+/// which people write.
 fn changed_file(place: &ChangeArgs, name: &str) -> anyhow::Result<Option<VolumeFile>> {
     let file = file_of(place, name)?;
     if let Some(file) = &file
@@ -190,7 +193,7 @@ enum Written {
     No,
     /// Locked since before the change, so that files and changes have one order.
     To(VolumeFile),
-    /// It is locked when the volume is gone.
+    /// To be locked when the volume is gone.
     Later,
 }
 
@@ -200,7 +203,7 @@ impl From<Option<VolumeFile>> for Written {
     }
 }
 
-/// What was done to a volume.
+/// The kind of a change of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Served,
@@ -220,7 +223,7 @@ impl Kind {
         }
     }
 
-    /// How long it stays that is not written into the configuration.
+    /// How long a change lasts that is not written into the configuration.
     fn until(self, volume: Option<&VolumeConfig>) -> &'static str {
         match (self, volume) {
             // The size of a file or device without a `size` is its own.
@@ -232,7 +235,7 @@ impl Kind {
     }
 }
 
-/// Has the target do it, and then writes it down.
+/// Orders a change from the target, and then writes it down.
 fn order(
     place: &ChangeArgs,
     file: Written,
@@ -271,7 +274,7 @@ fn order(
     Ok(Exit::Ok)
 }
 
-/// Writes the file of a volume, or removes it. Returns what became of the file.
+/// Writes the file of a volume, or removes it. Returns the change of the file in words.
 fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<String> {
     let (path, is_there) = (file.path(), file.path().exists());
     Ok(match &report.volume {
@@ -294,8 +297,8 @@ fn persisted(file: &VolumeFile, report: &VolumeReport) -> anyhow::Result<String>
 /// Removes the file of a volume that was removed a while ago.
 fn forgotten(running: &RunningArgs, report: &VolumeReport) -> anyhow::Result<String> {
     let file = VolumeFile::lock(&running.config, &report.name)?;
-    // Whoever adds a volume under this name now waits for the lock before that, or has the file.
-    // A target that has stopped meanwhile serves nothing.
+    // A command that adds a volume under this name now waits for the lock before that, or has the
+    // file. A target that has stopped meanwhile serves nothing.
     let is_served_anew = status_of(&socket_of(running)?)
         .is_ok_and(|status| status.volumes.iter().any(|v| v.name == report.name));
     if is_served_anew {
@@ -326,7 +329,7 @@ fn list(running: &RunningArgs, output: Output) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// The volumes of a target, and what keeps it from serving more or from remembering them.
+/// The volumes of a target, and the faults that keep it from serving more or from keeping records.
 fn shown(status: &TargetStatus) -> String {
     let mut text = table(&status.volumes);
     for fault in status.volumes.iter().filter_map(crate::operate::warnings::store_fault) {

@@ -1,7 +1,7 @@
-//! [`Ends`]: what a target that stops tells of acknowledged data that its stores do not take: at
-//! once, while it is tried again, and at the end.
+//! [`Ends`]: the reports of a target that stops on acknowledged data that its stores do not take:
+//! at once, while it tries again, and at the end.
 //!
-//! Who asked the target to end by the control socket is told how it ended, before the process does
+//! A client of the control socket that ordered the end gets its outcome before the process ends
 //! ([`Ends::tell`]).
 
 use std::time::Duration;
@@ -17,19 +17,19 @@ use crate::operate::events::{EventKind, Occurrence};
 use crate::operate::status::{UnsavedStatus, in_words};
 use crate::volume::ids::VolumeIndex;
 
-/// How long those who asked may take to be told.
+/// How long the clients may take to pass the end on.
 const TELL_TIME: Duration = Duration::from_secs(1);
 
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct RunEnd {
-    /// Everything acknowledged is durable, and no fence is owed.
+    /// All acknowledged data is durable, and no fence is owed.
     pub clean: bool,
-    /// Volumes of which something acknowledged was given up.
+    /// Volumes with acknowledged data that was given up.
     pub given_up: Vec<UnsavedStatus>,
     /// Sessions that had not left in time.
     pub stayed: usize,
-    /// Which program takes the place of this one, if one does.
+    /// The program that takes the place of this one, if one does.
     pub departure: Option<Departure>,
 }
 
@@ -42,16 +42,16 @@ pub(crate) struct RunEnd {
 )]
 pub(crate) struct GivenUp(pub Vec<UnsavedStatus>);
 
-/// Who holds this has not told the end of the target to whoever asked for it.
+/// Held by a task until it has sent the end of the target to its client.
 #[derive(Debug)]
 pub(crate) struct Telling {
     _kept: mpsc::Sender<()>,
 }
 
-/// Where the end of the target is told to whoever asked for it.
+/// Takes the end of the target for a client.
 pub(crate) type EndReply = oneshot::Sender<(EndReport, Telling)>;
 
-/// What stores refuse while the target stops, and who waits for its end.
+/// The data that stores refuse while the target stops, and the clients that wait for its end.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     // By poll group.
@@ -60,29 +60,29 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Somebody waits for the end.
+    /// Adds a client that waits for the end.
     pub(super) fn ask(&mut self, reply: Option<EndReply>) {
         self.askers.extend(reply);
     }
 
-    /// Tells all who wait, and gives them a moment to pass it on.
+    /// Reports the end to all clients, and gives their tasks a moment to pass it on.
     pub(super) async fn tell(&mut self, report: &EndReport) {
         let (kept, mut told) = mpsc::channel(1);
         for asker in self.askers.drain(..) {
             let _ = asker.send((report.clone(), Telling { _kept: kept.clone() }));
         }
         drop(kept);
-        // Ends when nobody holds a `Telling` any more.
+        // Ends when the last `Telling` is dropped.
         let _ = tokio::time::timeout(TELL_TIME, told.recv()).await;
     }
 
-    /// What the stores refuse, one entry for each volume.
+    /// The data that the stores refuse, one entry for each volume.
     fn refused(&self) -> Vec<Unsaved> {
         Unsaved::merged(self.refused.iter().flat_map(|(_, unsaved)| unsaved))
     }
 
-    /// A poll group tells what the stores refuse. Returns the volumes of which that is news, and
-    /// those that are refused nothing any more.
+    /// Notes the data that the stores of a poll group refuse. Returns the volumes for which that is
+    /// news, and those that are no longer refused anything.
     fn note(&mut self, group: usize, unsaved: Vec<Unsaved>) -> (Vec<Unsaved>, Vec<VolumeIndex>) {
         let before = self.refused();
         self.refused.retain(|(other, _)| *other != group);
@@ -105,7 +105,7 @@ impl Control {
         unsaved.iter().map(status).collect()
     }
 
-    /// While the target stops: what its stores refuse.
+    /// While the target stops: the data that its stores refuse.
     pub(super) fn refused_status(&self) -> Vec<UnsavedStatus> {
         self.unsaved_status(&self.ends.refused())
     }
@@ -115,7 +115,7 @@ impl Control {
         let (news, over) = self.ends.note(group, unsaved);
         for one in news {
             let name = self.name_of(one.volume).map(|name| name.to_string());
-            // Those of all poll groups: the others may not have been refused anything yet.
+            // Those of all poll groups: the other groups may not have met a refusal yet.
             let of_group =
                 |group: &Handle| Some(group.volume_stats(one.volume)?.snapshot().dirty_bytes);
             let bytes = self.groups.iter().filter_map(of_group).sum::<u64>().max(one.dirty_bytes);
@@ -140,7 +140,8 @@ impl Control {
         }
     }
 
-    /// Tells what the poll groups gave up, in the log and to those who wait for the end.
+    /// Reports the data that the poll groups gave up, in the log and to the clients that wait for
+    /// the end.
     pub(super) async fn tell_end(&mut self) -> Vec<UnsavedStatus> {
         let given_up = self.unsaved_status(&self.groups.unsaved());
         for one in &given_up {
@@ -159,7 +160,7 @@ impl Control {
         given_up
     }
 
-    /// Whether a run that ended so loses nothing: every acknowledged write is durable, no sync has
+    /// Whether a run with this end loses nothing: every acknowledged write is durable, no sync has
     /// failed, and no fence is owed. The only place that decides this.
     pub(super) fn is_clean(&self, given_up: &[UnsavedStatus]) -> bool {
         given_up.is_empty() && self.losses.volumes().next().is_none() && !self.core.owes_fences()
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_news_once_whatever_the_groups_say_of_it() {
+    fn a_refused_volume_is_news_once_for_all_groups() {
         let mut ends = Ends::default();
         assert_eq!(ends.note(0, vec![unsaved(3, 4096)]), (vec![unsaved(3, 4096)], vec![]));
         assert_eq!(ends.note(1, vec![unsaved(3, 8192)]), (vec![], vec![]));
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_the_end_is_told_before_it() {
+    async fn a_client_gets_the_end_before_the_process_ends() {
         let mut ends = Ends::default();
         let (reply, told) = oneshot::channel();
         ends.ask(Some(reply));

@@ -1,11 +1,11 @@
-//! [`Groups`]: the poll groups as control sees them: mail to each, which one serves the next
-//! connection, and how they ended.
+//! [`Groups`]: the poll groups as control sees them: mail to each, the choice of one for the next
+//! connection, and their ends.
 //!
 //! Invariant: mail is delivered in order, and none is lost. A poll group that missed the end of a
-//! session or of its rights would serve whom it must not serve; one that missed the news of a
-//! destroyed QP would keep what it lent. So mail for a full mailbox is kept here, up to
-//! [`KEPT_MAX`], and sent again. A poll group that takes even that not is stuck: the target ends.
-//! Connections alone are not kept: what could not be handed over is destroyed.
+//! session or of its rights would go on to serve it; one that missed the destruction of a QP would
+//! keep the memory that it lent. So mail for a full mailbox is kept here, up to [`KEPT_MAX`], and
+//! sent again. A poll group that exceeds even this is stuck: the target ends. Connections alone are
+//! not kept: one that cannot be handed over is destroyed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,8 +16,7 @@ use crate::data::poll_group::{Notice, ToGroup};
 use crate::volume::ids::{ConnectionId, SessionIndex};
 use crate::volume::limits::Limiter;
 
-/// Messages that are kept for one poll group whose mailbox is full. The mailbox holds thousands
-/// more.
+/// Messages that are kept for one poll group with a full mailbox. The mailbox holds thousands more.
 const KEPT_MAX: usize = 4096;
 
 /// The running poll groups.
@@ -33,7 +32,7 @@ pub(super) struct Groups {
     // The poll group that takes no mail any more.
     stuck: Option<usize>,
     stopped: usize,
-    // What the poll groups that stopped had not made durable.
+    // Acknowledged data that the stopped poll groups had not made durable.
     unsaved: Vec<Unsaved>,
     failure: Option<String>,
 }
@@ -54,7 +53,7 @@ impl Groups {
         }
     }
 
-    /// How many there are.
+    /// The number of poll groups.
     pub(super) fn len(&self) -> usize {
         self.handles.len()
     }
@@ -86,14 +85,14 @@ impl Groups {
         self.handles.iter_mut()
     }
 
-    /// Sends mail, behind what is kept. Keeps what a full mailbox does not take.
+    /// Sends mail, behind kept mail. Keeps it if the mailbox is full.
     pub(super) fn send(&mut self, group: usize, message: ToGroup) {
         if let Some(message) = self.try_send(group, message) {
             self.keep(group, message);
         }
     }
 
-    /// Sends mail, behind what is kept. Returns what could not be sent.
+    /// Sends mail, behind kept mail. Returns it if it could not be sent.
     pub(super) fn try_send(&self, group: usize, message: ToGroup) -> Option<ToGroup> {
         let Some(kept) = self.kept.get(group) else { return Some(message) };
         if !kept.is_empty() {
@@ -115,7 +114,7 @@ impl Groups {
         if self.stuck.is_some() {
             return;
         }
-        // What it does not know of, it must not serve: nothing is served any more.
+        // Without its news it must not go on: the target stops.
         tracing::error!(group, "a poll group takes no mail: it is stuck, and the target ends");
         self.stuck = Some(group);
         self.fail(format!(
@@ -129,7 +128,7 @@ impl Groups {
         (0..self.handles.len()).for_each(|group| self.send(group, ToGroup::Notice(notice)));
     }
 
-    /// Tells every poll group how much the host of a session may have.
+    /// Tells every poll group the limits of the host of a session.
     pub(super) fn limit_host(&mut self, session: SessionIndex, limits: &Option<Arc<Limiter>>) {
         for group in 0..self.handles.len() {
             self.send(group, ToGroup::LimitHost { session, limits: limits.clone() });
@@ -146,7 +145,7 @@ impl Groups {
         self.send(group, ToGroup::Destroyed { connection });
     }
 
-    /// Sends what is kept, in order, as far as the mailboxes take it.
+    /// Sends kept mail, in order, as far as the mailboxes take it.
     pub(super) fn deliver(&mut self) {
         for (handle, kept) in self.handles.iter().zip(&mut self.kept) {
             while let Some(message) = kept.pop_front() {
@@ -163,7 +162,7 @@ impl Groups {
         self.kept.iter().any(|kept| !kept.is_empty())
     }
 
-    /// A poll group stopped: what it has not made durable, and what broke it.
+    /// A poll group stopped: the data that it has not made durable, and its error.
     pub(super) fn stopped(
         &mut self,
         group: usize,
@@ -182,7 +181,7 @@ impl Groups {
         }
     }
 
-    /// The target ends for this reason.
+    /// Ends the target for this reason.
     fn fail(&mut self, why: String) {
         self.failure.get_or_insert(why);
         self.stop();
@@ -195,7 +194,7 @@ impl Groups {
         self.stopped >= self.handles.len()
     }
 
-    /// The volumes of which the poll groups that stopped have not made something durable.
+    /// The volumes with acknowledged data that the stopped poll groups have not made durable.
     pub(super) fn unsaved(&self) -> Vec<Unsaved> {
         Unsaved::merged(&self.unsaved)
     }
@@ -205,11 +204,11 @@ impl Groups {
         self.failure.as_deref()
     }
 
-    /// Waits for the threads to end. Returns the volumes of which something that was acknowledged
-    /// is not durable: all others are safe.
+    /// Waits for the threads to end. Returns the volumes with acknowledged data that is not
+    /// durable: all others are safe.
     ///
     /// # Errors
-    /// A poll group broke: nothing is known of any volume.
+    /// A poll group broke: no volume is known to be safe.
     pub(super) fn join(mut self) -> anyhow::Result<Vec<Unsaved>> {
         // A thread that is stuck would be waited for indefinitely. It ends with the process.
         let stuck = self.stuck;
@@ -221,7 +220,7 @@ impl Groups {
         }
     }
 
-    /// What is kept for a poll group.
+    /// The kept mail for a poll group.
     #[cfg(test)]
     pub(super) fn kept(&self, group: usize) -> impl Iterator<Item = &ToGroup> {
         self.kept[group].iter()
@@ -235,7 +234,7 @@ mod tests {
 
     use super::*;
 
-    /// A poll group without a thread, whose mailbox holds `room` messages.
+    /// A poll group without a thread; its mailbox holds `room` messages.
     fn deaf(room: usize) -> (Groups, Receiver<ToGroup>) {
         let (mail, receiver) = mailbox(room).unwrap();
         (Groups::new(vec![Handle::without_thread(mail)]), receiver)
@@ -263,7 +262,7 @@ mod tests {
         let mut came = Vec::new();
         while came.len() < 20 {
             assert!(groups.owes_mail() || came.len() >= 16);
-            // One by one: later mail must not overtake what is kept.
+            // One by one: later mail must not overtake kept mail.
             came.push(number(&receiver.receive().expect("it is delivered")));
             let overtakes = groups.try_send(0, ToGroup::Stop);
             assert!(groups.kept(0).next().is_none() || overtakes.is_some());
@@ -283,7 +282,7 @@ mod tests {
         assert!(!groups.have_stopped(), "it may still come");
         groups.notify(notice(4 + KEPT_MAX));
         assert!(groups.have_stopped(), "one message would be lost");
-        // Whatever it hears later, it hears in order.
+        // All mail that it takes later comes in order.
         (0..4).for_each(|at| assert_eq!(number(&receiver.receive().unwrap()), at));
         groups.deliver();
         assert_eq!(number(&receiver.receive().unwrap()), 4);

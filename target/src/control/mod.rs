@@ -1,6 +1,6 @@
 //! Control: everything of a target that is not I/O. One task owns sessions, devices, volumes and
-//! the mail to the poll groups, so there are no locks. [`core::Core`] decides. [`Control`] tells it
-//! what happened, and carries out what it decided.
+//! the mail to the poll groups, so there are no locks. [`core::Core`] decides. [`Control`] feeds it
+//! events and carries out its decisions.
 
 pub mod connect;
 pub mod core;
@@ -78,7 +78,7 @@ use volume_changes::{VolumeChange, Volumes};
 /// Time between two looks for waits that have ended, while there are waits.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What a target offers on every connection.
+/// The parameters that a target offers on every connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
     /// Deepest I/O queue.
@@ -87,67 +87,70 @@ pub(crate) struct Limits {
     pub in_capsule_bytes: u32,
     /// Most data per command.
     pub io_max_bytes: u32,
-    /// What it has for connections.
+    /// Its resources for connections.
     pub capacity: Capacity,
-    /// How long a session without connections keeps what it opened.
+    /// How long a session without connections keeps its volumes.
     pub lease: Duration,
     /// Whether connections over TCP are encrypted.
     pub encrypt: Encrypt,
 }
 
-/// What was asked through the control socket or by a signal.
+/// A request from the control socket or a signal.
 #[derive(Debug)]
 pub(crate) enum ToControl {
     /// The state of everything.
     Status(oneshot::Sender<crate::operate::status::TargetStatus>),
-    /// What is wrong with the stores of volumes now, by name.
+    /// The faults of the stores of volumes now, by name.
     StoreFaults(oneshot::Sender<HashMap<String, StoreFault>>),
-    /// What happened after this number.
+    /// The events after this number.
     Events(u64, oneshot::Sender<EventsReport>),
-    /// What volumes did lately.
+    /// The recent work of volumes.
     Past(oneshot::Sender<PastReport>),
-    /// Take no new sessions, tell initiators, stop when I/O has ended. Who wants to know how it
-    /// ended says where.
+    /// Take no new sessions, tell the initiators, stop when I/O has ended. The reply, if any,
+    /// carries the outcome.
     Drain(Option<EndReply>),
-    /// What the next program has to serve; or why none can take over. Whether it is forced.
+    /// Ask for the state that the next program has to serve, or why none can take over. The flag: a
+    /// forced upgrade.
     MayUpgrade(bool, oneshot::Sender<Result<Predecessor, String>>),
-    /// This program takes the place of the running one.
+    /// Let this program take the place of the running one.
     Upgrade(Box<Agreed>),
-    /// These hosts and no others may connect from now on, unless those of a later reading of the
-    /// files may. The answer: the names of the hosts whose sessions ended, one for each session; or
-    /// why the hosts stay as they were.
+    /// Allow these hosts and no others, unless the hosts in force are of a later reading of the
+    /// files. The reply: the names of the hosts that lost sessions, one for each session; or why
+    /// the hosts stay as they were.
     Hosts(Vec<HostConfig>, Reading, oneshot::Sender<Result<Vec<String>, String>>),
-    /// Other limits for a host that is let in. The answer: its entry now; or why it stays as it
+    /// Change the limits of a host that may log in. The reply: its entry now; or why it stays as it
     /// was.
     LimitHost(String, LimitsWish, oneshot::Sender<Result<HostConfig, Refusal>>),
-    /// What the target runs with.
+    /// Ask for the running configuration.
     Running(oneshot::Sender<Box<TargetConfig>>),
-    /// Whether these changes may be carried out. The answer: why not, for each that may not.
+    /// Judge changes before they are carried out. The reply: one reason for each change that is
+    /// refused.
     Judge(Vec<VolumeChange>, oneshot::Sender<Vec<String>>),
-    /// Change a volume. `alone`: it is not a part of a configuration that was checked as a whole.
+    /// Change a volume. `alone`: the change is not a part of a configuration that was checked as a
+    /// whole.
     Change {
-        /// How.
+        /// The change.
         change: VolumeChange,
         /// See above.
         alone: bool,
-        /// What it led to.
+        /// Takes the outcome.
         reply: oneshot::Sender<volume_changes::Outcome>,
     },
-    /// Only hosts that have this volume open may open it; or (false) all again.
+    /// Close the volume to hosts that do not have it open; or (false) open it to all again.
     CloseToOthers {
         /// Its name.
         name: String,
-        /// That one, not another one of the same name.
+        /// The volume's index: another volume of this name is left alone.
         which: Option<VolumeIndex>,
         /// See above.
         close: bool,
-        /// Which volume that is, and who has it open; none: it is not served.
+        /// Takes the volume's index and its users; `None`: it is not served.
         reply: oneshot::Sender<Option<(VolumeIndex, Vec<String>)>>,
     },
-    /// End the sessions of this host, peer or number. The answer: which; or why it is not clear
-    /// which are meant.
+    /// End the sessions of this host, peer or number. The reply: their names; or why the word is
+    /// ambiguous.
     Kick(String, oneshot::Sender<Result<Vec<String>, String>>),
-    /// Trace the commands of this volume that take at least so long.
+    /// Trace the commands of this volume that take at least this long.
     BeginTrace(String, Duration, oneshot::Sender<Result<requests::trace_stream::Begun, Refusal>>),
     /// End the trace of this number.
     EndTrace(u64),
@@ -155,7 +158,7 @@ pub(crate) enum ToControl {
     HostOf(SessionIndex, oneshot::Sender<String>),
 }
 
-/// What does not change while a target runs.
+/// The constants of a run.
 #[derive(Debug)]
 struct Description {
     name: Name,
@@ -194,7 +197,7 @@ pub(crate) struct Control {
     volumes: Volumes,
     settling: SettlesUnderWay,
     watch: Watch,
-    // The reading that the hosts in force are of.
+    // The reading of the files that the hosts in force came from.
     hosts_of: Reading,
     upgrades: Upgrades,
     traces: Traces,
@@ -202,16 +205,16 @@ pub(crate) struct Control {
     destroyed: mpsc::UnboundedReceiver<Destroyed>,
 }
 
-/// What control is made of.
+/// The parts of control.
 #[derive(Debug)]
 pub(crate) struct Parts {
     /// The target's name.
     pub name: Name,
     /// This run.
     pub instance: InstanceId,
-    /// Where it keeps what the next run must know.
+    /// The directory of the records for the next run.
     pub state: StateDirectory,
-    /// What it offers.
+    /// The parameters that it offers.
     pub limits: Limits,
     /// Running poll groups.
     pub groups: Vec<Handle>,
@@ -221,36 +224,36 @@ pub(crate) struct Parts {
     pub zeros: Arc<Region>,
     /// Volumes that the poll groups already know.
     pub volumes: Vec<Arc<Volume>>,
-    /// What volumes with a store are served from, where that has an identity.
+    /// The identities of the stores of volumes; `None` for a store without one.
     pub stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
-    /// What people want to know of volumes, by name.
+    /// Notes on volumes for people, by name.
     pub volume_notes: HashMap<String, VolumeNotes>,
     /// Addresses listened on.
     pub listening: Vec<String>,
-    /// Those of them that broke.
+    /// The broken ones among them.
     pub outages: Outages,
     /// Volumes of the configuration that are not served.
     pub away: Vec<AwayVolume>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
-    /// How long poll groups that stop try to write what is dirty.
+    /// How long stopping poll groups go on with the write of dirty blocks.
     pub stop_timeout: Duration,
-    /// How hosts prove who they are; `None`: nobody has to prove anything.
+    /// How hosts prove their identity; `None`: no host has to.
     pub auth: Option<AuthConfig>,
-    /// Nobody has to prove anything, and other hosts reach an address.
+    /// No proof is required, and other hosts reach an address.
     pub insecure: bool,
-    /// What the target runs with.
+    /// The running configuration.
     pub running: TargetConfig,
     /// The stores of volumes that have one.
     pub backings: HashMap<VolumeIndex, Arc<Backing>>,
-    /// Volumes that this run can serve, one after another or at a time.
+    /// The most volumes that this run can serve in its life, removed ones included.
     pub places: u16,
-    /// What the program before this one told, if this one took over from it.
+    /// The last message of the program before this one, if this one took over from it.
     pub took_over: Option<HandOver>,
 }
 
 impl Control {
-    /// A target that has no connections yet.
+    /// A target without connections.
     ///
     /// # Errors
     /// The record of a volume is there and cannot be read, or the system has no thread left.
@@ -323,15 +326,15 @@ impl Control {
         self.devices.place(device, &mut self.groups).map(drop)
     }
 
-    /// Nothing of the start can fail any more: notes for the next run that hosts may write. Waits
-    /// for the disk. Call it before [`Self::run`].
+    /// Notes for the next run that hosts may write. Call it when nothing of the start can fail any
+    /// more, and before [`Self::run`]. Waits for the disk.
     pub(crate) fn begin(&mut self) {
         for (volume, verifier) in self.persister.begin() {
             self.core.vouch(volume, verifier);
         }
     }
 
-    /// Runs until a drain has ended. Returns how.
+    /// Runs until a drain has ended. Returns its outcome.
     ///
     /// # Errors
     /// A poll group broke; the target cannot go on.
@@ -345,7 +348,7 @@ impl Control {
         self.upgrades.ready(Instant::now() + self.core.sessions().lease());
         self.tell_take_over();
         self.look_at_stores();
-        // The timer runs only after news, and while something waits: else this thread sleeps.
+        // The timer runs only after news, and while something waits: otherwise this thread sleeps.
         let mut ticks = true;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -386,14 +389,15 @@ impl Control {
                 self.look_for_mounts();
             }
             if self.core.is_upgrading() {
-                // Who comes now waits for the next program, in the socket.
+                // New connect requests wait in the socket for the next program.
                 incoming.close();
             }
-            // `needs_ticks` looks at every session, so it is not asked after each piece of news.
+            // `needs_ticks` looks at every session, so it is not called after each piece of news.
             let owes = self.losses.owes() || self.groups.owes_mail() || self.core.lines().owes();
             ticks = is_news || self.core.needs_ticks() || owes;
             if self.groups.have_stopped() {
-                // A stop that was ordered since. Who asks later is told that nobody listens.
+                // Requests that came meanwhile, such as a stop. Later ones fail: the channel is
+                // closed.
                 requests.close();
                 while let Ok(request) = requests.try_recv() {
                     self.on_request(request);
@@ -405,7 +409,8 @@ impl Control {
         }
     }
 
-    /// The poll groups have stopped, and gave something up or nothing: notes what is durable.
+    /// The poll groups have stopped, and may have given up dirty blocks: notes which data is
+    /// durable.
     fn end(
         self,
         given_up: Vec<UnsavedStatus>,
@@ -416,14 +421,14 @@ impl Control {
         let joined = groups.join();
         let mut lost: Vec<VolumeUuid> = losses.volumes().copied().collect();
         lost.extend(core.owed_fences());
-        // What was given up may be lost, whatever died: the kernel tells of a failed sync once, and
-        // nobody is left to hear it.
+        // Data that was given up may be lost, even if neither the machine nor the kernel fails: the
+        // kernel reports a failed sync once, and no later run hears it.
         let is_given_up = |volume: &&Arc<Volume>| {
             let of_volume = |unsaved: &Unsaved| unsaved.volume == volume.index;
             joined.as_ref().is_ok_and(|unsaved| unsaved.iter().any(of_volume))
         };
         lost.extend(core.volumes().iter().filter(is_given_up).map(|volume| volume.uuid));
-        // Of a run that broke nothing is known.
+        // A broken run proves nothing about its volumes.
         let is_saved = |volume: &&Arc<Volume>| joined.is_ok() && !lost.contains(&volume.uuid);
         let saved: Vec<VolumeUuid> =
             core.volumes().iter().filter(is_saved).map(|volume| volume.uuid).collect();
@@ -477,7 +482,7 @@ impl Control {
             }
             ToControl::BeginTrace(volume, slower, reply) => {
                 if let Err(Ok(begun)) = reply.send(self.begin_trace(&volume, slower)) {
-                    // Nobody waits for it any more.
+                    // The client is gone already.
                     self.end_trace(begun.number());
                 }
             }
@@ -492,7 +497,7 @@ impl Control {
     }
 
     /// Lets in these hosts and no others, unless those in force were read later. Returns the names
-    /// of the hosts whose sessions ended.
+    /// of the hosts that lost sessions.
     fn let_in_only(
         &mut self,
         hosts: &[HostConfig],
@@ -514,15 +519,15 @@ impl Control {
         Ok(ended)
     }
 
-    /// Changes the limits of a host among those that are in force now. Returns its entry.
+    /// Changes the limits of a host among those in force now. Returns its entry.
     fn limit_host(&mut self, name: &str, limits: LimitsWish) -> Result<HostConfig, Refusal> {
         let (hosts, host) = requests::reconfigure::limited(self.volumes.running(), name, limits)?;
         self.let_in_only(&hosts, self.hosts_of)?;
         Ok(host)
     }
 
-    /// Lets only those open a volume who have it open, or (false) all again. Returns which volume
-    /// it is, and who has it.
+    /// Closes a volume to hosts that do not have it open, or (false) opens it to all again. Returns
+    /// the volume's index and its users.
     fn close_to_others(
         &mut self,
         name: &str,
@@ -550,7 +555,7 @@ impl Control {
         Ok(kicked.map(|(_, name)| name).collect())
     }
 
-    /// Answers a connect request.
+    /// Handles a connect request.
     fn admit(&mut self, incoming: Incoming) {
         let peer = incoming.peer();
         let asked = match HelloRequest::from_wire(&incoming.hello().0) {
@@ -575,7 +580,7 @@ impl Control {
         }
     }
 
-    /// Warns where sessions leave little room for further files.
+    /// Warns if sessions leave few files to be opened.
     fn look_at_file_room(&mut self) {
         let connections = self.core.sessions().iter().map(|session| session.connections());
         let files = connections.map(wide64).sum::<u64>().saturating_add(FILES_BESIDES);
@@ -584,7 +589,7 @@ impl Control {
         }
     }
 
-    /// Decides whether a connection is made. If so, it counts from now on.
+    /// Decides whether a connection is made. If so, it counts at once.
     fn grant(
         &mut self,
         incoming: &Incoming,
@@ -596,7 +601,7 @@ impl Control {
         let device = incoming.device();
         let accept = connect::admission::agree(asked, &house, &device)?;
         let place = self.devices.place(&device, &mut self.groups).map_err(|error| {
-            // A line of the refusal says so.
+            // The line in the log about the refusal contains this.
             no_room(format!("cannot serve by this device: {error}"))
         })?;
         let mut fresh = [0; 16];
@@ -650,8 +655,8 @@ impl Control {
     }
 
     /// How long a device waits for an acknowledgement of a host. On InfiniBand the kernel would
-    /// take what the subnet manager says, for this end alone. Before LOGIN nothing is known of a
-    /// host.
+    /// take the subnet manager's value, for this end alone. Before LOGIN no `detect` of the host is
+    /// known.
     fn ack_timeout(&self, session: SessionIndex) -> AckTimeout {
         if let Some(time) = self.volumes.running().ack_timeout {
             return AckTimeout::of(time.get());
@@ -660,15 +665,15 @@ impl Control {
         AckTimeout::within(session.map_or(ConnectOptions::default().detect, |s| s.detect))
     }
 
-    /// On whom the entries of a CQ are booked that a new connection needs: where it comes from, as
-    /// long as it has to prove whose it is.
+    /// The account for the CQ entries of a new connection: the address that it comes from, as long
+    /// as it has not proven its session.
     fn payer(&self, admitted: &Admitted, peer: &str) -> Account {
         let session = self.core.sessions().get(admitted.session);
         let account = session.filter(|_| admitted.secret.is_none()).map(|s| s.account.clone());
         account.unwrap_or_else(|| Account::Origin(Origin::of(peer)))
     }
 
-    /// Tells the poll groups of which host a session is, which begins or comes back.
+    /// Tells the poll groups the host of a session that begins or comes back.
     fn place_host(&mut self, session: SessionIndex) {
         let Some(whose) = self.core.sessions().get(session).map(|s| s.account.clone()) else {
             return;
@@ -678,10 +683,10 @@ impl Control {
         }
     }
 
-    /// A connection has proven whose it is.
+    /// Books the CQ entries of a connection on the host that it has proven.
     ///
     /// # Errors
-    /// Its host has no room in the CQ: it stays booked where it comes from.
+    /// The host has no room in the CQ: the entries stay booked on the address.
     fn book(&mut self, id: AdmissionId, session: SessionIndex) -> Result<(), NoEntries> {
         let Self { core, shares, devices, .. } = self;
         let Some(session) = core.sessions().get(session) else { return Ok(()) };
@@ -689,7 +694,7 @@ impl Control {
         shares.book_on(id, session.account.clone(), capacity)
     }
 
-    /// A connection has proven itself, and its host has no room for it in the CQ.
+    /// Ends a proven connection because its host has no room for it in the CQ.
     fn end_too_much(&mut self, connection: ConnectionRef, session: SessionIndex, why: &NoEntries) {
         let (host, peer) = self
             .core
@@ -705,7 +710,7 @@ impl Control {
         self.groups.send(connection.group, ToGroup::Expel { connection: connection.connection });
     }
 
-    /// Ends a connection whose place went to another one.
+    /// Ends a connection that lost its place to another one.
     fn evict(&mut self, admission: AdmissionId) {
         if self.making.end_one(admission) {
             return;
@@ -715,7 +720,7 @@ impl Control {
         }
     }
 
-    /// Nothing of a connection is in use any more.
+    /// Removes a connection after the last use of its resources.
     fn gone(&mut self, id: AdmissionId) {
         self.shares.gone(id);
         self.core.gone(id, Instant::now());
@@ -723,8 +728,8 @@ impl Control {
         self.tally.ended(id, |session| sessions.get(session).is_some());
     }
 
-    /// Hands a connection to its poll group. One that the poll group does not take is destroyed,
-    /// and its end is told like any other: its session must not wait for it.
+    /// Hands a connection to its poll group. If the poll group does not take it, it is destroyed
+    /// and reported as ended: its session must not wait for it.
     fn hand_over(&self, group: usize, connection: ToGroup) {
         if let Some(ToGroup::AddConnection { connection, params, .. }) =
             self.groups.try_send(group, connection)
@@ -734,7 +739,7 @@ impl Control {
         }
     }
 
-    /// Carries out what core decided.
+    /// Carries out the decisions of core.
     fn carry_out(&mut self) {
         while let Some(effect) = self.core.next_effect() {
             match effect {
@@ -745,8 +750,8 @@ impl Control {
                 }
                 Effect::Adopt { connection: to, admission, session, epoch, silence } => {
                     self.place_host(session);
-                    // It is small, and its host is let in: where it has no room in the CQ, the
-                    // connection stays booked on where it comes from.
+                    // An admin connection is small, and its host may log in: if the host has no
+                    // room in the CQ, the connection stays booked on its address.
                     let _ = self.book(admission, session);
                     self.look_at_file_room();
                     let connection = to.connection;
@@ -843,7 +848,7 @@ impl Control {
         }
     }
 
-    /// What became of something that the next run must know.
+    /// The outcome of a write to the records for the next run.
     fn on_record(&mut self, news: News) {
         match news {
             News::Holder(ticket, result) => self.core.persisted(Ticket(ticket), result),
@@ -867,7 +872,7 @@ impl Control {
         self.losses.due().into_iter().for_each(|volume| self.note_loss(volume));
     }
 
-    /// Says in the log how many lines were left out.
+    /// Logs the number of lines that were left out.
     fn tell_left_out(&mut self, now: Instant) {
         while let Some(left_out) = self.core.lines().take_left_out(now) {
             left_out.log();
@@ -882,7 +887,7 @@ impl Control {
                     self.note_loss(uuid);
                 }
             }
-            // It was given up, which its record says.
+            // The volume was given up, as its record says.
             None => backing.loss_noted(),
         }
         let volume = self.name_of(volume);

@@ -1,6 +1,6 @@
-//! [`Persister`]: makes what the next run must know durable for control, and brings back what
-//! became of it. The start is here too: what earlier runs left, and which volumes have another
-//! store now.
+//! [`Persister`]: makes the records for the next run durable for control, and brings back the
+//! outcomes. The start is here too: the records that earlier runs left, and the volumes that have
+//! another store now.
 
 use std::sync::mpsc::Sender;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,19 +16,18 @@ use crate::record::{AtRisk, Keeping, News, RecordWriter, Records, Served, StateD
 use crate::store::StoreIdentity;
 use crate::volume::Placement;
 
-/// The records of this run's volumes, on their way to where they are kept.
+/// The records of this run's volumes, on their way to the disk.
 #[derive(Debug)]
 pub(super) struct Persister {
     keeping: Keeping,
     writer: RecordWriter,
-    // Until it begins, with what it will serve.
+    // Until the run begins, with the volumes that it will serve.
     loaded: Option<(Records, Vec<Served>)>,
     news: mpsc::UnboundedReceiver<News>,
 }
 
 impl Persister {
-    /// Reads what earlier runs left of the volumes. Writes nothing. Returns the holders to start
-    /// with.
+    /// Reads the records that earlier runs left. Writes nothing. Returns the holders to start with.
     ///
     /// # Errors
     /// A record is there and cannot be read, or the system has no thread left.
@@ -67,7 +66,7 @@ impl Persister {
     }
 
     /// Makes durable that hosts may write now. Call it when nothing of the start can fail any more,
-    /// and before anything is served. Returns the verifiers of the volumes. Waits for the disk.
+    /// and before any volume is served. Returns the verifiers of the volumes. Waits for the disk.
     pub(super) fn begin(&mut self) -> Vec<(VolumeUuid, WriteVerifier)> {
         let Some((mut records, served)) = self.loaded.take() else { return Vec::new() };
         served.iter().for_each(|volume| records.put_at_risk(volume));
@@ -78,13 +77,13 @@ impl Persister {
         verifiers
     }
 
-    /// What this run keeps for the next one.
+    /// How this run keeps records for the next one.
     pub(super) fn keeping(&self) -> Keeping {
         self.keeping
     }
 
     /// Begins to make the record of a holder durable. Returns the outcome if it is known at once;
-    /// else it comes from [`Self::next`].
+    /// otherwise it comes from [`Self::next`].
     pub(super) fn persist(
         &self,
         ticket: Ticket,
@@ -93,7 +92,7 @@ impl Persister {
         (!self.writer.set_holder(ticket.0, record)).then(|| Err(gone()))
     }
 
-    /// Notes, soon, from which store a volume is served.
+    /// Notes, soon, the store that a volume is served from.
     pub(super) fn serve_from(&self, volume: VolumeUuid, store: Option<StoreIdentity>) {
         self.writer.set_store(volume, store);
     }
@@ -102,21 +101,21 @@ impl Persister {
     /// [`Self::next`].
     ///
     /// # Errors
-    /// It cannot begin.
+    /// The writer cannot begin.
     pub(super) fn serve(&self, number: u64, served: Served) -> Result<(), String> {
         self.writer.serve(number, served).then_some(()).ok_or_else(gone)
     }
 
-    /// A volume that was to be served is not: no host could write to it.
+    /// Takes back that a volume is served, after its start failed: no host could write to it.
     pub(super) fn take_back(&self, volume: VolumeUuid) {
         self.writer.take_back(volume);
     }
 
-    /// Begins to note that this run made durable whatever of a volume is not at this risk. The
-    /// outcome comes from [`Self::next`].
+    /// Begins to note that this run made all data of a volume durable, except the data at this
+    /// risk. The outcome comes from [`Self::next`].
     ///
     /// # Errors
-    /// It cannot begin.
+    /// The writer cannot begin.
     pub(super) fn lower_risk(
         &self,
         number: u64,
@@ -132,18 +131,18 @@ impl Persister {
         self.writer.lose(volume)
     }
 
-    /// Begins to compare what is kept with what this run knows.
+    /// Begins to compare the records on the disk with those of this run.
     pub(super) fn compare(&self, reply: Sender<Result<(), String>>) {
         self.writer.compare(reply);
     }
 
-    /// What became of something. Cancel safe.
+    /// The next outcome. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<News> {
         self.news.recv().await
     }
 
-    /// The run ends. What it acknowledged of the volumes of `saved` is durable; those of `lost` may
-    /// have lost writes, and that may not be noted. Returns the records as texts. Waits for the
+    /// Ends the run. All acknowledged data of the volumes of `saved` is durable; those of `lost`
+    /// may have lost writes, and that may not be noted. Returns the records as texts. Waits for the
     /// disk.
     pub(super) fn end(self, saved: &[VolumeUuid], lost: &[VolumeUuid]) -> Vec<String> {
         let Some(mut records) = self.writer.end() else { return Vec::new() };
@@ -164,11 +163,11 @@ impl Persister {
     }
 }
 
-/// What earlier runs left of the holders.
+/// The holders that earlier runs left.
 fn holders_of(records: &Records, keeping: Keeping) -> Holders {
     let mut holders = match keeping {
         Keeping { is_forgetful: true, .. } => Holders::forgetful(base_of_now()),
-        // Somebody may have taken a record away.
+        // A record may have been moved away.
         Keeping { was_used: true, .. } => Holders::durable([]).with_base(base_of_now()),
         Keeping { .. } => Holders::durable([]),
     };

@@ -1,4 +1,5 @@
-//! [`SettlesUnderWay`]: which poll groups have not yet made durable what hosts wrote to a volume.
+//! [`SettlesUnderWay`]: the poll groups that have not yet made the writes of hosts to a volume
+//! durable.
 
 use std::collections::BTreeMap;
 

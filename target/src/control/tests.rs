@@ -174,7 +174,7 @@ fn a_connection_that_no_poll_group_takes_is_not_waited_for() {
     assert_eq!(control.core.strangers(), 0);
 }
 
-/// Poll groups that have ended: control says what it would tell them, and nobody hears it.
+/// Poll groups that have ended: control sends them mail, and no thread takes it.
 fn ended_groups() -> Vec<Handle> {
     let peers = Peers::connect(2).unwrap().into_iter().enumerate();
     let mut groups: Vec<Handle> = peers
@@ -242,7 +242,7 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
     let (poller, memory) = remains();
     control.devices.poller_gone(1, 0, poller, memory);
     cq(&mut control, 0, 1).expect("a new one");
-    // Both break: as when the device is gone. Its place is the next device's.
+    // Both break, as when the device is gone. The next device gets its place.
     for group in [0, 1] {
         control.devices.poller_broke(group, 0);
     }
@@ -256,7 +256,7 @@ fn a_broken_completion_queue_is_made_anew_when_its_place_is_empty() {
     let third = Device::Soft(Network::new(3).device());
     assert_eq!(place(&mut control, &third).unwrap(), 0);
     assert_eq!(place(&mut control, &one).unwrap(), 2, "plugged in again");
-    // A table with an end.
+    // A table of limited length.
     for seed in 0..POLLERS_MAX as u64 {
         let result = place(&mut control, &Device::Soft(Network::new(100 + seed).device()));
         assert_eq!(result.is_ok(), 3 + seed < POLLERS_MAX as u64, "{seed}: {result:?}");
@@ -276,7 +276,7 @@ fn news_of_a_destroyed_qp_waits_for_a_mailbox_with_room() {
 }
 
 #[test]
-fn an_accepted_login_is_a_look_at_the_files() {
+fn an_accepted_login_checks_the_room_for_files() {
     let mut control = control_of(StateDirectory::nothing(), ended_groups(), Vec::new()).unwrap();
     let tcp = ["tcp://192.0.2.1:7721".to_owned()];
     control.files = FileRoom::new(Some(1), &tcp);
@@ -305,7 +305,7 @@ fn an_accepted_login_is_a_look_at_the_files() {
     assert_eq!(control.files.look(u64::MAX), None, "it was told already");
 }
 
-/// A control of target `t`, which nothing is served by.
+/// A control of target `t` that serves no volume.
 fn of_state(dir: &std::path::Path) -> anyhow::Result<Control> {
     control(StateDirectory::open(dir, &Name::new("t").unwrap()).unwrap())
 }
@@ -316,7 +316,7 @@ fn record_path(dir: &std::path::Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_no_start() {
+fn an_unreadable_record_prevents_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let path = record_path(dir.path());
     drop(of_state(dir.path()).unwrap());
@@ -358,7 +358,7 @@ fn a_missing_record_repeats_no_generation() {
 }
 
 #[test]
-fn a_volume_on_another_file_fences_who_comes_back() {
+fn a_volume_on_another_file_fences_its_earlier_holder() {
     let dir = tempfile::tempdir().unwrap();
     let uuid = volume().uuid;
     let start = |store: &str| {
@@ -418,7 +418,7 @@ fn a_volume_that_rights_name_is_not_removed() {
 }
 
 #[tokio::test]
-async fn what_is_given_up_at_the_end_is_an_event_and_no_clean_end() {
+async fn data_given_up_at_the_end_is_an_event_and_the_end_is_not_clean() {
     let mut control = control(StateDirectory::nothing()).unwrap();
     assert!(control.is_clean(&[]));
     let cause = "No space left on device (os error 28)".to_owned();

@@ -1,6 +1,6 @@
 //! [`Volumes`]: the volumes as control has them beside [`Core`](super::core::Core): configuration,
-//! stores, and the change under way. Core decides which steps a change takes. Here they are carried
-//! out: by mail to every poll group, or at the store by a thread that may block.
+//! stores, and the change under way. Core decides the steps of a change. Control carries them out:
+//! by mail to every poll group, or at the store by a thread that may block.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -29,44 +29,44 @@ use crate::volume::{Placement, Volume};
 /// A change of one volume.
 #[derive(Clone, Debug)]
 pub(crate) enum VolumeChange {
-    /// Serve it. Its index is not chosen yet.
+    /// Serve a volume. Its index is not chosen yet.
     Add(VolumeConfig, Arc<OpenedVolume>),
-    /// Serve it no longer.
+    /// Serve a volume no longer.
     Remove {
-        /// Its name.
+        /// The volume's name.
         name: String,
-        /// That one, not another one of the same name.
+        /// The volume's index: another volume of this name is left alone.
         which: Option<VolumeIndex>,
         /// Also if hosts have it open.
         force: bool,
     },
-    /// Another size.
+    /// Give a volume another size.
     Resize {
-        /// Its name.
+        /// The volume's name.
         name: String,
         /// The size; none: that of its file or device now.
         size: Option<ByteSize>,
-        /// It may become smaller.
+        /// Whether it may become smaller.
         shrink: bool,
     },
-    /// The volume of this name is configured so from now on.
+    /// Configure the volume of this name like this.
     Become(VolumeConfig),
-    /// Nothing but what is dirty, which is made durable.
+    /// Write dirty blocks back; change nothing else.
     WriteBack {
         /// Its name.
         name: String,
     },
-    /// Its file is cloned. It stays as it is.
+    /// Clone the file of a volume. The volume stays as it is.
     Snapshot {
         /// Its name.
         name: String,
-        /// What its file is cloned to.
+        /// The new file.
         file: Arc<CloneFile>,
     },
 }
 
 impl VolumeChange {
-    /// For the log.
+    /// The change in a word, for the log.
     fn word(&self) -> &'static str {
         match self {
             Self::Add(..) => "add",
@@ -79,7 +79,7 @@ impl VolumeChange {
     }
 }
 
-/// What a change led to.
+/// The outcome of a change.
 pub(crate) type Outcome = Result<Changed, String>;
 
 /// A volume after a change.
@@ -89,7 +89,7 @@ pub(crate) struct Changed {
     pub config: Option<VolumeConfig>,
     /// Its size.
     pub bytes: u64,
-    /// What is lost: it was removed by force, and its store did not take everything.
+    /// The data that is lost, if it was removed by force and its store did not take everything.
     pub given_up: Option<String>,
 }
 
@@ -104,7 +104,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// One that opens and clones nothing.
+    /// A plan that opens and clones nothing.
     pub(super) fn new(order: VolumeOrder, config: Option<VolumeConfig>, name: String) -> Self {
         Self { order, config, name, opened: None, clone: None }
     }
@@ -120,33 +120,33 @@ struct Underway {
     // Poll groups that have not done the step.
     waiting: usize,
     failure: Option<String>,
-    // What its file had before it was made longer.
+    // The length of its file before it was made longer.
     lengthened: Option<u64>,
-    // Why not all that was asked for was done.
+    // Why not all of the change was done.
     note: Option<String>,
 }
 
 /// The end of work at a store.
 pub(super) type StoreDone = (StepTicket, Result<StoreWork, String>);
 
-/// What was done at a store.
+/// The work that was done at a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StoreWork {
-    /// It has the size. The file was made longer, and was so long.
+    /// The store has its new size. The former length, if the file was made longer.
     Sized(Option<u64>),
-    /// The file is as long as before; or (false) something was written behind that.
+    /// The file is as long as before; or (false) writes have reached past that length.
     CutBack(bool),
-    /// Its file is cloned, or can be.
+    /// The file is cloned, or can be.
     Cloned,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Volumes {
-    // What the target runs with: the configuration of its start, with every change since.
+    // The running configuration: that of the start, with every change since.
     running: TargetConfig,
     backings: HashMap<VolumeIndex, Arc<Backing>>,
-    // The index of the next new volume, and how many there are.
+    // The index of the next new volume, and the number of indexes.
     next: u16,
     places: u16,
     ticket: u64,
@@ -157,7 +157,7 @@ pub(super) struct Volumes {
 }
 
 impl Volumes {
-    /// A volume of this run that was removed without its store, if one was.
+    /// The first volume of this run that was removed without its store.
     pub(super) fn given_up(&self) -> Option<&str> {
         self.given_up.as_deref()
     }
@@ -178,7 +178,7 @@ impl Volumes {
         self.backings.get(&volume)
     }
 
-    /// What the target runs with.
+    /// The running configuration.
     pub(super) fn running(&self) -> &TargetConfig {
         &self.running
     }
@@ -188,7 +188,7 @@ impl Volumes {
         &self.backings
     }
 
-    /// What the target runs with, to note other changes.
+    /// The running configuration, to note other changes.
     pub(super) fn running_mut(&mut self) -> &mut TargetConfig {
         &mut self.running
     }
@@ -247,7 +247,7 @@ impl Control {
                     note: None,
                 });
             }
-            // An error means that nobody waits for the answer.
+            // An error means that the client is gone.
             Err(refused) => drop(reply.send(Err(refused))),
         }
     }
@@ -304,7 +304,7 @@ impl Control {
         self.core.volumes().iter().find(|volume| volume.name.as_str() == name)
     }
 
-    /// What a change means here. With `real` memory is allocated for it.
+    /// The plan of a change. With `real`, allocates its memory.
     fn plan(&self, change: &VolumeChange, real: bool) -> Result<Plan, String> {
         match change {
             VolumeChange::Add(config, opened) => {
@@ -355,7 +355,7 @@ impl Control {
         }
     }
 
-    /// The size that is asked for, or that the file or device of a volume has.
+    /// The size that is asked for, or the size of the file or device of a volume.
     fn size_wanted(&self, name: &str, size: Option<ByteSize>) -> Result<u64, String> {
         if let Some(size) = size {
             return Ok(size.0);
@@ -506,7 +506,8 @@ impl Control {
         }
     }
 
-    /// Makes durable that this run synced what is not at risk by the volume as it is now.
+    /// Makes the smaller risk of the volume as it is now durable: this run has synced all other
+    /// writes.
     fn begin_lower(&mut self, ticket: StepTicket, volume: &Arc<Volume>) {
         let is_removed = self.volumes.underway.as_ref().is_some_and(|it| it.plan.config.is_none());
         let risk = AtRisk::by_writes_to(volume).filter(|_| !is_removed);
@@ -516,14 +517,14 @@ impl Control {
         }
     }
 
-    /// The next run knows that less is at risk, or will believe that more is.
+    /// The record states the smaller risk, or still overstates it.
     pub(super) fn on_lowered(&mut self, ticket: StepTicket, result: Result<(), String>) {
         if ticket.0 == self.volumes.ticket {
             self.core.stepped(result, Instant::now());
         }
     }
 
-    /// The next run will know that hosts may write to a volume, or that cannot be.
+    /// The record says that hosts may write to a volume, or it cannot be written.
     pub(super) fn on_served(
         &mut self,
         ticket: StepTicket,
@@ -560,7 +561,7 @@ impl Control {
         }
     }
 
-    /// Gives the store of a volume its size, or the memory of a volume in memory its contents.
+    /// Gives the store of a volume its size, or the new memory of a volume its contents.
     fn begin_store_work(&self, ticket: StepTicket, volume: &Arc<Volume>) {
         let (done, volume) = (self.volumes.done.0.clone(), Arc::clone(volume));
         let backing = self.volumes.backings.get(&volume.index).cloned();
@@ -598,7 +599,7 @@ impl Control {
         });
     }
 
-    /// Clones the file of a volume, or sees whether that can be done.
+    /// Clones the file of a volume, or tests whether that can be done.
     fn begin_clone(&self, ticket: StepTicket, volume: &Volume, step: Step) {
         let (done, backing) =
             (self.volumes.done.0.clone(), self.volumes.backings.get(&volume.index).cloned());
@@ -675,7 +676,7 @@ impl Control {
         }
     }
 
-    /// Nothing waits for the step under way any more.
+    /// Stops waiting for the step under way.
     pub(super) fn give_up_step(&mut self) {
         self.volumes.ticket += 1;
     }
@@ -721,15 +722,14 @@ impl Control {
         }
         let is_gone = if result.is_ok() { plan.config.is_none() } else { is_new };
         if is_gone {
-            // The last of those who have the file open, unless its store still works: it is
-            // unlocked.
+            // Drops the last reference to the file, which unlocks it, unless its store still works.
             self.volumes.backings.remove(&index);
             self.groups.iter_mut().for_each(|handle| handle.forget_volume(index));
             self.description.volume_notes.remove(&plan.name);
         }
         let outcome = result.map(|()| Changed { config: plan.config, bytes, given_up: note });
         drop(plan.opened);
-        // An error means that nobody waits for the answer.
+        // An error means that the client is gone.
         let _ = reply.send(outcome);
     }
 }
@@ -748,7 +748,6 @@ fn forgets(running: &TargetConfig, volume: &VolumeConfig) -> String {
     )
 }
 
-/// Why a volume is not the one that was meant.
 /// A fault of a volume in words of the command that changes it: by its name, and not by its place
 /// in a file.
 fn of_volume(whole: &TargetConfig, name: &str, fault: &str) -> String {
@@ -792,7 +791,7 @@ impl VolumeWish {
     pub(crate) fn on(self, config: &VolumeConfig) -> VolumeConfig {
         let mut config = config.clone().with_limits(self.limits.on(config.limits()));
         config.read_only = self.read_only.unwrap_or(config.read_only);
-        // The rules of the configuration say whether its store may have one.
+        // The rules of the configuration decide whether its store may have one.
         config.cache = self.cache.or(config.cache);
         config.read_ahead = self.read_ahead.unwrap_or(config.read_ahead);
         config.cache_min = Wish::on(self.cache_min, config.cache_min);

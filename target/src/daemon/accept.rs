@@ -1,7 +1,7 @@
-//! [`accept`]: takes connect requests from every listener, and makes a listener anew that broke: by
-//! the removal of its device, or of its address.
+//! [`accept`]: takes connect requests from every listener, and makes a broken listener anew: it
+//! breaks by the removal of its device, or of its address.
 //!
-//! It ends when nobody takes the requests any more. The TCP sockets are left then
+//! The tasks end when control takes no more requests. The TCP sockets are left then
 //! ([`Accepting::sockets`]): peers that come later wait in them for the next program.
 
 use std::os::fd::OwnedFd;
@@ -31,11 +31,11 @@ impl Accepting {
     }
 }
 
-/// An address, and why nobody listens there yet.
+/// An address, and why it has no listener yet.
 pub(crate) type Missing = (Address, FabricError);
 
-/// Takes connect requests from every listener, each in a task of its own, and makes those that are
-/// missing. Writes down which listener is not there.
+/// Takes connect requests from every listener, each in a task of its own, and makes the missing
+/// ones. Notes the missing ones in `outages`.
 pub(crate) fn accept(
     listeners: Vec<Listener>,
     missing: Vec<Missing>,
@@ -60,7 +60,7 @@ pub(crate) fn accept(
     (incoming, accepting)
 }
 
-/// Returns the socket of the listener, if it has one, when nobody takes requests any more.
+/// Returns the socket of the listener, if it has one, when control takes no more requests.
 async fn accept_by(
     mut listener: Listener,
     sender: mpsc::Sender<Incoming>,
@@ -81,7 +81,7 @@ async fn accept_by(
             Err(error) => {
                 let address = listener.address().clone();
                 tracing::error!(%address, %error, "the listener broke; making it anew");
-                // It holds the address.
+                // The old listener holds the address.
                 drop(listener);
                 tokio::select! {
                     new = anew(&address, &error, &options, &outages) => listener = new,
@@ -160,7 +160,7 @@ mod tests {
                 accept(vec![listener], Vec::new(), &ListenOptions::default(), &outages);
             tokio::task::yield_now().await;
             assert_eq!(outages.of(&name), None);
-            // From now on the kernel refuses to accept by it, and another program takes the port.
+            // The kernel refuses to accept by it now, and another program takes the port.
             shutdown(descriptor(port), Shutdown::Both).unwrap();
             let until = async |what: &str, is_so: &dyn Fn() -> bool| {
                 let wait = async {
@@ -232,7 +232,7 @@ mod tests {
             let (_incoming, accepting) =
                 accept(vec![listener], Vec::new(), &ListenOptions::default(), &Outages::default());
             tokio::task::yield_now().await;
-            // Accepted: what it says is read, and the listener drops who says garbage.
+            // Accepted: the bytes are read, and the listener drops a peer that sends garbage.
             std::io::Write::write_all(&mut &peer, &[0xff; 64]).unwrap();
             peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             let said =

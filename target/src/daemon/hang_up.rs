@@ -10,7 +10,7 @@ use crate::control::requests::reconfigure::everything;
 use crate::control::requests::reread::Reread;
 use crate::daemon::signals::Signals;
 
-/// Reloads the configuration at each SIGHUP. The log says what became of it.
+/// Reloads the configuration at each SIGHUP. The log has the outcome.
 pub(crate) async fn reload(
     hang_ups: Signals,
     requests: mpsc::Sender<ToControl>,

@@ -1,9 +1,9 @@
-//! Builds a target from its configuration, runs it, and takes it apart: the only place that knows
+//! Builds a target from its configuration, runs it, and takes it apart: the only module that knows
 //! all parts.
 //!
 //! Order of the start: limits, control socket, listeners bound, stores, memory, poll groups,
-//! devices, ready. Connections are taken only then, after everything that can fail. The end is the
-//! reverse, and each step waits for the one before.
+//! devices, ready. Only then the target takes connections, after everything that can fail. The end
+//! is the reverse, and each step waits for the one before.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -53,18 +53,17 @@ use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
 use crate::record::StateDirectory;
 use crate::store::uring::{UringOptions, UringStore};
 
-/// How long to wait for an address that this host does not have yet, as while it boots.
+/// How long to wait for an address that this host does not have yet, for example while it boots.
 const ADDRESS_WAIT: Duration = Duration::from_secs(5);
 /// Step of that wait.
 const ADDRESS_STEP: Duration = Duration::from_millis(200);
-/// How long the memory of a program may take to come back that became this one, and the step of
-/// that wait.
+/// How long the memory of the program before may take to come back, and the step of that wait.
 const ROOM_WAIT: Duration = Duration::from_secs(3);
 const ROOM_STEP: Duration = Duration::from_millis(50);
-/// How long tasks may take to end, which hold sockets.
+/// How long tasks with sockets may take to end.
 const TASKS_WAIT: Duration = Duration::from_secs(1);
 
-/// Volumes that can be added to a target that runs, where there may be as many open files.
+/// Volumes that can be added to a running target, if the limit on open files allows as many.
 const PLACES_MORE: usize = 1024;
 
 fn spin_mode(spin: Spin) -> SpinMode {
@@ -77,11 +76,11 @@ fn spin_mode(spin: Spin) -> SpinMode {
 
 /// Serves until SIGTERM or SIGINT, drains, and returns. SIGHUP reloads the configuration. The
 /// caller holds these signals ([`hold`](crate::daemon::signals::hold)). `reread` reads the
-/// configuration once more, when somebody asks for a reload. `has_file`: it is not of flags alone.
-/// `inherited`: what a program left that this one took over from; taken when this one is ready.
+/// configuration again, for a reload. `has_file`: it is not of flags alone. `inherited`: the
+/// inheritance from the program that this one took over from; taken when this one is ready.
 ///
 /// Returns the program that takes the place of this one, if one does. The configuration is
-/// [`Inherited::configuration`], where there is one.
+/// [`Inherited::configuration`], if there is one.
 ///
 /// # Errors
 /// Anything that keeps the target from starting, a poll group that broke, or acknowledged data that
@@ -103,7 +102,7 @@ pub fn serve(
     // Tasks that still hold sockets must not outlive their files.
     runtime.shutdown_timeout(TASKS_WAIT);
     let Some((successor, file)) = result? else { return Ok(None) };
-    // Nobody reads signals any more: what comes from now on waits for the next program.
+    // No task reads signals any more: later ones wait for the next program.
     if stop.is_set() {
         tracing::info!("the target stops, and no other program takes its place");
         return Ok(None);
@@ -112,7 +111,7 @@ pub fn serve(
     Ok(Some(successor))
 }
 
-/// The name of a target that may have taken over: it does not follow the name of the host then.
+/// The name of a target that may have taken over: then it does not follow the name of the host.
 fn name_after(config: &TargetConfig, inherited: Option<&Inherited>) -> anyhow::Result<Name> {
     match inherited.and_then(Inherited::target_name) {
         Some(name) if config.name.is_none() => Ok(Name::new(name)?),
@@ -120,7 +119,7 @@ fn name_after(config: &TargetConfig, inherited: Option<&Inherited>) -> anyhow::R
     }
 }
 
-/// What a program says that is asked whether it could take over: it could start with this
+/// The report of a program that is asked whether it could take over: it could start with this
 /// configuration, as far as that can be seen while another one runs.
 ///
 /// # Errors
@@ -157,7 +156,7 @@ async fn run(
     let (listeners, missing) = bind_all(&addresses, &listen, before).await?;
     let listening = listening(&addresses, &listeners, &missing);
     let devices = devices_of(&listeners, &demand, config.devices.as_deref())?;
-    // Nothing is open yet, and the memory of a large arena takes time.
+    // No store is open yet, and the memory of a large arena takes time.
     if stops.has_come() {
         tracing::info!("a stop was ordered before the target was ready");
         socket.keep();
@@ -181,7 +180,7 @@ async fn run(
     let (request_sender, requests) = mpsc::channel(64);
     let (incoming, accepting) = accept(listeners, missing, &listen, &outages);
     tokio::spawn(reload(hang_ups, request_sender.clone(), Arc::clone(&reread)));
-    // From here on there is nothing to go back to.
+    // From here on this program cannot go back to the one before.
     stores.into_iter().for_each(|backing| backing.keep());
     socket.keep();
     *inherited = None;
@@ -206,7 +205,7 @@ async fn run(
     Ok(Some((Successor::new(program, note, leaves, sockets), file)))
 }
 
-/// Whoever is served over HTTP, if anybody is.
+/// The HTTP server, if there is one.
 struct Pages {
     server: Option<JoinHandle<Option<OwnedFd>>>,
     last_word: watch::Sender<Option<Farewell>>,
@@ -219,8 +218,7 @@ impl Pages {
         Self { server: http.map(serve), last_word }
     }
 
-    /// Tells pages that are open how the target ended, and waits until they have heard it. Returns
-    /// the socket.
+    /// Sends the end of the target to open pages, and waits until they have it. Returns the socket.
     async fn end(self, farewell: Farewell) -> anyhow::Result<Option<OwnedFd>> {
         let _ = self.last_word.send(Some(farewell));
         match self.server {
@@ -230,7 +228,7 @@ impl Pages {
     }
 }
 
-/// What pages that are open are told of the end of a run.
+/// The last word on a run, for open pages.
 fn farewell(result: &anyhow::Result<RunEnd>) -> Farewell {
     let (end, text) = match result {
         Err(error) => (Ending::Failed, format!("it failed: {}", said_once(error.as_ref()))),
@@ -251,8 +249,8 @@ fn farewell(result: &anyhow::Result<RunEnd>) -> Farewell {
     Farewell { end, text }
 }
 
-/// The volumes of a configuration, those of them that are left away, and where their records are.
-/// Goes on with what the program before left.
+/// The volumes of a configuration, those of them that are left away, and the directory of their
+/// records. Goes on with the inheritance from the program before.
 fn open_what_is_served(
     config: &TargetConfig,
     name: &Name,
@@ -265,7 +263,7 @@ fn open_what_is_served(
     Ok((opened, away, state))
 }
 
-/// What there is for the connections of all hosts. What the system does not say has no bound.
+/// The resources for the connections of all hosts. A resource of unknown size has no bound.
 fn capacity(config: &TargetConfig) -> Capacity {
     let files = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(limit, _)| limit);
     let files = files.and_then(|limit| demand::files_for_connections(config, limit));
@@ -273,15 +271,16 @@ fn capacity(config: &TargetConfig) -> Capacity {
     Capacity::new(config.sessions_max, files, memory_bytes)
 }
 
-/// What a target runs with that leaves volumes away: a reload adds them again when they are mended.
+/// The running configuration of a target that leaves volumes away: a reload adds them again when
+/// they are mended.
 fn without(config: &TargetConfig, away: &[AwayVolume]) -> TargetConfig {
     let mut config = config.clone();
     config.volumes.retain(|volume| !away.iter().any(|away| away.name == volume.name));
     config
 }
 
-/// Raises the limits of this process, and says so if fewer files may be open than all sessions
-/// could take. Control warns when they come near.
+/// Raises the limits of this process, and logs if fewer files may be open than all sessions could
+/// take. Control warns when they come near.
 fn raise_limits(config: &TargetConfig) {
     demand::raise_limits();
     if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
@@ -291,7 +290,7 @@ fn raise_limits(config: &TargetConfig) {
     }
 }
 
-/// What a run is built of when its stores are open.
+/// The parts of a run when its stores are open.
 struct Plan<'c> {
     config: &'c TargetConfig,
     name: Name,
@@ -304,7 +303,7 @@ struct Plan<'c> {
 }
 
 impl Plan<'_> {
-    /// Memory, poll groups, control, devices, and what the next run must know.
+    /// Builds memory, poll groups, control and devices, and writes the records for the next run.
     fn build(
         self,
         state: StateDirectory,
@@ -326,25 +325,26 @@ impl Plan<'_> {
             took_over,
             ..parts(config, name, state, handles, arena, opened)?
         })?;
-        // Registering a large arena takes seconds, so it is done before the first connection.
-        // Control alone keeps the devices, so that one that is unplugged can be dropped.
+        // Registering a large arena takes seconds, so it is done before the first connection. Only
+        // control keeps the devices, so that an unplugged one can be dropped.
         for device in devices {
             control.serve_by(&device).with_context(|| format!("device {}", device.caps().name))?;
         }
-        // Nothing can fail any more.
+        // Nothing can fail from here on.
         control.begin();
         Ok((control, outbox))
     }
 }
 
-/// Whether the host has the memory. That of the program before this one may come back a little
-/// late: the kernel takes its rings apart in the background.
+/// Whether the host has the memory. The memory of the program before this one may come back a
+/// little late: the kernel takes its rings apart in the background.
 async fn check_room(demand: &Demand, before: Option<&Inherited>) -> anyhow::Result<()> {
     let deadline = Instant::now() + if before.is_some() { ROOM_WAIT } else { Duration::ZERO };
     loop {
         match demand.check(&Host::read()) {
             Err(_) if Instant::now() < deadline => tokio::time::sleep(ROOM_STEP).await,
-            // It had the memory a moment ago, and no other program can serve in its stead.
+            // The program before had the memory a moment ago, and no other one can serve in its
+            // stead.
             Err(error) if before.is_some_and(Inherited::is_back) => {
                 tracing::warn!(%error, "trying all the same");
                 return Ok(());
@@ -354,8 +354,8 @@ async fn check_room(demand: &Demand, before: Option<&Inherited>) -> anyhow::Resu
     }
 }
 
-/// Says in the log that other hosts may do everything, or that no host may do anything, or that
-/// nothing is served.
+/// Warns in the log that other hosts may do everything, or that no host may do anything, or that no
+/// volume is served.
 fn warn_of_access(config: &TargetConfig) {
     if let Some(address) = exposed_to_all(config) {
         tracing::warn!(
@@ -371,12 +371,12 @@ fn warn_of_access(config: &TargetConfig) {
     }
 }
 
-/// The first address that other hosts reach, where nobody has to prove anything.
+/// The first address that other hosts reach, if no proof is required.
 fn exposed_to_all(config: &TargetConfig) -> Option<&str> {
     config.exposed().filter(|_| config.authentication() == Auth::None)
 }
 
-/// Whether the kernel can encrypt what the configuration wants encrypted.
+/// Whether the kernel can encrypt all that the configuration wants encrypted.
 fn check_encryption(config: &TargetConfig, addresses: &[Address]) -> anyhow::Result<()> {
     let over_tcp = addresses.iter().find(|address| address.scheme == Scheme::Tcp);
     match over_tcp {
@@ -386,7 +386,7 @@ fn check_encryption(config: &TargetConfig, addresses: &[Address]) -> anyhow::Res
     }
 }
 
-/// The control socket: that of the program before, where it left one.
+/// The control socket: the one that the program before left, if it did.
 async fn control_socket(
     config: &TargetConfig,
     before: Option<&Inherited>,
@@ -401,7 +401,7 @@ async fn control_socket(
     })
 }
 
-/// Where metrics and the live page are served, if anywhere.
+/// The server of metrics and the live page, if the configuration has an address for it.
 async fn http_of(
     config: &TargetConfig,
     before: Option<&Inherited>,
@@ -422,9 +422,9 @@ async fn http_of(
         .with_context(|| format!("http = \"{address}\" (another program may use the port)"))
 }
 
-/// Listens at every address, by the sockets of the program before where it left some. A program
-/// that was gone back to serves without an address where it cannot listen: it listens there when it
-/// can.
+/// Listens at every address, by the sockets that the program before left, if any. A program that is
+/// back after a failed take-over serves without an address where it cannot listen, and listens
+/// there when it can.
 async fn bind_all(
     addresses: &[Address],
     options: &ListenOptions,
@@ -449,7 +449,7 @@ async fn bind_all(
     Ok((listeners, missing))
 }
 
-/// Where it listens, or is to listen, for people: in the order of the configuration.
+/// The addresses that it listens on, or tries to, for people: in the order of the configuration.
 fn listening(addresses: &[Address], listeners: &[Listener], missing: &[Missing]) -> Vec<String> {
     let mut bound = listeners.iter();
     let is_missing = |address: &Address| missing.iter().any(|(its, _)| its == address);
@@ -460,7 +460,7 @@ fn listening(addresses: &[Address], listeners: &[Listener], missing: &[Missing])
     addresses.iter().filter_map(named).collect()
 }
 
-/// How every address is listened on.
+/// The options of every listener.
 fn listen_options(config: &TargetConfig) -> ListenOptions {
     ListenOptions { tos: config.tos, busy: busy() }
 }
@@ -486,9 +486,9 @@ async fn bind(address: &Address, options: &ListenOptions) -> Result<Listener, Fa
     }
 }
 
-/// The devices that the memory is registered with at the start, which must be able to: those of
-/// addresses that have one, and the only one of a listener on every address. Where peers may come
-/// by several, each is given the memory when the first connection comes by it.
+/// The devices that must register the memory at the start: those of addresses on one device, and
+/// the only one of a listener on every address. If peers may come by several devices, each
+/// registers the memory when the first connection comes by it.
 fn devices_of(
     listeners: &[Listener],
     demand: &Demand,
@@ -518,14 +518,14 @@ fn devices_of(
     Ok(devices)
 }
 
-/// Where an earlier run of this target left what it knew. Call it when the stores are locked: then
-/// the earlier run has ended.
+/// The directory with the records of an earlier run. Call it when the stores are locked: then the
+/// earlier run has ended.
 fn state_of(
     config: &TargetConfig,
     name: &Name,
     opened: &[OpenedVolume],
 ) -> anyhow::Result<StateDirectory> {
-    // A target without volumes gets them while it runs.
+    // A target without volumes may get some while it runs.
     match opened.is_empty() || opened.iter().any(|opened| opened.backing.is_some()) {
         true => StateDirectory::open(&config.state_dir, name),
         false => Ok(StateDirectory::nothing()),
@@ -578,18 +578,18 @@ fn start_poll_groups(
     Ok(handles)
 }
 
-/// Volumes that a run can serve that starts with so many: each place costs a place for a file in
-/// the table of every ring, of which the kernel allows as many as the process may have open files.
+/// The most volumes that a run can serve that starts with this many: each costs a place for a file
+/// in the table of every ring, and the kernel allows as many as the process may have open files.
 fn places(volumes: usize) -> anyhow::Result<u16> {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
     let more = usize::try_from(files / 2)?.saturating_sub(volumes).min(PLACES_MORE);
     u16::try_from(volumes + more.max(1)).context("more than 65535 volumes")
 }
 
-/// How hosts prove who they are; `None`: everybody who reaches an address may do everything.
+/// How hosts prove their identity; `None`: every host that reaches an address may do everything.
 ///
 /// # Errors
-/// A key file that is missing or wrong, or hosts that cannot be told apart.
+/// A key file that is missing or wrong, or hosts with one key.
 fn auth_of(config: &TargetConfig) -> anyhow::Result<Option<AuthConfig>> {
     if config.authentication() == Auth::None {
         return Ok(None);
@@ -601,7 +601,7 @@ fn auth_of(config: &TargetConfig) -> anyhow::Result<Option<AuthConfig>> {
     Ok(Some(AuthConfig { keys, hosts: Hosts::new(&config.hosts)? }))
 }
 
-/// What control is made of, in a new run.
+/// The parts of control, in a new run.
 fn parts(
     config: &TargetConfig,
     name: Name,
@@ -653,7 +653,7 @@ fn parts(
     })
 }
 
-/// SIGTERM and SIGINT begin a drain.
+/// Begins a drain at SIGTERM and SIGINT.
 async fn drain_at(stops: Stops, requests: mpsc::Sender<ToControl>) {
     while stops.next().await.is_ok() {
         if requests.send(ToControl::Drain(None)).await.is_err() {

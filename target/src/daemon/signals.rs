@@ -1,10 +1,10 @@
 //! The signals that a target obeys: SIGTERM and SIGINT stop it, SIGHUP reloads its configuration.
 //!
-//! Every thread blocks them from the begin on, and they are read from a descriptor. So none of them
-//! ends the process by itself, and one that nobody has read stays pending: also while another
-//! program takes the place of this one, which reads it then.
+//! Every thread blocks these signals from the start, and the target reads them from a descriptor.
+//! So none of them ends the process by itself, and an unread one stays pending: also while another
+//! program takes the place of this one, which then reads it.
 //!
-//! A program that this one runs beside itself must not inherit that
+//! A program that this one runs beside itself must not inherit the blocked signals
 //! ([`ask_program`](crate::control::hand_over::ask_program)).
 
 use std::io;
@@ -16,23 +16,23 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rblk_fabric::Readiness;
 
-/// They stop a target.
+/// The signals that stop a target.
 pub(crate) const STOPS: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
-/// It reloads the configuration.
+/// The signal that reloads the configuration.
 pub(crate) const RELOADS: [Signal; 1] = [Signal::SIGHUP];
 
-/// From now on the signals that a target obeys wait until they are read. A write beyond the largest
-/// file that this process may have (`ulimit -f`) is an error of that write alone, and no signal
-/// that ends the process. Call it before there is a second thread: the others inherit it.
+/// Blocks the signals that a target obeys until they are read. A write beyond the largest file that
+/// this process may have (`ulimit -f`) then only fails, and its signal does not end the process.
+/// Call it before there is a second thread: the others inherit it.
 ///
 /// # Errors
-/// The system does not let this process hold them.
+/// The system does not let this process block them.
 pub fn hold() -> io::Result<()> {
     let held = STOPS.into_iter().chain(RELOADS).chain([Signal::SIGXFSZ]);
     Ok(held.collect::<SigSet>().thread_block()?)
 }
 
-/// Signals that are held, to be read.
+/// Blocked signals, to be read.
 #[derive(Debug)]
 pub(crate) struct Signals {
     held: SignalFd,
@@ -40,7 +40,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Of these, which are held. Those are read, too, that came before.
+    /// The reader of these signals, which are blocked. It also reads those that came before.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -51,30 +51,30 @@ impl Signals {
         Ok(Self { held, readiness })
     }
 
-    /// Waits for one.
+    /// Waits for a signal.
     ///
     /// # Errors
     /// The descriptor cannot be read.
     pub(crate) async fn next(&self) -> io::Result<()> {
-        // Several may wait, and the readiness tells of them once.
+        // Several may wait, and the readiness reports them once.
         while self.held.read_signal()?.is_none() {
             self.readiness.readable().await?;
         }
         Ok(())
     }
 
-    /// Whether one is there. Reads it.
+    /// Whether a signal has come. Reads it.
     fn has_come(&self) -> bool {
         self.held.read_signal().is_ok_and(|read| read.is_some())
     }
 }
 
-/// Whether a signal was read that stops the target.
+/// Whether a signal that stops the target was read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopOrdered(Arc<AtomicBool>);
 
 impl StopOrdered {
-    /// Whether one was read until now.
+    /// Whether such a signal was read.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -84,7 +84,7 @@ impl StopOrdered {
     }
 }
 
-/// The signals that stop the target. What is read is noted before anybody is told.
+/// The signals that stop the target. A signal is noted before the caller gets it.
 #[derive(Debug)]
 pub(crate) struct Stops {
     signals: Signals,
@@ -92,7 +92,7 @@ pub(crate) struct Stops {
 }
 
 impl Stops {
-    /// Those of this process, noted there.
+    /// The stop signals of this process, noted in `ordered`.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -100,7 +100,7 @@ impl Stops {
         Ok(Self { signals: Signals::of(&STOPS)?, ordered })
     }
 
-    /// Waits for one.
+    /// Waits for a signal.
     ///
     /// # Errors
     /// The descriptor cannot be read.
@@ -110,7 +110,7 @@ impl Stops {
         Ok(())
     }
 
-    /// Whether one was read, or has come until now.
+    /// Whether a signal was read, or has come.
     pub(crate) fn has_come(&self) -> bool {
         if self.signals.has_come() {
             self.ordered.set();
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// To this thread alone: the others of the test program do not hold it.
+    /// To this thread alone: the other threads of the test program do not block it.
     fn send(signal: Signal) {
         raise(signal).unwrap();
     }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_signal_waits_until_it_is_read() {
         hold().unwrap();
-        // Nobody reads yet, as before the begin and after the end of a run.
+        // No reader yet, as before the start and after the end of a run.
         send(Signal::SIGTERM);
         send(Signal::SIGHUP);
         let (first, second) = (StopOrdered::default(), StopOrdered::default());
@@ -147,17 +147,17 @@ mod tests {
             let stops = Stops::noted_in(first.clone()).unwrap();
             stops.next().await.unwrap();
             assert!(first.is_set());
-            // It was read once, and that of the other kind is there still.
+            // The signal was read once, and the other kind is still pending.
             assert!(!Stops::noted_in(second.clone()).unwrap().has_come());
             Signals::of(&RELOADS).unwrap().next().await.unwrap();
         });
-        // Its reader is gone.
+        // The reader is gone.
         send(Signal::SIGINT);
         runtime().block_on(async { assert!(Stops::noted_in(second).unwrap().has_come()) });
     }
 
     #[test]
-    fn one_who_waits_for_a_signal_hears_of_it() {
+    fn a_waiting_reader_gets_a_signal() {
         hold().unwrap();
         runtime().block_on(async {
             let stops = Stops::noted_in(StopOrdered::default()).unwrap();

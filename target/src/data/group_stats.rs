@@ -37,30 +37,30 @@ rblk_runtime::counters! {
     read_bytes,
     /// Bytes taken by WRITEs.
     written_bytes,
-    /// Writes whose data came inside the capsule: no key of the initiator was used.
+    /// Writes with their data inside the capsule: no key of the initiator was used.
     in_capsule_writes,
-    /// Bytes the target's CPU copied between buffers: in-capsule writes to where they stay, and all
-    /// data of other commands on iWARP. Elsewhere for a read only of a memory volume with digests.
+    /// Bytes that the target's CPU copied between buffers: in-capsule writes to their final place,
+    /// and all data of other commands on iWARP. On other devices, reads count only for memory
+    /// volumes with digests.
     copied_bytes,
     /// Bytes copied for writes of parts of a cached block.
     merged_bytes,
     /// Commands answered with an error.
     failed_commands,
-    /// Failed commands that came by an older epoch, or after another initiator took the volume
-    /// over.
+    /// Failed commands of an older epoch, or after another initiator took the volume over.
     fenced_commands,
     /// Connections ended because the peer broke a rule.
     protocol_errors,
-    /// I/O connections that did not prove that they are of their session.
+    /// I/O connections that failed to prove their session.
     failed_proofs,
-    /// Commands and data that did not come through as they were sent: their digests did not fit.
+    /// Commands and data with digest mismatches: they changed on their way.
     digest_mismatches,
-    /// Connections whose path failed, or whose initiator went silent or left with commands
-    /// unanswered. An initiator that leaves when everything is answered, as after `umount` and
+    /// Connections with a failed path, or with an initiator that went silent or left commands
+    /// unanswered. An initiator that leaves when every command is answered, as after `umount` and
     /// `discover`, does not count.
     lost_connections,
-    /// RDMA WRITEs and READs that did not reach the initiator's memory: its device refused the
-    /// key, or the peer no longer answered. Each ended its connection.
+    /// RDMA WRITEs and READs that did not reach the initiator's memory: its device refused the key,
+    /// or the peer no longer answered. Each ended its connection.
     stale_rdma_blocked,
     /// Requests that had to wait for memory of the arena.
     memory_waits,
@@ -82,17 +82,17 @@ rblk_runtime::counters! {
     write_back_bytes,
     /// Writes of write-back volumes that found no room for dirty blocks and went to the store.
     dirty_limited,
-    /// Operations that a store failed.
+    /// Store operations that failed.
     store_errors,
-    /// Bytes in the cache now.
+    /// Current bytes in the cache.
     cached_bytes,
-    /// Bytes that are in memory only, acknowledged and not yet in the store, now.
+    /// Current bytes that are acknowledged but not in the store yet.
     dirty_bytes,
     /// The limit of `dirty_bytes`.
     dirty_max_bytes,
-    /// Slots of the cache that are lent for sending, now.
+    /// Current slots lent for sending.
     lent_slots,
-    /// Slots of the cache that are set apart for data to land in, now.
+    /// Current slots set apart for landing data.
     landing_slots,
     /// Messages to other poll groups.
     peer_messages,
@@ -102,7 +102,7 @@ rblk_runtime::counters! {
     send_credit_waits,
     /// Turns of the data thread.
     turns,
-    /// Times the data thread slept.
+    /// Sleeps of the data thread.
     sleeps,
     /// io_uring_enter calls.
     ring_enters,
@@ -124,31 +124,31 @@ rblk_runtime::counters! {
     recvs,
     /// Completions reaped.
     completions,
-    /// Times the data thread yielded its CPU while it looked for work.
+    /// Times that the data thread yielded its CPU while it looked for work.
     yields,
-    /// Times a CQ was asked for an event. One that is asked already is not asked again.
+    /// Times that a CQ was armed for an event. An armed CQ is not armed again.
     arms,
-    /// Events of the CQs that were taken.
+    /// CQ events taken.
     events,
     /// Calls of the software provider into its links and epoll; over TCP each is a system call.
     link_calls,
-    /// Encrypted connections that ended because a record was changed on the way, or was none.
+    /// Encrypted connections that ended because a record was changed on the way, or was no record.
     bad_records,
-    /// SENDs that carried several responses.
+    /// SENDs with several responses.
     lists,
-    /// Responses in them.
+    /// Responses in these SENDs.
     listed,
 }
 
 impl StatsSnapshot {
-    /// Share of the blocks that reads asked the cache for and found; none before the first such
+    /// Share of the blocks asked for by reads that the cache had; `None` before the first such
     /// read.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
         hit_ratio(self.cache_hits, self.cache_misses)
     }
 
-    /// Mean size of a write-back in bytes; none before the first.
+    /// Mean size of a write-back in bytes; `None` before the first.
     #[must_use]
     pub fn bytes_per_write_back(&self) -> Option<u64> {
         self.write_back_bytes.checked_div(self.write_backs)
@@ -164,7 +164,7 @@ impl Stats {
         bytes.saturating_sub(if has_trailer { wide64(READ_TRAILER_BYTES) } else { 0 })
     }
 
-    /// Counts a command of so many [bytes](Self::data_bytes) that is answered with this status.
+    /// Counts a command of this many [bytes](Self::data_bytes) that was answered with this status.
     #[inline]
     pub(crate) fn count(&self, command: &CommandCapsule, bytes: u64, status: Status) {
         match command.opcode {
@@ -186,7 +186,7 @@ impl Stats {
         }
     }
 
-    /// Counts a WRITE of so many bytes that was answered well.
+    /// Counts a successful WRITE of this many bytes.
     #[inline(always)]
     pub(crate) fn count_write(&self, bytes: u64, in_capsule: bool) {
         self.writes.add(1);
@@ -194,7 +194,7 @@ impl Stats {
         self.in_capsule_writes.add(u64::from(in_capsule));
     }
 
-    /// Counts a READ of so many bytes that was answered well.
+    /// Counts a successful READ of this many bytes.
     #[inline(always)]
     pub(crate) fn count_read(&self, bytes: u64) {
         self.reads.add(1);

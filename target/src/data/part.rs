@@ -1,8 +1,8 @@
-//! [`Part`]: the bytes of a command that one shard has, and how far they are.
+//! [`Part`]: the bytes of a command that belong to one shard, and their progress.
 //!
-//! A part owns what was lent for it: the memory of its shard, the shard's reservation, and an
-//! extent of its connection's memory to land in (iWARP). Whoever takes one of them out must pass it
-//! on or give it back.
+//! A part owns the memory that was lent for it: the memory of its shard, the shard's reservation,
+//! and an extent of its connection's memory to land in (iWARP). A caller that takes one of them out
+//! must pass it on or give it back.
 
 use std::ops::{Index, IndexMut};
 
@@ -11,19 +11,19 @@ use rblk_protocol::width::{narrow, wide};
 use crate::cache::{JobId, Segments};
 use crate::memory::arena::Extent;
 
-/// Which part of a command.
+/// The index of a part of a command.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PartIndex(pub(crate) u8);
 
 impl PartIndex {
-    /// The first part, and the name for a command without parts.
+    /// The first part, and the index for a command without parts.
     pub(crate) const FIRST: Self = Self(0);
 }
 
-/// What a part waits for.
+/// The step that a part waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum PartState {
-    /// Nothing: there is no more to do.
+    /// None: the part is done.
     #[default]
     Done,
     /// Its shard lends the bytes (READ) or reserves memory (WRITE).
@@ -36,7 +36,7 @@ pub(crate) enum PartState {
     AwaitsSend,
 }
 
-/// The bytes of a command that one shard has.
+/// The bytes of a command that belong to one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     offset: u64,
@@ -79,13 +79,13 @@ impl Part {
         self.len
     }
 
-    /// The shard that has the bytes.
+    /// The shard that the bytes belong to.
     #[inline]
     pub(crate) fn shard(&self) -> usize {
         wide(self.shard)
     }
 
-    /// What it waits for.
+    /// The step that it waits for.
     #[inline]
     pub(crate) fn state(&self) -> PartState {
         self.state
@@ -103,39 +103,39 @@ impl Part {
         self.posted == self.len
     }
 
-    /// The CRC of its bytes, where data is sent with digests.
+    /// The CRC of its bytes, if data is sent with digests.
     pub(crate) fn crc(&self) -> u32 {
         self.crc
     }
 
-    /// Its bytes, which are sent now, have that CRC.
+    /// Sets the CRC of its bytes, which are sent now.
     pub(crate) fn set_crc(&mut self, crc: u32) {
         self.crc = crc;
     }
 
-    /// What its shard lent.
+    /// The memory that its shard lent.
     #[inline]
     pub(crate) fn memory(&self) -> &Segments {
         &self.memory
     }
 
-    /// Where its data lands before it is copied.
+    /// The extent that its data lands in before it is copied.
     pub(crate) fn landing(&self) -> Option<&Extent> {
         self.landing.as_ref()
     }
 
-    /// Its data lands there before it is copied.
+    /// Sets the extent that its data lands in before it is copied.
     pub(crate) fn set_landing(&mut self, extent: Extent) {
         debug_assert!(self.landing.is_none());
         self.landing = Some(extent);
     }
 
-    /// Where its data landed, to be given back to the connection.
+    /// Takes the extent that its data landed in, for return to the connection.
     pub(crate) fn take_landing(&mut self) -> Option<Extent> {
         self.landing.take()
     }
 
-    /// What its shard lent and reserved, to be passed on or given back.
+    /// Takes the memory and the reservation of its shard, to be passed on or given back.
     #[inline]
     pub(crate) fn take_memory(&mut self) -> (Option<JobId>, Segments) {
         (self.reservation.take(), std::mem::take(&mut self.memory))
@@ -151,14 +151,14 @@ impl Part {
         self.state = state;
     }
 
-    /// Its bytes are here, to be sent.
+    /// Its shard lent the bytes, which are to be sent.
     #[inline]
     pub(crate) fn lend(&mut self, memory: Segments) {
         self.memory = memory;
         self.state = PartState::AwaitsSend;
     }
 
-    /// Its data may come.
+    /// Its shard reserved memory, so its data may come.
     #[inline]
     pub(crate) fn reserve(&mut self, job: JobId, memory: Segments) {
         self.memory = memory;
@@ -166,14 +166,14 @@ impl Part {
         self.state = PartState::AwaitsData;
     }
 
-    /// A RDMA READ of so many bytes was posted.
+    /// A RDMA READ of this many bytes was posted.
     #[inline]
     pub(crate) fn read_posted(&mut self, bytes: u32) {
         self.posted += bytes;
         self.reads += 1;
     }
 
-    /// Bytes that RDMA READs were posted for, unless all of them were brought.
+    /// Bytes of posted RDMA READs, unless all of them have completed.
     pub(crate) fn awaited_bytes(&self) -> u64 {
         if self.reads == 0 { 0 } else { self.posted.into() }
     }
@@ -181,7 +181,7 @@ impl Part {
     /// A RDMA READ completed. True: the data is all here.
     ///
     /// # Errors
-    /// None was posted.
+    /// No READ was posted.
     #[inline]
     pub(crate) fn read_done(&mut self) -> Result<bool, ()> {
         if self.state != PartState::AwaitsData || self.reads == 0 {
@@ -197,7 +197,7 @@ impl Part {
         self.posted = self.len;
     }
 
-    /// A WRITE of so many bytes was queued. True: it was the last one, and the memory is to be
+    /// A WRITE of this many bytes was queued. True: it was the last one, and the memory is to be
     /// taken and pinned.
     #[inline]
     pub(crate) fn sent(&mut self, bytes: u32) -> bool {
@@ -246,7 +246,7 @@ impl Parts {
         self.count += 1;
     }
 
-    /// For a new command. Every part has given back what it owned.
+    /// Clears the list for a new command. Every part has given back its memory.
     #[inline]
     pub(crate) fn clear(&mut self) {
         debug_assert!(self.as_slice().iter().all(Part::is_empty), "a part still owns memory");

@@ -1,12 +1,12 @@
-//! [`ReadAhead`]: detects sequential readers of a connection and says what to read ahead of them.
+//! [`ReadAhead`]: detects sequential readers of a connection and finds the ranges to read ahead.
 //! Pure.
 //!
-//! A stream is a place where the next read is expected. A read that begins there, or a little
-//! behind it (the requests of one reader may arrive out of order), continues the stream, and so
-//! does a large one that leaves out a few as large as itself: an initiator may share its requests
-//! out over several connections. The third in a row makes it read ahead, by a window that doubles
-//! up to the volume's limit. The window is topped up when the reader has used half of it, so that
-//! reads of the store are large. A read elsewhere takes the place of the stream that was idle for
+//! A stream is the position where the next read is expected. A read that begins there, or a little
+//! after it (the requests of one reader may arrive out of order), continues the stream. So does a
+//! large read that skips a few reads of its own length: an initiator may distribute its requests
+//! over several connections. The third read in a row starts the read-ahead, with a window that
+//! doubles up to the volume's limit. The window is filled again when the reader has used half of
+//! it, so that reads of the store are large. A read elsewhere replaces the stream that was idle for
 //! longest. Bounded: [`STREAMS`] per connection, and one window each.
 
 use rblk_protocol::limits;
@@ -18,8 +18,7 @@ use crate::volume::ids::VolumeIndex;
 pub(crate) const STREAMS: usize = 4;
 /// Continuations before a stream reads ahead.
 const PROOF: u8 = 2;
-/// Connections besides this one by which an initiator may send large reads of the same reader,
-/// where they take turns.
+/// Other connections over which an initiator may distribute large reads of one reader, in turn.
 const OTHERS: u64 = limits::LANES_MAX as u64 - 1;
 /// Smallest window.
 const WINDOW_MIN: u64 = 64 << 10;
@@ -27,9 +26,9 @@ const WINDOW_MIN: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     volume: VolumeIndex,
-    // Where the next read is expected.
+    // The position where the next read is expected.
     next: u64,
-    // What is before this was asked for.
+    // End of the range that was requested so far.
     ahead: u64,
     window: u64,
     steps: u8,
@@ -45,7 +44,7 @@ pub(crate) struct ReadAhead {
 
 impl ReadAhead {
     /// A read of `len` bytes at `offset` came. Returns a range of the volume, first byte and bytes,
-    /// that may be wanted soon; never more than `max` bytes and never beyond `size`.
+    /// that the reader may want soon; at most `max` bytes, and not beyond `size`.
     pub(crate) fn on_read(
         &mut self,
         volume: VolumeIndex,
@@ -61,8 +60,8 @@ impl ReadAhead {
         self.reads += 1;
         let (reads, end) = (self.reads, offset + u64::from(len));
         let near = |s: &&mut Stream| {
-            // A new stream has no window: only an exact continuation is one, or one that leaves out
-            // what others bring.
+            // A new stream has no window: only an exact continuation counts, or one that skips
+            // reads of the other connections.
             let slack = s.window;
             let left_out = if len < limits::LANE_BYTES { 0 } else { OTHERS * u64::from(len) };
             let goes_on = (s.next..=s.next.saturating_add(left_out)).contains(&offset);
@@ -109,7 +108,7 @@ mod tests {
     const SIZE: u64 = 1 << 30;
 
     #[test]
-    fn a_sequential_reader_is_kept_ahead_of_within_the_bound() {
+    fn read_ahead_stays_in_front_within_its_bound() {
         let mut ahead = ReadAhead::default();
         let (mut offset, mut asked) = (1 << 20, 0);
         let begun = offset;
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_shared_out_over_connections_is_one() {
+    fn a_reader_spread_over_connections_is_detected() {
         let large = u64::from(limits::LANE_BYTES);
         for connections in 2..=u64::from(limits::LANES_MAX) {
             for at in 0..connections {
@@ -141,7 +140,7 @@ mod tests {
                 assert!(asked.iter().flatten().count() > 0, "{at} of {connections}: {asked:?}");
             }
         }
-        // Small ones keep to one connection: what leaves some out is no reader.
+        // Small reads stay on one connection; a gap ends the sequence.
         let mut ahead = ReadAhead::default();
         for step in 0..40 {
             assert_eq!(ahead.on_read(VOLUME, step * 8192, 4096, 1 << 20, SIZE), None);
@@ -160,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_told_apart_and_reordering_is_forgiven() {
+    fn streams_are_distinguished_and_reordering_is_tolerated() {
         let mut ahead = ReadAhead::default();
         let mut asked = [0u64; 3];
         for step in 0..200u64 {
             for stream in 0..3u16 {
-                // Pairs arrive swapped once the stream is known.
+                // Pairs arrive swapped after the stream is detected.
                 let step = if step >= 8 { step ^ 1 } else { step };
                 let offset = u64::from(stream) * (100 << 20) + step * 8192;
                 let volume = VolumeIndex(stream % 2);
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_at_the_end_and_when_told_to() {
+    fn read_ahead_stops_at_the_end_and_when_it_is_off() {
         let mut ahead = ReadAhead::default();
         for step in 0..100 {
             let offset = SIZE - (100 - step) * 4096;

@@ -1,13 +1,13 @@
 //! [`Arena`]: cuts one [`Region`] into extents with a buddy allocator.
 //!
-//! Pure bookkeeping over offsets: the bytes are never touched here. The arena keeps one bit per
+//! Pure bookkeeping over offsets: this code never touches the bytes. The arena keeps one bit per
 //! possible free block and level (about 2 bits per 4 KiB of memory), each level with summary words
-//! above it, so that both calls cost a few word operations per level and never allocate. The lowest
-//! free block of the best fitting level is taken, which keeps the low end dense and lets the high
-//! end coalesce.
+//! above it, so both calls cost a few word operations per level and never allocate. An allocation
+//! takes the lowest free block of the best fitting level, which keeps the low end dense and lets
+//! the high end coalesce.
 //!
 //! Invariants: an extent's offset is a multiple of its length; extents handed out never overlap;
-//! free blocks whose buddy is free too do not exist below the top level.
+//! below the top level, no free block has a free buddy.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use rblk_fabric::Region;
 /// Smallest extent, in bytes. Also the strongest memory alignment a backing store may ask for.
 pub(crate) const MIN_EXTENT_BYTES: u32 = 4 << 10;
 
-/// Largest extent an arena can be configured to hand out, in bytes.
+/// Largest extent that an arena can be configured to hand out, in bytes.
 pub(crate) const MAX_EXTENT_BYTES: u32 = 4 << 20;
 
-/// Why an arena cannot be made. All numbers are bytes.
+/// The reason why an arena cannot be made. All numbers are bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ArenaError {
     /// The largest extent is not usable.
@@ -47,7 +47,7 @@ pub enum ArenaError {
 
 /// A run of bytes of the arena's region that belongs to the holder until [`Arena::release`].
 ///
-/// It cannot be copied, and its drop does nothing: an extent that is dropped stays allocated.
+/// An extent cannot be copied, and its drop does nothing: a dropped extent stays allocated.
 #[must_use = "an extent that is dropped stays allocated: give it back with Arena::release"]
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Extent {
@@ -62,7 +62,7 @@ impl Extent {
         self.offset
     }
 
-    /// Length in bytes: a power of two, at least what was asked for.
+    /// Length in bytes: a power of two, at least the requested length.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn len(&self) -> u32 {
@@ -81,7 +81,7 @@ pub struct Arena {
     available: u32,
     free_bytes: usize,
     extents: usize,
-    // What is handed out, by level: finds an extent of another arena, which the type cannot
+    // Extents handed out, by level: detects an extent of another arena, which the type cannot
     // exclude.
     #[cfg(debug_assertions)]
     taken: Vec<Bits>,
@@ -140,13 +140,13 @@ impl Arena {
         })
     }
 
-    /// The memory the extents are in.
+    /// The region of the extents.
     #[must_use]
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The part of the region this arena hands out.
+    /// The part of the region that this arena hands out.
     #[must_use]
     #[inline]
     pub(crate) fn range(&self) -> Range<usize> {
@@ -159,7 +159,7 @@ impl Arena {
         MIN_EXTENT_BYTES << (self.levels.len() - 1)
     }
 
-    /// Bytes in all.
+    /// Total size in bytes.
     #[must_use]
     pub(crate) fn capacity_bytes(&self) -> usize {
         self.range.len()
@@ -178,7 +178,7 @@ impl Arena {
         self.extents
     }
 
-    /// The longest extent that can be allocated now, in bytes; 0 when everything is taken.
+    /// The longest extent that can be allocated now, in bytes; 0 when no block is free.
     #[must_use]
     pub(crate) fn largest_free(&self) -> u32 {
         self.available.checked_ilog2().map_or(0, |level| MIN_EXTENT_BYTES << level)
@@ -214,7 +214,7 @@ impl Arena {
     /// Takes an extent back and joins it with its free neighbours.
     ///
     /// # Panics
-    /// In debug builds, when the extent is not one this arena has handed out.
+    /// In debug builds, when this arena has not handed the extent out.
     #[expect(clippy::needless_pass_by_value, reason = "giving back is the end of the token")]
     pub(crate) fn release(&mut self, extent: Extent) {
         let len = extent.len as usize;
@@ -245,8 +245,8 @@ impl Arena {
         self.extents -= 1;
     }
 
-    /// Makes pages of [`MIN_EXTENT_BYTES`] of an extent: from now on each is given back alone, by
-    /// [`Self::release_page`], in any order. Returns the offset of the first.
+    /// Turns an extent into pages of [`MIN_EXTENT_BYTES`], which [`Self::release_page`] takes back
+    /// one by one, in any order. Returns the offset of the first.
     #[expect(clippy::needless_pass_by_value, reason = "the extent ends here")]
     pub(crate) fn pages_of_extent(&mut self, extent: Extent) -> usize {
         #[cfg(debug_assertions)]
@@ -266,7 +266,7 @@ impl Arena {
     /// Takes one page of [`Self::pages_of_extent`] back.
     ///
     /// # Panics
-    /// In debug builds, when it is not one.
+    /// In debug builds, when the offset is not that of such a page.
     pub(crate) fn release_page(&mut self, offset: usize) {
         self.release(Extent { offset, len: MIN_EXTENT_BYTES });
     }
@@ -292,8 +292,8 @@ fn level_of(len: u32) -> usize {
     (len.ilog2() - MIN_EXTENT_BYTES.ilog2()) as usize
 }
 
-// A fixed set of numbers below `len`: words of bits, and above them words that say which words
-// below are not zero, up to a single one. At 64 GiB of 4 KiB blocks that is four words to look at.
+// A fixed set of numbers below `len`: words of bits, and above them words that mark the nonzero
+// words below, up to a single one. For 64 GiB of 4 KiB blocks, a search reads four words.
 #[derive(Debug)]
 struct Bits {
     len: usize,
@@ -436,9 +436,9 @@ mod tests {
         one.release(other.allocate(1 << 20).unwrap());
     }
 
-    // The model: what is handed out, by offset. Whether a length can be allocated is decided by
-    // looking for an aligned hole of that length, which is the best any allocator of aligned
-    // extents can do without moving: the buddy allocator must be exactly as good.
+    // The model: extents handed out, by offset. A length can be allocated if there is an aligned
+    // hole of that length. No allocator of aligned extents can do better without moving: the buddy
+    // allocator must be exactly as good.
     fn hole_exists(taken: &BTreeMap<usize, u32>, capacity: usize, len: u32) -> bool {
         (0..capacity).step_by(len as usize).any(|start| {
             let end = start + len as usize;

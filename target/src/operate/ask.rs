@@ -1,4 +1,4 @@
-//! What is asked of a running target by its control socket, and what it answers: plain data.
+//! The commands of the control socket of a running target, and their responses: plain data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,43 +13,43 @@ use super::status::{TargetStatus, UnsavedStatus};
 use crate::operate::events::EventsReport;
 use crate::store::StoreFault;
 
-/// How long a question may take that changes no volume.
+/// How long a command may take that changes no volume.
 const SHORT: Duration = Duration::from_secs(10);
-/// How long a change of volumes may take: its connections end, and what is dirty is written.
+/// How long a change of volumes may take: its connections end, and dirty blocks are written.
 const CHANGE_TIME: Duration = Duration::from_secs(300);
-/// How long a removal waits at most until nobody has the volume open, and a drain for its end.
+/// How long a removal waits at most for hosts to close the volume, and a drain for its end.
 const DRAIN_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What a control command asks.
+/// A control command.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Ask {
     /// The state of everything.
     Status,
-    /// What happened.
+    /// The events.
     Events {
-        /// After the event of this number; 0 for all that is kept.
+        /// The number of the last event known; 0: send all that are kept.
         after: u64,
     },
     /// Stop in good order.
     Drain {
-        /// Answer when the target has stopped, and how.
+        /// Answer when the target has stopped, with its outcome.
         #[serde(default)]
         wait: bool,
     },
-    /// Read the hosts of the configuration again, and let in those.
+    /// Read the hosts of the configuration again, and allow these alone.
     ReloadHosts,
-    /// Change what a host may have per second. What is absent stays.
+    /// Change the limits of a host. Absent ones stay.
     SetHost {
-        /// Its name.
+        /// The host's name.
         name: String,
-        /// Other limits.
+        /// The new limits.
         #[serde(default)]
         limits: LimitsWish,
     },
-    /// Read the configuration again, and change what can change without a restart.
+    /// Read the configuration again, and apply the changes that need no restart.
     Reload {
-        /// Only say what would change.
+        /// Only report the changes.
         #[serde(default)]
         dry_run: bool,
     },
@@ -62,7 +62,7 @@ pub enum Ask {
     },
     /// Serve a volume no longer.
     RemoveVolume {
-        /// Its name.
+        /// The volume's name.
         name: String,
         /// Also if hosts have it open.
         #[serde(default)]
@@ -73,41 +73,41 @@ pub enum Ask {
     },
     /// Give a volume another size.
     ResizeVolume {
-        /// Its name.
+        /// The volume's name.
         name: String,
         /// The size; none: that of its file or device.
         #[serde(default)]
         size: Option<ByteSize>,
-        /// It may become smaller.
+        /// Whether it may become smaller.
         #[serde(default)]
         shrink: bool,
     },
-    /// Change how a volume is served. What is absent stays.
+    /// Change how a volume is served. Absent settings stay.
     SetVolume {
-        /// Its name.
+        /// The volume's name.
         name: String,
         /// Refuse writes.
         #[serde(default)]
         read_only: Option<bool>,
-        /// What the block cache does for it.
+        /// Its cache mode.
         #[serde(default)]
         cache: Option<CacheMode>,
         /// How far to read ahead.
         #[serde(default)]
         read_ahead: Option<ByteSize>,
-        /// What it keeps of the cache.
+        /// The part of the cache that is reserved for it.
         #[serde(default)]
         cache_min: Option<Wish<ByteSize>>,
-        /// What it has of the cache at most.
+        /// The most that it may have of the cache.
         #[serde(default)]
         cache_max: Option<Wish<ByteSize>>,
-        /// Other limits.
+        /// The new limits.
         #[serde(default)]
         limits: LimitsWish,
     },
     /// Another program takes the place of this one.
     Upgrade {
-        /// Its absolute path.
+        /// The program's absolute path.
         program: PathBuf,
         /// Also if that loses something.
         #[serde(default)]
@@ -117,9 +117,9 @@ pub enum Ask {
     SnapshotVolume {
         /// The volume.
         name: String,
-        /// The name of the new one.
+        /// The name of the clone.
         new_name: String,
-        /// The new file; none: beside that of the volume.
+        /// The file of the clone; none: beside that of the volume.
         #[serde(default)]
         path: Option<PathBuf>,
     },
@@ -128,17 +128,18 @@ pub enum Ask {
     Trace {
         /// The volume.
         volume: String,
-        /// How long, in microseconds.
+        /// The shortest time to report, in microseconds.
         slower_us: u64,
     },
     /// End sessions.
     Kick {
-        /// A host, a peer or the number of a session. `host:` or `number:` before it says which.
+        /// A host, a peer or the number of a session. The prefixes `host:` and `number:` tell them
+        /// apart.
         session: String,
     },
 }
 
-/// Limits to change. What is absent stays, and `None` takes a limit away.
+/// Limits to change. Absent ones stay, and [`Wish::None`] takes a limit away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitsWish {
@@ -156,9 +157,9 @@ pub struct LimitsWish {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wish<T> {
-    /// There is none from now on.
+    /// No value.
     None,
-    /// This one.
+    /// This value.
     Some(T),
 }
 
@@ -182,7 +183,7 @@ impl<T: FromStr> FromStr for Wish<T> {
 }
 
 impl LimitsWish {
-    /// What comes of these limits. A limit that goes takes its burst with it.
+    /// Applies the changes to these limits. A limit that goes takes its burst with it.
     #[must_use]
     pub fn on(self, limits: Limits) -> Limits {
         let iops = Wish::on(self.iops, limits.iops);
@@ -199,7 +200,7 @@ impl LimitsWish {
 }
 
 impl Ask {
-    /// How long the answer may take.
+    /// How long the response may take.
     #[must_use]
     pub fn patience(&self) -> Duration {
         match self {
@@ -215,13 +216,13 @@ impl Ask {
     }
 }
 
-/// The answer.
+/// The response.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
     /// The state.
     Status(Box<TargetStatus>),
-    /// What happened.
+    /// The events.
     Events(EventsReport),
     /// The hosts that may connect now.
     Hosts(HostsReport),
@@ -237,14 +238,14 @@ pub enum Response {
     Kicked(Vec<String>),
     /// The target has stopped.
     Ended(EndReport),
-    /// It was taken.
+    /// The command was carried out.
     Done,
-    /// It was not.
+    /// The command was refused or failed.
     Error(Refusal),
 }
 
 impl Response {
-    /// It was not, for that reason.
+    /// A refusal, for this reason.
     pub(crate) fn refused(why: impl Into<Refusal>) -> Self {
         Self::Error(why.into())
     }
@@ -253,9 +254,9 @@ impl Response {
 /// How a target stopped.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct EndReport {
-    /// The volumes of which acknowledged data was given up.
+    /// The volumes with acknowledged data that was given up.
     pub unsaved: Vec<UnsavedStatus>,
-    /// What broke, if something did: then more may be lost.
+    /// The failure of the target, if there was one: then more data may be lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -263,57 +264,57 @@ pub struct EndReport {
 /// A volume after a change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VolumeReport {
-    /// Its name.
+    /// The volume's name.
     pub name: String,
     /// Its configuration now; absent if it was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<VolumeConfig>,
     /// Its size in bytes; 0 if it was removed.
     pub size_bytes: u64,
-    /// What is lost, where it was removed by force and its store did not take everything.
+    /// The data that is lost, if it was removed by force and its store did not take everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given_up: Option<String>,
-    /// What is wrong with its file or device.
+    /// The fault of its file or device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_fault: Option<StoreFault>,
-    /// What its image says against its block size, where it was added.
+    /// A contradiction between its image and its block size, if it was added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contradiction: Option<String>,
 }
 
-/// What a reload did, or would do.
+/// The effect of a reload, or the effect it would have.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReloadReport {
-    /// Nothing was changed; this is what would be.
+    /// Nothing was changed: the report shows the changes to come.
     pub dry_run: bool,
-    /// What was different between the files and the running target.
+    /// The differences between the files and the running target.
     #[serde(flatten)]
     pub difference: Difference,
-    /// Why it is refused: then nothing of it is done.
+    /// Why the reload is refused: then nothing of it is done.
     pub refused: Vec<String>,
-    /// What is wrong with the files and devices of volumes, by volume.
+    /// The faults of the files and devices of volumes, by volume.
     #[serde(default)]
     pub store_faults: BTreeMap<String, StoreFault>,
-    /// What it meant for hosts.
+    /// Its effect on hosts.
     pub access: HostsReport,
 }
 
-/// What a reload of the hosts did.
+/// The effect of a reload of the hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostsReport {
     /// Names of the hosts that may connect, in the order of the configuration.
     pub hosts: Vec<String>,
-    /// Whether hosts must prove their keys. If not, everybody may connect, and the hosts have no
+    /// Whether hosts must prove their keys. If not, every host may connect, and the list has no
     /// effect.
     pub required: bool,
-    /// Names of the hosts whose sessions ended, one for each session.
+    /// Names of the hosts that lost sessions, one for each session.
     pub ended: Vec<String>,
 }
 
-/// What a target says that takes no orders any more.
+/// The refusal of a target that is stopping.
 pub const STOPPING: &str = "the target is stopping";
 
-/// The answer of a target that does nothing any more.
+/// The response of a target that is stopping.
 pub(crate) fn stopping() -> Response {
     Response::refused(STOPPING)
 }

@@ -8,10 +8,10 @@ use tokio::net::UnixStream;
 
 use super::ask::{Ask, Response};
 
-/// The longest answer: the times of many volumes, in every bucket.
+/// The longest response: the times of many volumes, in every bucket.
 const ANSWER_MAX: u64 = 64 << 20;
 
-/// Asks a running target.
+/// Sends a command to a running target.
 ///
 /// # Errors
 /// No target answers there, or not in time.

@@ -1,11 +1,11 @@
-//! [`Condition`]: the state of a target in one word, the worst that is so. Pure.
+//! [`Condition`]: the state of a target in one word, the worst that applies. Pure.
 
 use nix::errno::Errno;
 
 use crate::operate::events::EventKind;
 use crate::operate::status::{TargetStatus, VolumeStatus};
 
-/// How long a store that failed once is told as failing, in seconds, where nothing is tried again.
+/// How long after an error a store counts as failing, in seconds, if no write is tried again.
 const RECENT_S: u64 = 60;
 
 /// The state of a target, the worst first.
@@ -17,7 +17,7 @@ pub enum Condition {
     Full,
     /// A store fails.
     StoreErrors,
-    /// A file or device is not what is served.
+    /// A file or device is not the served one.
     StoreFault,
     /// The target stops.
     Draining,
@@ -25,11 +25,11 @@ pub enum Condition {
     Upgrading,
     /// `state_dir` cannot be written.
     StateDir,
-    /// Nobody can connect by one of its addresses.
+    /// An address has no listener.
     ListenerDown,
     /// A configured volume is not served.
     VolumeAway,
-    /// It serves.
+    /// The target serves, without a fault.
     Serving,
 }
 
@@ -51,7 +51,7 @@ impl Condition {
         }
     }
 
-    /// The worst that is so.
+    /// The worst condition that applies.
     #[must_use]
     pub fn of(status: &TargetStatus) -> Self {
         let has_lost = status

@@ -4,9 +4,9 @@ use rblk_config::TargetConfig;
 use rblk_fabric::Address;
 use rblk_protocol::Name;
 
-/// What people must know of a target that lets nobody in.
+/// The warning of a target without hosts.
 pub const NO_HOST: &str = "no host may connect yet; `rblk-target host add` lets one in";
-/// What a target without volumes says.
+/// The warning of a target without volumes.
 pub const NO_VOLUME: &str = "there is no volume yet; `rblk-target volume add` adds one";
 
 /// Half of the CPUs. Interrupts, the fabric's own threads and the stores need the others. With
@@ -20,7 +20,7 @@ pub(crate) fn poll_groups(config: &TargetConfig) -> usize {
     config.poll_groups.map_or_else(default_poll_groups, usize::from)
 }
 
-/// The name of a target: configured, or made of the host's name.
+/// The name of a target: from the configuration, or made of the host's name.
 pub(crate) fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
     if let Some(name) = &config.name {
         return Ok(Name::new(name)?);
@@ -29,7 +29,7 @@ pub(crate) fn target_name(config: &TargetConfig) -> anyhow::Result<Name> {
     Ok(name_of(&host.unwrap_or_default()))
 }
 
-/// A name made of a host's name. The kernel says `(none)` of a host that nobody named.
+/// A name made of a host's name. The kernel reports `(none)` for a host without a name.
 fn name_of(host: &str) -> Name {
     let clean: String = host
         .chars()

@@ -1,8 +1,8 @@
-//! [`Events`]: what happened to hosts and volumes lately, for people and for programs.
+//! [`Events`]: the recent events of hosts and volumes, for people and for programs.
 //!
 //! Bounded in number and in rate, both by kind: many events of one kind neither push those of
-//! another kind out nor fill the log. What is left out is counted, and the next event of the kind
-//! says how many. Pure: the time is an argument.
+//! another kind out nor fill the log. Events beyond that are counted, and the next event of the
+//! kind has their number. Pure: the time is an argument.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// The `target` of the lines of the log that tell an event with its fields: for a journal. People
-/// who read the log read the same in other lines.
+/// The `target` of the log lines that carry an event with its fields: for a journal. In a plain log
+/// other lines say the same to people.
 pub const EVENT_LINES: &str = "rblk_event";
 
 /// Events of one kind that are kept.
 const KEPT_PER_KIND: usize = 64;
 /// Events of one kind that may come at once.
 const BURST: u32 = 16;
-/// Time until another one may come after that.
+/// Time until another event may come after that.
 const PACE: Duration = Duration::from_secs(1);
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
@@ -37,7 +37,7 @@ pub enum EventKind {
     Expire,
     /// A host lost a volume to another host.
     Fence,
-    /// A host did not prove who it is.
+    /// A host failed its proof.
     Refuse,
     /// A session ended because its key is no longer allowed.
     Revoke,
@@ -45,7 +45,7 @@ pub enum EventKind {
     LostWrites,
     /// A store failed an operation.
     StoreError,
-    /// The file or device of a volume is not what is served any more.
+    /// The file or device of a volume is not the served one any more.
     StoreFault,
     /// The target cannot write to `state_dir`.
     StateDir,
@@ -103,7 +103,7 @@ impl EventKind {
         }
     }
 
-    /// Whether somebody should look at it.
+    /// Whether an administrator should look at it.
     #[must_use]
     pub fn is_warning(self) -> bool {
         !matches!(self, Self::Connect | Self::Resume | Self::Leave | Self::Drain | Self::Upgrade)
@@ -120,60 +120,60 @@ impl fmt::Display for EventKind {
     }
 }
 
-/// Something that happened, before it has a number and a time.
+/// An event without a number and a time yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Occurrence {
-    /// What.
+    /// The kind.
     pub kind: EventKind,
-    /// To which host.
+    /// The host.
     pub host: Option<String>,
-    /// To which volume.
+    /// The volume.
     pub volume: Option<String>,
-    /// Where that host connects from.
+    /// The address of the host.
     pub address: Option<String>,
-    /// In words.
+    /// The event in words.
     pub text: String,
 }
 
 impl Occurrence {
-    /// One of a kind, in words.
+    /// An occurrence of a kind, in words.
     #[must_use]
     pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
         Self { kind, host: None, volume: None, address: None, text: text.into() }
     }
 
-    /// Of this host, which connects from there.
+    /// Adds the host and its address.
     #[must_use]
     pub fn of_host(self, host: impl ToString, address: &str) -> Self {
         Self { host: Some(host.to_string()), address: Some(address.to_owned()), ..self }
     }
 
-    /// Of this volume.
+    /// Adds the volume.
     #[must_use]
     pub fn of_volume(self, volume: impl ToString) -> Self {
         Self { volume: Some(volume.to_string()), ..self }
     }
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Event {
     /// Its number: each is higher than those before, from 1 in each run of the target.
     pub number: u64,
-    /// When, in milliseconds since 1970.
+    /// Its time, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// What.
+    /// The kind.
     pub kind: EventKind,
-    /// To which host.
+    /// The host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// To which volume.
+    /// The volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// Where that host connects from.
+    /// The address of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// In words.
+    /// The event in words.
     pub text: String,
     /// Events of this kind that were left out before this one, because there were too many.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -189,13 +189,13 @@ fn is_zero(count: &u64) -> bool {
 pub struct EventsReport {
     /// The run of the target, in hexadecimal. Another run counts from 1 again.
     pub instance: String,
-    /// The highest number so far; 0 before the first event. What comes later is after it.
+    /// The highest number so far; 0 before the first event. Later events have higher ones.
     pub last: u64,
     /// The events that are kept, oldest first.
     pub events: Vec<Event>,
 }
 
-/// How often a kind may be told.
+/// The limit on the rate of a kind.
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     left: u32,
@@ -207,7 +207,7 @@ struct Allowance {
 impl Allowance {
     const FULL: Self = Self { left: BURST, since: None, left_out: 0, total: 0 };
 
-    /// Whether one more may be told now.
+    /// Whether another event of the kind may come now.
     fn take(&mut self, now: Instant) -> bool {
         self.total += 1;
         let passed = self.since.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
@@ -241,7 +241,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Something happened. Returns the event, unless there are too many of its kind.
+    /// Notes an occurrence. Returns the event, unless there are too many of its kind.
     pub fn note(&mut self, what: Occurrence, now: Instant, unix_ms: u64) -> Option<&Event> {
         let allowance = self.allowances.get_mut(what.kind.place())?;
         if !allowance.take(now) {
@@ -266,7 +266,7 @@ impl Events {
         (self.last, self.kept.iter().filter(|event| event.number > number).cloned().collect())
     }
 
-    /// How often each kind happened, also those that were left out.
+    /// The number of events of each kind, those left out included.
     #[must_use]
     pub fn totals(&self) -> Vec<EventCount> {
         let counts = EventKind::ALL.into_iter().zip(&self.allowances);
@@ -274,12 +274,12 @@ impl Events {
     }
 }
 
-/// How often a kind of event happened.
+/// The number of events of a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EventCount {
     /// The kind.
     pub kind: EventKind,
-    /// How often, since the start.
+    /// The number since the start.
     pub total: u64,
 }
 
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_at_once_are_counted_and_not_told() {
+    fn events_beyond_the_burst_are_only_counted() {
         let (mut events, now) = (Events::default(), Instant::now());
         let told = (0..100).filter(|_| events.note(loss("a"), now, 1).is_some()).count();
         assert_eq!(told, BURST as usize);

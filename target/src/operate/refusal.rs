@@ -1,4 +1,4 @@
-//! [`Refusal`]: why a target, or a command about one, does not do what was asked, with the exit
+//! [`Refusal`]: why a target, or a command about one, does not carry out an order, with the exit
 //! code of the command.
 //!
 //! On the control socket a refusal with the code of a plain failure is a text, as older programs
@@ -7,7 +7,7 @@
 use rblk_config::Exit;
 use serde::{Deserialize, Serialize};
 
-/// Why something is not done.
+/// Why an order is not carried out.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[error("{text}")]
 #[serde(from = "Wire", into = "Wire")]
@@ -16,7 +16,7 @@ pub struct Refusal {
     exit: Exit,
 }
 
-/// The same in JSON.
+/// A refusal in JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Wire {
@@ -25,17 +25,17 @@ enum Wire {
 }
 
 impl Refusal {
-    /// With an exit code.
+    /// A refusal with an exit code.
     pub fn new(exit: Exit, text: impl Into<String>) -> Self {
         Self { text: text.into(), exit }
     }
 
-    /// The command asks for what makes no sense.
+    /// The command makes no sense.
     pub fn senseless(text: impl Into<String>) -> Self {
         Self::new(Exit::Usage, text)
     }
 
-    /// What the command names is not there.
+    /// The command names something that does not exist.
     pub fn no_such_thing(text: impl Into<String>) -> Self {
         Self::new(Exit::NoSuchThing, text)
     }
@@ -54,7 +54,7 @@ impl Refusal {
         Self::new(Exit::AlreadyThere, text)
     }
 
-    /// Why.
+    /// The reason in words.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text

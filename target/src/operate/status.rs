@@ -1,4 +1,4 @@
-//! What `rblk-target status` shows: plain data, the same over the socket and in JSON output.
+//! The output of `rblk-target status`: plain data, equal over the socket and in JSON.
 
 use std::fmt;
 
@@ -32,13 +32,13 @@ pub struct TargetStatus {
     /// When it started, in milliseconds since 1970.
     #[serde(default)]
     pub started_unix_ms: u64,
-    /// Its state in one word, the worst that is so: see `condition.rs`.
+    /// Its state in one word, the worst that applies: see `condition.rs`.
     #[serde(default)]
     pub condition: String,
-    /// What is wrong now, a sentence each: what `rblk-target status` shows as WARN.
+    /// The present faults, a sentence each: the WARN lines of `rblk-target status`.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// What it has of what it may have.
+    /// The use of its limited resources.
     #[serde(default)]
     pub usage: UsageStatus,
     /// Whether it drains.
@@ -46,42 +46,41 @@ pub struct TargetStatus {
     /// How far the drain is, while there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
-    /// What became of the upgrade that this program began with, if it did.
+    /// The outcome of the upgrade that this program began with, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<UpgradeStatus>,
     /// How long an initiator without connections keeps its volumes, in milliseconds.
     pub lease_ms: u64,
-    /// Times a holder was fenced: its volume was taken over, or it came back when another had held
-    /// it since.
+    /// How often a holder was fenced: another host took its volume over, or it came back after
+    /// another host had held it.
     pub fencings: u64,
-    /// Who may log in: `required` (hosts that prove their keys) or `none` (everybody).
+    /// Hosts that may log in: `required` (those that prove their keys) or `none` (all).
     #[serde(default)]
     pub auth: String,
-    /// Nobody has to prove anything, and other hosts reach an address.
+    /// No proof is required, and other hosts reach an address.
     #[serde(default)]
     pub insecure: bool,
     /// Connections that have not logged in.
     #[serde(default)]
     pub strangers: usize,
-    /// Initiators that did not prove who they are.
+    /// Initiators that failed to prove their identity.
     #[serde(default)]
     pub unproven: u64,
     /// How many of the fencings were take-overs.
     pub take_overs: u64,
     /// Addresses listened on.
     pub listen: Vec<String>,
-    /// Those of them at which nobody can connect now: their listener broke, and is not made anew
-    /// yet.
+    /// The unreachable ones among them: their listener broke, and is not made anew yet.
     #[serde(default)]
     pub listen_down: Vec<ListenerStatus>,
-    /// Why `state_dir` cannot be written, while it cannot.
+    /// Why `state_dir` cannot be written; absent if it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_dir_fault: Option<String>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
     /// Bytes of each page of the arena: 4096, or 2097152 for reserved huge pages.
     pub arena_page_bytes: u64,
-    /// Devices that connections came in by.
+    /// Devices with connections, now or before.
     pub devices: Vec<DeviceStatus>,
     /// Exported volumes.
     pub volumes: Vec<VolumeStatus>,
@@ -90,19 +89,19 @@ pub struct TargetStatus {
     pub volumes_away: Vec<AwayStatus>,
     /// Sessions.
     pub sessions: Vec<SessionStatus>,
-    /// What it does per second, all volumes together; absent until it was asked for a second.
+    /// Its rates per second, all volumes together; absent until they were measured for a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rates: Option<Rates>,
     /// Counters of all poll groups together.
     pub total: StatsSnapshot,
     /// Counters by poll group.
     pub poll_groups: Vec<StatsSnapshot>,
-    /// How often each kind of event happened.
+    /// The number of events of each kind.
     #[serde(default)]
     pub events: Vec<EventCount>,
 }
 
-/// What a target has of what it may have.
+/// The use of the target's limited resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UsageStatus {
@@ -117,20 +116,21 @@ pub struct UsageStatus {
     pub files: Option<u64>,
     /// Open files at a time (`LimitNOFILE=`).
     pub files_max: u64,
-    /// Bytes of memory that the process has; absent where that cannot be read.
+    /// Bytes of memory of the process; absent where that cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes of memory that it may have: those of the host, or of its cgroup if that has fewer.
+    /// The most bytes of memory for the process: those of the host, or of its cgroup if that has
+    /// fewer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
 }
 
-/// An address at which nobody can connect now.
+/// An address without a listener now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerStatus {
     /// The address.
     pub address: String,
-    /// Seconds since it broke, as when its device was removed.
+    /// Seconds since it broke, for example by the removal of its device.
     pub down_s: u64,
     /// Tries to listen again that failed.
     pub tries: u32,
@@ -138,7 +138,7 @@ pub struct ListenerStatus {
     pub why: String,
 }
 
-/// What became of an upgrade, as the program tells that took over, or got its place back.
+/// The outcome of an upgrade, from the program that took over or got its place back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeStatus {
     /// Version of the program before.
@@ -146,31 +146,31 @@ pub struct UpgradeStatus {
     /// Why the other program could not take over: the one before serves again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// Milliseconds from when mounts were told until this program was ready.
+    /// Milliseconds from the notice to the mounts until this program was ready.
     pub ready_ms: u64,
-    /// Milliseconds from when mounts were told until the last of them was back; absent while some
-    /// are away.
+    /// Milliseconds from the notice to the mounts until the last of them was back; absent while
+    /// some are away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<u64>,
     /// Mounts that had volumes open.
     pub mounts: usize,
-    /// Those that are back.
+    /// Mounts that are back.
     pub back: usize,
-    /// Hosts of those that are not.
+    /// Hosts of the mounts that are away.
     #[serde(default)]
     pub away: Vec<String>,
     /// Mounts that had not left in time.
     pub stayed: usize,
-    /// Requests that were not answered before: mounts send them again.
+    /// Requests without a reply at that time: mounts send them again.
     pub sent_again: u64,
-    /// Everything acknowledged was durable before.
+    /// All acknowledged data was durable before.
     pub clean: bool,
 }
 
 /// A drain under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainStatus {
-    /// It makes room for another program.
+    /// Whether it makes room for another program.
     #[serde(default)]
     pub upgrade: bool,
     /// How long it has taken so far, in milliseconds.
@@ -179,21 +179,21 @@ pub struct DrainStatus {
     pub left_ms: u64,
     /// Sessions that have not left.
     pub sessions: usize,
-    /// How long the stores may take after that, in milliseconds. What they have not taken then is
-    /// lost.
+    /// How long the stores may take after that, in milliseconds. Dirty blocks that they have not
+    /// taken by then are lost.
     #[serde(default)]
     pub stores_ms: u64,
-    /// What the stores refuse. It is tried again.
+    /// The dirty blocks that the stores refuse. The target tries again.
     #[serde(default)]
     pub unsaved: Vec<UnsavedStatus>,
 }
 
-/// A volume that is configured and not served.
+/// A configured volume that is not served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AwayStatus {
     /// Its name.
     pub name: String,
-    /// Why, and what helps.
+    /// Why, and the remedy.
     pub why: String,
 }
 
@@ -204,7 +204,7 @@ pub struct UnsavedStatus {
     pub volume: String,
     /// Bytes; 0: all were written, and could not be made durable.
     pub dirty_bytes: u64,
-    /// What the store said, with the errno; or that it did not answer.
+    /// The store's error, with the errno; or that it did not answer.
     pub cause: String,
 }
 
@@ -233,7 +233,7 @@ pub(crate) const OVER_TCP: &str = "soft";
 pub struct DeviceStatus {
     /// Its name.
     pub name: String,
-    /// What it speaks.
+    /// Its transport.
     pub transport: String,
     /// The block commands of its connections, those that ended included.
     #[serde(default)]
@@ -244,7 +244,7 @@ pub struct DeviceStatus {
 }
 
 impl DeviceStatus {
-    /// Whether it is an RDMA device, with ports of its own.
+    /// Whether the device is an RDMA device, with ports of its own.
     #[must_use]
     pub fn is_rdma(&self) -> bool {
         self.name != OVER_TCP
@@ -268,7 +268,7 @@ pub struct PortStatus {
 }
 
 impl PortStatus {
-    /// Whether it works.
+    /// Whether the port works.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.state == "active"
@@ -290,13 +290,13 @@ pub struct VolumeStatus {
     pub read_only: bool,
     /// Acknowledged writes may be lost before a flush.
     pub volatile_cache: bool,
-    /// What the block cache does for it: `none`, `write-through` or `write-back`. `none` for
-    /// volumes that are not `file`.
+    /// Its mode of the block cache: `none`, `write-through` or `write-back`. `none` for volumes
+    /// that are not `file`.
     pub cache: CacheMode,
     /// Bytes of the cache that it keeps when other volumes need memory; 0: none.
     #[serde(default)]
     pub cache_min_bytes: u64,
-    /// Bytes of the cache that it has at most; none: as many as there are.
+    /// The most bytes of the cache that it may have; absent: all.
     #[serde(default)]
     pub cache_max_bytes: Option<u64>,
     /// Its counters, all poll groups together; zeros for volumes that are not `file`.
@@ -304,16 +304,16 @@ pub struct VolumeStatus {
     /// Its commands, all poll groups together.
     #[serde(default)]
     pub io: IoCounts,
-    /// How much it may have per second.
+    /// Its limits per second.
     #[serde(default)]
     pub limits: Limits,
     /// Its commands that waited for a limit, its own or that of their host.
     #[serde(default)]
     pub delays: DelayCounts,
-    /// The times of its commands, and what they waited for.
+    /// The times of its commands, and the causes of their waits.
     #[serde(default)]
     pub latency: VolumeTimes,
-    /// What it does per second; absent until it was asked for a second.
+    /// Its rates per second; absent until they were measured for a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rates: Option<Rates>,
     /// The errno of the last of [`VolumeCounts::store_errors`], to the second; absent without one,
@@ -323,19 +323,19 @@ pub struct VolumeStatus {
     /// How long ago that was, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error_age_s: Option<u64>,
-    /// For how long the oldest dirty block has been dirty, in seconds; absent where nothing is.
+    /// For how long the oldest dirty block has been dirty, in seconds; absent if no block is dirty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_s: Option<u64>,
     /// The space of its file and of the file system, as it was seen last; absent for devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room: Option<StoreRoom>,
-    /// What is wrong with its file or device, as it was seen last; absent where nothing is.
+    /// The fault of its file or device, as it was seen last; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_fault: Option<StoreFault>,
     /// A session has it open.
     pub in_use: bool,
-    /// Rises with every change of who may write to it; 0 before the first. A volume that no target
-    /// remembers begins at the time in microseconds, and tables show `-`.
+    /// Rises with every change of its holders; 0 before the first. A volume without a record at any
+    /// target begins at the time in microseconds, and tables show `-`.
     pub generation: u64,
     /// The host that may write to it: it has the volume open, or may come back for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -352,7 +352,7 @@ pub struct HolderStatus {
     pub host: String,
     /// Whether others may write too.
     pub shared: bool,
-    /// It has a connection; else it may come back.
+    /// Whether it has a connection; if not, it may come back.
     pub present: bool,
 }
 
@@ -361,12 +361,12 @@ pub struct HolderStatus {
 pub struct SessionStatus {
     /// The host's name.
     pub host: String,
-    /// Where it connects from.
+    /// Its address.
     pub peer: String,
-    /// The public key that its host has proven; absent where nobody has to prove anything.
+    /// The public key that its host has proven; absent if no proof is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// It has I/O connections, and all of them are encrypted. Admin commands are sealed wherever
+    /// All of its I/O connections are encrypted, and it has some. Admin commands are sealed if
     /// there is a [`key`](Self::key).
     #[serde(default)]
     pub encrypted: bool,
@@ -381,12 +381,12 @@ pub struct SessionStatus {
     pub epoch: u32,
     /// Live connections, admin included.
     pub connections: usize,
-    /// Names of the volumes it opened.
+    /// Names of its open volumes.
     pub volumes: Vec<String>,
     /// Commands and data of its I/O connections have digests.
     #[serde(default)]
     pub digest: bool,
-    /// Another initiator took over what it had. The session ends when nothing of it is under way.
+    /// Another initiator took its volumes over. The session ends when nothing of it is under way.
     #[serde(default)]
     pub fenced: bool,
     /// Its block commands, those of connections that ended included.
@@ -405,7 +405,7 @@ pub struct QueueStatus {
     pub queue: u16,
     /// The poll group that serves it.
     pub poll_group: usize,
-    /// The device that it came in by.
+    /// Its device.
     pub device: String,
     /// Its block commands.
     pub io: IoCounts,

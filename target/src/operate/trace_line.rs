@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A command that took long. Times are in microseconds; the stages add up to `total_us`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TraceLine {
-    /// When it was answered, in milliseconds since 1970.
+    /// The time of its reply, in milliseconds since 1970.
     pub unix_ms: u64,
     /// The volume.
     pub volume: String,
@@ -27,7 +27,7 @@ pub struct TraceLine {
     pub bytes: u64,
     /// It was answered with an error.
     pub failed: bool,
-    /// From its arrival to its answer.
+    /// From its arrival to its reply.
     pub total_us: u64,
     /// In the completion queue.
     pub queue_us: u64,
@@ -37,9 +37,10 @@ pub struct TraceLine {
     pub cache_us: u64,
     /// For the store.
     pub store_us: u64,
-    /// For room to send the answer.
+    /// For room to send the reply.
     pub answer_us: u64,
-    /// Commands that were left out before this one, because they came faster than they were taken.
+    /// Commands that were left out before this one, because they came faster than the client took
+    /// them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u64,
 }

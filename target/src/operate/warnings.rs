@@ -1,5 +1,5 @@
-//! [`warnings`]: what is wrong with a target now, for people. Pure: `status`, the live page and
-//! JSON have the same lines.
+//! [`warnings`]: the present faults of a target, for people. Pure: `status`, the live page and JSON
+//! have the same lines.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::operate::status::{
 };
 use crate::store::room::{ThinFile, shortages};
 
-/// How long after its last error a store is told of.
+/// How long after its last error a store is reported.
 const STORE_ERRORS_TIME: Duration = Duration::from_secs(600);
 
-/// What is wrong now, a sentence each.
+/// The present faults, a sentence each.
 #[must_use]
 pub fn warnings(status: &TargetStatus) -> Vec<String> {
     let mut warnings = Vec::new();
@@ -54,8 +54,8 @@ fn of_volume(volume: &VolumeStatus, warnings: &mut Vec<String>) {
     }
 }
 
-/// What concerns a target and none of the volumes that it serves: a state directory that is not
-/// what it was, volumes that are not served.
+/// The faults of a target beyond the volumes that it serves: a state directory with a fault,
+/// volumes that are not served.
 #[must_use]
 pub fn faults_of_target(status: &TargetStatus) -> Vec<String> {
     let away = |AwayStatus { name, why }: &AwayStatus| {
@@ -68,7 +68,7 @@ pub fn faults_of_target(status: &TargetStatus) -> Vec<String> {
 fn store_errors(volume: &VolumeStatus) -> Option<String> {
     let (name, errors) = (&volume.name, volume.counts.store_errors);
     let last = volume.last_errno.map(|errno| format!("{:?}", Errno::from_raw(errno)));
-    // A target of an older version tells no time.
+    // A target of an older version reports no time.
     let age = match volume.last_error_age_s.map(Duration::from_secs) {
         Some(age) if age > STORE_ERRORS_TIME => return None,
         Some(age) => format!(" {} ago", figures::duration(age)),
@@ -78,13 +78,13 @@ fn store_errors(volume: &VolumeStatus) -> Option<String> {
     (errors > 0).then(|| format!("{name}: {errors} store errors{last}"))
 }
 
-/// What is wrong with the file or device of a volume.
+/// The fault of the file or device of a volume.
 #[must_use]
 pub fn store_fault(volume: &VolumeStatus) -> Option<String> {
     volume.store_fault.as_ref().map(|fault| format!("{}: {fault}", volume.name))
 }
 
-/// What a store refuses while the target stops.
+/// The data that a store refuses while the target stops.
 #[must_use]
 pub fn refused(unsaved: &UnsavedStatus) -> String {
     format!(
@@ -98,10 +98,10 @@ fn thin_file(volume: &VolumeStatus) -> Option<ThinFile<'_>> {
     Some((&volume.name, volume.notes.path.as_deref()?, room))
 }
 
-/// What is said of an RDMA device that has no port with a link. A card may have a port that nobody
-/// uses.
+/// The warning about an RDMA device without a linked port. A card may have a port that is not in
+/// use.
 fn without_link(device: &DeviceStatus) -> Option<String> {
-    // Over TCP a target needs no interface but the one that is used.
+    // Over TCP a target needs only the interface in use.
     if !device.is_rdma() || device.ports.is_empty() || device.ports.iter().any(|port| port.is_up())
     {
         return None;

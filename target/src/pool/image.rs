@@ -1,4 +1,4 @@
-//! The first bytes of a store, looked at for what contradicts the block size of its volume.
+//! The first bytes of a store, checked for a contradiction to the block size of its volume.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +7,8 @@ use std::path::Path;
 use rblk_config::image::{Contradiction, HEAD_BYTES, contradiction};
 use rblk_protocol::width::wide64;
 
-/// What the image at a path contradicts, if it can be read. It is a regular file or a block device.
+/// The contradiction of the image at a path, if it can be read. The path is a regular file or a
+/// block device.
 pub(crate) fn look(path: &Path, size_bytes: u64, block_size: u32) -> Option<Contradiction> {
     contradiction(&head(path).ok()?, size_bytes, block_size)
 }

@@ -30,17 +30,17 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// A volume that was opened.
 #[derive(Debug)]
 pub struct OpenedVolume {
-    /// What is exported.
+    /// The exported volume.
     pub volume: Arc<Volume>,
-    /// Its file, where it has one.
+    /// Its file or device, if it has one.
     pub backing: Option<Arc<Backing>>,
-    /// For people.
+    /// Notes for people.
     pub notes: VolumeNotes,
-    /// What its image says against its block size, as it was opened.
+    /// The contradiction between its image and its block size, when it was opened.
     pub contradiction: Option<Contradiction>,
 }
 
-/// A file that is not as long as the configuration says.
+/// A file with another length than in the configuration.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {bytes} bytes, but the configuration says size = {configured}: {fix}")]
 pub(crate) struct WrongSize {
@@ -51,8 +51,9 @@ pub(crate) struct WrongSize {
 }
 
 impl WrongSize {
-    /// It is never made longer here: a file that was cut, or another one, looks the same as one
-    /// whose new length a power failure took, and a file system that finds zeros may do harm.
+    /// The target never makes the file longer here: a file that was cut, or another file, looks
+    /// like one that lost its new length in a power failure, and a file system that finds zeros may
+    /// do harm.
     fn new(path: &Path, bytes: u64, configured: u64, is_file: bool) -> Self {
         let path = path.display().to_string();
         let fix = match is_file && bytes < configured {
@@ -66,12 +67,12 @@ impl WrongSize {
     }
 }
 
-/// A volume that is configured and cannot be served as it is, while all others can.
+/// A configured volume that cannot be served as it is, while all others can.
 #[derive(Clone, Debug)]
 pub(crate) struct AwayVolume {
-    /// Its name.
+    /// The volume's name.
     pub name: String,
-    /// Why, and what helps.
+    /// Why, and the remedy.
     pub why: String,
 }
 
@@ -94,12 +95,12 @@ pub(crate) fn open_volumes(
         .collect()
 }
 
-/// Opens the volumes of a configuration whose files are as long as it says. The others are left
-/// away, and told: what hosts they have waits for them, and all other volumes are served. Goes on
-/// with the stores that were `left` open, by volume.
+/// Opens the volumes of a configuration, if their files have the right length. The others are left
+/// away and reported: their hosts wait for them, and all other volumes are served. Goes on with the
+/// stores that were `left` open, by volume.
 ///
 /// # Errors
-/// Whatever else keeps a volume from being opened, with name and cause. And if no volume were left.
+/// Any other reason why a volume cannot be opened, with name and cause. And if no volume were left.
 pub(crate) fn open_right_ones(
     config: &TargetConfig,
     target: &Name,
@@ -134,7 +135,7 @@ pub(crate) fn open_right_ones(
 /// Opens one volume beside those that are served. `target` is the name of the target.
 ///
 /// # Errors
-/// It cannot be opened, with name and cause.
+/// The volume cannot be opened, with name and cause.
 pub(crate) fn open_one(
     index: usize,
     config: &VolumeConfig,
@@ -153,12 +154,12 @@ pub(crate) enum Wait {
     No,
 }
 
-/// Where a store comes from.
+/// The source of a store.
 #[derive(Debug)]
 enum Source {
-    /// It is opened.
+    /// A path to open.
     Path(Wait),
-    /// It is open.
+    /// A store that is left open.
     Left(LeftOpen),
 }
 
@@ -188,7 +189,7 @@ impl Source {
 /// Opens one volume of a configuration.
 ///
 /// # Errors
-/// It cannot be opened: the cause, without the name of the volume.
+/// The volume cannot be opened: the cause, without the name of the volume.
 pub(crate) fn open_volume(
     index: usize,
     config: &VolumeConfig,
@@ -207,7 +208,7 @@ fn open_from(
     let mut volume = empty(index, config, target)?;
     let mut notes = VolumeNotes::default();
     let (mut backing, mut contradiction) = (None, None);
-    // A store that goes on was looked at when it was opened.
+    // A store that goes on was examined when it was opened.
     let is_new = matches!(source, Source::Path(_));
     match config.backing()? {
         BackingConfig::File { path, size, direct, cache, read_ahead } => {
@@ -247,7 +248,7 @@ fn open_from(
     Ok(OpenedVolume { volume: Arc::new(volume), backing, notes, contradiction })
 }
 
-/// Logs what the image of a store says against the block size of its volume.
+/// Logs a contradiction between the image of a store and the block size of its volume.
 fn look_at(path: &Path, config: &VolumeConfig, opened: &Backing) -> Option<Contradiction> {
     let found = image::look(path, opened.size_bytes(), config.block_size)?;
     tracing::warn!(volume = %config.name, path = %path.display(), "{found}");
@@ -329,7 +330,7 @@ fn open_store(
     Ok(opened)
 }
 
-/// The number of blocks in so many bytes, at least one.
+/// The number of blocks in this many bytes, at least one.
 fn blocks_in(bytes: u64, block_size: BlockSize) -> anyhow::Result<BlockCount> {
     block_size.blocks_in(bytes).filter(|blocks| blocks.0 > 0).with_context(|| {
         format!("size of {bytes} bytes is not a multiple of the block size {}", block_size.bytes())

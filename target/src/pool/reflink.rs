@@ -1,8 +1,8 @@
-//! [`CloneFile`]: a new file that shares the blocks of a backing, where the file system can do
-//! that.
+//! [`CloneFile`]: a new file that shares the blocks of a backing, on a file system that supports
+//! this.
 //!
-//! The file has no name until it is whole and durable, so neither a crash nor a failure leaves a
-//! part of one, and no file that is there is ever replaced. Every call may block.
+//! The file has no name until it is complete and durable, so neither a crash nor a failure leaves a
+//! partial file, and no existing file is ever replaced. Every call may block.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,13 +16,13 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 
 use crate::store::Backing;
 
-/// Bytes that are cloned to see whether the file system can: whole blocks of every file system.
+/// Bytes cloned to test whether the file system supports it: whole blocks of every file system.
 const PROBE_BYTES: u64 = 1 << 20;
 
-/// Why there is no clone.
+/// The reason why a clone failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CloneError {
-    /// The file system has no clones.
+    /// The file system does not support clones.
     #[error(
         "the file system of {path} cannot clone files ({errno:?}): use XFS with reflink=1 or btrfs, or copy the file \
          while no host writes", path = path.display()
@@ -30,10 +30,10 @@ pub(crate) enum CloneError {
     Unable {
         /// The new file.
         path: PathBuf,
-        /// What the file system said.
+        /// The file system's error.
         errno: Errno,
     },
-    /// The two are in different file systems.
+    /// The source and the new file are in different file systems.
     #[error(
         "{path} is not in the file system of {source_path}, and a clone has to be: name a file there (--path)",
         path = path.display(), source_path = source_path.display()
@@ -41,29 +41,29 @@ pub(crate) enum CloneError {
     Elsewhere {
         /// The new file.
         path: PathBuf,
-        /// What was to be cloned.
+        /// The source.
         source_path: PathBuf,
     },
-    /// There is such a file.
+    /// The new file's path exists.
     #[error("{path} exists, and is not replaced: name another file (--path)", path = path.display())]
     Exists {
         /// The new file.
         path: PathBuf,
     },
-    /// It was given up meanwhile.
+    /// The clone was withdrawn meanwhile.
     #[error("{path} is not made: nobody waits for it any more", path = path.display())]
     Unwanted {
         /// The new file.
         path: PathBuf,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("{path}: cannot {what}: {error}", path = path.display())]
     Io {
         /// The new file.
         path: PathBuf,
-        /// What was tried.
+        /// The failed step.
         what: &'static str,
-        /// The system's answer.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -74,14 +74,14 @@ pub(crate) struct CloneFile {
     path: PathBuf,
     directory: PathBuf,
     file: File,
-    // It has its name.
+    // The file has its name.
     has_name: AtomicBool,
-    // Nobody wants it any more.
+    // The clone was withdrawn.
     is_unwanted: AtomicBool,
 }
 
 impl CloneFile {
-    /// A file without a name in the directory of `path`, which must not be there.
+    /// Makes a file without a name in the directory of `path`. The path must not exist.
     ///
     /// # Errors
     /// [`CloneError`].
@@ -107,7 +107,7 @@ impl CloneFile {
         }
     }
 
-    /// Whether the backing can be cloned. Cheap, whatever its size.
+    /// Whether the backing can be cloned. The cost does not depend on its size.
     ///
     /// # Errors
     /// [`CloneError`].
@@ -116,12 +116,12 @@ impl CloneFile {
         self.share(backing, bytes)
     }
 
-    /// Shares the bytes that the backing has now, and its mode, with the new file.
+    /// Shares the current bytes of the backing, and its mode, with the new file.
     ///
     /// # Errors
     /// [`CloneError`].
     pub(crate) fn share_all(&self, backing: &Backing) -> Result<(), CloneError> {
-        // No bytes mean: to the end.
+        // A length of 0 means: to the end.
         self.share(backing, 0)
     }
 
@@ -151,27 +151,27 @@ impl CloneFile {
         }
     }
 
-    /// As if so many bytes had been shared, where no file system can.
+    /// Stands for a clone of this many bytes in tests, where the file system has no clones.
     #[cfg(test)]
     pub(crate) fn share_zeroes(&self, bytes: u64) {
         self.file.set_len(bytes).unwrap();
     }
 
-    /// Makes the new file durable, with owner and mode of the file at the path of the backing, and
-    /// gives it its name, unless [`Self::give_up`] is called before the end. Where nothing is at
-    /// that path any more, it is its owner's alone.
+    /// Makes the new file durable, with owner and mode of the file at the backing's path, and gives
+    /// it its name, unless [`Self::give_up`] is called before. If no file is at that path any more,
+    /// the new file stays accessible to its owner only.
     ///
     /// # Errors
-    /// [`CloneError`]. Nothing is left of it.
+    /// [`CloneError`]. No file is left.
     pub(crate) fn keep(&self, backing: &Path) -> Result<(), CloneError> {
         let failed =
             |what| move |error: io::Error| CloneError::Io { path: self.path.clone(), what, error };
         match fs::metadata(backing) {
-            // A clone may be what saves a file that was deleted.
+            // A clone may save a file that was deleted.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed("see the mode of its source")(error)),
             Ok(meta) => {
-                // Only root may give a file away. Anybody else keeps it.
+                // Only root may give a file away. Any other user keeps it.
                 let _ = std::os::unix::fs::fchown(&self.file, Some(meta.uid()), Some(meta.gid()));
                 let mode = fs::Permissions::from_mode(meta.mode() & 0o777);
                 self.file.set_permissions(mode).map_err(failed("set its mode"))?;
@@ -198,13 +198,12 @@ impl CloneFile {
         }
     }
 
-    /// Nobody wants it any more: a [`Self::keep`] that is under way leaves nothing. Waits for
-    /// nothing.
+    /// Withdraws the clone: a running [`Self::keep`] leaves no file. Does not block.
     pub(crate) fn give_up(&self) {
         self.is_unwanted.store(true, Ordering::SeqCst);
     }
 
-    /// Takes the name away again that [`Self::keep`] gave, if it did.
+    /// Removes the name that [`Self::keep`] gave, if it did.
     pub(crate) fn discard(&self) {
         if !self.has_name.swap(false, Ordering::SeqCst) {
             return;
@@ -234,7 +233,7 @@ mod tests {
         Backing::open(path, &options).unwrap()
     }
 
-    /// What is in a directory.
+    /// The file names in a directory.
     fn names(directory: &Path) -> Vec<String> {
         let entries = fs::read_dir(directory).unwrap().flatten();
         let mut names: Vec<String> =
@@ -260,7 +259,7 @@ mod tests {
         assert_eq!(fs::metadata(&to).unwrap().mode() & 0o7777, 0o640);
         clone.discard();
         assert_eq!(names(directory.path()), ["a.img"]);
-        // Of a file that was deleted while it was open.
+        // The source is deleted while it is open.
         fs::remove_file(&source).unwrap();
         CloneFile::begin(&to).unwrap().keep(&source).unwrap();
         assert_eq!(names(directory.path()), ["b.img"]);
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_given_up_leaves_nothing() {
+    fn a_withdrawn_clone_leaves_no_file() {
         let directory = tempfile::tempdir().unwrap();
         let (source, to) = (directory.path().join("a.img"), directory.path().join("b.img"));
         fs::write(&source, vec![7; 8192]).unwrap();
@@ -276,7 +275,7 @@ mod tests {
         clone.give_up();
         assert!(matches!(clone.keep(&source), Err(CloneError::Unwanted { .. })));
         assert_eq!(names(directory.path()), ["a.img"]);
-        // Nothing of another one is removed.
+        // A file of another owner at this path stays.
         fs::write(&to, "mine").unwrap();
         clone.discard();
         assert_eq!(names(directory.path()), ["a.img", "b.img"]);
@@ -288,12 +287,12 @@ mod tests {
         let (source, to) = (directory.path().join("a.img"), directory.path().join("b.img"));
         fs::write(&source, vec![7; 8192]).unwrap();
         let clone = CloneFile::begin(&to).unwrap();
-        // It comes while the clone is under way.
+        // Another file appears during the clone.
         fs::write(&to, "mine").unwrap();
         assert!(matches!(clone.keep(&source), Err(CloneError::Exists { .. })));
         assert!(matches!(CloneFile::begin(&to), Err(CloneError::Exists { .. })));
         assert_eq!(fs::read_to_string(&to).unwrap(), "mine");
-        // A link that leads nowhere is a name as well.
+        // A link that leads nowhere also occupies its name.
         let dangling = directory.path().join("c.img");
         std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
         assert!(matches!(CloneFile::begin(&dangling), Err(CloneError::Exists { .. })));

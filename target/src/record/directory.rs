@@ -3,8 +3,8 @@
 //! A lock, `NAME.lineage.lock`, is held as long as the target runs. Two targets of one name never
 //! write one record, and neither does a target of the version before, which locks the same file.
 //!
-//! A record that could not be replaced, for want of space, is renamed to `NAME.UUID.renounced`:
-//! that needs none. It still says who held the volume, and vouches for no write.
+//! A record that cannot be replaced, for want of space, is renamed to `NAME.UUID.renounced`: that
+//! needs none. It still names the last holder, and vouches for no write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -28,11 +28,11 @@ use crate::record::holders::VolumeUuid;
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// Step of that wait.
 const LOCK_STEP: Duration = Duration::from_millis(20);
-/// How the names of locks end.
+/// The ending of names of locks.
 const LOCK: &str = ".lineage.lock";
-/// How the names of records end.
+/// The ending of names of records.
 const VOLUME: &str = "volume";
-/// How the names of records end that vouch for nothing.
+/// The ending of names of records that vouch for nothing.
 const RENOUNCED: &str = "renounced";
 
 /// See the module.
@@ -44,27 +44,27 @@ pub struct StateDirectory {
     // An earlier run of the target used it.
     was_used: bool,
     former: Option<Former>,
-    // What the program before this one in this process wrote last.
+    // The last records of the program before this one in this process.
     left: BTreeMap<VolumeUuid, (VolumeRecord, Revision)>,
 }
 
-/// What a run keeps of its volumes for the next one.
+/// How a run keeps records of its volumes for the next one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Keeping {
     /// The next run will know how this one ended.
     pub is_kept: bool,
-    /// The run has no state directory: it began without a volume that outlives it.
+    /// The run has no state directory: no volume of its start outlives it.
     pub is_nothing: bool,
-    /// Hosts that come back are believed, since no run of this target can remember any.
+    /// Hosts that come back are believed, since no run of this target can have kept a record.
     pub is_forgetful: bool,
     /// An earlier run of the target may have kept records.
     pub was_used: bool,
 }
 
-/// What a run may do with the directory.
+/// The rights of a run in the directory.
 #[derive(Debug)]
 enum State {
-    /// Everything.
+    /// The run reads and writes it.
     Locked {
         // Held as long as the target runs.
         _lock: Flock<File>,
@@ -73,16 +73,16 @@ enum State {
     Unwritable,
     /// Another target of the name runs: read only.
     Foreign,
-    /// There is nothing, and nothing can be there.
+    /// There is no directory with records, and none can be made.
     Nothing,
 }
 
 impl StateDirectory {
-    /// The directory of a target, which is made if it is not there. A directory that cannot be used
-    /// is only logged. Nothing that is kept there changes. May block for a moment.
+    /// The directory of a target, which is made if it does not exist. A failure to use it is only
+    /// logged. No file in it changes. May block for a moment.
     ///
     /// # Errors
-    /// A file of the version before is there and cannot be read.
+    /// A file of the version before exists and cannot be read.
     pub fn open(path: &Path, name: &Name) -> anyhow::Result<Self> {
         let mut directory = Self {
             path: path.to_owned(),
@@ -125,7 +125,7 @@ impl StateDirectory {
         Ok(directory)
     }
 
-    /// For a target that has nothing to remember: no volume of it outlives a run.
+    /// The directory of a target without records: no volume of it outlives a run.
     #[must_use]
     pub fn nothing() -> Self {
         Self {
@@ -139,10 +139,10 @@ impl StateDirectory {
     }
 
     /// Goes on with the records that the program before this one in this process left, as texts,
-    /// whatever the files say by now.
+    /// even if the files differ by now.
     ///
     /// # Errors
-    /// One is no record.
+    /// A text is no record.
     pub(crate) fn with_left(mut self, texts: &[String]) -> Result<Self, String> {
         for text in texts {
             let (record, revision) = text::parse(text.as_bytes())
@@ -152,7 +152,7 @@ impl StateDirectory {
         Ok(self)
     }
 
-    /// What a run keeps here.
+    /// How a run keeps records here.
     #[must_use]
     pub fn keeping(&self) -> Keeping {
         Keeping {
@@ -163,7 +163,7 @@ impl StateDirectory {
         }
     }
 
-    /// A file by which a run sees whether it can write records now. `None`: it never writes any.
+    /// A file by which a run tests whether it can write records now. `None`: it never writes any.
     #[must_use]
     pub(crate) fn probe(&self) -> Option<PathBuf> {
         match self.state {
@@ -174,7 +174,7 @@ impl StateDirectory {
         }
     }
 
-    // Any error but that there is no directory leaves open whether there are records.
+    // Any other error leaves open whether there are records.
     fn has_records(&self) -> bool {
         let entries = match fs::read_dir(&self.path) {
             Ok(entries) => entries,
@@ -248,7 +248,7 @@ fn other_name(directory: &Path, name: &str) -> Option<String> {
     others.into_iter().next()
 }
 
-/// Whether a target that runs has the lock.
+/// Whether a running target has the lock.
 fn is_held(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return true };
     Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
@@ -300,8 +300,8 @@ impl Keeper for RecordFile {
     fn read(&self) -> io::Result<Found> {
         let found = self.read_one(&self.path)?;
         let renounced = self.read_one(&self.renounced)?;
-        // A crash may have left both. The one that was written last is the newer one, and neither
-        // vouches for anything.
+        // A crash may have left both. The last one written is the newer one, and neither vouches
+        // for anything.
         Ok(match (found, renounced) {
             (found, Found::Nothing) => found,
             (Found::Record(mut record, revision), _) | (_, Found::Record(mut record, revision)) => {
@@ -328,7 +328,7 @@ impl Keeper for RecordFile {
 
     fn renounce(&self) -> io::Result<()> {
         match fs::rename(&self.path, &self.renounced) {
-            // Without a record nobody vouches for anything.
+            // A volume without a record vouches for nothing anyway.
             Err(error) if error.kind() == io::ErrorKind::NotFound && !self.path.exists() => {}
             renamed => renamed?,
         }
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_replaced_by_who_wrote_it_last() {
+    fn a_record_is_replaced_only_by_its_last_writer() {
         let dir = tempfile::tempdir().unwrap();
         let directory = open(dir.path());
         let Keeping { is_kept, was_used, is_forgetful, .. } = directory.keeping();
@@ -384,7 +384,7 @@ mod tests {
         assert!(second > first);
         let error = keeper.replace(&record(), first).unwrap_err();
         assert!(matches!(error, KeepError::Conflict { .. }), "{error}");
-        // What vanished is written again.
+        // A record that vanished is written again.
         fs::remove_file(keeper.place()).unwrap();
         let third = keeper.replace(&record(), second).unwrap();
         drop((keeper, directory));
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_renounced_without_space_vouches_for_nothing() {
+    fn a_record_renounced_without_space_vouches_for_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let directory = open(dir.path());
         let keeper = ours(&directory);
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_neither_missing_nor_lost() {
+    fn an_unreadable_record_is_neither_missing_nor_lost() {
         let dir = tempfile::tempdir().unwrap();
         let directory = open(dir.path());
         let keeper = ours(&directory);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn no_place_to_remember() {
+    fn no_place_for_records() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();

@@ -1,7 +1,7 @@
 //! [`replace`]: a small file that is either the old one or the new one after a crash, never a part.
 //!
-//! The files of the state directory say who holds which volume: they and their directory are for
-//! the target's own user. [`directory`] also narrows what an older release left.
+//! The files of the state directory name the holder of each volume: they and their directory are
+//! for the target's own user. [`directory`] also narrows the rights that an older release left.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,20 +14,20 @@ use nix::fcntl::OFlag;
 pub(crate) const FILE_MODE: u32 = 0o600;
 /// Rights of the directory.
 const DIRECTORY_MODE: u32 = 0o700;
-/// The rights of a group and of others, which nothing here has.
+/// The rights of a group and of others, which no file here has.
 const OF_OTHERS: u32 = 0o077;
 
-/// How the names of the files here end.
+/// The endings of the names of the files here.
 const SUFFIXES: [&str; 6] =
     [".volume", ".renounced", ".new", ".lineage.lock", ".lineage", ".holders"];
 
-/// Makes the directory, if it is not there, and takes away the rights that others have on it and on
-/// the files in it whose names begin with `name` and a dot. A directory that holds anything else
-/// than such files of targets keeps its mode: it may be `/srv`. Where rights cannot be taken away
-/// (another user's directory), that is logged.
+/// Makes the directory, if it does not exist, and takes away the rights of others on it and on the
+/// files of the target `name` in it. A directory that holds other files than those of targets keeps
+/// its mode: it may be `/srv`. If rights cannot be taken away (another user's directory), that is
+/// logged.
 ///
 /// # Errors
-/// The directory is not there and cannot be made.
+/// The directory does not exist and cannot be made.
 pub(crate) fn directory(path: &Path, name: &str) -> io::Result<()> {
     if !path.is_dir() {
         return fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
@@ -53,7 +53,7 @@ pub(crate) fn directory(path: &Path, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes away what others may do with a file or directory.
+/// Takes away the rights of others on a file or directory.
 fn narrow(path: &Path) {
     let Ok(meta) = fs::metadata(path) else { return };
     let mode = meta.permissions().mode() & 0o7777;
@@ -82,7 +82,7 @@ fn narrow(path: &Path) {
 /// The system's. Then the old file or the new one is at `path`.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let new = beside(path);
-    // What a crash left there may have been made with other rights.
+    // A file that a crash left there may have been made with other rights.
     let _ = fs::remove_file(&new);
     let mut options = fs::OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(FILE_MODE).open(&new)?;
@@ -92,10 +92,10 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     sync_directory(path)
 }
 
-/// A file of the state directory, of so many bytes at most. `None`: there is none.
+/// Reads a file of the state directory, of `most` bytes at most. `None`: there is none.
 ///
 /// # Errors
-/// The system's: it is not known what the file says.
+/// The system's: the content of the file is unknown.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     // A pipe in the place of the file would never be opened.
     let mut options = fs::OpenOptions::new();
@@ -115,8 +115,8 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-/// Removes the file at `path`, durably, and what a [`replace`] that failed left of a new one. That
-/// there is no file is no error.
+/// Removes the file at `path`, durably, and the new file that a failed [`replace`] left. A missing
+/// file is no error.
 ///
 /// # Errors
 /// The system's.
@@ -125,12 +125,12 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Part of a new file only takes space, which may be what is missing.
+    // A part of a new file only takes space, which may be scarce.
     let _ = fs::remove_file(beside(path));
     sync_directory(path)
 }
 
-/// Where the new file is written before it takes the place of the old one.
+/// The path of the new file before it takes the place of the old one.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
@@ -151,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_its_owners_alone() {
+    fn only_the_owner_may_read_the_state() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("a/state");
         directory(&state, "t").unwrap();
         assert_eq!(mode(&state), 0o700);
         let path = state.join("t.holders");
-        // A crash left a part that everybody may read.
+        // A crash left a part that every user may read.
         fs::write(beside(&path), "half").unwrap();
         fs::set_permissions(beside(&path), fs::Permissions::from_mode(0o666)).unwrap();
         replace(&path, b"whole").unwrap();
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!((mode(&state), mode(&path)), (0o700, 0o600));
         assert_eq!(mode(&other), 0o644, "another target's");
 
-        // It holds something else: it may be a directory of others, too.
+        // The directory holds another file: it may be a directory of others, too.
         std::os::unix::fs::symlink(&passwd, &link).unwrap();
         fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
         directory(&state, "t").unwrap();

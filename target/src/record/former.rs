@@ -1,11 +1,11 @@
-//! [`Former`]: what the version before left in the state directory: one file of the holders of all
-//! volumes (`NAME.holders`), and one of how the last run ended (`NAME.lineage`). They are read once
-//! and become records; then they are removed.
+//! [`Former`]: the files that the version before left in the state directory: one with the holders
+//! of all volumes (`NAME.holders`), and one with the end of the last run (`NAME.lineage`). They are
+//! read once and become records; then they are removed.
 //!
-//! A lineage was two verifiers for the whole target: one for what was in the memory of the process,
-//! which write-back volumes had, and one for what was in the kernel, which the others had. Which of
-//! them the hosts of a volume know is clear for a volume that is served. Another one begins with a
-//! new verifier.
+//! A lineage was two verifiers for the whole target: one for data in the memory of the process,
+//! that is of write-back volumes, and one for data in the kernel, that is of all others. For a
+//! volume that is served, its mode tells which of them its hosts know. Any other volume begins with
+//! a new verifier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -38,14 +38,14 @@ pub(super) struct Former {
     holders: Holders,
 }
 
-/// The holders of all volumes, and what the volumes were served from.
+/// The holders of all volumes, and the stores of the volumes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Holders {
     records: BTreeMap<VolumeUuid, HolderRecord>,
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
 }
 
-/// How the last run ended.
+/// The end of the last run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Lineage {
     process: WriteVerifier,
@@ -55,10 +55,10 @@ pub(crate) struct Lineage {
 }
 
 impl Former {
-    /// What is there; `None`: nothing.
+    /// Reads the files of the version before. `None`: there are none.
     ///
     /// # Errors
-    /// A file is there and cannot be read now, so it is not known what it says. What cannot be
+    /// A file exists and cannot be read now, so its content is unknown. A file that cannot be
     /// understood is no error: it is lost permanently.
     pub(super) fn read(directory: &Path, name: &str) -> anyhow::Result<Option<Self>> {
         let mut former = Self::default();
@@ -103,7 +103,7 @@ impl Former {
         self.holders.records.keys().chain(self.holders.stores.keys()).copied().collect()
     }
 
-    /// What it says of a volume. `risk`: what hosts put at risk that write to it, if it is served.
+    /// The record of a volume. `risk`: the risk of writes to it, if it is served.
     pub(super) fn record_of(&self, volume: &VolumeUuid, risk: Option<AtRisk>) -> VolumeRecord {
         let mut record = VolumeRecord::new(*volume);
         record.set_holder(self.holders.records.get(volume).cloned());
@@ -162,7 +162,7 @@ struct LineageText {
 /// The holders in a file of the version before.
 ///
 /// # Errors
-/// Why it is none, for people.
+/// Why the text is no such file, for people.
 pub(crate) fn holders_in(text: &[u8]) -> Result<Holders, String> {
     let text: HoldersText = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if !HOLDERS_FORMS.contains(&text.version) {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clean_stop_of_the_version_before_is_one() {
+    fn a_clean_stop_of_the_version_before_counts_as_clean() {
         let (_dir, former) = former(HOLDERS, &LINEAGE.replace("false", "true"));
         for (risk, verifier) in [(AtRisk::Process, 1), (AtRisk::Machine, 2)] {
             let mut record = former.record_of(&V, Some(risk));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_not_believed() {
+    fn bad_files_of_the_version_before_are_refused() {
         for bad in [
             "",
             "{}",

@@ -1,11 +1,12 @@
-//! What `tests/fuzz` feeds with bytes: the files that a target finds in its state directory.
+//! The functions that `tests/fuzz` feeds with bytes: the parsers of the files in the state
+//! directory.
 //!
 //! Each function returns whether the bytes were accepted. It panics when the parser breaks a
 //! promise.
 
 use crate::record::{former, text};
 
-/// The record of a volume. What was accepted is the same when it is written and read again.
+/// The record of a volume. An accepted record is equal after a write and another read.
 #[must_use]
 pub fn record(bytes: &[u8]) -> bool {
     let Ok((record, revision)) = text::parse(bytes) else { return false };

@@ -4,13 +4,13 @@
 //! A generation rises with every change of holder and never falls. A holder that comes back after
 //! its session was forgotten names the generation that it was given. If the volume has another
 //! generation now, another host may have written, and the writes that this holder has queued must
-//! not follow. Nothing else protects a volume after a lease ended or a target was restarted, so:
+//! not follow. Nothing else protects a volume after the end of a lease or a restart of the target,
+//! so:
 //!
-//! - The next run must remember what the target told to any host: a record is made durable before
+//! - The next run must know every generation that a host has seen: a record is made durable before
 //!   the OPEN that changed it is answered.
-//! - A generation that this run does not know is refused. The exception is a target that can
-//!   remember nothing at all ([`Holders::forgetful`]): it would refuse every holder after every
-//!   start.
+//! - A generation that this run does not know is refused. The exception is a target that cannot
+//!   keep any record ([`Holders::forgetful`]): it would refuse every holder after every start.
 //! - The number alone is not enough for an exclusive holder: one generation is one host's.
 //! - A generation belongs to one store, too. When a volume is served from another file or device
 //!   than the last time ([`Holders::serve`]), no host that held it before may resume.
@@ -30,7 +30,7 @@ const ADOPTED_MAX: u64 = 1 << 62;
 /// The last holder of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HolderRecord {
-    /// Which volume.
+    /// The volume.
     pub volume: VolumeUuid,
     /// The generation in which the host holds it.
     pub generation: Generation,
@@ -62,25 +62,25 @@ pub struct Holders {
     // The generations of volumes without a record begin above this.
     base: Generation,
     forgetful: bool,
-    // What each volume was served from last.
+    // The last store of each volume.
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
     // Volumes that this run serves from another store than the run before.
     replaced: BTreeSet<VolumeUuid>,
 }
 
-/// What a volume is served from, compared with the last time.
+/// The store of a volume, compared with the last time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
-    /// The same, or that cannot be seen.
+    /// The last store, or a store without an identity both times.
     AsBefore,
-    /// For the first time, as far as is known: it is remembered from now on.
+    /// The first store that is known: its identity is recorded.
     First,
     /// Another store.
     Replaced,
 }
 
 impl Holders {
-    /// The holders that earlier runs remembered. Generations that they did not give are refused.
+    /// The holders in the records of earlier runs. Generations that they did not give are refused.
     #[must_use]
     pub fn durable(records: impl IntoIterator<Item = HolderRecord>) -> Self {
         Self {
@@ -107,14 +107,14 @@ impl Holders {
         self
     }
 
-    /// Nothing is remembered from one run to the next. The first holder that comes back is
+    /// The holders of a target without records of earlier runs. The first holder that comes back is
     /// believed, unless another host came before. `base` as for [`Self::with_base`].
     #[must_use]
     pub(crate) fn forgetful(base: Generation) -> Self {
         Self::empty(base, true)
     }
 
-    /// Adds what earlier runs remembered of the stores.
+    /// Adds the stores in the records of earlier runs.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn with_stores(
@@ -125,7 +125,7 @@ impl Holders {
         self
     }
 
-    /// Adds what an earlier run left of one volume, of which this run knows nothing.
+    /// Adds the records of one volume from an earlier run, unless this run has its own.
     pub(crate) fn adopt(
         &mut self,
         volume: VolumeUuid,
@@ -140,9 +140,9 @@ impl Holders {
         }
     }
 
-    /// This run serves a volume from that store, which may have no identity. If it is another store
-    /// than before, the generation of the last holder ends: a host that has it is refused when it
-    /// comes back. Anything but [`Served::AsBefore`] is to be remembered before that.
+    /// Serves a volume from that store, which may have no identity. If it is another store than
+    /// before, the generation of the last holder ends: a host that has it is refused when it comes
+    /// back. Any result but [`Served::AsBefore`] must be recorded before that.
     pub(crate) fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
         let before = match store {
             Some(store) => self.stores.insert(volume, store.clone()),
@@ -160,7 +160,7 @@ impl Holders {
 
     /// As [`Self::serve`], for a volume that this run did not serve until now. A volume that may
     /// not be the one that was served before under this name is [`Served::Replaced`]: one in
-    /// memory, and one whose store cannot be told from others.
+    /// memory, and one whose store has no identity.
     pub(crate) fn serve_anew(
         &mut self,
         volume: VolumeUuid,
@@ -175,7 +175,7 @@ impl Holders {
         Served::Replaced
     }
 
-    /// The generation of the last holder ends.
+    /// Ends the generation of the last holder.
     fn replace(&mut self, volume: VolumeUuid) {
         if let Some(mut record) = self.records.remove(&volume)
             && let Some(generation) = record.generation.next()
@@ -186,8 +186,8 @@ impl Holders {
         self.replaced.insert(volume);
     }
 
-    /// Not all that hosts wrote to a volume is in its store: no host that held it before may
-    /// resume. Returns the record, which is to be remembered.
+    /// Fences all hosts that held a volume, since its store misses writes of hosts: none may
+    /// resume. Returns the record, which must be made durable.
     pub(crate) fn fence(&mut self, volume: VolumeUuid) -> Option<HolderRecord> {
         self.replace(volume);
         self.record(&volume).cloned()
@@ -253,8 +253,8 @@ impl Holders {
         Some(record)
     }
 
-    /// The record of a holder that would begin now, in the next generation. `None` for one more
-    /// host that shares: it only [joins](Self::join).
+    /// The record of a holder that would begin now, in the next generation. `None` for another host
+    /// that shares: it only [joins](Self::join).
     ///
     /// # Errors
     /// No generation is left.
@@ -274,7 +274,7 @@ impl Holders {
         Ok(Some(record_of(*volume, claimant, generation)))
     }
 
-    /// One more host that shares a shared volume. Returns the record if that changed it.
+    /// Adds another host to a shared volume. Returns the record if that changed it.
     pub(crate) fn join(
         &mut self,
         volume: &VolumeUuid,
@@ -290,7 +290,7 @@ impl Holders {
         Some(record.clone())
     }
 
-    /// A new holder begins, or one more host shares. Returns the record if that changed it.
+    /// Begins a new holder, or adds a host that shares. Returns the record if that changed it.
     ///
     /// # Errors
     /// As of [`Self::claim`].
@@ -314,7 +314,7 @@ impl Holders {
         Some(record.clone())
     }
 
-    /// Takes a record as it is, such as one that was claimed.
+    /// Puts a record as it is, such as a claim.
     pub(crate) fn put(&mut self, record: HolderRecord) {
         self.records.insert(record.volume, record);
     }
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_share_have_one_generation_together() {
+    fn hosts_that_share_have_one_generation() {
         let mut holders = Holders::durable([]);
         let (a, b) = (claimant(1, AccessMode::Shared), claimant(2, AccessMode::Shared));
         assert_eq!(holders.begin(&V, &a).unwrap().unwrap().generation, Generation(1));
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_on_another_file_fences_who_comes_back() {
+    fn a_volume_on_another_file_fences_its_earlier_holder() {
         let store = |text: &str| StoreIdentity::parse(text);
         for mode in [AccessMode::Exclusive, AccessMode::Shared] {
             let a = claimant(1, mode);
@@ -401,7 +401,7 @@ mod tests {
             assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
             assert!(!holders.is_last(&V, &a, Generation(1)) && holders.is_replaced(&V));
             assert!(!holders.record(&V).unwrap().present, "no holder may come back");
-            // Nor may one of before come back after others have come.
+            // An earlier holder may not come back after others have come, either.
             assert_eq!(
                 holders.begin(&V, &a).unwrap().map(|r| r.generation),
                 match mode {
@@ -410,7 +410,7 @@ mod tests {
                 }
             );
             assert!(!holders.is_last(&V, &a, Generation(1)));
-            // Something that cannot be told apart is not what was there.
+            // A store without an identity counts as another one.
             assert_eq!(holders.serve(V, None), Served::Replaced);
             assert_eq!(holders.serve(V, None), Served::AsBefore);
         }
@@ -434,12 +434,12 @@ mod tests {
             assert_eq!(holders.serve_anew(V, now), Served::Replaced);
             assert!(!holders.is_last(&V, &a, Generation(1)));
         }
-        // Nobody had it.
+        // The volume had no holder.
         assert_eq!(Holders::durable([]).serve_anew(V, None), Served::AsBefore);
     }
 
     #[test]
-    fn what_was_forgotten() {
+    fn generations_without_a_record() {
         let a = claimant(1, AccessMode::Exclusive);
         assert!(!Holders::durable([]).is_last(&V, &a, Generation(5)), "it remembers all it gave");
         let mut lost = Holders::durable([]).with_base(Generation(1000));

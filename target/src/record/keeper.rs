@@ -1,5 +1,5 @@
 //! [`Keeper`]: the place where the record of one volume is kept: a file in the state directory, or
-//! whatever else replaces a record as a whole and only if nobody else did.
+//! any other store that replaces a record as a whole and only if no other program did.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,14 +17,14 @@ impl Revision {
     /// There is no record.
     pub const NONE: Self = Self(0);
 
-    /// The next one. A text of a file may say any number.
+    /// The next revision. The text of a file may contain any number.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.wrapping_add(1).max(1))
     }
 }
 
-/// What a keeper has.
+/// The content of a keeper.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, when a volume is opened")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Found {
@@ -32,14 +32,14 @@ pub enum Found {
     Nothing,
     /// A record, and its revision.
     Record(VolumeRecord, Revision),
-    /// Something that is no record, and why. It is lost permanently.
+    /// Data that is no record, and the reason. It is lost permanently.
     Garbage(String),
 }
 
 /// Why a record was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
-    /// Somebody else wrote it.
+    /// Another program wrote it.
     #[error(
         "another program wrote it meanwhile (revision {}, not {})", found.0, expected.0
     )]
@@ -59,7 +59,8 @@ pub trait Keeper: fmt::Debug + Send {
     /// The record as it is kept.
     ///
     /// # Errors
-    /// It cannot be read now. What it says is not known, and must be neither ignored nor replaced.
+    /// The record cannot be read now. Its content is unknown, and must be neither ignored nor
+    /// replaced.
     fn read(&self) -> io::Result<Found>;
 
     /// Replaces the record durably, as a whole, if it still has the revision `expected`. Returns
@@ -76,7 +77,7 @@ pub trait Keeper: fmt::Debug + Send {
     /// The system's.
     fn renounce(&self) -> io::Result<()>;
 
-    /// Where that is, for people.
+    /// The place, for people.
     fn place(&self) -> String;
 }
 
@@ -85,9 +86,9 @@ pub trait Keeper: fmt::Debug + Send {
 pub enum Place {
     /// The run reads and writes it. Writing may fail.
     Ours(Box<dyn Keeper>),
-    /// Another target has it: the run may read it, and nothing that it learns is kept.
+    /// Another target has it: the run may read it, and keeps no record.
     Foreign(Box<dyn Keeper>),
-    /// There is none, and none can be made: nothing is kept.
+    /// There is no place, and none can be made: no record is kept.
     Nothing,
 }
 
@@ -96,13 +97,13 @@ pub trait Keepers: fmt::Debug + Send {
     /// The place of the record of a volume.
     fn of(&self, volume: &VolumeUuid) -> Place;
 
-    /// What the version before kept of a volume, elsewhere. `risk`: what hosts put at risk that
-    /// write to it, if it is served.
+    /// The record of a volume by the version before, from its own files. `risk`: the risk of writes
+    /// to the volume, if it is served.
     fn former(&self, _volume: &VolumeUuid, _risk: Option<AtRisk>) -> Option<VolumeRecord> {
         None
     }
 
-    /// The volumes of which the version before kept something.
+    /// The volumes that the version before kept records of.
     fn former_volumes(&self) -> BTreeSet<VolumeUuid> {
         BTreeSet::new()
     }
@@ -112,6 +113,6 @@ pub trait Keepers: fmt::Debug + Send {
         None
     }
 
-    /// What the version before kept is in records now: it is removed.
+    /// Removes the files of the version before, once their content is in records.
     fn forget_former(&mut self) {}
 }

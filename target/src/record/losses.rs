@@ -5,8 +5,8 @@
 //! died between the answer and the note, its next run would have the same write verifier, and
 //! initiators would take lost writes for durable.
 //!
-//! When a note cannot be written, the answers wait for that one try and no longer. The note is
-//! tried again. Until a try succeeds, a crash of the target could still hide the loss.
+//! If a note cannot be written, the answers wait for that one try and no longer. The target tries
+//! again. Until a try succeeds, a crash of the target could still hide the loss.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::store::Backing;
 /// The loss of one volume.
 #[derive(Debug, Default)]
 struct Loss {
-    // It is being noted.
+    // The note is being written.
     writes: bool,
     // The last try failed.
     is_owed: bool,
-    // Stores whose flushes wait for the try under way, and for the one after it.
+    // Stores that hold flushes for the try under way, and for the one after it.
     waiting: Vec<Arc<Backing>>,
     late: Vec<Arc<Backing>>,
 }
@@ -33,8 +33,8 @@ pub(crate) struct LossNotes {
 }
 
 impl LossNotes {
-    /// Acknowledged writes of a volume are lost. The flushes of its store, if that tells of them,
-    /// wait for the note. Returns whether the loss is to be noted now.
+    /// Acknowledged writes of a volume are lost. The flushes of its store, if that reports them,
+    /// wait for the note. Returns whether to note the loss now.
     #[must_use]
     pub(crate) fn lost(&mut self, volume: VolumeUuid, backing: Option<Arc<Backing>>) -> bool {
         let loss = self.losses.entry(volume).or_default();
@@ -47,8 +47,8 @@ impl LossNotes {
         self.losses.remove(volume);
     }
 
-    /// A try to note the loss of a volume has ended: whether it is noted. Returns whether it is to
-    /// be tried again now, for flushes that came meanwhile.
+    /// A try to note the loss of a volume has ended. Returns whether to try again now, for flushes
+    /// that came meanwhile.
     #[must_use]
     pub(crate) fn ended(&mut self, volume: &VolumeUuid, noted: bool) -> bool {
         let Some(loss) = self.losses.get_mut(volume) else { return false };
@@ -60,7 +60,7 @@ impl LossNotes {
         !loss.late.is_empty() && loss.begin()
     }
 
-    /// The losses that are to be tried again: their notes failed.
+    /// The losses to note again, since their notes failed.
     #[must_use]
     pub(crate) fn due(&mut self) -> Vec<VolumeUuid> {
         let due = self.losses.iter_mut().filter_map(|(volume, loss)| {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_noted_is_answered_and_tried_again() {
+    fn a_failed_note_answers_its_flushes_and_is_tried_again() {
         let directory = tempfile::tempdir().unwrap();
         let mut notes = LossNotes::default();
         let backing = backing(directory.path());

@@ -1,17 +1,17 @@
-//! [`VolumeRecord`]: what must be known of a volume when the process that served it is gone: who
-//! held it, from which store, and where the writes are that were acknowledged. Pure.
+//! [`VolumeRecord`]: the facts about a volume that must outlive the process that serves it: its
+//! holder, its store, and the place of its acknowledged writes. Pure.
 //!
-//! A record belongs to its volume, and the run that serves the volume writes it, and nobody else. A
-//! run vouches only for what it synced itself:
+//! A record belongs to its volume, and only the run that serves the volume writes it. A run vouches
+//! only for data that it synced itself:
 //!
-//! - A volume that a run does not serve keeps its record. One that it serves for reading alone
+//! - A volume that a run does not serve keeps its record. A volume that it serves for reading alone
 //!   stays as much at risk as it was.
 //! - A start that fails writes nothing.
-//! - A store that fails is noted in the record of its volume, and says nothing of other volumes.
+//! - A store that fails is noted in the record of its volume, and does not affect other volumes.
 //!
-//! The [`WriteVerifier`] of a volume stays the same as long as every acknowledged write is durable
-//! or can still become durable. The record says where those writes are that are not in the store
-//! durably ([`AtRisk`]), and so what must die for them to be lost:
+//! The [`WriteVerifier`] of a volume stays as long as every acknowledged write is durable or can
+//! still become durable. The record names the place of the writes that are not in the store durably
+//! ([`AtRisk`]), and so the failure that would lose them:
 //!
 //! | at risk | the next run keeps the verifier |
 //! | --- | --- |
@@ -19,9 +19,9 @@
 //! | machine | if the machine has not booted since: the kernel has the writes |
 //! | process | never |
 //!
-//! What must stay true: the record says how much is at risk, durably, before a host may write.
-//! [`Records`] has the records of a run, [`Keeper`] is the place where one is kept, and
-//! [`StateDirectory`] has such places in files.
+//! Invariant: the record states the risk, durably, before a host may write. [`Records`] has the
+//! records of a run, [`Keeper`] is the place where one is kept, and [`StateDirectory`] has such
+//! places in files.
 
 mod directory;
 pub(crate) mod durable;
@@ -49,11 +49,11 @@ pub use keeper::{Found, KeepError, Keeper, Keepers, Place, Revision};
 pub use records::{Fresh, Records, Served};
 pub(crate) use writer::{News, RecordWriter};
 
-/// Where acknowledged writes are that are not in the store durably.
+/// The place of acknowledged writes that are not in the store durably.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AtRisk {
-    /// There are none.
+    /// No write: all acknowledged ones are in the store, durably.
     Nothing,
     /// In the kernel's memory or in a disk's cache: they survive the process, not the machine.
     Machine,
@@ -62,7 +62,7 @@ pub enum AtRisk {
 }
 
 impl AtRisk {
-    /// What hosts put at risk that write to a volume. `None`: nothing of it outlives a run anyway.
+    /// The risk of writes to a volume. `None`: its data does not outlive a run anyway.
     #[must_use]
     pub fn by_writes_to(volume: &Volume) -> Option<Self> {
         use crate::volume::Placement;
@@ -74,8 +74,8 @@ impl AtRisk {
     }
 }
 
-/// Which boot of the machine a run belongs to (`/proc/sys/kernel/random/boot_id`). Empty: unknown,
-/// and never the same as another one.
+/// The boot of the machine that a run belongs to (`/proc/sys/kernel/random/boot_id`). Empty:
+/// unknown, and different from every other one.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BootId(String);
@@ -90,7 +90,7 @@ impl BootId {
         Self(text.trim().chars().take(BOOT_ID_MAX).collect())
     }
 
-    /// That of this machine now.
+    /// The id of this machine's boot now.
     #[must_use]
     pub fn of_now() -> Self {
         Self::new(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
@@ -109,17 +109,17 @@ impl fmt::Display for BootId {
     }
 }
 
-/// How the last run that served a volume for writing ended, as far as the volume is concerned.
+/// The end of the last run that served a volume for writing, as far as the volume is concerned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Before {
-    /// Everything acknowledged is durable.
+    /// All acknowledged data is durable.
     Saved,
-    /// The process died, and the kernel has what was acknowledged.
+    /// The process died, and the kernel has all acknowledged data.
     InKernel,
-    /// What was acknowledged may be lost: it was in the memory of the process, or the machine
-    /// booted since.
+    /// Acknowledged data may be lost: it was in the memory of the process, or the machine booted
+    /// since.
     Lost,
-    /// It is not known, or writes were lost while the run went on.
+    /// Unknown, or writes were lost while the run went on.
     Unknown,
 }
 
@@ -138,19 +138,19 @@ impl fmt::Display for Before {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeRecord {
     volume: VolumeUuid,
-    // For people.
+    // The name, for people.
     name: Option<Name>,
     // `None`: the next run has a new one.
     verifier: Option<WriteVerifier>,
     at_risk: AtRisk,
-    // The boot in which something was put at risk.
+    // The boot of the last writes that were put at risk.
     boot: BootId,
     store: Option<StoreIdentity>,
     holder: Option<HolderRecord>,
 }
 
 impl VolumeRecord {
-    /// Of a volume of which nothing is known.
+    /// The record of a new volume.
     #[must_use]
     pub fn new(volume: VolumeUuid) -> Self {
         Self {
@@ -164,7 +164,7 @@ impl VolumeRecord {
         }
     }
 
-    /// Which volume.
+    /// The volume.
     #[must_use]
     pub fn volume(&self) -> VolumeUuid {
         self.volume
@@ -176,13 +176,13 @@ impl VolumeRecord {
         self.name.as_ref()
     }
 
-    /// Its verifier. `None`: it has none that vouches for anything.
+    /// Its verifier. `None`: the next run makes a new one.
     #[must_use]
     pub fn verifier(&self) -> Option<WriteVerifier> {
         self.verifier
     }
 
-    /// Where writes are that were acknowledged under its verifier.
+    /// The place of writes that were acknowledged under its verifier.
     #[must_use]
     pub fn at_risk(&self) -> AtRisk {
         self.at_risk
@@ -194,13 +194,13 @@ impl VolumeRecord {
         self.holder.as_ref()
     }
 
-    /// What it was served from last.
+    /// The last store that it was served from.
     #[must_use]
     pub fn store(&self) -> Option<&StoreIdentity> {
         self.store.as_ref()
     }
 
-    /// A run begins to serve the volume, on a machine of that boot. Its verifier changes to `fresh`
+    /// A run begins to serve the volume, on a machine of that boot. The verifier changes to `fresh`
     /// if acknowledged writes may be lost.
     pub fn begin(&mut self, boot: &BootId, fresh: WriteVerifier) -> Before {
         let before = match (self.verifier, self.at_risk) {
@@ -213,13 +213,13 @@ impl VolumeRecord {
         before
     }
 
-    /// A new verifier, under which nothing was acknowledged yet.
+    /// Sets a new verifier. No write was acknowledged under it yet.
     pub fn vouch_anew(&mut self, fresh: WriteVerifier) {
         (self.verifier, self.at_risk) = (Some(fresh), AtRisk::Nothing);
     }
 
-    /// Hosts may write so that this is at risk, in a run on a machine of that boot. What was at
-    /// risk before still is: it belongs to this boot ([`Self::begin`]).
+    /// Hosts may write with this risk, in a run on a machine of that boot. Earlier writes at risk
+    /// stay at risk: they belong to this boot ([`Self::begin`]).
     pub fn put_at_risk(&mut self, risk: AtRisk, boot: &BootId) {
         self.at_risk = self.at_risk.max(risk);
         if self.at_risk != AtRisk::Nothing {
@@ -227,28 +227,28 @@ impl VolumeRecord {
         }
     }
 
-    /// No more than this is at risk: the rest was made durable by the run that calls this.
+    /// Lowers the risk to at most this: the run that calls this made the rest durable.
     pub fn lower_risk(&mut self, risk: AtRisk) {
         self.at_risk = self.at_risk.min(risk);
     }
 
-    /// Acknowledged writes may be lost, although no process and no machine died: the next run has
-    /// a new verifier, however this run ends.
+    /// Gives the verifier up: acknowledged writes may be lost, although no process and no machine
+    /// died. The next run has a new one, however this run ends.
     pub fn renounce(&mut self) {
         (self.verifier, self.at_risk) = (None, AtRisk::Nothing);
     }
 
-    /// The volume has this name.
+    /// Sets the volume's name.
     pub fn set_name(&mut self, name: Name) {
         self.name = Some(name);
     }
 
-    /// It is served from this store.
+    /// Sets the store that the volume is served from.
     pub fn set_store(&mut self, store: Option<StoreIdentity>) {
         self.store = store;
     }
 
-    /// This host held it last.
+    /// Sets the last holder.
     pub fn set_holder(&mut self, holder: Option<HolderRecord>) {
         debug_assert!(holder.as_ref().is_none_or(|holder| holder.volume == self.volume));
         self.holder = holder;
@@ -299,20 +299,20 @@ mod tests {
     fn a_run_lowers_only_what_it_made_durable() {
         let (a, b) = (BootId::new("a"), BootId::new("b"));
         let mut record = served(AtRisk::Process, "a");
-        // The cache mode has changed, and what was dirty was written: hosts know one verifier.
+        // The cache mode has changed, and dirty blocks were written: hosts know one verifier.
         record.lower_risk(AtRisk::Machine);
         assert_eq!(record.begin(&a, FRESH), Before::InKernel);
         assert_eq!(record.verifier(), Some(OLD));
-        // A run that only reads leaves it as it is.
+        // A run that only reads leaves the record as it is.
         assert_eq!(record.clone().begin(&b, FRESH), Before::Lost);
-        // One that writes puts the same at risk, and syncs it in the end.
+        // A run that writes puts it at risk again, and syncs it in the end.
         record.put_at_risk(AtRisk::Machine, &a);
         record.lower_risk(AtRisk::Nothing);
         assert_eq!(record.begin(&b, FRESH), Before::Saved);
     }
 
     #[test]
-    fn what_was_renounced_has_no_heir() {
+    fn a_renounced_verifier_is_not_inherited() {
         let boot = BootId::new("a");
         let mut record = served(AtRisk::Machine, "a");
         record.renounce();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_follow_what_holds_their_writes() {
+    fn the_risk_follows_the_place_of_the_writes() {
         use crate::volume::tests::volume;
         use rblk_fabric::{PageKind, Region};
 

@@ -1,5 +1,5 @@
-//! [`Records`]: the records of the volumes that a run serves, as they are in memory and as they are
-//! kept. What changes is written by [`Records::write`], which may block; all else only computes.
+//! [`Records`]: the records of the volumes that a run serves, in memory and on the disk.
+//! [`Records::write`] writes the changed ones, and may block; all else only computes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,11 +25,11 @@ pub struct Served {
     pub volume: VolumeUuid,
     /// Its name, for people.
     pub name: Name,
-    /// What hosts put at risk that write to it. `None`: nothing of it outlives a run.
+    /// The risk of writes to it. `None`: its data does not outlive a run.
     pub risk: Option<AtRisk>,
     /// Hosts may write to it.
     pub is_writable: bool,
-    /// It begins to be served; or (false) it is served, and changes.
+    /// Whether it begins to be served; or (false) it is served already, and changes.
     pub begins: bool,
 }
 
@@ -51,13 +51,13 @@ struct Entry {
     record: VolumeRecord,
     place: Place,
     revision: Revision,
-    // As it is kept. `None`: nothing is, or that is not known.
+    // The kept record. `None`: there is none, or it is unknown.
     kept: Option<VolumeRecord>,
-    // Nothing was kept when it was read.
+    // No record was kept when it was read.
     is_new: bool,
-    // This run put something at risk, so it may say when that is safe.
+    // This run put writes at risk, so it may declare them safe.
     is_ours: bool,
-    // What was at risk before [`Records::put_at_risk`], of the last load alone.
+    // The risk before [`Records::put_at_risk`], since the last load alone.
     before: Option<(AtRisk, BootId, bool)>,
 }
 
@@ -87,18 +87,18 @@ impl fmt::Debug for Records {
 }
 
 impl Records {
-    /// Of a run that serves nothing yet, on a machine of that boot.
+    /// The records of a run that serves nothing yet, on a machine of that boot.
     #[must_use]
     pub fn new(keepers: Box<dyn Keepers>, boot: BootId, fresh: Fresh) -> Self {
         Self { keepers, boot, fresh, entries: BTreeMap::new() }
     }
 
-    /// Of a run on this machine, with random verifiers.
+    /// The records of a run on this machine, with random verifiers.
     ///
     /// # Errors
     /// The system has no random bytes.
     pub fn on_this_machine(keepers: Box<dyn Keepers>) -> anyhow::Result<Self> {
-        // Random bytes at the start are random bytes for good (getrandom(2)).
+        // If random bytes are there once, later calls do not fail (getrandom(2)).
         getrandom::fill(&mut [0; 16])?;
         let fresh = || {
             let mut random = [0; 16];
@@ -108,12 +108,12 @@ impl Records {
         Ok(Self::new(keepers, BootId::of_now(), Box::new(fresh)))
     }
 
-    /// Reads the record of a volume that this run is about to serve, and decides what the last run
-    /// left of it. Writes nothing: a start may fail after this. A volume that this run served
+    /// Reads the record of a volume that this run is about to serve, and derives how the last run
+    /// ended for it. Writes nothing: a start may fail after this. A volume that this run served
     /// before goes on with its record. Returns how the last run ended.
     ///
     /// # Errors
-    /// The record cannot be read now: what it says is not known.
+    /// The record cannot be read now, so its content is unknown.
     pub fn load(&mut self, served: &Served) -> anyhow::Result<Before> {
         let volume = served.volume;
         let is_known = self.entries.contains_key(&volume);
@@ -126,12 +126,12 @@ impl Records {
         entry.record.set_name(served.name);
         entry.before = None;
         if is_known && (entry.record.verifier().is_some() || !served.begins) {
-            // Nothing has died since. A verifier that was renounced stays so while hosts know it.
+            // No process has died since. A renounced verifier stays so while hosts know it.
             return Ok(Before::Saved);
         }
         let before = entry.record.begin(&self.boot, fresh);
         if !matches!(entry.place, Place::Ours(_)) {
-            // Whatever this run does, the next one would not know.
+            // The next run would not know the risk that this run takes.
             entry.record.vouch_anew(fresh);
         }
         if Mutation::RecordOfFailedStart.is_on() {
@@ -190,7 +190,7 @@ impl Records {
         self.entries.get(volume).map(|entry| &entry.record)
     }
 
-    /// Whether nothing is kept of a volume yet.
+    /// Whether no record of a volume is kept yet.
     #[must_use]
     pub fn is_new(&self, volume: &VolumeUuid) -> bool {
         self.entries.get(volume).is_none_or(|entry| entry.is_new)
@@ -201,7 +201,7 @@ impl Records {
         self.entries.values().map(|entry| &entry.record)
     }
 
-    /// Notes what hosts put at risk that write to a volume, before they may.
+    /// Notes the risk of writes to a volume, before hosts may write.
     pub fn put_at_risk(&mut self, served: &Served) {
         let (Some(entry), Some(risk)) = (self.entries.get_mut(&served.volume), served.risk) else {
             return;
@@ -210,14 +210,14 @@ impl Records {
             entry.before = Some((entry.record.at_risk, entry.record.boot.clone(), entry.is_ours));
             entry.record.put_at_risk(risk, &self.boot);
             entry.is_ours = true;
-            // It is written in any case. A start that was killed may have left a record that is not
-            // durable, and somebody may have taken a record away.
+            // The record is written in any case. A start that was killed may have left a record
+            // that is not durable, and a user may have removed a record.
             entry.kept = None;
         }
     }
 
-    /// A volume was not served after all: takes back what [`Self::put_at_risk`] noted since the
-    /// volume was [loaded](Self::load), if anything.
+    /// A volume was not served after all: takes back the risk that [`Self::put_at_risk`] noted
+    /// since the volume was [loaded](Self::load), if any.
     pub fn take_back(&mut self, volume: &VolumeUuid) {
         let Some(entry) = self.entries.get_mut(volume) else { return };
         if let Some(before) = entry.before.take() {
@@ -225,8 +225,8 @@ impl Records {
         }
     }
 
-    /// Notes that this run made durable whatever is not at this risk. It speaks for nothing that it
-    /// did not put at risk.
+    /// Notes that this run made all data durable, except the data at this risk. Does nothing for a
+    /// volume that this run did not put at risk.
     pub fn lower_risk(&mut self, volume: &VolumeUuid, risk: AtRisk) {
         let Some(entry) = self.entries.get_mut(volume) else { return };
         if entry.is_ours || Mutation::RecordOfOthers.is_on() {
@@ -254,15 +254,15 @@ impl Records {
         }
     }
 
-    /// Notes what a volume is served from.
+    /// Notes the store of a volume.
     pub fn set_store(&mut self, volume: &VolumeUuid, store: Option<StoreIdentity>) {
         if let Some(entry) = self.entries.get_mut(volume) {
             entry.record.set_store(store);
         }
     }
 
-    /// Makes the records of these volumes durable that have changed. What cannot be kept anyway is
-    /// no failure. Returns the volumes whose records were not written, and why. May block.
+    /// Makes the changed records among these volumes durable. A record without a place to keep it
+    /// is no failure. Returns the volumes with failed writes, and the errors. May block.
     pub fn write(&mut self, volumes: &BTreeSet<VolumeUuid>) -> BTreeMap<VolumeUuid, String> {
         let due = self.entries.iter_mut().filter(|(volume, entry)| {
             volumes.contains(*volume) && entry.kept.as_ref() != Some(&entry.record)
@@ -285,7 +285,7 @@ impl Records {
             let begin = |part| Builder::new().spawn_scoped(scope, move || write_part(part)).ok();
             let writers: Vec<_> = parts.iter().map(|part| (part, begin(part))).collect();
             for (part, writer) in writers {
-                // Without a thread, and after one that broke, this one writes what is left.
+                // Without a thread, and after one that broke, this one writes the rest.
                 let done = writer.and_then(|writer| writer.join().ok());
                 failed.extend(done.unwrap_or_else(|| write_part(part)));
             }
@@ -293,10 +293,10 @@ impl Records {
         })
     }
 
-    /// Makes what [`Self::put_at_risk`] noted durable, of every volume that was loaded. A volume
-    /// whose record cannot be written has a new verifier: what is kept vouches for an older one.
-    /// Then what the version before left is converted. Call it when nothing can fail any more and
-    /// nothing is served yet. May block.
+    /// Makes the risks that [`Self::put_at_risk`] noted durable, of every loaded volume. A volume
+    /// that cannot be written gets a new verifier: the kept record vouches for an older one. Then
+    /// converts the files of the version before. Call it when nothing of the start can fail any
+    /// more and no volume is served yet. May block.
     pub fn write_all(&mut self) {
         let all = self.entries.keys().copied().collect();
         for (volume, error) in self.write(&all) {
@@ -314,7 +314,7 @@ impl Records {
         self.convert_others();
     }
 
-    /// Keeps what the version before knew of volumes that this run does not serve.
+    /// Keeps the records of the version before of volumes that this run does not serve.
     fn convert_others(&mut self) {
         let others = self.keepers.former_volumes();
         for volume in others.iter().filter(|volume| !self.entries.contains_key(*volume)) {
@@ -341,7 +341,7 @@ impl Records {
         }
     }
 
-    /// As [`Self::write`], for a volume that lost acknowledged writes ([`Self::lose`]): where the
+    /// As [`Self::write`], for a volume that lost acknowledged writes ([`Self::lose`]): if the
     /// record cannot be written, it is made to vouch for nothing. Returns whether the next run is
     /// certain to know. May block.
     pub fn write_loss(&mut self, volume: &VolumeUuid) -> bool {
@@ -380,7 +380,7 @@ impl Records {
         self.entries.values().filter_map(text).collect()
     }
 
-    /// Compares what is kept with what this run knows. May block.
+    /// Compares the kept records with those of this run. May block.
     ///
     /// # Errors
     /// The first difference, for people.
@@ -389,7 +389,7 @@ impl Records {
     }
 }
 
-/// The record that the program before this one in this process left. Whatever is kept is replaced:
+/// The record that the program before this one in this process left. It replaces every kept one:
 /// the lock was this process's all the time, and the file may be gone.
 fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
     let kept = match &place {
@@ -398,7 +398,7 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
     };
     let (kept, revision) = match kept {
         Some(Found::Record(kept, found)) if found == revision => (Some(kept), found),
-        // Somebody put an older one back.
+        // A user put an older one back.
         Some(Found::Record(_, found)) if found < revision => (None, found),
         _ => (None, revision),
     };
@@ -406,7 +406,7 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
 }
 
 /// A record beside files of the version before: that version served the volume since, so the record
-/// is old, and who held the volume is not certain. No host that held it may resume.
+/// is old, and the last holder is uncertain. No host that held the volume may resume.
 fn outdated(record: &VolumeRecord, former: &VolumeRecord, volume: Name) -> VolumeRecord {
     tracing::error!(
         %volume,
@@ -432,13 +432,13 @@ impl Entry {
         }
         if let Place::Ours(keeper) = &self.place {
             let written = keeper.replace(&self.record, self.revision);
-            // Whatever is kept after a failure, it is not known.
+            // After a failure the kept record is unknown.
             self.kept = None;
             if let (Err(KeepError::Io(_)), Ok(Found::Record(record, revision))) =
                 (&written, keeper.read())
                 && record == self.record
             {
-                // It is there, but not durable: the next try replaces it.
+                // The new record is there, but not durable: the next try replaces it.
                 self.revision = revision;
             }
             self.revision = written.map_err(|error| error.to_string())?;
@@ -487,7 +487,7 @@ mod tests {
         Served { volume, name, risk: Some(risk), is_writable: true, begins: true }
     }
 
-    /// A run on that boot whose verifiers begin with this byte.
+    /// A run on that boot; its verifiers begin with this byte.
     fn run(dir: &Path, boot: &str, first: u8) -> Records {
         let directory = StateDirectory::open(dir, &Name::new("t").unwrap()).unwrap();
         let mut made = 0;
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_loses_writes_says_nothing_of_its_neighbours() {
+    fn a_loss_of_one_store_does_not_affect_other_volumes() {
         let dir = tempfile::tempdir().unwrap();
         let both = [served(V, AtRisk::Process), served(W, AtRisk::Process)];
         let mut first = run(dir.path(), "a", 1);
@@ -526,11 +526,11 @@ mod tests {
     }
 
     #[test]
-    fn a_run_speaks_for_what_it_put_at_risk() {
+    fn a_run_vouches_only_for_its_own_risk() {
         let dir = tempfile::tempdir().unwrap();
         let mut first = run(dir.path(), "a", 1);
         begin(&mut first, &[served(V, AtRisk::Machine), served(W, AtRisk::Machine)]);
-        // It dies. The next one reads one of them, and does not serve the other.
+        // The run dies. The next one reads one volume, and does not serve the other.
         drop(first);
         let mut second = run(dir.path(), "a", 2);
         let reads = Served { is_writable: false, ..served(V, AtRisk::Machine) };
@@ -581,14 +581,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_has_a_verifier_of_its_own() {
+    fn an_unwritten_record_gets_a_new_verifier() {
         let dir = tempfile::tempdir().unwrap();
         let volume = [served(V, AtRisk::Machine)];
         let mut first = run(dir.path(), "a", 1);
         begin(&mut first, &volume);
         let known = first.record(&V).unwrap().verifier();
         end(first, &[V]);
-        // Something in the place of the new file, as on a full disk.
+        // A directory in the place of the new file, for an error as on a full disk.
         let new = dir.path().join(format!("t.{}.volume.new", "01".repeat(16)));
         fs::create_dir(&new).unwrap();
         let mut second = run(dir.path(), "a", 2);

@@ -84,7 +84,7 @@ impl HolderText {
 /// The text of a record.
 ///
 /// # Errors
-/// It cannot be put into words; that is a bug.
+/// The record cannot be put into words; that is a bug.
 pub(crate) fn text_of(record: &VolumeRecord, revision: Revision) -> io::Result<Vec<u8>> {
     let text = Text {
         version: FORM,
@@ -105,7 +105,7 @@ pub(crate) fn text_of(record: &VolumeRecord, revision: Revision) -> io::Result<V
 /// The record in a text, and its revision.
 ///
 /// # Errors
-/// Why it is none, for people.
+/// Why the text is no record, for people.
 pub(crate) fn parse(text: &[u8]) -> Result<(VolumeRecord, Revision), String> {
     let text: Text = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if text.version != FORM {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_record_is_not_believed() {
+    fn a_text_that_is_no_record_is_refused() {
         let good = String::from_utf8(text_of(&record(), Revision(1)).unwrap()).unwrap();
         let zero = to_hex([0; 16]);
         for (bad, why) in [

@@ -1,7 +1,8 @@
 //! [`RecordWriter`]: the thread that writes the records of a run, so that a slow disk delays one
 //! OPEN or one change of a volume, and nothing else.
 //!
-//! What it is told takes effect in that order. What waits is written together, each record once.
+//! Changes take effect in the order of the calls. Waiting changes are written together, each record
+//! once.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,20 +15,21 @@ use super::{AtRisk, Records, Served, VolumeRecord};
 use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
 
-/// What the writer tells, in the order in which it was told.
+/// The outcomes of changes, in the order of the changes.
 #[derive(Debug)]
 pub(crate) enum News {
     /// The holder of this number is durable, or may not be.
     Holder(u64, Result<(), String>),
     /// The volume of the step of this number may be served: its record; or why not.
     Serve(u64, Result<Box<VolumeRecord>, String>),
-    /// The record of the step of this number says that less is at risk, or may say that more is.
+    /// The record of the step of this number states the lower risk, or may still state the higher
+    /// one.
     Lower(u64, Result<(), String>),
     /// Whether the next run is certain to know that the volume lost writes.
     Loss(VolumeUuid, bool),
 }
 
-/// Where the news goes.
+/// Takes the news.
 pub(crate) type Tell = Box<dyn Fn(News) + Send>;
 
 #[derive(Debug)]
@@ -50,7 +52,7 @@ pub(crate) struct RecordWriter {
 }
 
 impl RecordWriter {
-    /// A thread that writes nothing until it [begins](Self::begin).
+    /// A thread that writes nothing until [`Self::begin`].
     ///
     /// # Errors
     /// The system has no thread left.
@@ -64,7 +66,7 @@ impl RecordWriter {
 
     /// Writes these records. Call it once, and first.
     pub(crate) fn begin(&self, records: Records) {
-        // Without the thread nothing that is told later is taken.
+        // An error means that the thread is gone: later calls report that.
         let _ = self.send(Change::Begin(Box::new(records)));
     }
 
@@ -74,40 +76,41 @@ impl RecordWriter {
         self.send(Change::Holder(number, holder))
     }
 
-    /// Notes, soon, what a volume is served from.
+    /// Notes, soon, the store of a volume.
     pub(crate) fn set_store(&self, volume: VolumeUuid, store: Option<StoreIdentity>) {
-        // Without the thread no holder is let in, so nobody has to be fenced later.
+        // Without the thread no holder is let in, so no host has to be fenced later.
         let _ = self.send(Change::Store(volume, store));
     }
 
-    /// Reads the record of a volume, if this run did not serve it before, and notes what hosts put
-    /// at risk that write to it. False if the thread is gone.
+    /// Reads the record of a volume, if this run did not serve it before, and notes the risk of
+    /// writes to it. False if the thread is gone.
     #[must_use]
     pub(crate) fn serve(&self, number: u64, served: Served) -> bool {
         self.send(Change::Serve(number, served))
     }
 
-    /// A volume that was to be served is not: no host could write to it.
+    /// Takes back that a volume is served, after its start failed: no host could write to it.
     pub(crate) fn take_back(&self, volume: VolumeUuid) {
-        // Without the thread the record says that more is at risk, which is safe.
+        // Without the thread the record overstates the risk, which is safe.
         let _ = self.send(Change::TakeBack(volume));
     }
 
-    /// This run made durable whatever of a volume is not at this risk. False if the thread is gone.
+    /// Notes that this run made all data of a volume durable, except the data at this risk. False
+    /// if the thread is gone.
     #[must_use]
     pub(crate) fn lower_risk(&self, number: u64, volume: VolumeUuid, risk: AtRisk) -> bool {
         self.send(Change::Lower(number, volume, risk))
     }
 
-    /// Acknowledged writes of a volume may be lost. False if the thread is gone.
+    /// Notes that acknowledged writes of a volume may be lost. False if the thread is gone.
     #[must_use]
     pub(crate) fn lose(&self, volume: VolumeUuid) -> bool {
         self.send(Change::Lose(volume))
     }
 
-    /// Compares what is kept with what this run knows. Answers with the first difference.
+    /// Compares the kept records with those of this run. Answers with the first difference.
     pub(crate) fn compare(&self, reply: Sender<Result<(), String>>) {
-        // Without the thread the answer never comes, and whoever waits for it sees that.
+        // Without the thread the sender is dropped, and the receiver sees that.
         let _ = self.send(Change::Compare(reply));
     }
 
@@ -115,7 +118,7 @@ impl RecordWriter {
         self.changes.send(change).is_ok()
     }
 
-    /// Waits until everything is written. Returns the records; `None` if it never began.
+    /// Waits until all changes are written. Returns the records; `None` if it never began.
     pub(crate) fn end(self) -> Option<Records> {
         drop(self.changes);
         self.thread.join().ok().flatten()
@@ -140,7 +143,7 @@ fn run(from_control: &Receiver<Change>, tell: &Tell) -> Option<Records> {
 struct Batch {
     changed: BTreeSet<VolumeUuid>,
     lost: BTreeSet<VolumeUuid>,
-    // What is told when all is written, and of which volume.
+    // The news to send when all is written, and their volumes.
     news: Vec<(VolumeUuid, Pending)>,
     comparing: Vec<Sender<Result<(), String>>>,
 }
@@ -192,7 +195,7 @@ impl Batch {
     }
 
     fn end(self, records: &mut Records, tell: &Tell) {
-        // First what answers wait for that tell of a loss.
+        // Losses first: replies of flushes wait for them.
         for volume in &self.lost {
             tell(News::Loss(*volume, records.write_loss(volume)));
         }
@@ -213,7 +216,7 @@ impl Batch {
             });
         }
         for reply in self.comparing {
-            // An error means that nobody waits for it.
+            // An error means that the receiver is gone.
             let _ = reply.send(records.compare());
         }
     }

@@ -1,4 +1,5 @@
-//! [`Alignment`]: what direct I/O on a file or device asks of offsets, lengths and memory.
+//! [`Alignment`]: the alignment of offsets, lengths and memory that direct I/O on a file or device
+//! needs.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +10,7 @@ use nix::errno::Errno;
 
 use super::BackingKind;
 
-/// What I/O must be aligned to, in bytes.
+/// Alignment of I/O, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Alignment {
     /// Addresses.
@@ -18,8 +19,8 @@ pub(super) struct Alignment {
     pub(super) offset: u32,
 }
 
-/// What direct I/O asks for, where the kernel tells: statx since Linux 6.1, the logical block size
-/// of devices before that. Zeroes mean that this file cannot do direct I/O.
+/// The alignment for direct I/O, where the kernel reports it: statx since Linux 6.1, the logical
+/// block size of devices before that. Zeroes mean that this file cannot do direct I/O.
 #[allow(unsafe_code)]
 pub(super) fn direct_alignment(file: &File, kind: BackingKind) -> Option<Alignment> {
     // SAFETY: statx is a C struct of integers, for which all zeroes is a value.
@@ -45,12 +46,12 @@ pub(super) fn direct_alignment(file: &File, kind: BackingKind) -> Option<Alignme
     // SAFETY: BLKSSZGET writes one int, to which the pointer leads.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &raw mut logical) };
     let offset = u32::try_from(logical).ok().filter(|&bytes| result == 0 && bytes > 0)?;
-    // Kernels that do not tell want memory aligned as offsets are.
+    // A kernel that does not report it wants memory aligned like offsets.
     Some(Alignment { memory: offset, offset })
 }
 
-/// Tries: the file is at least one block long and O_DIRECT is on. Memory is aligned to 4096 for
-/// that, which is then all we know about memory.
+/// Finds the alignment by reading. The file must be at least one block long, with O_DIRECT on. The
+/// test reads into memory aligned to 4096, so this is the only known memory alignment.
 pub(super) fn probe_alignment(file: &File) -> io::Result<Alignment> {
     let mut memory = vec![0_u8; 3 * 4096];
     let start = memory.as_ptr().align_offset(4096).min(4096);

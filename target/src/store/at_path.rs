@@ -1,11 +1,11 @@
-//! [`AtPath`]: an open store compared with what is at its path now.
+//! [`AtPath`]: the comparison of an open store with the file or device at its path.
 //!
-//! A target keeps its files and devices open, so it does not notice when somebody deletes,
-//! replaces, cuts or write-protects them. The next process opens the path, and finds something
-//! else or nothing. [`AtPath::look`] tells while it can still be mended.
+//! A target keeps its files and devices open, so it does not notice when an administrator deletes,
+//! replaces, truncates or write-protects them. The next process opens the path, and finds another
+//! file or none. [`AtPath::look`] reports this while it can still be repaired.
 //!
-//! It may block as long as the file system does, so neither a data thread nor control calls it.
-//! What does not change while the store is open is known already and not read again.
+//! A look may block as long as the file system does, so neither a data thread nor control calls it.
+//! A look does not read again the facts that stay constant while the store is open.
 
 use std::fmt;
 use std::fs;
@@ -20,35 +20,35 @@ use serde::{Deserialize, Serialize};
 use super::backing::Backing;
 use super::protection::Protection;
 
-/// Time between two looks at a size that is not what is served.
+/// Time between two looks at a size that differs from the served one.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// What an open store is, compared with its path. With several faults it is the worst one, in the
-/// order of the variants.
+/// The result of the comparison. If there are several faults, this is the worst one, in the order
+/// of the variants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AtPath {
-    /// The path leads to the open store, and that is as it is served.
+    /// The path leads to the open store, and the store has no fault.
     Same,
-    /// The file has no name any more. Its bytes end with the last process that has it open.
+    /// The file has no name any more. Its bytes are lost when the last process closes it.
     Deleted {
         /// Another file or device is at the path.
         replaced: bool,
     },
-    /// The file or device is there, but its path leads to nothing or to something else.
+    /// The file or device exists, but its path leads nowhere or to another file or device.
     Away {
         /// Another file or device is at the path.
         replaced: bool,
     },
-    /// It is shorter than it is served, or no whole number of blocks. In bytes.
+    /// The store is shorter than its volume, or no whole number of blocks. In bytes.
     Resized {
-        /// The size that is served.
+        /// The volume's size.
         served: u64,
-        /// The size that it has.
+        /// The store's size.
         has: u64,
     },
-    /// It is served for writing and takes no writes.
+    /// The store takes no writes, but its volume is served for writing.
     ReadOnly(Protection),
-    /// The open file or its path cannot be looked at.
+    /// The open file or its path cannot be examined.
     CannotSee(Errno),
 }
 
@@ -60,13 +60,13 @@ pub enum StoreFaultKind {
     Deleted,
     /// Another file or device is at its path.
     Replaced,
-    /// Nothing is at its path, and the file or device lives on elsewhere.
+    /// The path leads nowhere; the file or device exists elsewhere.
     Away,
-    /// It is shorter than it is served, or no whole number of blocks.
+    /// The store is shorter than its volume, or no whole number of blocks.
     Resized,
-    /// It is served for writing and takes no writes.
+    /// The store takes no writes, but its volume is served for writing.
     ReadOnly,
-    /// It cannot be looked at.
+    /// The open file or its path cannot be examined.
     CannotSee,
 }
 
@@ -103,16 +103,16 @@ impl AtPath {
             Ok(there) => Ok(Some(there)),
             Err(error) => match errno(error) {
                 Errno::ENOENT | Errno::ENOTDIR => Ok(None),
-                // A link that leads in a circle leads to nothing.
+                // A circle of links leads nowhere.
                 Errno::ELOOP => Ok(None),
                 error => Err(error),
             },
         };
-        // What the open file says is worth more than a path that cannot be looked up.
+        // The open file tells more than a path that cannot be looked up.
         let is_same = match &there {
             Ok(Some(there)) if backing.is_file() => {
                 (there.dev(), there.ino()) == (open.dev(), open.ino())
-                    // There an inode may get another number while it is open.
+                    // In such a file system an inode may get another number while it is open.
                     || (there.is_file() && backing.has_passing_inode())
             }
             Ok(Some(there)) => there.rdev() == open.rdev() && there.rdev() != 0,
@@ -127,7 +127,7 @@ impl AtPath {
             return Ok(Self::Away { replaced });
         }
         if resized(backing)?.is_some() {
-            // The volume may be changing its own size at this moment.
+            // A resize of the volume may be running at this moment.
             thread::sleep(SETTLE);
             if let Some(resized) = resized(backing)? {
                 return Ok(resized);
@@ -140,7 +140,7 @@ impl AtPath {
         }
     }
 
-    /// The kind of fault; `None`: there is none.
+    /// The kind of fault; `None`: no fault.
     pub(crate) fn fault(self) -> Option<StoreFaultKind> {
         Some(match self {
             Self::Same => return None,
@@ -155,7 +155,7 @@ impl AtPath {
         })
     }
 
-    /// What this is and what to do, for people. Begins with "its file" or the like.
+    /// The fault and its remedy, for people. Starts with "its file" or "its device".
     pub(crate) fn describe(self, backing: &Backing) -> String {
         match self.advice(backing) {
             None => self.what(backing),
@@ -163,7 +163,7 @@ impl AtPath {
         }
     }
 
-    /// The fault, for people and for programs; `None`: there is none.
+    /// The fault, for people and for programs; `None`: no fault.
     pub(crate) fn told(self, backing: &Backing) -> Option<StoreFault> {
         Some(StoreFault {
             kind: self.fault()?,
@@ -253,23 +253,23 @@ impl AtPath {
     }
 }
 
-/// What is wrong with the file or device of a volume while the volume is served.
+/// A fault of the file or device of a volume while the volume is served.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoreFault {
     /// The kind.
     pub kind: StoreFaultKind,
-    /// What is wrong.
+    /// The fault in words.
     pub text: String,
-    /// What mends it, where something does.
+    /// The remedy, if one exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// The file has no name any more: its bytes end when the target closes it.
+    /// The file has no name any more: its bytes are lost when the target closes it.
     #[serde(default)]
     pub ends_with_target: bool,
 }
 
 impl StoreFault {
-    /// Whether the path does not lead to the store any more.
+    /// Whether the path no longer leads to the store.
     #[must_use]
     pub fn is_astray(&self) -> bool {
         use StoreFaultKind::{Away, Deleted, Replaced};
@@ -287,8 +287,8 @@ impl fmt::Display for StoreFault {
 fn resized(backing: &Backing) -> Result<Option<AtPath>, Errno> {
     let has = match backing.is_file() {
         true => backing.file().metadata().map(|open| open.len()),
-        // Where a block device ends is what BLKGETSIZE64 says, without the ioctl. Nothing reads or
-        // writes at the position of the open description.
+        // The end of a block device is its size, as from BLKGETSIZE64, but without the ioctl. No
+        // code reads or writes at the position of the open description.
         false => backing.file().seek(SeekFrom::End(0)),
     };
     let (served, has) = (backing.size_bytes(), has.map_err(errno)?);
@@ -315,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_as_it_is_served() {
+    fn a_file_that_fits_its_volume_has_no_fault() {
         let directory = tempfile::tempdir().unwrap();
         let (path, backing) = served(directory.path());
         assert_eq!(AtPath::look(&backing), AtPath::Same);
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(16 << 20).unwrap();
         assert_eq!(AtPath::look(&backing), AtPath::Same, "it may have grown, for a resize");
-        // Another name of the same file, as of a volume that is reached by a link.
+        // A second name of this file, as of a volume reached by a link.
         fs::rename(&path, directory.path().join("real")).unwrap();
         std::os::unix::fs::symlink("real", &path).unwrap();
         assert_eq!(AtPath::look(&backing), AtPath::Same);

@@ -1,25 +1,25 @@
 //! [`Backing`]: the file or block device behind a volume, opened, locked and measured.
 //!
-//! Invariants: while a read-write backing lives, no other open description anywhere on this host
-//! holds its lock; its size is a nonzero multiple of the block size; with [`Backing::direct`] every
-//! whole block is well aligned for direct I/O from memory aligned to [`Backing::memory_alignment`],
-//! at most 4 KiB.
+//! Invariants: while a read-write backing lives, no other open description on this host holds its
+//! lock; its size is a nonzero multiple of the block size; with [`Backing::direct`], every whole
+//! block is aligned for direct I/O from memory aligned to [`Backing::memory_alignment`], at most 4
+//! KiB.
 //!
 //! The lock belongs to the open description, so I/O that a killed process left in the kernel keeps
-//! the lock. A process that gets the lock knows that the I/O of its predecessor has ended.
-//! [`OpenOptions::lock_wait`] covers that moment, and udev, which locks block devices for the time
-//! of a probe.
+//! the lock. A process that gets the lock knows that its predecessor's I/O has ended.
+//! [`OpenOptions::lock_wait`] covers that moment, and udev, which locks block devices during a
+//! probe.
 //!
-//! A write of the page cache that fails is a loss: data that was acknowledged is gone. The kernel
-//! tells one caller of `fdatasync` and forgets it. So only the syncs of the backing call
-//! `fdatasync`, one at a time (`syncs.rs`). A durable write (FUA) is a write and then
-//! such a sync: an error of the write speaks of that write alone, an error of the sync speaks of
-//! all that was acknowledged. A durable write is one operation only with direct I/O on a block
-//! device that can make one write durable, or has no volatile cache ([`Backing::has_own_fua`]).
+//! A failed write of the page cache is a loss: acknowledged data is gone. The kernel reports it to
+//! one caller of `fdatasync` and forgets it. So only the syncs of the backing call `fdatasync`, one
+//! at a time (`syncs.rs`). A durable write (FUA) is a write, followed by such a sync: an error of
+//! the write concerns that write alone, an error of the sync concerns all acknowledged data. A
+//! durable write is one operation only with direct I/O on a block device that can make one write
+//! durable, or has no volatile cache ([`Backing::has_own_fua`]).
 //!
-//! A program of the target that makes room for another one leaves its backings open, with their
-//! locks ([`Backing::leave_open`]). The other one goes on with them ([`Backing::go_on`]) and opens
-//! no path: what lies at the path by then does not matter.
+//! A program of the target that is replaced leaves its backings open, with their locks
+//! ([`Backing::leave_open`]). The new program takes them over ([`Backing::go_on`]) and opens no
+//! path: the file at the path does not matter.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
@@ -46,10 +46,10 @@ use super::{BackingKind, StoreError};
 use crate::memory::arena::MIN_EXTENT_BYTES;
 use crate::store::store_identity::{StoreIdentity, has_passing_inode};
 
-// Time between two tries to get the lock.
+// Time between two attempts to get the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Whether I/O passes by the page cache.
+/// Whether I/O bypasses the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Direct {
     /// Direct I/O or an error.
@@ -66,11 +66,11 @@ pub enum Direct {
 pub struct OpenOptions {
     /// Open for reading only, with a shared lock.
     pub read_only: bool,
-    /// Whether I/O passes by the page cache.
+    /// Whether I/O bypasses the page cache.
     pub direct: Direct,
     /// Block size of the volume in bytes: a power of two from 512 to 65536.
     pub block_size: u32,
-    /// How long to wait for the lock. A killed predecessor holds it until its last I/O has ended.
+    /// Time to wait for the lock. A killed predecessor holds it until its last I/O has ended.
     pub lock_wait: Duration,
     /// When a flush is answered that failed.
     pub losses: Losses,
@@ -89,27 +89,27 @@ impl Default for OpenOptions {
     }
 }
 
-/// A file or device that the program of the target before this one left open, with its lock.
+/// A file or device that the previous program of the target left open, with its lock.
 #[derive(Debug)]
 pub(crate) struct LeftOpen {
     /// A copy of its descriptor.
     pub file: File,
-    /// The size that was in force, in bytes.
+    /// The size in force, in bytes.
     pub size_bytes: u64,
 }
 
-/// An open, locked file or block device. Shared by the stores of all threads that serve it.
+/// An open, locked file or block device. The stores of all threads that serve it share it.
 #[derive(Debug)]
 pub struct Backing {
     file: File,
     path: PathBuf,
     kind: BackingKind,
     read_only: bool,
-    // With direct I/O, what it must be aligned to.
+    // The alignment of direct I/O; `None` without direct I/O.
     direct: Option<Alignment>,
     block_size: u32,
     size: AtomicU64,
-    // Another program of the target has the open description, too, and with it the lock.
+    // Another program of the target shares the open description and its lock.
     is_shared: AtomicBool,
     has_own_fua: bool,
     identity: Option<StoreIdentity>,
@@ -118,28 +118,28 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// Opens, locks and measures what is at `path`.
+    /// Opens, locks and measures the file or device at `path`.
     ///
     /// # Errors
     /// [`StoreError`] names the path, the value and the fix.
     pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, StoreError> {
         let OpenOptions { read_only, block_size, lock_wait, .. } = *options;
         check_block_size(block_size)?;
-        // Looked at before it is opened: opening a pipe would wait for a writer.
+        // Checked before the open: opening a pipe would wait for a writer.
         let kind = kind_of(path, &fs::metadata(path).map_err(open_error(path, read_only))?)?;
         let file = open_locked(path, kind, read_only, Instant::now() + lock_wait)?;
         Self::of_file((file, None), path, options)
     }
 
-    /// Goes on with what the program before this one left open. It was opened at `path`, and
-    /// nothing is looked for there: it may have been moved or deleted since. The size is the one
-    /// that was in force, also if the file has another one by now.
+    /// Takes over a file or device that the previous program left open. It was opened at `path`,
+    /// but the path is not opened again: the file may have been moved or deleted since. The size in
+    /// force stays in force, even if the file's length has changed.
     ///
-    /// Until [`Self::keep`] its lock outlives this value, for the program before this one.
+    /// Until [`Self::keep`], the lock outlives this value, for the previous program.
     ///
     /// # Errors
-    /// [`StoreError`]. It is open for reading alone and the options want to write, or another
-    /// process has got its lock.
+    /// [`StoreError`], if the file is open for reading only and the options ask for writing, or if
+    /// another process has got its lock.
     pub(crate) fn go_on(
         left: LeftOpen,
         path: &Path,
@@ -148,12 +148,12 @@ impl Backing {
         let LeftOpen { file, size_bytes } = left;
         check_block_size(options.block_size)?;
         let flags = flags_of(&file, path)?;
-        // A volume that became read-only while it was served is open for writing.
+        // A volume that became read-only while it was served is still open for writing.
         let read_only = flags & OFlag::O_ACCMODE == OFlag::O_RDONLY;
         if read_only && !options.read_only {
             return Err(StoreError::ReadOnly { path: path.to_owned() });
         }
-        // The description has the lock already: this changes nothing.
+        // The description already has the lock: this changes nothing.
         match if read_only { file.try_lock_shared() } else { file.try_lock() } {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -161,13 +161,14 @@ impl Backing {
             }
             Err(TryLockError::Error(source)) => return Err(io_error(path, "lock it")(source)),
         }
-        // Its last user may have had direct I/O. It is turned on anew if this one wants it.
+        // The previous user may have turned direct I/O on. This one turns it on again if needed.
         set_direct(&file, path, false)?;
         let options = OpenOptions { read_only, ..*options };
         Self::of_file((file, Some(size_bytes)), path, &options)
     }
 
-    /// Of a file that is open and locked, with the size in force, if there is one already.
+    /// Makes a backing of an open, locked file. `size` is the size in force, if the file was taken
+    /// over.
     fn of_file(
         (file, size): (File, Option<u64>),
         path: &Path,
@@ -176,8 +177,8 @@ impl Backing {
         let OpenOptions { read_only, direct, block_size, losses, .. } = *options;
         let metadata = file.metadata().map_err(io_error(path, "look at it"))?;
         let kind = kind_of(path, &metadata)?;
-        // The open was asked, which a read-only device does not refuse. What was served already is
-        // served on, for those who read.
+        // Asked of the open file, because opening a read-only device for writing succeeds. A volume
+        // that was served already stays in service, for its readers.
         if size.is_none() && !read_only && Protection::of(&file, kind).is_some() {
             return Err(StoreError::ReadOnly { path: path.to_owned() });
         }
@@ -209,13 +210,13 @@ impl Backing {
             }
         }
         backing.has_own_fua = backing.direct() && makes_writes_durable(kind, &metadata);
-        // Somebody may have put something behind the end in force.
+        // Another process may have written behind the end in force.
         let end = size.max(metadata.len());
         backing.methods.probe(&backing.file, backing.kind, end, block_size, &metadata);
         Ok(backing)
     }
 
-    /// From now on it outlives an exec, with its lock. Returns the number of its descriptor.
+    /// Makes the backing and its lock outlive an exec. Returns the number of its descriptor.
     ///
     /// # Errors
     /// The system's.
@@ -225,13 +226,13 @@ impl Backing {
         Ok(self.file.as_raw_fd())
     }
 
-    /// No other program needs it any more: its lock ends with this value, or with an exec.
+    /// No other program needs the backing any more: its lock ends with this value, or with an exec.
     pub(crate) fn keep(&self) {
         self.is_shared.store(false, Ordering::Relaxed);
         let _ = fcntl(&self.file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     }
 
-    /// Device and inode of what is open, and, of a block device, its number (else 0).
+    /// Device and inode of the open file, and the device number of a block device (else 0).
     ///
     /// # Errors
     /// The system's.
@@ -241,20 +242,20 @@ impl Backing {
         Ok(((metadata.dev(), metadata.ino()), device))
     }
 
-    /// What distinguishes it from another file or device of the same path; `None` where nothing
-    /// does.
+    /// The identity, which distinguishes the backing from another file or device at this path;
+    /// `None` if it has none.
     #[must_use]
     pub(crate) fn identity(&self) -> Option<&StoreIdentity> {
         self.identity.as_ref()
     }
 
-    /// Where it is.
+    /// The path at which it was opened.
     #[must_use]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is.
+    /// The kind of the backing.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn kind(&self) -> BackingKind {
@@ -267,7 +268,7 @@ impl Backing {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// The number of its descriptor in this process.
+    /// The descriptor's number in this process.
     #[must_use]
     pub(crate) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
@@ -279,7 +280,7 @@ impl Backing {
         self.block_size
     }
 
-    /// Whether I/O passes by the page cache.
+    /// Whether I/O bypasses the page cache.
     #[must_use]
     pub(crate) fn direct(&self) -> bool {
         self.direct.is_some()
@@ -292,11 +293,11 @@ impl Backing {
     }
 
     /// Bytes to which the address of every segment of I/O must be aligned, at most 4096: 1 unless
-    /// direct. The lengths of the segments must be multiples of [`Self::alignment`], as the whole
-    /// must.
+    /// direct. The lengths of the segments, and their sum, must be multiples of
+    /// [`Self::alignment`].
     ///
-    /// Where the kernel does not tell, this is what is always enough: the device's logical block,
-    /// or 4096.
+    /// Where the kernel does not report it, this is an alignment that always suffices: the device's
+    /// logical block, or 4096.
     #[must_use]
     pub(crate) fn memory_alignment(&self) -> u32 {
         self.direct.map_or(1, |alignment| alignment.memory)
@@ -308,34 +309,33 @@ impl Backing {
         if self.is_file() { StoreRoom::of(&self.file).ok() } else { None }
     }
 
-    /// Whether it was opened for reading only.
+    /// Whether the backing was opened for reading only.
     #[must_use]
     pub(crate) fn read_only(&self) -> bool {
         self.read_only
     }
 
-    /// What refuses writes to it now, though it may have been opened for writing.
+    /// The reason why the backing takes no writes now, even if it was opened for writing.
     pub(super) fn protection(&self) -> Option<Protection> {
         Protection::of(&self.file, self.kind)
     }
 
-    /// Whether it is a file of a file system whose inode numbers do not last.
+    /// Whether the backing is a file of a file system without lasting inode numbers.
     pub(super) fn has_passing_inode(&self) -> bool {
         self.kind == BackingKind::File && has_passing_inode(&self.file)
     }
 
-    /// Whether discard works, as far as known: looked up when opened, taken back by the first
-    /// refusal.
+    /// Whether discard works, as far as known: found at open, and cleared by the first refusal.
     #[must_use]
     pub(crate) fn can_discard(&self) -> bool {
         self.methods.discard().is_some()
     }
 
-    /// Whether zeroing a range costs less than writing zeroes, as far as known.
+    /// Whether zeroing a range is faster than writing zeroes, as far as known.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn can_zero_fast(&self) -> bool {
-        // A device without the command has its zeroes written by the kernel.
+        // For a device without the command, the kernel writes zeroes.
         let method = self.methods.zero(self.kind == BackingKind::BlockDevice);
         let fast = match self.kind {
             BackingKind::File => method != Method::WriteZeroes,
@@ -344,16 +344,17 @@ impl Backing {
         fast && !self.read_only
     }
 
-    /// Discards of less than this many bytes, or not aligned to it, give no space back. 0: unknown.
+    /// Discards below this many bytes, or not aligned to it, free no space. 0: unknown.
     #[must_use]
     pub(crate) fn discard_granularity(&self) -> u32 {
         self.methods.discard_granularity()
     }
 
-    /// Measures the size again, after the file or device has grown, and returns it in bytes.
+    /// Measures the size again, after the file or device has grown. Returns the new size in bytes.
     ///
     /// # Errors
-    /// It shrank or is no longer a multiple of the block size; the old size stays in force.
+    /// The backing shrank or is no longer a multiple of the block size; the old size stays in
+    /// force.
     #[cfg(test)]
     pub(crate) fn refresh_size(&self) -> Result<u64, StoreError> {
         let (was, size) = (self.size_bytes(), self.measure()?);
@@ -364,32 +365,32 @@ impl Backing {
         Ok(size)
     }
 
-    /// Whether it is a regular file, which can get another size.
+    /// Whether the backing is a regular file, which can be resized.
     #[must_use]
     pub(crate) fn is_file(&self) -> bool {
         self.kind == BackingKind::File
     }
 
-    /// Bytes that the file or device has now. The size in force stays as it is.
+    /// Current length of the file or device in bytes. The size in force does not change.
     ///
     /// # Errors
-    /// It is empty or not a multiple of the block size.
+    /// The length is 0 or not a multiple of the block size.
     pub(crate) fn measured(&self) -> Result<u64, StoreError> {
         self.measure()
     }
 
-    /// Makes a file so long, and has this size from now on. A device, and a file that is open for
-    /// reading alone, must be that long already. Bytes that a file gets are a hole: they read as
-    /// zeroes. The length of a file is durable then. Returns the length that it had, if it was made
+    /// Sets the size in force, and the length of a file. A device, and a file opened for reading
+    /// only, must already have this length. New bytes of a file are a hole, which reads as zeroes.
+    /// The file's length is durable afterwards. Returns the file's old length, if the file was made
     /// longer.
     ///
     /// # Errors
-    /// The system's, or it is shorter than that; the size in force stays as it is, and a file that
-    /// was made longer is as long as before.
+    /// An error of the system, or the file or device is too short. Then the size in force stays as
+    /// it was, and a lengthened file gets its old length back.
     pub(crate) fn resize(&self, to: u64) -> Result<Option<u64>, StoreError> {
         let is_file = self.kind == BackingKind::File && !self.read_only;
         let was = self.size_bytes();
-        // What somebody put behind the end in force is not cut off by a volume that grows.
+        // A volume that grows does not cut off bytes that others wrote behind the end in force.
         let grows = to > was;
         let measured = self.measure()?;
         let lengthens = is_file && measured < to;
@@ -408,9 +409,9 @@ impl Backing {
         Ok(lengthens.then_some(measured))
     }
 
-    /// Undoes a [`Self::resize`] that made a file longer: the size in force is `size`, and the file
-    /// has `len` bytes. It stays longer, and this returns false, if anything may have been written
-    /// behind them.
+    /// Undoes a [`Self::resize`] that made a file longer: sets the size in force to `size`, and the
+    /// file's length to `len`. If data may have been written behind `len`, the file keeps its
+    /// length and this returns false.
     ///
     /// # Errors
     /// The system's.
@@ -424,9 +425,9 @@ impl Backing {
         Ok(false)
     }
 
-    // The length of a file is kept in the configuration next. A power failure must not leave a file
-    // of another length than that. By an open file of its own: a sync that fails by ours would take
-    // the error from the flush that must be told of it.
+    // The configuration records the length of the file next. After a power failure the file must
+    // have this length. Uses its own open file: if this sync failed on ours, it would consume the
+    // error that belongs to a flush.
     fn make_len_durable(&self) -> Result<(), StoreError> {
         if self.kind != BackingKind::File || self.read_only {
             return Ok(());
@@ -436,16 +437,16 @@ impl Backing {
         synced.map_err(io_error(&self.path, "make its size durable"))
     }
 
-    // Whether a file has nothing but a hole behind so many bytes. A file system that tells no holes
-    // says no.
+    // Whether a file has only a hole behind `len` bytes. A file system that does not report holes
+    // counts as "no".
     fn is_hole_behind(&self, len: u64) -> io::Result<bool> {
-        // A block of a file system is data as a whole.
+        // Each block of the file system is wholly data or wholly hole.
         let hole = len.next_multiple_of(MIN_EXTENT_BYTES.into());
         let from = i64::try_from(hole).map_err(io::Error::other)?;
         if lseek(&self.file, from, Whence::SeekData) != Err(Errno::ENXIO) {
             return Ok(false);
         }
-        // Without direct I/O, which would refuse a few bytes.
+        // Not by direct I/O, which would refuse a read of a few bytes.
         let file = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
         let mut rest = vec![0; usize::try_from(hole - len).map_err(io::Error::other)?];
         let mut at = 0;
@@ -458,24 +459,24 @@ impl Backing {
         Ok(rest.iter().all(|byte| *byte == 0))
     }
 
-    /// Whether one write can be made durable without a sync of the whole: direct I/O on a block
-    /// device that has FUA, or no volatile cache.
+    /// Whether a single write can be made durable without a sync: direct I/O on a block device that
+    /// has FUA, or has no volatile cache.
     #[must_use]
     pub(crate) fn has_own_fua(&self) -> bool {
         self.has_own_fua
     }
 
-    /// Whether a sync has failed: writes that were acknowledged before may be lost. The system
-    /// reports that once and to one caller only, and then counts the data as written. So it is
-    /// remembered here: every later flush fails too, as long as the backing is open.
+    /// Whether a sync has failed: writes acknowledged before it may be lost. The system reports
+    /// that once and to one caller only, and then counts the data as written. The backing remembers
+    /// the failure, so every later flush fails too, as long as the backing is open.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn has_lost_writes(&self) -> bool {
         self.syncs.is_lost()
     }
 
-    /// The owner has noted the loss: with [`Losses::HeldUntilNoted`] the flushes that failed are
-    /// answered now. Without a loss it does nothing.
+    /// Answers the failed flushes that [`Losses::HeldUntilNoted`] held: the owner has recorded the
+    /// loss. Has no effect without a loss.
     pub(crate) fn loss_noted(&self) {
         self.syncs.loss_noted();
     }
@@ -496,7 +497,7 @@ impl Backing {
         let path = || self.path.clone();
         let size = match self.kind {
             BackingKind::File => self.file.metadata().map(|metadata| metadata.len()),
-            // Where a block device ends is what BLKGETSIZE64 says, without the ioctl.
+            // The end of a block device is its size, as from BLKGETSIZE64, but without the ioctl.
             BackingKind::BlockDevice => (&self.file).seek(SeekFrom::End(0)),
         }
         .map_err(io_error(&self.path, "measure it"))?;
@@ -511,7 +512,7 @@ impl Backing {
         Ok(size)
     }
 
-    // Turns direct I/O on and returns the alignment it needs; leaves it off when the blocks are too
+    // Turns direct I/O on and returns its alignment; leaves it off when the volume's blocks are too
     // small.
     fn make_direct(&self) -> Result<Alignment, StoreError> {
         let path = || self.path.clone();
@@ -548,8 +549,8 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // A ring's file table may keep the open description a little longer than this value; every
-        // op has ended by then, since stores hold the backing until it has.
+        // A ring's file table may keep the open description a little longer than this value. Every
+        // op has ended by then, since stores hold the backing until then.
         if !self.is_shared.load(Ordering::Relaxed) {
             let _ = self.file.unlock();
         }
@@ -611,15 +612,16 @@ fn io_error(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError
     move |source| StoreError::Io { path: path.to_owned(), what, source }
 }
 
-// Opens and locks. Tries again until the deadline. std's file locks are flock(2) on Linux.
+// Opens and locks the file, with retries until the deadline. std's file locks are flock(2) on
+// Linux.
 fn open_locked(
     path: &Path,
     kind: BackingKind,
     read_only: bool,
     deadline: Instant,
 ) -> Result<File, StoreError> {
-    // Without O_CREAT, O_EXCL claims a device: it is refused while the device is mounted, and the
-    // device cannot be mounted afterwards.
+    // Without O_CREAT, O_EXCL claims a device: the open fails while the device is mounted, and
+    // afterwards the device cannot be mounted.
     let claim = if kind == BackingKind::BlockDevice && !read_only { libc::O_EXCL } else { 0 };
     let mut options = fs::OpenOptions::new();
     options.read(true).write(!read_only).custom_flags(libc::O_CLOEXEC | claim);
@@ -644,7 +646,7 @@ fn open_locked(
     }
 }
 
-// Which process has it, where /proc tells.
+// Finds the process that holds the lock, where /proc shows it.
 fn holder(path: &Path, unknown: impl FnOnce(PathBuf) -> StoreError) -> StoreError {
     let Some(pid) = fs::metadata(path).ok().and_then(|metadata| lock_holder(&metadata)) else {
         return unknown(path.to_owned());
@@ -668,9 +670,9 @@ fn lock_holder(metadata: &fs::Metadata) -> Option<u32> {
     })
 }
 
-// A block device whose error of a durable write speaks of that write alone. Where the device has a
-// volatile cache and no FUA, the kernel would flush the cache behind the write, and an error of
-// that flush would speak of others' writes.
+// Whether this is a block device on which an error of a durable write concerns that write alone.
+// Where the device has a volatile cache and no FUA, the kernel would flush the cache after the
+// write, and an error of that flush would concern others' writes.
 fn makes_writes_durable(kind: BackingKind, metadata: &fs::Metadata) -> bool {
     let device = metadata.rdev();
     let has_no_cache =

@@ -1,5 +1,5 @@
-//! [`StoreError`]: why a backing cannot be opened or a store cannot be made. Each text names the
-//! thing, the value and the fix.
+//! [`StoreError`]: the reasons why a backing cannot be opened or a store cannot be made. Each text
+//! names the thing, the value and the fix.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// There is no such file.
+    /// The file does not exist.
     NotFound,
-    /// Another process holds it.
+    /// Another process holds the file or device.
     Locked,
-    /// Its size does not make a volume.
+    /// The size does not fit a volume.
     BadSize,
     /// This process may not access it.
     Permission,
-    /// Direct I/O cannot be done in blocks of that size.
+    /// Direct I/O is impossible with this block size.
     Misaligned,
     /// Any other error of the system.
     Io,
 }
 
-/// How a store gets a whole number of blocks.
+/// The way to make the size a whole number of blocks.
 fn whole_blocks(path: &Path, size: u64, block_size: u32, is_file: bool) -> String {
     let smaller = block_size > 512 && size.is_multiple_of(512);
     match (is_file, smaller) {
@@ -40,89 +40,89 @@ fn whole_blocks(path: &Path, size: u64, block_size: u32, is_file: bool) -> Strin
     }
 }
 
-/// Why a backing cannot be opened or a store cannot be made. Sizes are bytes.
+/// The reason why a backing cannot be opened or a store cannot be made. Sizes are bytes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// No such file.
+    /// The file does not exist.
     #[error("{path}: no such file; make one with `truncate -s 64G {path}` (thin) or `fallocate -l 64G {path}`", path = path.display())]
     NotFound {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
     },
-    /// A directory, socket, pipe or character device.
+    /// The path is a directory, socket, pipe or character device.
     #[error("{path}: is a {what}; a volume needs a regular file or a block device", path = path.display())]
     WrongType {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
-        /// What it is.
+        /// The type of the file.
         what: &'static str,
     },
     /// Another open description holds the lock.
     #[error("{path}: in use by {by}; stop it, or open the volume read-only on both sides", path = path.display(), by = Holder(*pid, comm.as_deref()))]
     Locked {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
-        /// The process that holds the lock, where the system tells.
+        /// The process that holds the lock, where the system reports it.
         pid: Option<u32>,
-        /// Its command name, where the system tells.
+        /// The process's command name, where the system reports it.
         comm: Option<String>,
     },
-    /// A block device that is mounted or claimed by another driver.
+    /// The block device is mounted, or claimed by another driver.
     #[error("{path}: the device is mounted or claimed (device mapper, RAID, swap); unmount or release it, see `lsblk {path}`", path = path.display())]
     Claimed {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
     },
-    /// Empty.
+    /// The size is 0.
     #[error("{path}: size is 0; set it with `truncate -s 64G {path}`", path = path.display())]
     Empty {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
     },
-    /// Not a whole number of blocks.
+    /// The size is no whole number of blocks.
     #[error(
         "{path}: size {size} is not a multiple of the block size {block_size}; {fix}",
         path = path.display(), fix = whole_blocks(path, *size, *block_size, *is_file)
     )]
     NotWholeBlocks {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
-        /// Its size in bytes.
+        /// The size in bytes.
         size: u64,
         /// Block size of the volume in bytes.
         block_size: u32,
-        /// A file, which can get another size.
+        /// True for a file, which can be resized.
         is_file: bool,
     },
-    /// It became smaller.
+    /// The file or device became smaller.
     #[error("{path}: shrank from {was} to {size} bytes under a volume in use; restore it with `truncate -s {was} {path}`", path = path.display())]
     Shrank {
-        /// What was opened.
+        /// The path that was opened.
         path: PathBuf,
-        /// Size in bytes when it was opened.
+        /// Size at open, in bytes.
         was: u64,
-        /// Size in bytes now.
+        /// Current size in bytes.
         size: u64,
     },
-    /// Not permitted.
+    /// The process lacks permission.
     #[error("{path}: permission denied ({access}); give the user of this process {access} access to it and search access to its directories", path = path.display())]
     Permission {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
         /// `read` or `read and write`.
         access: &'static str,
     },
-    /// On a read-only file system or device.
+    /// The file system or device is read-only.
     #[error("{path}: is read-only (file system or device); export the volume read-only or make it writable", path = path.display())]
     ReadOnly {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
     },
-    /// A volume block size no volume has.
+    /// A block size that no volume may have.
     #[error("block_size {block_size}: must be a power of two between 512 and 65536")]
     BlockSize {
-        /// What was asked for.
+        /// The requested block size.
         block_size: u32,
     },
     /// Direct I/O needs larger blocks.
@@ -131,65 +131,65 @@ pub enum StoreError {
          set block_size = {required} or direct = \"off\"", path = path.display()
     )]
     Misaligned {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
         /// Block size of the volume in bytes.
         block_size: u32,
-        /// What the file system or device asks for, in bytes.
+        /// The block size that the file system or device needs, in bytes.
         required: u32,
     },
-    /// Direct I/O cannot be done at all.
+    /// Direct I/O is impossible.
     #[error("{path}: the file system cannot do direct I/O; set direct = \"preferred\" or move the file", path = path.display())]
     NoDirect {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
     },
-    /// Anything else about a file.
+    /// Any other error of a file.
     #[error("{path}: cannot {what}: {source}", path = path.display())]
     Io {
-        /// What was to be opened.
+        /// The path to open.
         path: PathBuf,
-        /// What was tried.
+        /// The failed step.
         what: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The kernel refuses to make an io_uring.
     #[error("cannot set up io_uring with {entries} entries: {source}; {fix}", fix = ring_fix(source))]
     Ring {
-        /// Submission entries asked for.
+        /// The requested number of submission entries.
         entries: u32,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// The store's table has no such place.
+    /// The index is beyond the store's table.
     #[error("volume index {index}: the store was made for {volumes} volumes; raise that number")]
     TableFull {
-        /// What was asked for.
+        /// The requested index.
         index: u16,
-        /// Places in the table.
+        /// Size of the table.
         volumes: u16,
     },
-    /// The place is taken.
+    /// The index is taken.
     #[error("volume index {index}: already in use by {path}; remove that volume first", path = path.display())]
     Taken {
-        /// What was asked for.
+        /// The requested index.
         index: u16,
-        /// The backing in that place.
+        /// The backing at this index.
         path: PathBuf,
     },
     /// The volume has ops in flight.
     #[error("volume index {index}: {ops} ops in flight; reap them before removing the volume")]
     Busy {
-        /// What was asked for.
+        /// The requested index.
         index: u16,
         /// Ops not yet reaped.
         ops: usize,
     },
-    /// No such volume.
+    /// The store has no volume with this index.
     #[error("volume index {index}: no such volume in this store")]
     NoVolume {
-        /// What was asked for.
+        /// The requested index.
         index: u16,
     },
     /// The kernel refuses the file.
@@ -197,7 +197,7 @@ pub enum StoreError {
     Register {
         /// The backing.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -1,6 +1,6 @@
-//! [`Methods`]: the ways to discard or zero a range of a backing, and which of them it refuses.
+//! [`Methods`]: the ways to discard or zero a range of a backing, and the ways it refuses.
 //!
-//! What a backing can do is looked up when it is opened. A method that it refuses later is not
+//! The abilities of a backing are found when it is opened. A method that it refuses later is not
 //! tried again.
 
 use std::fs::{self, File};
@@ -36,7 +36,7 @@ impl Method {
         how | FallocateFlags::FALLOC_FL_KEEP_SIZE
     }
 
-    /// Whether the answer means that the method never works here.
+    /// Whether the error means that the method never works here.
     pub(super) fn is_refused_by(self, errno: Errno) -> bool {
         self != Self::WriteZeroes
             && matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOTTY | Errno::ENODEV)
@@ -55,7 +55,7 @@ pub(super) struct Methods {
 }
 
 impl Methods {
-    /// All that the kind of backing may have.
+    /// All methods that this kind of backing may have.
     pub(super) fn new(kind: BackingKind, read_only: bool) -> Self {
         Self {
             read_only,
@@ -66,7 +66,7 @@ impl Methods {
         }
     }
 
-    /// Looks up what the system tells about the backing of `size` bytes.
+    /// Finds the abilities of a backing of `size` bytes that the system reports.
     pub(super) fn probe(
         &mut self,
         file: &File,
@@ -81,8 +81,8 @@ impl Methods {
                 if self.read_only {
                     return;
                 }
-                // A hole past the end with KEEP_SIZE changes nothing, but is refused where holes
-                // are.
+                // A hole past the end with KEEP_SIZE changes nothing, but fails where holes are not
+                // supported.
                 let end = i64::try_from(size).unwrap_or(i64::MAX - i64::from(u16::MAX));
                 let mode = Method::PunchHole.fallocate_mode();
                 if let Err(errno) = fallocate(file, mode, end, i64::from(block_size))
@@ -106,12 +106,12 @@ impl Methods {
         }
     }
 
-    /// Discards of less than this many bytes, or not aligned to it, give no space back. 0: unknown.
+    /// Discards below this many bytes, or not aligned to it, free no space. 0: unknown.
     pub(super) fn discard_granularity(&self) -> u32 {
         self.discard_granularity
     }
 
-    /// How to discard a range. `None`: it cannot be done.
+    /// The way to discard a range. `None`: discard does not work.
     pub(super) fn discard(&self) -> Option<Method> {
         if self.read_only {
             None
@@ -122,13 +122,13 @@ impl Methods {
         }
     }
 
-    /// How to discard a range without io_uring's own command.
+    /// The way to discard a range without io_uring's own command.
     pub(super) fn discard_by_call(&self) -> Option<Method> {
         let refused = self.read_only || self.no_punch_hole.load(Ordering::Relaxed);
         (!refused).then_some(Method::PunchHole)
     }
 
-    /// How to zero a range; with `may_unmap` the space may be given up.
+    /// The way to zero a range; with `may_unmap` the space may be freed.
     pub(super) fn zero(&self, may_unmap: bool) -> Method {
         if may_unmap && !self.no_punch_hole.load(Ordering::Relaxed) {
             Method::PunchHole
@@ -155,7 +155,7 @@ pub(super) fn queue_limit(device: u64, name: &str) -> Option<u64> {
     queue_attribute(device, name)?.parse().ok()
 }
 
-/// What sysfs says of a block device's queue; a partition has the queue of its disk.
+/// A sysfs attribute of a block device's queue; a partition has the queue of its disk.
 pub(super) fn queue_attribute(device: u64, name: &str) -> Option<String> {
     let directory = format!("/sys/dev/block/{}:{}", major(device), minor(device));
     ["queue", "../queue"]

@@ -12,25 +12,25 @@
 //! - **Lending.** From [`Store::submit`] until [`Store::reap`] gives the [`OpDone`], the bytes of
 //!   the op's segments belong to the store: nothing else may write them, and during a read nothing
 //!   else may read them. The list of segments is the caller's again as soon as `submit` returns.
-//! - **Alignment.** Ranges and segments are aligned as the backing wants it, see
+//! - **Alignment.** Ranges and segments have the alignment of the backing, see
 //!   [`Backing::alignment`] and [`Backing::memory_alignment`]; otherwise the result may be an
 //!   error.
-//! - **Once.** Every accepted op gives exactly one `OpDone`, also when its volume is unknown, its
-//!   range is outside the volume or it would write to a read-only backing. None is lost, none is
+//! - **Once.** Every accepted op gives exactly one `OpDone`, even when its volume is unknown, its
+//!   range is outside the volume, or it would write to a read-only backing. None is lost, none is
 //!   given twice.
-//! - **Order.** None: ops run concurrently and are done in any order. Ops whose ranges overlap must
-//!   not be in flight together, unless either result will do.
-//! - **All or an error.** A read or write is done with its whole length or an error, never in part;
+//! - **Order.** None: ops run concurrently and end in any order. Ops with overlapping ranges must
+//!   not be in flight together, unless either result is acceptable.
+//! - **All or an error.** A read or write ends with its whole length or an error, never in part;
 //!   after a failed write, discard or write-zeroes, the contents of its range are unknown.
-//! - **Durability.** `Flush` makes every op of that volume durable whose `OpDone` was given out
-//!   before the flush was submitted, by any store of the same backing. A write with `fua` is
-//!   durable when it is done.
+//! - **Durability.** `Flush` makes every op of that volume durable that any store of the backing
+//!   returned as `OpDone` before the flush was submitted. A write with `fua` is durable when it is
+//!   done.
 //! - **Losses.** When the system fails to make data durable, every flush that covers the data
 //!   fails, in every store, and so does every later flush of that backing: see [`backing`].
 //! - **Discard** promises no content: afterwards a range of a file reads as zeroes, a range of a
-//!   device as anything. `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be
-//!   given up.
-//! - **Bounded.** A full store refuses the op and returns it; nothing is allocated per op.
+//!   device as any bytes. `WriteZeroes` always reads as zeroes; with `may_unmap` the space may be
+//!   freed.
+//! - **Bounded.** A full store refuses the op and returns it; ops do not allocate.
 
 mod alignment;
 pub(crate) mod at_path;
@@ -67,7 +67,7 @@ pub use uring::{
 /// Most segments of one op.
 pub const MAX_SEGMENTS: usize = 1024;
 
-/// What a backing is.
+/// The kind of a backing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BackingKind {
     /// A regular file.
@@ -85,22 +85,22 @@ pub struct Segment {
     pub len: u32,
 }
 
-/// The submitter's name for an op; comes back in [`OpDone`]. The store does not look at it.
+/// The submitter's name for an op; comes back in [`OpDone`]. The store does not interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpToken(pub u64);
 
-/// One thing to do. Nothing here owns memory, so that no op allocates.
+/// An operation. Owns no memory, so that no op allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Op {
     /// Comes back in [`OpDone`].
     pub token: OpToken,
-    /// Whose bytes.
+    /// The volume.
     pub volume: VolumeIndex,
-    /// What to do.
+    /// The kind of operation.
     pub kind: OpKind,
 }
 
-/// What to do, in bytes.
+/// The kind of an operation. Offsets and lengths are bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
     /// Volume to region.
@@ -116,10 +116,10 @@ pub enum OpKind {
         offset: u64,
         /// Bytes.
         len: u32,
-        /// Done means durable.
+        /// The write is done only when it is durable.
         fua: bool,
     },
-    /// Makes what is done durable.
+    /// Makes ended ops durable.
     Flush,
     /// The contents of the range are no longer needed.
     Discard {
@@ -134,14 +134,15 @@ pub enum OpKind {
         offset: u64,
         /// Bytes.
         len: u64,
-        /// Space may be given up; without it the range stays allocated where the backing can say
-        /// so.
+        /// The space may be freed. Otherwise the range stays allocated, where the backing supports
+        /// that.
         may_unmap: bool,
     },
 }
 
 impl OpKind {
-    /// The bytes of the volume the op touches: first byte and length. A flush touches `(0, 0)`.
+    /// The bytes of the volume that the op touches: first byte and length. A flush touches `(0,
+    /// 0)`.
     #[must_use]
     #[inline]
     pub fn range(&self) -> (u64, u64) {
@@ -166,10 +167,10 @@ impl OpKind {
 pub struct OpDone {
     /// The op's token.
     pub token: OpToken,
-    /// Bytes read or written (always the whole length; 0 for the other kinds), or what went wrong.
+    /// Bytes read or written (always the whole length; 0 for the other kinds), or an error.
     /// `ENXIO`: no such volume. `EINVAL`: a range outside the volume or the region, or segments
-    /// that do not fit the op. `EROFS`: read-only. `EIO`: the backing ended before the volume did.
-    /// `EOPNOTSUPP`: a discard the backing cannot do. Everything else is the kernel's own answer.
+    /// that do not fit the op. `EROFS`: read-only. `EIO`: the backing is shorter than the volume.
+    /// `EOPNOTSUPP`: the backing cannot discard. Any other error is the kernel's own.
     pub result: Result<u32, Errno>,
 }
 
@@ -177,32 +178,32 @@ pub struct OpDone {
 pub trait Store {
     /// Accepts an op, or gives it back when the store is full. An empty range is done at once.
     ///
-    /// `memory` is where a read lands or a write comes from, in order: at most [`MAX_SEGMENTS`]
-    /// segments whose lengths add up to that of the op. For the other kinds it is empty. A list
-    /// that is not so makes the op end with `EINVAL`. What a read leaves where two of its segments
-    /// overlap is unknown.
+    /// `memory` receives the bytes of a read or has the bytes of a write, in order: at most
+    /// [`MAX_SEGMENTS`] segments that add up to the op's length. For the other kinds it is empty.
+    /// Any other list makes the op end with `EINVAL`. The bytes of a read are unknown where two of
+    /// its segments overlap.
     ///
     /// # Errors
-    /// The op itself, when as many ops as the store can hold are in flight.
+    /// The op itself, when the store is full.
     fn submit(&mut self, op: Op, memory: &[Segment]) -> Result<(), Op>;
 
-    /// Appends what is done to `out`.
+    /// Appends the ended ops to `out`.
     fn reap(&mut self, out: &mut Vec<OpDone>);
 
-    /// Ops accepted and not yet given out by [`Self::reap`].
+    /// Ops accepted and not yet returned by [`Self::reap`].
     fn in_flight(&self) -> usize;
 
-    /// Serves a volume no longer, and lets go of its backing. All of its ops were given out.
+    /// Ends the service of a volume, and drops its backing. All of its ops were returned before.
     ///
     /// # Errors
-    /// What keeps the backing here. Stores without backings have none.
+    /// The reason why the store keeps the backing. Stores without backings have no error.
     fn close(&mut self, volume: VolumeIndex) -> Result<(), StoreError> {
         let _ = volume;
         Ok(())
     }
 }
 
-// The answer to an op that must not or need not go to the kernel.
+// The result of an op that must not or need not go to the kernel.
 fn refusal(
     backing: Option<&Backing>,
     region_len: usize,
@@ -227,7 +228,7 @@ fn refusal(
     None
 }
 
-// Whether the segments are not too many, lie inside the region and add up to `len` bytes.
+// Whether the segments are few enough, lie inside the region and add up to `len` bytes.
 fn fits(memory: &[Segment], region_len: usize, len: u64) -> bool {
     let inside = |segment: &Segment| {
         segment.offset.checked_add(segment.len as usize).is_some_and(|end| end <= region_len)

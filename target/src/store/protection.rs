@@ -1,7 +1,8 @@
-//! [`Protection`]: why a file or device takes no writes, although it was opened for writing.
+//! [`Protection`]: the reason why a file or device takes no writes, although it was opened for
+//! writing.
 //!
-//! The kernel lets a process open a read-only block device for writing, and refuses each write
-//! then. A file system or device may also become read-only while it is open.
+//! The kernel lets a process open a read-only block device for writing, and then refuses each
+//! write. A file system or device may also become read-only while it is open.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,7 +16,7 @@ mod ioctl {
     nix::ioctl_read_bad!(blk_ro_get, nix::request_code_none!(0x12, 94), libc::c_int);
 }
 
-/// What refuses writes.
+/// The reason why writes are refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Protection {
     /// The block device is read-only.
@@ -27,8 +28,8 @@ pub(crate) enum Protection {
 }
 
 impl Protection {
-    /// What refuses writes to an open file or device now. `None` too where the system does not
-    /// tell. May block as long as the file system does.
+    /// The reason why an open file or device refuses writes now. `None` if it takes them, or if the
+    /// system does not report it. May block as long as the file system does.
     #[allow(unsafe_code)]
     pub(super) fn of(file: &File, kind: BackingKind) -> Option<Self> {
         if kind == BackingKind::BlockDevice {

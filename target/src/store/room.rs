@@ -1,9 +1,9 @@
-//! [`StoreRoom`]: how much of a file has no space yet, and how much its file system has left. A
+//! [`StoreRoom`]: the part of a file without space yet, and the free space of its file system. A
 //! thin file takes space as hosts write to it, so its writes fail when the file system is full,
 //! long before the volume is.
 //!
 //! Extents that files share (reflinks, snapshots of the file system) need space when they are
-//! overwritten, which nothing here knows.
+//! overwritten. This code does not know about them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,9 +15,9 @@ use nix::sys::statvfs::fstatvfs;
 use rblk_operate::figures;
 use serde::{Deserialize, Serialize};
 
-/// Share of a file system, in percent, below which its free space is said to be little.
+/// Percentage of free space in a file system below which a shortage is reported.
 const LITTLE_PERCENT: u64 = 10;
-/// Bytes of free space that are none: file systems keep a few blocks that nobody gets.
+/// Free space below this counts as none: file systems reserve a few blocks.
 const NONE_BYTES: u64 = 256 << 10;
 
 /// The space of a file, and that of its file system.
@@ -28,14 +28,14 @@ pub struct StoreRoom {
     pub file_system: String,
     /// Bytes of the file system.
     pub total_bytes: u64,
-    /// Bytes of it that are free for this process.
+    /// Bytes of the file system that are free for this process.
     pub free_bytes: u64,
     /// Bytes of the file that have no space yet.
     pub unallocated_bytes: u64,
 }
 
 impl StoreRoom {
-    /// Of an open file. May block as long as its file system does.
+    /// The space of an open file. May block as long as its file system does.
     ///
     /// # Errors
     /// The system's.
@@ -43,12 +43,12 @@ impl StoreRoom {
         let metadata = file.metadata()?;
         let system = fstatvfs(file)?;
         let fragment = system.fragment_size();
-        // Root may use what a file system keeps back.
+        // Root may use the reserved blocks of a file system.
         let free = match nix::unistd::geteuid().is_root() {
             true => system.blocks_free(),
             false => system.blocks_available(),
         };
-        // st_blocks counts 512 bytes, whatever the file system has.
+        // st_blocks counts units of 512 bytes in every file system.
         let allocated = metadata.blocks().saturating_mul(512);
         Ok(Self {
             file_system: format!("{}:{}", major(metadata.dev()), minor(metadata.dev())),
@@ -68,7 +68,7 @@ impl StoreRoom {
 /// A thin file: its volume, its path, and its space.
 pub type ThinFile<'a> = (&'a str, &'a str, &'a StoreRoom);
 
-/// What is said of file systems that have little space left, and less than their thin files may
+/// The warnings about file systems that are short of space and have less than their thin files may
 /// still take.
 #[must_use]
 pub fn shortages<'a>(files: impl IntoIterator<Item = ThinFile<'a>>) -> Vec<String> {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn little_space_is_said_when_thin_files_may_take_more() {
+    fn a_shortage_is_reported_when_thin_files_may_take_more() {
         assert_eq!(said(&[room("8:1", 10 * GIB, 64 * GIB)]), [""; 0], "a tenth is left");
         assert_eq!(said(&[room("8:1", 5 * GIB, 5 * GIB)]), [""; 0], "it suffices");
         assert_eq!(said(&[room("8:1", 0, 0)]), [""; 0], "the file has its space");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_has_not_written_is_not_allocated() {
+    fn unwritten_parts_of_a_file_are_not_allocated() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 << 20).unwrap();
         let empty = StoreRoom::of(&file).unwrap();

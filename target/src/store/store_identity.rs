@@ -1,4 +1,4 @@
-//! [`StoreIdentity`]: what distinguishes one file or device from another of the same path and size.
+//! [`StoreIdentity`]: distinguishes a file or device from others of the same path and size.
 //!
 //! A target keeps the identity from run to run. When a path leads to another store after a stop,
 //! the mounts that waited must not resume: their page caches and journals belong to other data.
@@ -7,10 +7,10 @@
 //! | --- | --- |
 //! | file | inode number and time of birth |
 //! | block device | its world-wide name, or the UUID that device-mapper gave it |
-//! | partition | that of its disk, and where on the disk it begins |
-//! | loop device | that of the file below |
+//! | partition | the identity of its disk, and the start of the partition |
+//! | loop device | the identity of the file below |
 //!
-//! Some stores have no lasting identity: files of network and user-space file systems, whose inode
+//! Some stores have no lasting identity: files of network and user-space file systems, where inode
 //! numbers change from mount to mount, and devices without a name. rblk cannot distinguish these.
 
 use std::fmt;
@@ -22,7 +22,7 @@ use std::time::UNIX_EPOCH;
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{FsType, fstatfs};
 
-/// Longest identity that is remembered, in bytes.
+/// Longest stored identity, in bytes.
 const LEN_MAX: usize = 256;
 /// Magic numbers of file systems without lasting inode numbers, from linux/magic.h: 9p, FUSE, SMB,
 /// CIFS.
@@ -33,7 +33,7 @@ const PASSING_INODES: [u32; 4] = [0x0102_1997, 0x6573_5546, 0xfe53_4d42, 0xff53_
 pub struct StoreIdentity(String);
 
 impl StoreIdentity {
-    /// An identity that was kept; `None` for a text that is none.
+    /// Parses a stored identity; `None` for any other text.
     #[must_use]
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let good = (1..=LEN_MAX).contains(&text.len()) && !text.contains(char::is_control);
@@ -67,7 +67,7 @@ impl fmt::Display for StoreIdentity {
     }
 }
 
-// Whether the inode number of a file may change, in a file system that gives none for good.
+// Whether the inode number of a file may change, because its file system gives no lasting numbers.
 pub(super) fn has_passing_inode(file: &File) -> bool {
     fstatfs(file).is_ok_and(|system| is_passing(system.filesystem_type()))
 }
@@ -77,7 +77,7 @@ fn is_passing(system: FsType) -> bool {
     u32::try_from(system.0 & 0xffff_ffff).is_ok_and(|magic| PASSING_INODES.contains(&magic))
 }
 
-// What a block device's directory in sysfs says.
+// The identity of a block device, from its directory in sysfs.
 fn of_sysfs(directory: &Path) -> Option<StoreIdentity> {
     let read = |name: &str| {
         let text = fs::read_to_string(directory.join(name)).ok()?;
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(of(&other), first, "nor is a new name");
         fs::write(&path, "two").unwrap();
         assert_ne!(of(&path), first);
-        // Its inode may have the old one's number.
+        // The new inode may have the old one's number.
         fs::remove_file(&other).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "one").unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_by_what_sysfs_says() {
+    fn devices_are_identified_by_sysfs() {
         let directory = tempfile::tempdir().unwrap();
         let disk = directory.path().join("sda");
         let part = disk.join("sda1");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_back_is_checked() {
+    fn a_stored_identity_is_checked() {
         let good = StoreIdentity::parse("inode:12:34").unwrap();
         assert_eq!(StoreIdentity::parse(&good.to_string()), Some(good));
         for bad in ["", "a\nb", &"x".repeat(LEN_MAX + 1)] {

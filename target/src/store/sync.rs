@@ -18,7 +18,7 @@ use crate::volume::ids::VolumeIndex;
 
 // Bytes zeroed by one write.
 const ZERO_CHUNK: usize = 1 << 20;
-// Strongest memory alignment of direct I/O we accept, see `Backing::memory_alignment`.
+// The strictest memory alignment of direct I/O that is accepted, see `Backing::memory_alignment`.
 const PAGE: usize = 4096;
 
 /// A store that carries out each op in `submit`, with plain system calls. It blocks.
@@ -29,13 +29,13 @@ pub(crate) struct SyncStore {
     capacity: usize,
     done: Vec<OpDone>,
     bounce: Vec<u8>,
-    // Made when something waits for the first time.
+    // Made when an op waits for the first time.
     door: Option<Door>,
 }
 
 impl SyncStore {
-    /// A store for ops on `region`, with `volumes` places, that holds at most `capacity` ops not
-    /// reaped.
+    /// A store for ops on `region`, with room for `volumes` volumes and for `capacity` ops that are
+    /// not reaped.
     #[must_use]
     pub(crate) fn new(region: Arc<Region>, volumes: u16, capacity: usize) -> Self {
         let volumes = (0..volumes).map(|_| None).collect();
@@ -49,10 +49,10 @@ impl SyncStore {
         }
     }
 
-    /// Puts a volume in.
+    /// Adds a volume.
     ///
     /// # Errors
-    /// The place is taken or beyond the table.
+    /// The index is taken or beyond the table.
     pub(crate) fn add_volume(
         &mut self,
         index: VolumeIndex,
@@ -74,7 +74,7 @@ impl SyncStore {
         if bounce.len() < len + PAGE {
             bounce.resize(len + PAGE, 0);
         }
-        // For bytes the offset is always found, and below PAGE.
+        // For bytes, `align_offset` always finds the offset, which is below PAGE.
         let start = bounce.as_ptr().align_offset(PAGE).min(PAGE);
         &mut bounce[start..start + len]
     }
@@ -125,7 +125,7 @@ impl SyncStore {
         }
     }
 
-    // Makes everything of the backing durable, by a sync of its own or one that it shares.
+    // Makes all data of the backing durable, by its own sync or a shared one.
     fn sync(&mut self, backing: &Backing) -> io::Result<()> {
         let door = match &self.door {
             Some(door) => door,
@@ -210,7 +210,7 @@ fn is_refused(method: Method, error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| method.is_refused_by(Errno::from_raw(code)))
 }
 
-// A file that ends before the volume does is an I/O error, whatever alignment its end has.
+// A file that is shorter than the volume is an I/O error, at any alignment of its end.
 fn read_all(backing: &Backing, mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !out.is_empty() {
         match backing.file().read_at(out, offset) {

@@ -1,29 +1,29 @@
 //! [`Syncs`]: one `fdatasync` of a backing at a time, shared by the flushes that wait for it.
 //!
-//! The kernel tells ONE caller of `fdatasync` on an open file that a write of its page cache
-//! failed, and counts the data as written from then on. Of two calls that overlap, either may be
-//! the one that is told. So a backing has at most one such call in the kernel. A flush that comes
-//! while a call runs is not covered by that call: it waits for the next one, with all others that
-//! come before that begins.
+//! The kernel reports a failed write of the page cache to ONE caller of `fdatasync` on the open
+//! file, and then counts the data as written. Of two overlapping calls, either may get the report.
+//! So a backing has at most one call in the kernel. A running call does not cover a flush that
+//! comes later: that flush waits for the next call, together with all flushes that come before the
+//! next call starts.
 //!
-//! Syncs are numbered. A flush is answered with the result of the first sync that began after the
-//! flush came. The first sync that fails is a loss: it and every later one fail, for as long as the
-//! backing is open, since what was lost never comes back.
+//! Syncs are numbered. A flush gets the result of the first sync that started after the flush came.
+//! The first failed sync is a loss: it and every later sync fail, as long as the backing is open,
+//! since lost data never comes back.
 //!
 //! With [`Losses::HeldUntilNoted`] a failed flush is answered after [`Syncs::loss_noted`]. The
-//! owner of the store first writes to disk that data may be lost. Without that note, a target that
-//! crashes right after the answer would start again, and initiators would believe that the lost
-//! writes are durable.
+//! owner of the store first writes to disk that data may be lost. Without that record, a target
+//! that crashes right after the answer would start again, and initiators would believe that the
+//! lost writes are durable.
 //!
-//! A store that waits for a sync is woken by its [`Door`]. The rules:
+//! The [`Door`] of a store wakes it when it waits for a sync. The rules:
 //!
-//! - Every flush that waits has the door of its store in the list.
+//! - The list has the door of every store with a waiting flush.
 //! - A door leaves the list when it is rung.
-//! - A store that was rung looks at all its flushes again.
+//! - A store with a rung door looks at all its flushes again.
 //! - The end of a sync rings every store that waits for this sync.
 //! - The store that ended the sync runs the next sync itself, if one of its own flushes waits for
-//!   it. If none does, every store that waits for the next sync is rung, and the first one that
-//!   looks runs it.
+//!   it. Otherwise every store that waits for the next sync is rung, and the first one that looks
+//!   runs it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -32,11 +32,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-// How long a blocked caller sleeps before it looks without a ring.
+// Time that a blocked caller sleeps before it looks without a ring.
 #[cfg(test)]
 const LOOK_MS: u16 = 1000;
 
-/// When a flush that failed is answered.
+/// When to answer a failed flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Losses {
     /// At once.
@@ -50,14 +50,14 @@ pub enum Losses {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) struct SyncNumber(u64);
 
-/// What one that waits for a sync does now.
+/// The next step of a flush that waits for a sync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Look {
-    /// It runs the sync, and calls [`Syncs::end`] with the result.
+    /// The caller runs the sync, and calls [`Syncs::end`] with the result.
     Run,
-    /// It waits until its door rings.
+    /// The caller waits until its door rings.
     Wait,
-    /// The sync is over, and this is the result.
+    /// The sync ended with this result.
     Over(Result<(), Errno>),
 }
 
@@ -72,12 +72,12 @@ impl Door {
         Ok(Self(Arc::new(EventFd::from_value_and_flags(0, flags)?)))
     }
 
-    /// Readable when it was rung, until [`Self::answer`].
+    /// Readable after a ring, until [`Self::answer`].
     pub(super) fn fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
 
-    /// Waits until it is rung, or for a second.
+    /// Waits for a ring, or for a second.
     #[cfg(test)]
     pub(super) fn wait(&self) {
         use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -87,14 +87,14 @@ impl Door {
         self.answer();
     }
 
-    /// Takes the ring back. After this call the store looks at all its flushes that wait.
+    /// Clears the ring. After this call the store looks at all its waiting flushes.
     pub(super) fn answer(&self) {
-        // EAGAIN means that it was not rung.
+        // EAGAIN: the door was not rung.
         let _ = self.0.read();
     }
 
     fn ring(&self) {
-        // EAGAIN means that it was rung very often and not answered: it is readable.
+        // EAGAIN: the door was rung very often without an answer, so it is readable.
         let _ = self.0.write(1);
     }
 }
@@ -110,27 +110,27 @@ impl PartialEq for Door {
 pub(super) struct Syncs(Mutex<Order<Door>>);
 
 impl Syncs {
-    /// Nothing was flushed yet.
+    /// The syncs of a backing without a flush yet.
     pub(super) fn new(losses: Losses) -> Self {
         Self(Mutex::new(Order::new(losses)))
     }
 
-    // A panic elsewhere leaves no half change here.
+    // A panic elsewhere leaves this state consistent.
     fn order(&self) -> MutexGuard<'_, Order<Door>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A flush came: the sync that covers it. [`Self::look`] says what to do about it.
+    /// A flush came: returns the sync that covers it. [`Self::look`] returns the flush's next step.
     pub(super) fn join(&self) -> SyncNumber {
         self.order().join()
     }
 
-    /// What one that waits for `number` does now.
+    /// The next step of a flush that waits for `number`.
     pub(super) fn look(&self, number: SyncNumber, door: &Door) -> Look {
         self.order().look(number, door)
     }
 
-    /// The sync that [`Look::Run`] gave to the owner of `door` is over. Returns whether this result
+    /// The sync that [`Look::Run`] gave to the owner of `door` ended. Returns whether this result
     /// is the loss: true once in the life of a backing. The owner looks at all its flushes next.
     pub(super) fn end(&self, result: Result<(), Errno>, door: &Door) -> bool {
         let Ended { rings, is_loss } = self.order().end(result, door);
@@ -138,13 +138,13 @@ impl Syncs {
         is_loss
     }
 
-    /// The owner of `door` waits for nothing any more.
+    /// The owner of `door` has no waiting flush any more.
     pub(super) fn leave(&self, door: &Door) {
         let rings = self.order().leave(door);
         rings.iter().for_each(Door::ring);
     }
 
-    /// The loss is noted: flushes that wait for that are answered.
+    /// The loss is recorded: flushes held for it are answered.
     pub(super) fn loss_noted(&self) {
         let rings = self.order().loss_noted();
         rings.iter().for_each(Door::ring);
@@ -157,7 +157,7 @@ impl Syncs {
     }
 }
 
-// The first sync that failed.
+// The first failed sync.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     at: SyncNumber,
@@ -165,7 +165,7 @@ struct Loss {
     noted: bool,
 }
 
-// What the end of a sync leads to.
+// The consequences of a sync's end.
 struct Ended<D> {
     rings: Vec<D>,
     is_loss: bool,
@@ -174,7 +174,7 @@ struct Ended<D> {
 // The state machine of [`Syncs`], for doors of any kind. Pure.
 #[derive(Debug)]
 struct Order<D> {
-    // Syncs begun and ended; they differ by one while a sync runs.
+    // Syncs started and ended; they differ by one while a sync runs.
     begun: u64,
     ended: u64,
     loss: Option<Loss>,
@@ -218,7 +218,7 @@ impl<D: Clone + PartialEq> Order<D> {
             self.loss = Some(Loss { at: SyncNumber(self.ended), errno, noted });
         }
         let next = SyncNumber(self.ended + 1);
-        // The store that ended this sync looks at its own flushes, and so begins the next sync.
+        // The store that ended this sync looks at its own flushes, and so starts the next sync.
         let goes_on = self.waiting.iter().any(|(number, other)| *number == next && other == door);
         self.waiting.retain(|(_, other)| other != door);
         let held = self.loss.filter(|loss| !loss.noted);
@@ -231,7 +231,7 @@ impl<D: Clone + PartialEq> Order<D> {
     fn leave(&mut self, door: &D) -> Vec<D> {
         self.waiting.retain(|(_, other)| other != door);
         let next = SyncNumber(self.ended + 1);
-        // It may have been the one that was rung to run the next sync.
+        // This door may have been rung to run the next sync.
         if self.begun == self.ended { self.take_doors(|number| number == next) } else { Vec::new() }
     }
 
@@ -243,7 +243,7 @@ impl<D: Clone + PartialEq> Order<D> {
         self.take_doors(|number| number.0 <= ended)
     }
 
-    // Takes the doors off the list that wait for such a number, each once.
+    // Takes the doors that wait for the selected numbers off the list, each once.
     fn take_doors(&mut self, rings: impl Fn(SyncNumber) -> bool) -> Vec<D> {
         let mut doors: Vec<D> = Vec::new();
         self.waiting.retain(|(number, door)| {
@@ -273,7 +273,7 @@ mod tests {
         let mut order = Order::new(Losses::ToldAtOnce);
         let first = order.join();
         assert_eq!(order.look(first, &'a'), Look::Run);
-        // Both came too late for the first, and share the second.
+        // Both flushes came too late for the first sync, and share the second.
         let (second, third) = (order.join(), order.join());
         assert!(first < second && second == third);
         assert_eq!((order.look(second, &'a'), order.look(third, &'b')), (Look::Wait, Look::Wait));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_to_all_who_wait_and_for_ever() {
+    fn a_loss_fails_all_waiting_and_all_later_flushes() {
         let mut order = Order::new(Losses::ToldAtOnce);
         let early = order.join();
         assert_eq!(order.look(early, &'a'), Look::Run);
@@ -312,7 +312,7 @@ mod tests {
         let ended = order.end(Err(Errno::EIO), &'a');
         assert!(ended.is_loss && ended.rings.is_empty());
         assert_eq!((order.look(first, &'a'), order.look(first, &'b')), (Look::Wait, Look::Wait));
-        // Later ones run, and wait as well.
+        // Later syncs run, and their flushes wait as well.
         let later = order.join();
         assert_eq!(order.look(later, &'a'), Look::Run);
         assert!(order.end(Ok(()), &'a').rings.is_empty());
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_leaves_the_next_sync_to_others() {
+    fn a_store_that_leaves_passes_the_next_sync_on() {
         let mut order = Order::new(Losses::ToldAtOnce);
         let first = order.join();
         assert_eq!(order.look(first, &'a'), Look::Run);
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(order.look(second, &'d'), Look::Run);
     }
 
-    // One flush: whose it is, its number, what it was told, and how far the world was when it came.
+    // One flush: its store, its number, its answer, and the number of earlier flushes.
     struct Flush {
         door: usize,
         number: SyncNumber,
@@ -347,13 +347,14 @@ mod tests {
         came: usize,
     }
 
-    // Several stores that look only when they are rung, when a flush of theirs comes, or when they
-    // end a sync, as the real ones do.
+    // Several stores that, like the real ones, look only when they are rung, when a flush comes, or
+    // when they end a sync.
     struct World {
         order: Order<usize>,
         flushes: Vec<Flush>,
         rung: [bool; 3],
-        // Whether each sync that ended failed, and how many flushes had come when it began.
+        // For each ended sync, whether it failed; and the number of flushes that had come when the
+        // running sync started.
         syncs: Vec<bool>,
         began: usize,
     }
@@ -403,7 +404,7 @@ mod tests {
         /// For every order of events: one sync runs at a time; no sync answers a flush that came
         /// after the sync began; a failure reaches every later flush; every flush is answered.
         #[test]
-        fn every_flush_is_told_the_truth(
+        fn every_flush_gets_the_right_result(
             held in any::<bool>(),
             steps in prop::collection::vec((0usize..3, 0u8..8), 1..200),
         ) {

@@ -2,8 +2,8 @@
 //! writes them; every thread may read them.
 //!
 //! The shard counts in plain numbers and publishes them every few turns, so its counters may be a
-//! few turns old. A poll group that sleeps has published everything. What the poll group counts of
-//! commands ([`VolumeStats::io`], [`VolumeStats::latency`]) is there at once.
+//! few turns old. A sleeping poll group has published all its counters. The poll group's own
+//! counters of commands ([`VolumeStats::io`], [`VolumeStats::latency`]) are always current.
 
 use nix::errno::Errno;
 use rblk_runtime::Counter;
@@ -29,18 +29,18 @@ rblk_runtime::counters! {
     misses,
     /// Blocks that left the cache to make room, for this volume or another.
     evictions,
-    /// Operations that the store failed.
+    /// Store operations that failed.
     store_errors,
-    /// Bytes in the cache now, dirty ones included.
+    /// Current bytes in the cache, including dirty ones.
     cached_bytes,
-    /// Bytes that are in memory only, acknowledged and not yet in the store, now.
+    /// Current bytes that are acknowledged but not in the store yet.
     dirty_bytes,
-    /// Dirty blocks whose last write-back failed, now. They are tried again.
+    /// Current dirty blocks with a failed last write-back, which is retried.
     failed_blocks,
 }
 
 impl VolumeCounts {
-    /// Share of the blocks that reads asked the cache for and found; none before the first such
+    /// Share of the blocks asked for by reads that the cache had; `None` before the first such
     /// read.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
@@ -54,49 +54,50 @@ pub(crate) fn hit_ratio(hits: u64, misses: u64) -> Option<f64> {
     (all > 0).then(|| hits as f64 / all as f64)
 }
 
-/// How a store failed last, and when: the latest of several is the maximum.
+/// The last failure of a store, and its time: the latest of several is the maximum.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct LastError(u64);
 
 impl LastError {
     const ERRNO_BITS: u32 = 16;
 
-    /// A failure `at_s` seconds after a moment that is the same for all that are compared.
+    /// A failure `at_s` seconds after a moment that all compared values share.
     #[must_use]
     pub(crate) fn new(at_s: u64, errno: Errno) -> Self {
-        // Errnos are below 4096; 48 bits of seconds do not end. One more, so that no failure is 0.
+        // Errnos are below 4096; 48 bits of seconds do not end. Adds one, so that 0 means no
+        // failure.
         let errno = u64::from(u16::try_from(errno as i32).unwrap_or(0));
         Self(((at_s + 1) << Self::ERRNO_BITS) | errno)
     }
 
-    /// How many seconds ago that was, at a moment so many seconds after the one that is the same
-    /// for all; none if nothing failed.
+    /// Seconds since the failure, where `now_s` counts from the shared moment; `None` without a
+    /// failure.
     #[must_use]
     pub(crate) fn age_s(self, now_s: u64) -> Option<u64> {
         (self.0 != 0).then(|| now_s.saturating_sub((self.0 >> Self::ERRNO_BITS) - 1))
     }
 
-    /// The errno, 0 for one that has no name; none if nothing failed.
+    /// The errno, 0 for an unnamed one; `None` without a failure.
     #[must_use]
     pub fn errno(self) -> Option<i32> {
         (self.0 != 0).then(|| i32::from((self.0 & 0xffff) as u16))
     }
 }
 
-/// Since when the oldest dirty block is dirty that is not with the store: a time of the clock of
-/// shards, whose milliseconds wrap after 49 days.
+/// The age of the oldest dirty block that no write-back has: a time of the shards' clock, with
+/// milliseconds that wrap after 49 days.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DirtySince(u64);
 
 impl DirtySince {
-    /// Since then; `None`: nothing is dirty.
+    /// Dirty since this time; `None`: no block is dirty.
     #[must_use]
     pub(crate) fn new(since_ms: Option<u32>) -> Self {
         Self(since_ms.map_or(0, |ms| u64::from(ms) + 1))
     }
 
-    /// How long that is, in milliseconds, when the clock of shards shows `now_ms`; none if nothing
-    /// is dirty. The caller's clock may be a little behind.
+    /// The age in milliseconds when the shards' clock shows `now_ms`; `None` if no block is dirty.
+    /// The caller's clock may be a little behind.
     #[must_use]
     pub(crate) fn age_ms(self, now_ms: u32) -> Option<u32> {
         let since = u32::try_from(self.0.checked_sub(1)?).ok()?;
@@ -105,15 +106,15 @@ impl DirtySince {
     }
 }
 
-/// What one poll group and its shard tell of one volume, on cache lines of its own.
+/// The counters of one volume in one poll group and its shard, on cache lines of their own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct VolumeStats {
     /// The commands of connections of this poll group.
     pub(crate) io: IoStats,
-    /// Their times.
+    /// The times of these commands.
     pub(crate) latency: VolumeLatency,
-    /// Those that waited for a limit.
+    /// Counters of commands that waited for a limit.
     pub(crate) delays: Delays,
     counters: VolumeCounters,
     last_error: Counter,
@@ -121,7 +122,7 @@ pub struct VolumeStats {
 }
 
 impl VolumeStats {
-    /// Publishes; only the owning thread calls it.
+    /// Publishes the shard's counters. Only the owning thread calls it.
     pub(crate) fn set(
         &self,
         counts: &VolumeCounts,
@@ -146,7 +147,7 @@ impl VolumeStats {
         self.io.never_answered()
     }
 
-    /// The commands that connections of this poll group had for the volume.
+    /// The counters of this poll group's commands for the volume.
     #[must_use]
     pub fn io(&self) -> IoCounts {
         self.io.snapshot()
@@ -158,25 +159,25 @@ impl VolumeStats {
         self.latency.snapshot()
     }
 
-    /// Those of them that waited for a limit.
+    /// The counters of commands that waited for a limit.
     #[must_use]
     pub fn delays(&self) -> DelayCounts {
         self.delays.snapshot()
     }
 
-    /// What was published last.
+    /// The last published counters.
     #[must_use]
     pub fn snapshot(&self) -> VolumeCounts {
         self.counters.snapshot()
     }
 
-    /// Since when something is dirty, as it was published last.
+    /// The last published age of the oldest dirty block.
     #[must_use]
     pub(crate) fn dirty_since(&self) -> DirtySince {
         DirtySince(self.dirty_since.get())
     }
 
-    /// The last failure that was published.
+    /// The last published failure.
     #[must_use]
     pub fn last_error(&self) -> LastError {
         LastError(self.last_error.get())
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_of_the_clock_that_is_told_and_survive_its_wrap() {
+    fn ages_follow_the_given_clock_and_survive_its_wrap() {
         assert_eq!(DirtySince::new(None).age_ms(5), None);
         assert_eq!(DirtySince::new(Some(0)).age_ms(5), Some(5));
         assert_eq!(DirtySince::new(Some(u32::MAX)).age_ms(4), Some(5), "the clock wrapped");
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_what_is_read() {
+    fn published_counters_are_read_back() {
         let counts = VolumeCounts {
             hits: 1,
             misses: 2,

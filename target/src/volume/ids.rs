@@ -2,7 +2,7 @@
 
 use rblk_fabric::Owner;
 
-/// Names a volume within a store: the place in the store's table.
+/// Names a volume within a store: the index in the store's table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct VolumeIndex(pub u16);
 
@@ -26,18 +26,19 @@ pub struct AdmissionId(pub u64);
 pub struct SessionIndex {
     /// The place.
     pub index: u16,
-    /// Changes with every session that has the place, so that nothing said of one session is taken
-    /// for another.
+    /// Changes with every session that has the place, so that news of one session are not taken for
+    /// another.
     pub life: u32,
 }
 
-/// A host's place in the tables of the shards: it says which sessions share what one host may keep
-/// of the memory of others. Control gives a place again when the host has no session left.
+/// A host's place in the tables of the shards: sessions of one host share the part of the memory
+/// that a host may keep from others. Control gives a place again when the host has no session left.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct HostIndex(u16);
 
 impl HostIndex {
-    /// Of what control itself asks for, and of sessions whose host a shard was not told yet.
+    /// The place for control's own requests, and for sessions of a host that a shard does not know
+    /// yet.
     pub const NONE: Self = Self(0);
 
     /// The host of that place.
@@ -54,7 +55,7 @@ impl HostIndex {
 }
 
 impl SessionIndex {
-    /// Of a connection that belongs to no session, as before LOGIN. No session has this place.
+    /// The place of a connection without a session, as before LOGIN. No session has this place.
     pub const NONE: Self = Self { index: u16::MAX, life: 0 };
 
     /// Its QPs have one owner: a poller shares its turns fairly between sessions.

@@ -1,4 +1,4 @@
-//! [`Volume`]: what is exported, and whether a command fits it. Pure: no I/O.
+//! [`Volume`]: an exported volume, and the checks of commands against it. Pure: no I/O.
 
 pub mod counts;
 pub mod ids;
@@ -22,26 +22,26 @@ use limits::Limiter;
 
 pub use rblk_config::CacheMode;
 
-/// Where a volume's bytes are.
+/// The place of a volume's bytes.
 #[derive(Clone, Debug)]
 pub enum Placement {
     /// In a file or block device, reached through the poll group's store.
     Store,
-    /// In registered memory: RDMA goes straight to and from it.
+    /// In registered memory: RDMA moves data directly to and from it.
     Memory(Arc<Region>),
-    /// Nowhere: reads are zeros, writes are dropped after they were pulled.
+    /// Nowhere: reads are zeros, writes are dropped after their data was fetched.
     Null,
 }
 
-/// One exported volume. Shared by control and the data threads. A value never changes; when the
-/// volume does, every thread gets a new value.
+/// One exported volume. Control and the data threads share it. A value never changes; after a
+/// change of the volume, every thread gets a new value.
 #[derive(Clone, Debug)]
 pub struct Volume {
-    /// Its place in the store's file table and in handles.
+    /// Index in the store's file table and in handles.
     pub index: VolumeIndex,
     /// Name.
     pub name: Name,
-    /// Stable identity: derived from the target's name and the volume's.
+    /// Stable identity, derived from the names of the target and the volume.
     pub uuid: [u8; 16],
     /// Block size.
     pub block_size: BlockSize,
@@ -49,21 +49,21 @@ pub struct Volume {
     pub blocks: BlockCount,
     /// Writes are refused to every session.
     pub read_only: bool,
-    /// Where the bytes are.
+    /// The place of the bytes.
     pub placement: Placement,
-    /// What the cache does for it; `None` unless its bytes are in the store.
+    /// The cache mode; `None` unless the bytes are in the store.
     pub cache: CacheMode,
     /// Bytes of the cache that it keeps when others need memory.
     pub cache_min_bytes: u64,
-    /// Bytes of the cache that it has at most; none: as many as there are.
+    /// Most bytes of the cache that the volume may have; `None`: no limit.
     pub cache_max_bytes: Option<u64>,
     /// Most bytes to read ahead of a sequential reader.
     pub read_ahead_bytes: u32,
-    /// DISCARD gives space back.
+    /// DISCARD frees space.
     pub discard: bool,
     /// Granularity of useful discards in bytes; 0 when discards do nothing.
     pub discard_granularity_bytes: u32,
-    /// How many commands and bytes may begin per second; none: as many as come.
+    /// Limits of commands and bytes per second; `None`: no limits.
     pub limits: Option<Arc<Limiter>>,
 }
 
@@ -74,7 +74,7 @@ impl Volume {
         self.blocks.bytes(self.block_size).unwrap_or(0)
     }
 
-    /// The handle sessions use for it. 0 is never a handle.
+    /// The handle by which sessions name the volume. 0 is never a handle.
     #[must_use]
     pub(crate) fn handle(&self) -> VolumeHandle {
         VolumeHandle(u32::from(self.index.0) + 1)
@@ -87,21 +87,22 @@ impl Volume {
         handle.0.checked_sub(1).and_then(|i| u16::try_from(i).ok()).map(VolumeIndex)
     }
 
-    /// Whether acknowledged writes may be lost unless a FLUSH or FUA follows. With a store always,
-    /// whatever the cache mode: without write-back the kernel's page cache or the disk's own cache
-    /// may still have them. Not if there are no writes, nor if nothing outlives the target anyway.
+    /// Whether acknowledged writes may be lost unless a FLUSH or FUA follows. True for every
+    /// writable volume of a store, in each cache mode: even without write-back, the kernel's page
+    /// cache or the disk's own cache may still have the writes. False without writes, and for a
+    /// volume that does not outlive the target.
     #[must_use]
     pub(crate) fn has_volatile_cache(&self) -> bool {
         matches!(self.placement, Placement::Store) && !self.read_only
     }
 
-    /// Whether a session that opened it so may not change it.
+    /// Whether a session with this access mode may not change the volume.
     #[inline]
     pub(crate) fn is_read_only(&self, mode: AccessMode) -> bool {
         self.read_only || mode == AccessMode::ReadOnly
     }
 
-    /// Flags as a session that opened it so sees them.
+    /// The flags for a session with this access mode.
     #[must_use]
     pub(crate) fn flags(&self, mode: AccessMode) -> VolumeFlags {
         VolumeFlags::default()
@@ -112,12 +113,12 @@ impl Volume {
             .with(VolumeFlags::EPHEMERAL, !matches!(self.placement, Placement::Store))
     }
 
-    /// Checks a block command against the volume and how it was opened.
+    /// Checks a block command against the volume and the session's access mode.
     ///
     /// `io_max_bytes` is the connection's agreed maximum. FLUSH has no range.
     ///
     /// # Errors
-    /// The status to answer with.
+    /// The status for the response.
     #[inline]
     pub(crate) fn check(
         &self,
@@ -130,7 +131,7 @@ impl Volume {
             return Err(Status::ReadOnly);
         }
         let flags = command.flags;
-        // Most commands have neither.
+        // Most commands have neither flag.
         if flags.fua | flags.may_unmap
             && (flags.fua && command.opcode != Opcode::Write
                 || flags.may_unmap && command.opcode != Opcode::WriteZeroes)
@@ -150,7 +151,7 @@ impl Volume {
         match command.opcode {
             Opcode::Read | Opcode::Write => {
                 let is_read = command.opcode == Opcode::Read;
-                // Where data has digests, the buffer has room for the trailer.
+                // With digests, the buffer of a READ has room for the trailer.
                 let trailer = wide64(READ_TRAILER_BYTES);
                 let behind = if flags.digest && is_read { trailer } else { 0 };
                 if is_read && command.buffer.is_none()
@@ -201,7 +202,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_can_lose_acknowledged_writes_says_so() {
+    fn volumes_that_can_lose_acknowledged_writes_have_the_flag() {
         let memory = Region::allocate(4096, rblk_fabric::PageKind::Normal).unwrap();
         for cache in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
             for read_only in [false, true] {

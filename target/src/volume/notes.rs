@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What people want to know of a volume beyond what the wire says.
+/// Facts about a volume for people, beyond those on the wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeNotes {
-    /// File or device, where it has one.
+    /// File or device, if it has one.
     pub path: Option<String>,
     /// I/O passes by the page cache.
     pub direct: Option<bool>,
-    /// The volume that it shows as it once was.
+    /// The volume that it is a snapshot of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_of: Option<String>,
 }

@@ -1,84 +1,83 @@
-//! [`Timing`]: when a command came, and what it waited for since. Pure: the time of the turn is an
-//! argument, and stands still during a turn.
+//! [`Timing`]: the arrival of a command, and its waits. Pure: the time of the turn is an argument,
+//! and does not change during a turn.
 //!
-//! A command that is answered in the turn that found it has only waited in the CQ. One that is
-//! answered before anything is waited for does not even begin here; most others note no more than
-//! that they began.
+//! A command that is answered in the turn that found it has only waited in the CQ. A command that
+//! is answered without a wait is not recorded here at all; most others record only their start.
 
 use rblk_runtime::{BinnedUs, Micros};
 
 use crate::volume::traffic::Stages;
 
-/// What a shard did for a command: part of its answer.
+/// A shard's work for a command, which its answer reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Spent {
-    /// The store was asked.
+    /// The store had an operation.
     pub(crate) at_store: bool,
-    /// How long the job waited for memory and for its range, in microseconds.
+    /// Time that the job waited for memory and for its range, in microseconds.
     pub(crate) waited_us: u32,
 }
 
 impl Spent {
-    /// All of it at the store.
+    /// Spent at the store only.
     pub(crate) const fn at_store() -> Self {
         Self { at_store: true, waited_us: 0 }
     }
 }
 
-/// How far a command is.
+/// The recording state of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Course {
-    /// It waits for nothing, or was answered.
+    /// The command waits for nothing, or was answered.
     #[default]
     None,
-    /// It noted nothing.
+    /// The command started, and recorded no wait.
     Plain,
-    /// See [`Noted`].
+    /// The command recorded waits, see [`Noted`].
     Noted,
 }
 
-/// When a command came, and what it waited for. See the module.
+/// The arrival of a command, and its waits. See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Timing {
     found: Micros,
     queue: BinnedUs,
     spent: Spent,
     course: Course,
-    // Of a command that noted something.
+    // Waits, if the command recorded any.
     noted: Noted,
 }
 
-/// What few commands wait for.
+/// Waits that few commands have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Noted {
-    // Parts that wait for data, and since when there is one.
+    // Parts that wait for data, and the time from which at least one did.
     awaiting: u16,
     data_from: Micros,
-    // How long there was one; and how long before the last part had its memory. Until then that
-    // part waited in its shard, which tells of it, too.
+    // Time with such a part; and that time up to the moment when the last part got its memory.
+    // Until then the part waited in its shard, which reports that time, too.
     data_us: u64,
     data_before_us: u64,
-    // When there was all to send, and no credit.
+    // Time from which the answer was complete and lacked a credit.
     ready: Option<Micros>,
 }
 
-/// How long a command took.
+/// The time that a command took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Took {
-    /// It was answered in the turn that found it, after so long in the CQ.
+    /// The command was answered in the turn that found it, after this time in the CQ.
     OneTurn(BinnedUs),
-    /// Longer.
+    /// The command took longer, in these stages.
     Longer(Stages),
 }
 
 impl Timing {
-    /// Whether it waits for its answer.
+    /// Whether the command has started and waits for its answer.
     #[inline(always)]
     pub(crate) fn has_begun(&self) -> bool {
         self.course != Course::None
     }
 
-    /// It was found in this turn, lay so long in the CQ at most, and has to wait for something.
+    /// The command was found in this turn, after at most `queue` in the CQ, and must wait.
     #[inline(always)]
     pub(crate) fn begin(&mut self, now: Micros, queue: BinnedUs) {
         (self.found, self.queue) = (now, queue);
@@ -92,7 +91,7 @@ impl Timing {
         &mut self.noted
     }
 
-    /// One more part waits for data that RDMA READs bring: it has its memory.
+    /// Another part got its memory and waits for data from RDMA READs.
     #[inline]
     pub(crate) fn awaits_data(&mut self, now: Micros) {
         let noted = self.noted();
@@ -103,7 +102,7 @@ impl Timing {
         noted.data_before_us = noted.data_us + now.since(noted.data_from);
     }
 
-    /// The data of a part came.
+    /// The data of a part arrived.
     #[inline]
     pub(crate) fn data_came(&mut self, now: Micros) {
         let noted = self.noted();
@@ -120,14 +119,14 @@ impl Timing {
         self.spent.waited_us = self.spent.waited_us.max(spent.waited_us);
     }
 
-    /// There is all to send, and no credit for it.
+    /// The answer is complete, and lacks a credit.
     #[cold]
     pub(crate) fn awaits_credits(&mut self, now: Micros) {
         self.noted().ready.get_or_insert(now);
     }
 
-    /// Its end, in this turn, if that is the turn that found it and nothing was noted: how long it
-    /// lay in the CQ. `None` changes nothing.
+    /// Ends the recording, if this is the turn that found the command and it recorded no wait.
+    /// Returns its time in the CQ. `None` changes nothing.
     #[inline(always)]
     pub(crate) fn end_in_its_turn(&mut self, now: Micros) -> Option<BinnedUs> {
         if self.course != Course::Plain || self.found != now {
@@ -137,7 +136,7 @@ impl Timing {
         Some(self.queue)
     }
 
-    /// Its end, in this turn; `None`, if it had not begun.
+    /// Ends the recording; `None` if it had not started.
     #[inline(always)]
     pub(crate) fn end(&mut self, now: Micros) -> Option<Took> {
         match std::mem::take(&mut self.course) {
@@ -153,7 +152,7 @@ impl Timing {
         self.stages(self.noted, now)
     }
 
-    /// What it waited for. The stages add up to the time since it came.
+    /// The stages of the wait, which add up to the time since arrival.
     #[inline(always)]
     fn stages(&self, noted: Noted, now: Micros) -> Stages {
         let served = now.since(self.found);
@@ -175,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_stages_add_up_whatever_was_noted(
+        fn the_stages_always_add_up(
             times in proptest::collection::vec(0..1000_u64, 5),
             queue_us in 0..1000_u32,
             waited_us in 0..1000_u32,
@@ -184,7 +183,7 @@ mod tests {
         ) {
             let at = Micros::new;
             let mut timing = Timing::default();
-            // What the command before noted is of no effect.
+            // The previous command's waits must have no effect.
             timing.begin(at(0), BinnedUs::new(7));
             timing.spent(Spent { at_store: true, waited_us: 77 });
             timing.awaits_data(at(0));
@@ -196,7 +195,7 @@ mod tests {
             if noted & 2 != 0 { timing.data_came(at(times[2])); }
             if noted & 4 != 0 { timing.awaits_credits(at(times[3])); }
             if noted & 8 != 0 { timing.spent(Spent { at_store, waited_us }); }
-            // What only a shard noted may be answered in its first turn.
+            // A command with only a shard's report may be answered in its first turn.
             let served = times[4] + u64::from(noted & 7 == 0);
             let Some(Took::Longer(stages)) = timing.end(at(times[0] + served)) else {
                 panic!("it took longer: {timing:?}");
@@ -217,7 +216,7 @@ mod tests {
         // The first part has its memory at once.
         write.awaits_data(at(100));
         write.data_came(at(130));
-        // The second waited for its memory until now.
+        // The second part waited for its memory until now.
         write.awaits_data(at(200));
         write.data_came(at(210));
         write.spent(Spent { at_store: true, waited_us: 0 });

@@ -1,10 +1,10 @@
-//! What a target counts of block commands: [`IoStats`] by connection and by volume, and
-//! [`VolumeLatency`] by volume, split by [`Stages`]. Of each there is one writer, the thread of a
-//! poll group; every thread may read them.
+//! The target's counters of block commands: [`IoStats`] by connection and by volume, and
+//! [`VolumeLatency`] by volume, split by [`Stages`]. Each has one writer, the thread of a poll
+//! group; every thread may read it.
 //!
 //! Times are those of turns: a data thread reads the clock once in a turn, so a time is as exact as
-//! a turn is long. A command counts from the look at the CQ before the one that found it, at the
-//! earliest, and to the turn that queued its answer. So a long turn is part of the times.
+//! a turn is long. The time of a command starts, at the earliest, at the CQ check before the one
+//! that found it, and ends at the turn that queued its answer. So a long turn is part of the times.
 
 use rblk_protocol::Opcode;
 use rblk_runtime::{BinnedUs, Counter, Latency, LatencyCounts};
@@ -17,11 +17,11 @@ pub struct IoStats {
     operations: [Counter; IoKind::COUNT],
     bytes: [Counter; IoKind::COUNT],
     errors: Counter,
-    // Commands that had to wait, and those of them that do not wait any more. A command that is
-    // answered at once is in neither.
+    // Commands that had to wait, and the number of them that ended. A command that is answered at
+    // once is in neither.
     begun: Counter,
     ended: Counter,
-    // Those of them, and of those that had not begun, that ended without an answer.
+    // Commands that ended without an answer, started or not.
     abandoned: Counter,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum IoKind {
 impl IoKind {
     const COUNT: usize = 5;
 
-    /// That of a block command; none of another.
+    /// The kind of a block command; `None` for other commands.
     #[inline(always)]
     pub(crate) fn of(opcode: Opcode) -> Option<Self> {
         Some(match opcode {
@@ -58,13 +58,13 @@ impl IoKind {
 }
 
 impl IoStats {
-    /// A command begins that has to wait for something.
+    /// A command starts to wait.
     #[inline(always)]
     pub(crate) fn begin(&self) {
         self.begun.add(1);
     }
 
-    /// A command that began was answered, or will not be.
+    /// A started command was answered, or will not be.
     #[inline(always)]
     pub(crate) fn end(&self) {
         self.ended.add(1);
@@ -80,7 +80,7 @@ impl IoStats {
         }
     }
 
-    /// A command will not be answered. It had begun, or (false) waited for a limit or a snapshot.
+    /// A command will not be answered. It had started, or (false) waited for a limit or a snapshot.
     pub(crate) fn abandon(&self, had_begun: bool) {
         if had_begun {
             self.end();
@@ -88,16 +88,16 @@ impl IoStats {
         self.abandoned.add(1);
     }
 
-    /// How many commands will not be answered.
+    /// Number of commands that will not be answered.
     pub(crate) fn never_answered(&self) -> u64 {
         self.abandoned.get()
     }
 
-    /// What it counted so far. The numbers are read one after the other, so they are not of exactly
-    /// one moment.
+    /// The current counts. The numbers are read one after the other, so they are not of exactly one
+    /// moment.
     #[must_use]
     pub fn snapshot(&self) -> IoCounts {
-        // Before the beginnings, so that no end is without its beginning.
+        // Read before `begun`, so that no end lacks its beginning.
         let ended = self.ended.get();
         let [reads, writes, flushes, discards, write_zeroes] =
             [0, 1, 2, 3, 4].map(|kind| self.operations[kind].get());
@@ -134,9 +134,9 @@ pub struct IoCounts {
     pub read_bytes: u64,
     /// Bytes of the WRITEs.
     pub written_bytes: u64,
-    /// Commands of these that were answered with an error.
+    /// Commands of these kinds that were answered with an error.
     pub errors: u64,
-    /// Commands that are not answered, now.
+    /// Commands currently unanswered.
     pub in_flight: u64,
 }
 
@@ -165,21 +165,21 @@ impl IoCounts {
         pairs.into_iter().for_each(|(mine, other)| *mine = mine.wrapping_add(other));
     }
 
-    /// Without what is so now: what stays of a connection that ended.
+    /// The counts without current values: the part that remains of an ended connection.
     #[must_use]
     pub(crate) fn ended(self) -> Self {
         Self { in_flight: 0, ..self }
     }
 }
 
-/// How long a command took, in microseconds, by what it waited for. The stages add up to the whole.
+/// The time that a command took, in microseconds, split into stages that add up to the whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stages {
     /// In the CQ.
     pub queue: u64,
-    /// For its data, which an RDMA READ brings.
+    /// For its data, by RDMA READ.
     pub data: u64,
-    /// For memory, for others on the same blocks, and for other poll groups.
+    /// For memory, for commands on the same blocks, and for other poll groups.
     pub cache: u64,
     /// For the store.
     pub store: u64,
@@ -194,16 +194,16 @@ impl Stages {
     }
 }
 
-/// Where the times of one kind of command are counted.
+/// The times of one kind of command.
 ///
-/// What is told of it never falls, whenever it is read: each number of a [snapshot](Self::snapshot)
-/// is a counter or a sum of counters, never a difference.
+/// No number of a [snapshot](Self::snapshot) ever falls, whenever it is read: each is a counter or
+/// a sum of counters, never a difference.
 #[derive(Debug, Default)]
 pub(crate) struct OpLatency {
-    // Of commands that were answered in the turn that found them: all of it is `queue`.
+    // Commands that were answered in the turn that found them: their whole time is `queue`.
     one_turn: Latency,
     longer: Latency,
-    // Of the others.
+    // Stages of the other commands.
     queue: Latency,
     data: Latency,
     cache: Latency,
@@ -212,13 +212,13 @@ pub(crate) struct OpLatency {
 }
 
 impl OpLatency {
-    /// Takes in a command that waited only in the CQ.
+    /// Records a command that waited only in the CQ.
     #[inline(always)]
     fn record_one_turn(&self, queue: BinnedUs) {
         self.one_turn.record_binned(queue);
     }
 
-    /// Takes in another command.
+    /// Records any other command.
     #[inline(never)]
     fn record(&self, stages: &Stages) {
         let Self { queue, data, cache, store, answer, .. } = self;
@@ -239,14 +239,14 @@ impl OpLatency {
         }
     }
 
-    /// The whole times now.
+    /// The whole times, without stages.
     fn total(&self) -> LatencyCounts {
         let (one_turn, mut total) = (self.one_turn.snapshot(), self.longer.snapshot());
         total.add(&one_turn);
         total
     }
 
-    /// What it holds now. A stage that a command did not wait in has a time of 0 for it.
+    /// The current times. A stage in which a command did not wait counts as 0.
     #[must_use]
     pub(crate) fn snapshot(&self) -> OpTimes {
         let (one_turn, mut total) = (self.one_turn.snapshot(), self.longer.snapshot());
@@ -270,17 +270,17 @@ impl OpLatency {
     }
 }
 
-/// The times of one kind of command: in all, and by what it waited for.
+/// The times of one kind of command: the total, and the stages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OpTimes {
-    /// From its arrival to its answer.
+    /// From arrival to answer.
     pub total: LatencyCounts,
     /// In the CQ, while the data thread was busy.
     pub queue: LatencyCounts,
-    /// For the data of a write, which an RDMA READ brings, and for READ credits.
+    /// For the data of a write, by RDMA READ, and for READ credits.
     pub data: LatencyCounts,
-    /// For memory, for others on the same blocks, and for other poll groups.
+    /// For memory, for commands on the same blocks, and for other poll groups.
     pub cache: LatencyCounts,
     /// For the store.
     pub store: LatencyCounts,
@@ -289,7 +289,7 @@ pub struct OpTimes {
 }
 
 impl OpTimes {
-    /// Takes all times of another in.
+    /// Adds the times of another.
     pub fn add(&mut self, other: &Self) {
         self.total.add(&other.total);
         self.queue.add(&other.queue);
@@ -312,16 +312,15 @@ impl OpTimes {
     }
 }
 
-/// Where the times of the commands for one volume are counted, in one poll group: of READs, WRITEs
-/// and FLUSHes.
+/// The times of the READs, WRITEs and FLUSHes for one volume in one poll group.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeLatency {
     kinds: [OpLatency; 3],
 }
 
 impl VolumeLatency {
-    /// Takes in a command that was answered in the turn that found it. Of DISCARDs and WRITE_ZEROES
-    /// there are no times.
+    /// Records a command that was answered in the turn that found it. DISCARDs and WRITE_ZEROES
+    /// have no times.
     #[inline(always)]
     pub(crate) fn record_one_turn(&self, kind: IoKind, queue: BinnedUs) {
         if let Some(op) = self.kinds.get(kind.index()) {
@@ -329,7 +328,7 @@ impl VolumeLatency {
         }
     }
 
-    /// Takes in another command.
+    /// Records any other command.
     #[inline(always)]
     pub(crate) fn record(&self, kind: IoKind, stages: &Stages) {
         if let Some(op) = self.kinds.get(kind.index()) {
@@ -337,13 +336,13 @@ impl VolumeLatency {
         }
     }
 
-    /// The whole times of READs, WRITEs and FLUSHes now, without what they waited for.
+    /// The whole times of READs, WRITEs and FLUSHes, without stages.
     #[must_use]
     pub(crate) fn totals(&self) -> [LatencyCounts; 3] {
         self.kinds.each_ref().map(OpLatency::total)
     }
 
-    /// What it holds now.
+    /// The current times.
     #[must_use]
     pub(crate) fn snapshot(&self) -> VolumeTimes {
         let [read, write, flush] = &self.kinds;
@@ -364,7 +363,7 @@ pub struct VolumeTimes {
 }
 
 impl VolumeTimes {
-    /// Takes all times of another in.
+    /// Adds the times of another.
     pub fn add(&mut self, other: &Self) {
         self.read.add(&other.read);
         self.write.add(&other.write);
@@ -400,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_never_falls_while_commands_end() {
+    fn snapshots_never_fall_while_commands_end() {
         let (live, done) = (OpLatency::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {

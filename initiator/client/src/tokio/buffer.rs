@@ -5,10 +5,10 @@ use std::rc::Rc;
 use super::shared::Shared;
 
 /// A [buffer](crate::Buffer) of the queue of a [`Handle`](super::Handle): memory for the data of
-/// one request. A request takes it, and gives it back with its result. Who waits in
-/// [`Handle::buffer`](super::Handle::buffer) gets it when it is dropped. It stays in its thread.
+/// one request. A request takes it, and gives it back with its result. A dropped buffer goes to the
+/// next task that waits in [`Handle::buffer`](super::Handle::buffer). A buffer stays in its thread.
 pub struct Buffer {
-    // `None` while it is dropped, or goes into a request.
+    // `None` during the drop, and after the move into a request.
     buffer: Option<crate::Buffer>,
     shared: Rc<Shared>,
 }
@@ -18,7 +18,7 @@ impl Buffer {
         Self { buffer: Some(buffer), shared: Rc::clone(shared) }
     }
 
-    /// What a request takes. It comes from [`Self::new`], so it is there.
+    /// The buffer for a request. [`Self::new`] has set it.
     pub(super) fn into_inner(mut self) -> Option<crate::Buffer> {
         self.buffer.take()
     }
@@ -31,24 +31,24 @@ impl Buffer {
         self.buffer.as_mut().expect("a buffer has its memory until it is gone")
     }
 
-    /// Bytes that it holds: the most data of one request.
+    /// Bytes of the buffer: the most data of one request.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.inner().capacity()
     }
 
-    /// Copies bytes out, from the one numbered `at` on.
+    /// Copies bytes out, starting at byte `at`.
     ///
     /// # Panics
-    /// They are not all inside the buffer.
+    /// The bytes are not all inside the buffer.
     pub fn read(&self, at: usize, out: &mut [u8]) {
         self.inner().read(at, out);
     }
 
-    /// Copies bytes in, to the one numbered `at` on.
+    /// Copies bytes in, starting at byte `at`.
     ///
     /// # Panics
-    /// They do not all fit into the buffer.
+    /// The bytes do not all fit into the buffer.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         self.inner_mut().write(at, bytes);
     }
@@ -56,7 +56,7 @@ impl Buffer {
     /// Zeroes bytes.
     ///
     /// # Panics
-    /// They are not all inside the buffer.
+    /// The bytes are not all inside the buffer.
     pub fn zero(&mut self, at: usize, len: usize) {
         self.inner_mut().zero(at, len);
     }
@@ -64,7 +64,7 @@ impl Buffer {
     /// Copies bytes of another buffer, of any queue, into this one.
     ///
     /// # Panics
-    /// They are not all inside both buffers.
+    /// The bytes are not all inside both buffers.
     pub fn copy_from(&mut self, at: usize, other: &Self, from: usize, len: usize) {
         self.inner_mut().copy_from(at, other.inner(), from, len);
     }
@@ -76,7 +76,7 @@ impl Buffer {
         self.inner().as_ptr()
     }
 
-    /// The same, for writing.
+    /// The pointer of [`Self::as_ptr`], for writing.
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.inner_mut().as_mut_ptr()

@@ -1,4 +1,4 @@
-//! [`Driver`]: the one future that works for all tasks of a queue.
+//! [`Driver`]: the single future that works for all tasks of a queue.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -29,7 +29,7 @@ impl Driver {
     /// The system has no descriptor.
     ///
     /// # Panics
-    /// It is called outside of a runtime of tokio with I/O enabled.
+    /// Outside of a runtime of tokio with I/O enabled.
     pub fn new(queue: Queue) -> io::Result<(Handle, Self)> {
         let event = Readiness::new([Some(queue.event_fd()), None])?;
         let shared = Rc::new(Shared::new(queue));
@@ -47,7 +47,7 @@ impl Driver {
     /// [`Why::Ended`](super::Why::Ended).
     ///
     /// # Panics
-    /// It is polled outside of a runtime of tokio with time enabled.
+    /// When polled outside of a runtime of tokio with time enabled.
     pub async fn run(self) -> io::Result<Queue> {
         let mut done = Vec::with_capacity(self.shared.depth());
         loop {
@@ -55,7 +55,7 @@ impl Driver {
             if let Some(queue) = self.shared.finished() {
                 return Ok(queue);
             }
-            // The tasks that were woken come first: what they submit goes with the next turn.
+            // Woken tasks run first: their new requests go with the next turn.
             match busy {
                 true => pass().await,
                 false => match self.shared.arm()? {
@@ -66,10 +66,10 @@ impl Driver {
         }
     }
 
-    /// Sleeps until something comes, a task submits, or so long.
+    /// Sleeps until the next event, until a task submits, or so long.
     async fn sleep(&self, longest: Duration) -> io::Result<()> {
         let mut over = pin!(tokio::time::sleep(longest));
-        // The next turn takes the events of the queue. What comes later is a new edge.
+        // The next turn takes the events of the queue. A later event is a new edge.
         let mut readable = pin!(self.event.readable());
         poll_fn(|context| {
             if self.shared.is_kicked(context.waker()) || over.as_mut().poll(context).is_ready() {
@@ -81,7 +81,7 @@ impl Driver {
     }
 }
 
-/// Lets the other tasks of the thread go first, once.
+/// Lets the other tasks of the thread run first, once.
 async fn pass() {
     let mut passed = false;
     poll_fn(|context| match std::mem::replace(&mut passed, true) {

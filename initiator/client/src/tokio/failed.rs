@@ -1,4 +1,4 @@
-//! [`Failed`]: a request of a task that did not do what it was for.
+//! [`Failed`]: a failed request of a task.
 
 use std::io;
 
@@ -11,27 +11,27 @@ use crate::{IoError, Reason};
 #[error("{why}")]
 #[non_exhaustive]
 pub struct Failed {
-    /// Why.
+    /// The reason.
     pub why: Why,
     /// The buffer of a read or a write. No device touches it any more. `None` if the queue
     /// [ended](Why::Ended) with the request under way.
     pub buffer: Option<Buffer>,
 }
 
-/// Why a request failed.
+/// The reason why a request failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
-    /// The target says so, or the state of the volume.
+    /// The target's error, or the state of the volume.
     #[error(transparent)]
     Io(IoError),
-    /// It cannot be submitted like this. It was not sent.
+    /// The request is invalid. It was not sent.
     #[error(transparent)]
     Refused(Reason),
-    /// The handle is closed. It was not sent.
+    /// The handle is closed. The request was not sent.
     #[error("the handle is closed: send requests before Handle::close")]
     Closed,
-    /// The driver is gone, and the queue with it. A write may be done, or not.
+    /// The driver is gone, and the queue with it. A write may have been done, or not.
     #[error("the driver of the queue was dropped or has failed: keep Driver::run polled")]
     Ended,
 }

@@ -1,4 +1,4 @@
-//! [`Handle`]: what tasks send requests by.
+//! [`Handle`]: the way of tasks to send requests.
 
 use std::fmt;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::{Counts, Request};
 /// A queue, for the tasks of one thread. Clone it for each task. Requests of different tasks are
 /// under way together, and have no order.
 ///
-/// What happens when a future is dropped is said [above](super#futures-that-are-dropped).
+/// The effect of a dropped future is described [above](super#futures-that-are-dropped).
 pub struct Handle {
     shared: Rc<Shared>,
 }
@@ -24,7 +24,7 @@ impl Handle {
         Self { shared }
     }
 
-    /// A buffer. Waits until one is free.
+    /// Takes a buffer. Waits until one is free.
     ///
     /// # Errors
     /// The handle is closed, or the driver is gone.
@@ -48,7 +48,7 @@ impl Handle {
         self.transfer(buffer, |buffer| Request::write(buffer, offset, len)).await
     }
 
-    /// The same, and the data is durable when it is done.
+    /// Writes, and makes the data durable before the completion.
     ///
     /// # Errors
     /// As of [`Self::read`].
@@ -70,7 +70,7 @@ impl Handle {
         self.order(Request::flush()).await
     }
 
-    /// The data of a range is not needed any more.
+    /// Discards a range: its data is not needed any more.
     ///
     /// # Errors
     /// As of [`Self::read`].
@@ -86,7 +86,7 @@ impl Handle {
         self.order(Request::write_zeroes(offset, len)).await
     }
 
-    /// Zeroes a range whose space stays allocated.
+    /// Zeroes a range, and keeps its space allocated.
     ///
     /// # Errors
     /// As of [`Self::read`].
@@ -108,50 +108,50 @@ impl Handle {
         Operation::new(&self.shared, request).await.map(drop)
     }
 
-    /// Waits until no request is under way whose future was dropped: what such a request may have
-    /// changed is changed, and its buffer is free.
+    /// Waits until no request of a dropped future is under way: its effect on the volume is
+    /// complete then, and its buffer is free.
     pub async fn settled(&self) {
         Settled::new(&self.shared).await;
     }
 
-    /// Takes no more requests, of any clone. Those that wait for their turn fail with
-    /// [`Why::Closed`](super::Why::Closed). [`Driver::run`](super::Driver::run) returns when those
-    /// under way have ended. Dropping the last handle does the same.
+    /// Takes no more requests, of any clone. Waiting requests fail with
+    /// [`Why::Closed`](super::Why::Closed). [`Driver::run`](super::Driver::run) returns once the
+    /// requests under way have ended. The drop of the last handle does this, too.
     pub fn close(&self) {
         self.shared.close();
     }
 
-    /// Requests that the queue takes at once.
+    /// The depth of the queue: the limit of its requests at once.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.shared.depth()
     }
 
-    /// Requests under way, with those that were given up.
+    /// Requests under way, including those of dropped futures.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.shared.numbers()[0]
     }
 
-    /// Requests that wait, because the queue takes no more.
+    /// Requests that wait because the queue is full.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.numbers()[1]
     }
 
-    /// Requests under way whose futures were dropped.
+    /// Requests under way after their futures were dropped.
     #[must_use]
     pub fn given_up(&self) -> usize {
         self.shared.numbers()[2]
     }
 
-    /// Buffers that are free.
+    /// Free buffers.
     #[must_use]
     pub fn free_buffers(&self) -> usize {
         self.shared.numbers()[3]
     }
 
-    /// What the queue has counted so far. `None` when the driver is gone.
+    /// The present counters of the queue. `None` when the driver is gone.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         self.shared.counts()

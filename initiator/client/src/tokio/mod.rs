@@ -11,33 +11,32 @@
 //! channel, and a completion wakes a task of the same thread. A program with several threads gives
 //! each of them a queue, a current-thread runtime, and a handle.
 //!
-//! One future, [`Driver::run`], works for all tasks: it sends what they submitted since its last
-//! turn, together, and brings completions. It sleeps in the
-//! [descriptor](crate::Queue::event_fd) of the queue, in the reactor of tokio: `spin` of the
-//! configuration has no effect. Spawn it with `tokio::task::spawn_local`, or poll it beside the
-//! tasks. While nobody polls it, requests wait, and the
-//! [other queues](crate::Queue) of the volume may have to.
+//! One future, [`Driver::run`], works for all tasks: it sends the requests submitted since its last
+//! turn together, and brings completions. It sleeps in the [descriptor](crate::Queue::event_fd) of
+//! the queue, in the reactor of tokio: `spin` of the configuration has no effect. Spawn it with
+//! `tokio::task::spawn_local`, or poll it beside the tasks. While the driver is not polled,
+//! requests wait, and the [other queues](crate::Queue) of the volume may have to.
 //!
 //! # More requests than the queue takes
 //!
-//! A request begins when its future is polled first. While as many as the queue is deep are under
-//! way, the next ones wait their turn, in the order in which they began. [`Handle::buffer`] waits
-//! for a buffer that is free, in the order of those who wait.
+//! A request begins when its future is polled first. While the queue is full, the next requests
+//! wait their turn, in the order in which they began. Tasks wait in [`Handle::buffer`] for a free
+//! buffer, in the order of their calls.
 //!
 //! # Futures that are dropped
 //!
 //! A future that is dropped, by a time-out or by `select!`, gives its request up:
 //!
 //! - A request that still waits for its turn is never sent. Its buffer is free at once.
-//! - A request that is under way cannot be taken back. Its buffer stays in the queue, where nobody
-//!   reaches it, until the completion is there: only then another request gets the buffer. So a
-//!   target that is lost keeps the buffers of futures that gave up.
-//! - A write whose future was dropped may still be done, before or after later requests. Wait for
-//!   [`Handle::settled`] before the same blocks are written again.
+//! - A request that is under way cannot be taken back. Its buffer stays in the queue, out of reach,
+//!   until the completion has arrived: only then another request gets the buffer. So a lost target
+//!   keeps the buffers of dropped futures.
+//! - A write may still be done after its future was dropped, before or after later requests. Wait
+//!   for [`Handle::settled`] before the same blocks are written again.
 //!
-//! [`Handle::close`] ends the work in order. Dropping the driver drops the queue: futures that are
-//! left get [`Why::Ended`], without their buffers, and the memory stays mapped until the device is
-//! done with it.
+//! [`Handle::close`] ends the work in order. After a drop of the driver the queue is dropped, too:
+//! the remaining futures get [`Why::Ended`], without their buffers, and the memory stays mapped
+//! until the device is done with it.
 
 mod buffer;
 mod driver;

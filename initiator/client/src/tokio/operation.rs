@@ -10,8 +10,8 @@ use super::requests::End;
 use super::shared::Shared;
 use crate::{Completion, Request};
 
-/// A request, from before its first poll to its end. It holds no borrow, and gives the request up
-/// when it is dropped.
+/// A request, from before its first poll to its end. The future holds no borrow, and gives the
+/// request up when it is dropped.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct Operation {
     shared: Rc<Shared>,
@@ -25,7 +25,7 @@ enum At {
 }
 
 impl Operation {
-    /// It begins with its first poll.
+    /// The operation begins with its first poll.
     pub(super) fn new(shared: &Rc<Shared>, request: Request) -> Self {
         Self { shared: Rc::clone(shared), at: At::Begin(request) }
     }

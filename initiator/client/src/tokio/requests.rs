@@ -1,65 +1,65 @@
 //! [`Requests`]: the requests of tasks, from the first poll of their futures to their ends. Pure.
 //!
 //! Invariants:
-//! - A request that is under way keeps its place when its future is dropped. The completion frees
-//!   the place, so no completion is taken for another request's.
-//! - No waker and no request is dropped here: whoever drops one runs code of the program, and may
-//!   come back to this table. They are returned.
+//! - A request under way keeps its place when its future is dropped. Its completion frees the
+//!   place, so no completion is taken for another request's.
+//! - No waker and no request is dropped here: a drop runs code of the program, which may come back
+//!   to this table. They are returned.
 
 use std::collections::VecDeque;
 use std::task::Waker;
 
 use crate::{Completion, Reason, Request};
 
-/// Where a request is.
+/// The state of a request.
 #[derive(Debug)]
 enum Place {
     Free,
-    /// It waits until the queue takes one more.
+    /// The request waits until the queue takes one more.
     Waits(Request, Waker),
     UnderWay(Waker),
-    /// It is under way, and its future is dropped.
+    /// The request is under way, and its future is dropped.
     GivenUp,
     Ended(End),
 }
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Debug)]
 pub(super) enum End {
     Completed(Completion),
-    /// The queue refused it.
+    /// The queue refused the request.
     Refused(Request, Reason),
-    /// It was not sent, because the handle is closed or the queue is gone.
+    /// The request was not sent, because the handle is closed or the queue is gone.
     Unsent(Request),
     /// The queue is gone, and the buffer with it.
     Lost,
 }
 
-/// What a completion is for.
+/// The receiver of a completion.
 #[derive(Debug)]
 pub(super) enum Told {
-    /// A future, which is to be woken.
+    /// A future, to be woken.
     Future(Waker),
-    /// Nobody. The buffer is free when this is dropped.
+    /// The future is dropped. The drop of the completion frees the buffer.
     Nobody(Completion),
 }
 
-/// What a future leaves that is dropped: to be dropped when nothing is borrowed.
+/// The leftovers of a dropped future: to be dropped when nothing is borrowed.
 #[derive(Debug)]
 pub(super) struct Left(#[allow(dead_code)] Place);
 
-/// The requests of tasks, each under its number.
+/// The requests of tasks, by number.
 #[derive(Debug)]
 pub(super) struct Requests {
     places: Vec<Place>,
     free: Vec<usize>,
-    // Those that wait for their turn.
+    // Requests that wait for their turn, in order.
     waiting: VecDeque<usize>,
     given_up: usize,
 }
 
 impl Requests {
-    /// None. There is room for so many, twice, before anything is allocated.
+    /// An empty table, with room for twice `depth` requests before it allocates.
     pub(super) fn new(depth: usize) -> Self {
         let room = depth.saturating_mul(2);
         let (places, free) = (Vec::with_capacity(room), Vec::with_capacity(room));
@@ -71,12 +71,12 @@ impl Requests {
         self.waiting.len()
     }
 
-    /// Requests under way whose futures are dropped.
+    /// Requests under way after their futures were dropped.
     pub(super) fn given_up(&self) -> usize {
         self.given_up
     }
 
-    /// A request waits for its turn, behind all others. Returns its number.
+    /// Puts a request behind all waiting ones. Returns its number.
     pub(super) fn put(&mut self, request: Request, waker: Waker) -> usize {
         let place = Place::Waits(request, waker);
         let at = match self.free.pop() {
@@ -93,7 +93,7 @@ impl Requests {
         at
     }
 
-    /// Takes the request whose turn it is, with its number. It is under way from now on.
+    /// Takes the next waiting request, with its number. The request counts as under way.
     pub(super) fn next_waiting(&mut self) -> Option<(usize, Request)> {
         let at = self.waiting.pop_front()?;
         match std::mem::replace(&mut self.places[at], Place::Free) {
@@ -109,7 +109,7 @@ impl Requests {
         }
     }
 
-    /// A completion has come. `None`, if no such request is under way.
+    /// Takes a completion. `None`, if no request with its number is under way.
     pub(super) fn complete(&mut self, completion: Completion) -> Option<Told> {
         let at = usize::try_from(completion.token).ok()?;
         match self.places.get(at)? {
@@ -124,7 +124,7 @@ impl Requests {
         }
     }
 
-    /// A request under way has ended like this. Returns who waits for it.
+    /// A request under way has ended. Returns the waker of its future.
     pub(super) fn end(&mut self, at: usize, end: End) -> Option<Waker> {
         match std::mem::replace(&mut self.places[at], Place::Ended(end)) {
             Place::UnderWay(waker) => Some(waker),
@@ -135,8 +135,8 @@ impl Requests {
         }
     }
 
-    /// How a request ended, which frees its place. If it has not ended yet, this waker is woken
-    /// then, and the one before is returned.
+    /// Returns the end of a request, and frees its place. Before the end, this waker is kept to be
+    /// woken then, and the earlier one is returned.
     pub(super) fn take(&mut self, at: usize, waker: &Waker) -> Result<End, Option<Waker>> {
         let mut place = std::mem::replace(&mut self.places[at], Place::Free);
         let before = match &mut place {
@@ -157,7 +157,7 @@ impl Requests {
         }
     }
 
-    /// The future of a request is dropped.
+    /// Gives a request up, because its future is dropped.
     pub(super) fn give_up(&mut self, at: usize) -> Left {
         let place = std::mem::replace(&mut self.places[at], Place::Free);
         match &place {
@@ -175,7 +175,8 @@ impl Requests {
         Left(place)
     }
 
-    /// Requests that wait for their turn are not sent any more. Returns who waits for them.
+    /// Ends requests that wait for their turn: they are not sent. Returns the wakers of their
+    /// futures.
     pub(super) fn end_waiting(&mut self) -> Vec<Waker> {
         let mut wakers = Vec::with_capacity(self.waiting.len());
         while let Some((at, request)) = self.next_waiting() {
@@ -184,7 +185,7 @@ impl Requests {
         wakers
     }
 
-    /// The queue is gone: no completion comes. Returns who waits for one.
+    /// The queue is gone: no completion comes. Returns the wakers of all futures.
     pub(super) fn end_all(&mut self) -> Vec<Waker> {
         let mut wakers = self.end_waiting();
         for at in 0..self.places.len() {
@@ -236,13 +237,13 @@ mod tests {
         let second = put(&mut requests);
         assert_ne!(first, second, "its completion would be taken for the other one's");
         assert!(requests.take(second, waker()).is_err());
-        // One that waits is nobody's yet: its place is free at once.
+        // A waiting request is not in the queue yet: its place is free at once.
         drop(requests.give_up(second));
         assert_eq!(put(&mut requests), second);
     }
 
     #[test]
-    fn when_the_queue_is_gone_everybody_hears_of_it() {
+    fn every_waiting_task_hears_that_the_queue_is_gone() {
         let mut requests = Requests::new(2);
         let [sent, given_up] = [put(&mut requests), put(&mut requests)];
         while requests.next_waiting().is_some() {}

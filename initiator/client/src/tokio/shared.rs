@@ -1,8 +1,8 @@
-//! [`Shared`]: what the handle, its futures, its buffers and the driver of one queue share. All of
-//! them are in one thread.
+//! [`Shared`]: the common state of the handle, its futures, its buffers and the driver of one
+//! queue. All of them are in one thread.
 //!
-//! Nothing of the program runs while a part of this is borrowed: wakers are woken and dropped, and
-//! requests are dropped, after that.
+//! The program's code never runs while a part of this is borrowed: wakers are woken and dropped,
+//! and requests are dropped, after the borrow.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -13,12 +13,12 @@ use super::requests::{End, Requests, Told};
 use super::waiters::{Ticket, Waiters};
 use crate::{Buffer, Completion, Counts, Queue, Request};
 
-/// What one queue's tasks share.
+/// The common state of one queue's tasks.
 pub(super) struct Shared {
     inner: RefCell<Inner>,
     depth: usize,
     driver: Cell<Option<Waker>>,
-    // The driver has something to do.
+    // The driver has work.
     kicked: Cell<bool>,
     closed: Cell<bool>,
     handles: Cell<usize>,
@@ -32,7 +32,7 @@ struct Inner {
     for_settled: Waiters,
 }
 
-/// Why a task gets nothing.
+/// The reason why a task gets nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Over {
     /// The handle is closed.
@@ -41,7 +41,7 @@ pub(super) enum Over {
     Ended,
 }
 
-/// What a buffer's waiter finds.
+/// The result for a task that waits for a buffer.
 pub(super) enum BufferFound {
     Buffer(Buffer),
     NotYet,
@@ -67,13 +67,13 @@ impl Shared {
         }
     }
 
-    /// Requests that the queue takes at once.
+    /// The depth of the queue: the limit of its requests at once.
     pub(super) fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Requests under way, of dropped futures, too; requests that wait; requests under way whose
-    /// futures are dropped; free buffers.
+    /// Requests under way, of dropped futures, too; requests that wait; requests under way of
+    /// dropped futures; free buffers.
     pub(super) fn numbers(&self) -> [usize; 4] {
         let inner = self.inner.borrow();
         let (under_way, free) = match &inner.queue {
@@ -91,7 +91,7 @@ impl Shared {
         self.handles.set(self.handles.get() + 1);
     }
 
-    /// With the last one the driver comes to its end.
+    /// A handle was dropped. After the last one the driver ends.
     pub(super) fn one_handle_less(&self) {
         self.handles.set(self.handles.get().saturating_sub(1));
         if self.handles.get() == 0 {
@@ -99,7 +99,7 @@ impl Shared {
         }
     }
 
-    /// Takes no more requests. Those that wait for their turn are not sent.
+    /// Takes no more requests. Waiting requests are not sent.
     pub(super) fn close(&self) {
         self.closed.set(true);
         let wakers = {
@@ -120,16 +120,16 @@ impl Shared {
         }
     }
 
-    /// Why nothing is sent any more, if that is so.
+    /// The reason why no request is sent, if there is one.
     pub(super) fn is_over(&self) -> Option<Over> {
         self.over(&self.inner.borrow())
     }
 
-    /// Takes a request: it is under way, or waits for its turn. Returns its number, under which
-    /// its [end](Self::take) is to be had.
+    /// Takes a request: it is under way, or waits for its turn. Returns its number, for
+    /// [`Self::take`].
     ///
     /// # Errors
-    /// It comes back: nothing is sent any more.
+    /// The handle is closed or the driver is gone: the request comes back.
     pub(super) fn begin(&self, request: Request, waker: &Waker) -> Result<usize, (Over, Request)> {
         let (number, wakers) = {
             let mut inner = self.inner.borrow_mut();
@@ -144,21 +144,21 @@ impl Shared {
         Ok(number)
     }
 
-    /// How a request ended, if it has. This waker is woken when it does.
+    /// The end of a request, if it has come. This waker is woken then.
     pub(super) fn take(&self, number: usize, waker: &Waker) -> Option<End> {
         let taken = self.inner.borrow_mut().requests.take(number, waker);
         // An `Err` has a waker to drop, now that nothing is borrowed.
         taken.ok()
     }
 
-    /// The future of a request is dropped before it had the end.
+    /// Gives a request up: its future is dropped before the end.
     pub(super) fn give_up(&self, number: usize) {
         let left = self.inner.borrow_mut().requests.give_up(number);
         drop(left);
         self.buffer_is_free();
     }
 
-    /// A buffer, for the first in line.
+    /// A buffer for the first task in line.
     pub(super) fn buffer(&self, ticket: &mut Option<Ticket>, waker: &Waker) -> BufferFound {
         let (found, left) = {
             let mut inner = self.inner.borrow_mut();
@@ -180,20 +180,20 @@ impl Shared {
         };
         drop(left);
         if matches!(found, BufferFound::Buffer(_)) {
-            // There may be one for the next in line, too.
+            // Another buffer may be free for the next in line.
             self.buffer_is_free();
         }
         found
     }
 
-    /// Who waits for a buffer does not any more.
+    /// A task stops waiting for a buffer.
     pub(super) fn leave_buffers(&self, ticket: Option<Ticket>) {
         let left = self.inner.borrow_mut().for_buffers.leave(ticket);
         drop(left);
         self.buffer_is_free();
     }
 
-    /// Somebody dropped a buffer: the first in line looks.
+    /// A buffer was dropped: wakes the first task in line.
     pub(super) fn buffer_is_free(&self) {
         let first = {
             let inner = self.inner.borrow();
@@ -205,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// Whether no request is under way that was given up. If one is, this waker is woken when the
+    /// Whether no abandoned request is under way. If there are some, this waker is woken when the
     /// last one has ended.
     pub(super) fn is_settled(&self, ticket: &mut Option<Ticket>, waker: &Waker) -> bool {
         let (settled, left) = {
@@ -221,7 +221,7 @@ impl Shared {
         settled
     }
 
-    /// Who waits for that does not any more.
+    /// A task stops waiting for that.
     pub(super) fn leave_settled(&self, ticket: Option<Ticket>) {
         let left = self.inner.borrow_mut().for_settled.leave(ticket);
         drop(left);
@@ -234,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// Whether the driver has something to do. If not, its waker is woken when it has.
+    /// Whether the driver has work. If not, its waker is woken at the next work.
     pub(super) fn is_kicked(&self, waker: &Waker) -> bool {
         if self.kicked.get() {
             return true;
@@ -244,8 +244,8 @@ impl Shared {
         false
     }
 
-    /// One turn of the queue. Returns whether another one is due at once. `done` is empty before
-    /// and after.
+    /// One turn of the queue. Returns whether the next is due at once. `done` is empty before and
+    /// after.
     ///
     /// # Errors
     /// The queue cannot go on.
@@ -290,7 +290,7 @@ impl Shared {
         }
     }
 
-    /// Prepares a sleep of the driver. Returns how long it may be; `None`: a turn is due first.
+    /// Prepares a sleep of the driver. Returns its limit; `None`: a turn is due first.
     ///
     /// # Errors
     /// As of [`Self::turn`].
@@ -299,7 +299,7 @@ impl Shared {
         inner.queue.as_mut().ok_or_else(gone)?.arm()
     }
 
-    /// The queue, when nothing is sent any more and nothing is under way.
+    /// The queue, once no more requests are sent and none is under way.
     pub(super) fn finished(&self) -> Option<Queue> {
         let queue = {
             let mut inner = self.inner.borrow_mut();
@@ -309,7 +309,7 @@ impl Shared {
         Some(queue)
     }
 
-    /// The driver is gone: the queue goes with it, and everybody who waits hears of it.
+    /// The driver is gone: the queue goes with it, and every waiting task is woken.
     pub(super) fn end(&self) {
         let (queue, wakers) = {
             let mut inner = self.inner.borrow_mut();
@@ -326,8 +326,8 @@ impl Shared {
 }
 
 impl Inner {
-    /// Gives the queue what waits, as far as it takes it. Returns who waits for requests that it
-    /// refused.
+    /// Gives the queue the waiting requests, as many as it takes. Returns the wakers of requests
+    /// that it refused.
     fn admit(&mut self) -> Vec<Waker> {
         let mut wakers = Vec::new();
         let Some(queue) = &mut self.queue else { return wakers };

@@ -1,4 +1,4 @@
-//! [`Waiters`]: tasks that wait for one thing, in the order in which they came. Pure.
+//! [`Waiters`]: tasks that wait for one event, in the order of their arrival. Pure.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -7,7 +7,7 @@ use std::task::Waker;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ticket(u64);
 
-/// Tasks in a line. The one in front stays there until it leaves.
+/// Tasks in a line. The first one stays there until it leaves.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     last: u64,
@@ -15,7 +15,7 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
-    /// Whether nobody is before the holder of that ticket.
+    /// Whether the holder of that ticket is first in line.
     pub(super) fn is_first(&self, ticket: Option<Ticket>) -> bool {
         match (self.line.front(), ticket) {
             (None, _) => true,
@@ -24,8 +24,8 @@ impl Waiters {
         }
     }
 
-    /// Takes a ticket, or stays in line with the one there is. Returns a waker that is to be
-    /// dropped when nothing is borrowed.
+    /// Takes a ticket, or stays in line with the present one. Returns a waker to drop when nothing
+    /// is borrowed.
     pub(super) fn wait(&mut self, ticket: &mut Option<Ticket>, waker: &Waker) -> Option<Waker> {
         if let Some(held) = *ticket
             && let Some((_, known)) = self.line.iter_mut().find(|(known, _)| *known == held)
@@ -40,19 +40,19 @@ impl Waiters {
         None
     }
 
-    /// Leaves the line. Returns a waker that is to be dropped when nothing is borrowed.
+    /// Leaves the line. Returns a waker to drop when nothing is borrowed.
     pub(super) fn leave(&mut self, ticket: Option<Ticket>) -> Option<Waker> {
         let ticket = ticket?;
         let at = self.line.iter().position(|(known, _)| *known == ticket)?;
         self.line.remove(at).map(|(_, waker)| waker)
     }
 
-    /// Who is in front.
+    /// The waker of the first in line.
     pub(super) fn first(&self) -> Option<Waker> {
         self.line.front().map(|(_, waker)| waker.clone())
     }
 
-    /// Everybody, who stay in line until they leave.
+    /// The wakers of all, which stay in line until they leave.
     pub(super) fn all(&self) -> Vec<Waker> {
         self.line.iter().map(|(_, waker)| waker.clone()).collect()
     }
@@ -70,7 +70,7 @@ mod tests {
         assert!(waiters.wait(&mut one, Waker::noop()).is_none());
         assert!(waiters.wait(&mut two, Waker::noop()).is_none());
         assert!(waiters.is_first(one) && !waiters.is_first(two) && !waiters.is_first(None));
-        // To wait again changes nothing.
+        // A repeated wait changes nothing.
         let before = one;
         drop(waiters.wait(&mut one, Waker::noop()));
         assert!(one == before && waiters.is_first(one));

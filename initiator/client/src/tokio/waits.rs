@@ -9,7 +9,7 @@ use super::failed::Failed;
 use super::shared::{BufferFound, Shared};
 use super::waiters::Ticket;
 
-/// Waits for a buffer that is free.
+/// Waits for a free buffer.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct BufferWait {
     shared: Rc<Shared>,
@@ -43,7 +43,7 @@ impl Drop for BufferWait {
     }
 }
 
-/// Waits until no request is under way that was given up.
+/// Waits until no abandoned request is under way.
 #[must_use = "futures do nothing unless polled"]
 pub(super) struct Settled {
     shared: Rc<Shared>,

@@ -1,4 +1,4 @@
-//! [`Facts`]: what there is to know of this host, read once.
+//! [`Facts`]: the facts about this host, read once.
 
 use std::path::Path;
 
@@ -20,16 +20,16 @@ use crate::mount::run_dir::{RUN_DIR, names};
 /// The unit of mounts.
 pub(super) const UNIT: &str = "rblk-mount@.service";
 
-/// A mount whose process is gone.
+/// A mount without a process.
 #[derive(Debug)]
 pub(super) struct DeadMount {
     pub name: String,
     pub condition: Condition,
-    /// Its disk, if that is known.
+    /// The disk, if it is known.
     pub disk: Option<String>,
 }
 
-/// What there is to know of this host.
+/// The facts about this host.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub is_root: bool,
@@ -45,12 +45,12 @@ pub(super) struct Facts {
     /// Mounts that a process serves.
     pub served: usize,
     pub dead: Vec<DeadMount>,
-    /// Disks whose notes are gone, each with the process that serves it.
+    /// Disks without notes, each with the process that serves it.
     pub without_note: Vec<(String, ServedBy)>,
 }
 
 impl Facts {
-    /// Reads them. Tries an io_uring, and asks the driver.
+    /// Reads the facts. Tries an io_uring, and asks the driver.
     pub(super) fn read(root: &Path, config: &MountConfig) -> Self {
         let is_root = nix::unistd::geteuid().is_root();
         let me = nix::unistd::geteuid().as_raw();

@@ -1,5 +1,5 @@
-//! `rblk-initiator doctor`: what keeps this host from mounting, each thing with the command that
-//! mends it.
+//! `rblk-initiator doctor`: the obstacles that keep this host from mounting, each with the command
+//! that removes it.
 //!
 //! `facts` reads the host and `peer` its targets; `judge` makes findings of them and does no I/O.
 //! This program links no RDMA library, so `rblk-initiatord` tries the connection: it prints a
@@ -25,7 +25,7 @@ use peer::Peer;
 /// the connections.
 ///
 /// # Errors
-/// An address that is none.
+/// An invalid address.
 pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let config = match configuration(args) {
@@ -80,7 +80,7 @@ pub fn doctor(args: &DoctorArgs, daemon: &Path) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What is to be mounted: of the file, and of the flags.
+/// The configuration to mount: from the file and the flags.
 fn configuration(args: &DoctorArgs) -> Result<MountConfig, rblk_config::ConfigError> {
     let mut config = match &args.config {
         Some(path) => MountConfig::load(path)?,
@@ -91,7 +91,7 @@ fn configuration(args: &DoctorArgs) -> Result<MountConfig, rblk_config::ConfigEr
     Ok(config)
 }
 
-/// How connections are tried.
+/// The parameters of a connection's try.
 struct Wish<'a> {
     daemon: &'a Path,
     args: &'a DoctorArgs,
@@ -99,7 +99,7 @@ struct Wish<'a> {
 }
 
 impl Wish<'_> {
-    /// Lets the daemon try one.
+    /// Has the daemon try one connection.
     fn try_connection(&self, address: &Address) -> Probe {
         let mut command = Command::new(self.daemon);
         command.args(["doctor", "--probe", &address.to_string()]);

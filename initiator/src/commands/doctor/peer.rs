@@ -1,4 +1,4 @@
-//! [`Peer`]: a target as this host sees it before it connects: its name and the route.
+//! [`Peer`]: a target as this host sees it before it connects: the name and the route.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
@@ -11,14 +11,14 @@ use rblk_operate::doctor::PeerRoute;
 #[derive(Debug)]
 pub(super) struct Peer {
     pub address: Address,
-    /// Its IP addresses, or why there are none.
+    /// The IP addresses, or the reason why there are none.
     pub resolved: Result<Vec<SocketAddr>, String>,
-    /// How the first of them is reached.
+    /// The route to the first of them.
     pub route: Option<PeerRoute>,
 }
 
 impl Peer {
-    /// Resolves its name, which may take `limit`, and asks for the route.
+    /// Resolves the name within `limit`, and asks for the route.
     pub(super) fn look_up(address: &Address, limit: Duration) -> Self {
         let (sender, receiver) = mpsc::channel();
         let (host, port) = (address.host.clone(), address.port);
@@ -38,7 +38,7 @@ impl Peer {
         Self { address: address.clone(), resolved, route }
     }
 
-    /// Whether the address has a name, which is looked up.
+    /// Whether the address has a host name to look up.
     pub(super) fn has_name(&self) -> bool {
         let host = self.address.host.split('%').next().unwrap_or_default();
         host.parse::<std::net::IpAddr>().is_err()

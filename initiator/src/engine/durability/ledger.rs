@@ -1,5 +1,5 @@
-//! [`Ledger`]: one queue's part of the account: how each request is sent, and what its answer
-//! means. [`Durability`] says what a ledger promises. Pure.
+//! [`Ledger`]: one queue's part of the account: how each request is sent, and the meaning of its
+//! answer. [`Durability`] states the guarantees of a ledger. Pure.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use crate::engine::io::{Io, IoOp};
 /// How to send a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plan {
-    /// As it is.
+    /// The request itself.
     Send {
-        /// It must be durable when it is answered.
+        /// The write must be durable when it is answered.
         fua: bool,
     },
     /// A FLUSH under its tag; the answer is not the request's.
     FlushAhead,
-    /// Not now: ask again after an answer.
+    /// Wait: ask again after an answer.
     Wait,
 }
 
-/// What an answer means.
+/// The meaning of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answered {
     /// The request is done.
     Done,
-    /// It was the answer to a FLUSH ahead of the request, which is to be planned again.
+    /// The answer to a FLUSH ahead of the request: plan the request again.
     Again,
     /// The request is done, and fails with EIO although the target did it: a FLUSH after a loss.
     Lost,
@@ -44,26 +44,26 @@ enum Ahead {
     Done,
 }
 
-/// What is known of a request by its tag.
+/// The facts about a request, by its tag.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
-    // Its place in the ring.
+    // The place in the ring.
     entry: Option<EntryId>,
-    // It was sent to be durable when answered.
+    // The request was sent to be durable when answered.
     durable: bool,
-    // What the FLUSH sent under the tag covers.
+    // The horizon that a FLUSH under the tag covers.
     horizon: u64,
-    // Losses when it was submitted.
+    // The number of losses at its submission.
     losses: u64,
-    // What it is meant for, if it is a FLUSH.
+    // For a FLUSH: it was submitted for the writes numbered below this.
     meant: u64,
     ahead: Ahead,
-    // It is a FLUSH of this end, for which no user waits.
+    // A FLUSH of this end, for which no user waits.
     unasked: bool,
 }
 
-/// One queue's part: asked about each request when it is sent and answered. Allocates nothing after
-/// it was made.
+/// One queue's part of the account: it decides about each request when it is sent and answered.
+/// Allocates nothing after its creation.
 #[derive(Debug)]
 pub struct Ledger {
     shared: Arc<Durability>,
@@ -71,12 +71,12 @@ pub struct Ledger {
     marks: Box<[Mark]>,
     // A FLUSH ahead of a write is under way: one at a time.
     flushing: bool,
-    // The first write that found no room. Later writes wait, so that it gets the next room.
+    // The first write without room. Later writes wait, so that it gets the next room.
     starving: Option<Tag>,
 }
 
 impl Ledger {
-    /// A queue's ledger; with a ring it retains.
+    /// A queue's ledger; with a ring it retains copies.
     #[must_use]
     pub fn new(shared: Arc<Durability>, depth: QueueDepth, ring: Option<RetainRing>) -> Self {
         let marks = vec![Mark::default(); usize::from(depth.get())].into_boxed_slice();
@@ -87,7 +87,7 @@ impl Ledger {
         self.marks.get_mut(tag.index())
     }
 
-    /// A request came.
+    /// Records a new request.
     pub(crate) fn submitted(&mut self, tag: Tag) {
         let (losses, meant) = (self.shared.losses(), self.shared.submission());
         if let Some(mark) = self.mark(tag) {
@@ -95,17 +95,17 @@ impl Ledger {
         }
     }
 
-    /// The FLUSH that came under this tag is one of this end: no user waits for it, so it tells no
-    /// loss, and a loss that it finds is told by others.
+    /// Marks the FLUSH under this tag as one of this end: no user waits for it, so it reports no
+    /// loss. A loss that it finds is reported by other FLUSHes.
     pub(crate) fn unasked(&mut self, tag: Tag) {
         if let Some(mark) = self.mark(tag) {
             mark.unasked = true;
         }
     }
 
-    /// Whether a FLUSH must fail instead of being sent, to tell a loss once. Ask once, and do as it
-    /// says. A FLUSH that fails of a loss until the disk is mounted again is sent nevertheless, and
-    /// fails when it is [answered](Self::answered).
+    /// Whether a FLUSH must fail instead of being sent, to report a loss once. Call it once, and
+    /// obey. A FLUSH that fails because of a loss until the remount is sent nevertheless, and fails
+    /// when it is [answered](Self::answered).
     #[must_use]
     pub(crate) fn must_fail(&mut self, tag: Tag, io: &Io) -> bool {
         if io.op != IoOp::Flush || self.shared.on_loss() != OnLoss::Once {
@@ -119,7 +119,7 @@ impl Ledger {
         must_tell && !Mutation::ReplaySilentLoss.is_on()
     }
 
-    /// How to send a request that waits. [`Plan::Send`] and [`Plan::FlushAhead`] have to be carried
+    /// The way to send a waiting request. [`Plan::Send`] and [`Plan::FlushAhead`] must be carried
     /// out.
     pub(crate) fn plan(&mut self, tag: Tag, io: &Io) -> Plan {
         let Some(mark) = self.marks.get_mut(tag.index()) else { return Plan::Send { fua: io.fua } };
@@ -136,7 +136,7 @@ impl Ledger {
             return Plan::Send { fua: mark.durable };
         };
         if mark.entry.is_some() {
-            // Sent before, by a path that died.
+            // Sent before, on a path that died.
             return Plan::Send { fua: mark.durable };
         }
         if self.starving.is_some_and(|first| first != tag) {
@@ -167,8 +167,8 @@ impl Ledger {
         plan
     }
 
-    /// What was sent under a tag was answered. `copy` copies data out of the tag's buffer, from
-    /// that offset on.
+    /// Handles the answer under a tag. `copy` copies data out of the tag's buffer, from that offset
+    /// on.
     pub(crate) fn answered(
         &mut self,
         tag: Tag,
@@ -186,7 +186,7 @@ impl Ledger {
         }
         match io.op {
             IoOp::Read => {}
-            // `Fenced` says nothing about the store.
+            // `Fenced` does not concern the store.
             IoOp::Flush if mark.unasked && status == Status::Fenced => {}
             IoOp::Flush if mark.unasked => self.flushed_unasked(tag, horizon, fine),
             IoOp::Flush => return self.flushed(horizon, status),
@@ -206,8 +206,8 @@ impl Ledger {
         Answered::Done
     }
 
-    /// A FLUSH of this end was answered, ahead of a write or not. No user waits for it, so if it
-    /// failed, other FLUSHes have to tell.
+    /// Handles the answer to a FLUSH of this end, ahead of a write or not. No user waits for it, so
+    /// after a failure other FLUSHes must report the loss.
     fn flushed_unasked(&self, tag: Tag, horizon: u64, fine: bool) {
         let mode = self.shared.on_loss();
         let needs_room = self.starving == Some(tag);
@@ -225,7 +225,7 @@ impl Ledger {
         }
     }
 
-    /// A FLUSH of a user of the disk was answered.
+    /// Handles the answer to a FLUSH of a user of the disk.
     fn flushed(&self, horizon: u64, status: Status) -> Answered {
         let tells_all = self.shared.on_loss() == OnLoss::UntilRemount;
         match status {
@@ -235,22 +235,23 @@ impl Ledger {
                     false => horizon,
                 };
                 self.shared.made_durable(horizon);
-                // Also a FLUSH that was sent before the loss: its user has not heard of it yet.
+                // Also a FLUSH that was sent before the loss: its user has not heard of the loss
+                // yet.
                 if self.tells_loss_on_success() {
                     return Answered::Lost;
                 }
             }
-            // Another host has the volume, and the mount is over: `Fenced` says nothing about the
+            // Another host has the volume, and the mount is over: `Fenced` does not concern the
             // store.
             Status::Fenced => {}
             _ if tells_all && !Mutation::LossOfFlush.is_on() => self.lose_but_keep_copies(horizon),
-            // Only the user that waits for this FLUSH hears of it.
+            // Only the user that waits for this FLUSH gets the error.
             _ => {}
         }
         Answered::Done
     }
 
-    /// Whether a FLUSH that the target did fails all the same, to tell of a loss.
+    /// Whether a FLUSH that the target did must fail to report a loss.
     fn tells_loss_on_success(&self) -> bool {
         if Mutation::LossToldOnce.is_on() {
             return self.shared.must_tell(self.shared.losses(), u64::MAX);
@@ -260,13 +261,13 @@ impl Ledger {
 
     fn lose_but_keep_copies(&self, horizon: u64) {
         let is_first = !self.shared.fails_every_flush();
-        // A target whose store fails may fail every FLUSH: one line is enough.
+        // A target with a broken store may fail every FLUSH: one line is enough.
         if self.shared.lose_but_keep_copies(horizon) && is_first {
             tell_failed(self.shared.on_loss());
         }
     }
 
-    /// A request that waited was failed here.
+    /// Records that a waiting request failed here.
     pub(crate) fn cancelled(&mut self, tag: Tag) {
         if self.starving == Some(tag) {
             self.starving = None;
@@ -277,8 +278,8 @@ impl Ledger {
         }
     }
 
-    /// The path died: nothing that was sent will be answered. Places in the ring are kept for the
-    /// next path.
+    /// The path died: no sent request will be answered. Places in the ring are kept for the next
+    /// path.
     pub(crate) fn path_lost(&mut self) {
         self.flushing = false;
         for mark in &mut self.marks {

@@ -6,12 +6,12 @@
 //!                      '-----> cancel (failed: nothing was promised)
 //! ```
 //!
-//! Memory is allocated once. An entry has its place from when its command is sent, so an
-//! acknowledged write always has one. Entries leave in the order of their reservation: an entry
-//! that is not answered yet keeps the entries after it.
+//! Memory is allocated once. An entry has its place from the moment its command is sent, so an
+//! acknowledged write always has one. Entries leave in the order of their reservation: an
+//! unanswered entry keeps the entries after it.
 //!
 //! A write that was durable when it was acknowledged has an entry without data: older data of its
-//! range must not be written over it.
+//! range must not overwrite it.
 
 use std::collections::BTreeMap;
 
@@ -20,31 +20,31 @@ use rblk_protocol::{BlockCount, BlockSize, Lba, Mutation, QueueDepth};
 
 use crate::engine::io::{Io, IoOp};
 
-/// How much data there is for each entry.
+/// Bytes of data for each entry.
 const DATA_BYTES_PER_ENTRY: usize = 2048;
 const _: () = assert!(size_of::<Entry>() <= 48, "what docs/internals/memory.md says it costs");
 
-/// What became of a range.
+/// The state of a range after a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
-    /// It has the data of a write.
+    /// The data of a write.
     Data,
-    /// It has the data of a write that was durable when it was acknowledged.
+    /// The data of a write that was durable when it was acknowledged.
     Durable,
-    /// It was discarded.
+    /// Discarded.
     Discarded,
-    /// It was zeroed.
+    /// Zeroed.
     Zeroed {
         /// The range may be given back.
         may_unmap: bool,
     },
 }
 
-/// Names an entry of a ring.
+/// The name of an entry in a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EntryId(u64);
 
-/// The ring has no room for an entry now.
+/// The ring has no room for an entry at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoRoom;
 
@@ -92,14 +92,14 @@ impl std::fmt::Debug for RetainRing {
 
 impl RetainRing {
     /// A ring for `data_bytes` of data of a queue of that depth. It has enough entries for writes
-    /// that are not much smaller than a page. With smaller writes it is full sooner.
+    /// of about a page or more. With smaller writes it is full sooner.
     #[must_use]
     pub fn for_queue(data_bytes: usize, depth: QueueDepth) -> Self {
         Self::new(data_bytes, data_bytes / DATA_BYTES_PER_ENTRY + 2 * usize::from(depth.get()))
     }
 
     /// A ring for `data_bytes` of data and `entries` writes, both at least 1. All memory is touched
-    /// now, not when the host may be short of it.
+    /// now, not later when the host may be short of it.
     #[must_use]
     pub fn new(data_bytes: usize, entries: usize) -> Self {
         let none = Entry {
@@ -122,20 +122,21 @@ impl RetainRing {
         }
     }
 
-    /// Longest write it can hold, in bytes.
+    /// Longest write that fits, in bytes.
     #[must_use]
     pub(crate) fn capacity_bytes(&self) -> usize {
         self.data.len()
     }
 
-    /// Whether more than half of it is in use.
+    /// Whether more than half of the ring is in use.
     #[must_use]
     pub(crate) fn is_crowded(&self) -> bool {
         (self.next_at - self.first_at) * 2 > wide64(self.data.len())
             || (self.next - self.first) * 2 > wide64(self.entries.len())
     }
 
-    /// Whether it has an acknowledged write that is not durable, when all below `durable` are.
+    /// Whether the ring has an acknowledged write that is not durable. All writes numbered below
+    /// `durable` are.
     #[must_use]
     pub(crate) fn has_unflushed(&self, durable: u64) -> bool {
         self.newest > durable
@@ -175,7 +176,7 @@ impl RetainRing {
         Ok(id)
     }
 
-    /// The two pieces of the ring that `len` bytes from position `at` are in.
+    /// The two pieces of the ring with the `len` bytes at position `at`.
     fn pieces(&self, at: u64, len: u32) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let start = wide(at % wide64(self.data.len()));
         let len = wide(len);
@@ -183,8 +184,8 @@ impl RetainRing {
         (start..start + head, 0..len - head)
     }
 
-    /// The write was acknowledged as the `number`th. `copy` fills a piece of the ring with the data
-    /// that begins at that offset of the write; it is called at most twice.
+    /// Records that the write was acknowledged with that number. `copy` fills a piece of the ring
+    /// with the data at that offset of the write; it is called at most twice.
     pub(crate) fn commit(
         &mut self,
         id: EntryId,
@@ -204,14 +205,14 @@ impl RetainRing {
         self.newest = self.newest.max(number + 1);
     }
 
-    /// The write failed: nothing was promised.
+    /// Removes the entry of a failed write: nothing was promised.
     pub(crate) fn cancel(&mut self, id: EntryId) {
         if let Some(entry) = self.entry_mut(id) {
             entry.state = State::Cancelled;
         }
     }
 
-    /// Frees the oldest entries, as far as they are cancelled or numbered below `durable`.
+    /// Frees the oldest entries that are cancelled or numbered below `durable`.
     pub(crate) fn release(&mut self, durable: u64) {
         while self.first < self.next {
             let entry = self.entries[self.index(self.first)];
@@ -225,7 +226,7 @@ impl RetainRing {
         }
     }
 
-    /// Copies of what is acknowledged and numbered `durable` or above.
+    /// Copies of the acknowledged writes numbered `durable` or above.
     #[must_use]
     pub(crate) fn unflushed(&self, durable: u64) -> Vec<Retained> {
         (self.first..self.next)
@@ -244,7 +245,7 @@ impl RetainRing {
     }
 }
 
-/// What a command's acknowledgement will say of its range.
+/// The state of a command's range after its acknowledgement.
 #[must_use]
 pub(crate) fn what_of(io: &Io, durable: bool) -> What {
     match io.op {
@@ -258,28 +259,28 @@ pub(crate) fn what_of(io: &Io, durable: bool) -> What {
 /// An acknowledged write that no FLUSH covered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Retained {
-    /// Its place in the order of the acknowledgements of all queues.
+    /// The number of its acknowledgement over all queues.
     pub number: u64,
-    /// What it did.
+    /// The state of the range.
     pub what: What,
     /// First block.
     pub lba: Lba,
     /// Blocks.
     pub count: BlockCount,
-    /// The data of [`What::Data`].
+    /// The data, for [`What::Data`].
     pub data: Vec<u8>,
 }
 
 /// A part of a [`ReplayLog`]; no two overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// What to do. Never [`What::Durable`].
+    /// The state to restore. Never [`What::Durable`].
     pub what: What,
     /// First block.
     pub lba: Lba,
     /// Blocks, at least 1.
     pub count: BlockCount,
-    // Which entry, and at which byte of its data the piece begins.
+    // The entry, and the offset of the piece in its data.
     entry: usize,
     offset: usize,
 }
@@ -300,14 +301,14 @@ impl ReplayLog {
         if Mutation::ReplayOldest.is_on() {
             entries.reverse();
         }
-        // First block to end and entry.
+        // From first block to end and entry.
         let mut newest: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
         for (at, entry) in entries.iter().enumerate() {
             let (start, end) = (entry.lba.0, entry.lba.0.saturating_add(entry.count.0));
             if start == end {
                 continue;
             }
-            // What begins before it and reaches into it, maybe beyond it.
+            // A range that begins before the new one and reaches into it, maybe beyond it.
             if let Some((&from, &(to, of))) = newest.range(..start).next_back()
                 && to > start
             {
@@ -316,7 +317,7 @@ impl ReplayLog {
                     newest.insert(end, (to, of));
                 }
             }
-            // What begins in it.
+            // Ranges that begin in the new one.
             while let Some((&from, &(to, of))) = newest.range(start..end).next() {
                 newest.remove(&from);
                 if to > end {
@@ -343,8 +344,8 @@ impl ReplayLog {
         Self { entries, pieces, block_size }
     }
 
-    /// Cuts off what is not within the first `blocks` of the volume, which became smaller. Returns
-    /// how many blocks that were.
+    /// Cuts off the pieces behind the first `blocks` of the volume, which has shrunk. Returns the
+    /// number of blocks cut off.
     pub fn cut(&mut self, blocks: BlockCount) -> u64 {
         let mut gone = 0;
         self.pieces.retain_mut(|piece| {
@@ -356,7 +357,7 @@ impl ReplayLog {
         gone
     }
 
-    /// Acknowledged writes in it, whether or not they left a piece.
+    /// Acknowledged writes in the log, whether or not they left a piece.
     #[must_use]
     pub fn writes(&self) -> u64 {
         wide64(self.entries.iter().filter(|entry| entry.what != What::Durable).count())
@@ -368,7 +369,7 @@ impl ReplayLog {
         &self.pieces
     }
 
-    /// The pieces that reach beyond a block, from the one that has it on.
+    /// The pieces from that block on.
     pub(crate) fn pieces_from(&self, lba: Lba) -> &[Piece] {
         let before = self.pieces.partition_point(|piece| piece.lba.0 + piece.count.0 <= lba.0);
         &self.pieces[before..]
@@ -380,7 +381,7 @@ impl ReplayLog {
         self.block_size
     }
 
-    /// The data of a piece; empty unless it is [`What::Data`].
+    /// The data of a piece; empty unless the piece is [`What::Data`].
     #[must_use]
     pub(crate) fn data(&self, piece: &Piece) -> &[u8] {
         if piece.what != What::Data {
@@ -434,7 +435,7 @@ mod tests {
         ring.cancel(c);
         ring.release(0);
         ring.reserve(What::Data, &write(3, 2)).unwrap();
-        // A stale name does nothing.
+        // A stale name has no effect.
         ring.cancel(a);
         assert_eq!(ring.reserve(What::Data, &write(3, 1)), Err(NoRoom));
     }
@@ -495,8 +496,8 @@ mod tests {
     }
 
     proptest! {
-        /// Block by block, the log says what replaying everything in order would have left of a
-        /// volume of that many blocks.
+        /// Block by block, the log has the content that replaying everything in order would have
+        /// left on a volume of that many blocks.
         #[test]
         fn merging_is_replaying_in_order(
             writes in prop::collection::vec((what(), 0u64..40, 1u64..12), 0..40),
@@ -546,7 +547,7 @@ mod tests {
             }
         }
 
-        /// Against a list: room, order and bytes, over many turns of the ring.
+        /// Compares the ring with a list: room, order and bytes, over many turns of the ring.
         #[test]
         fn a_ring_is_a_bounded_list(
             steps in prop::collection::vec((0u8..4, 0usize..8, 1u64..6), 1..200),

@@ -1,4 +1,4 @@
-//! The account by itself: what each mode does of a loss, and that no write is forgotten or stuck.
+//! The account by itself: the effect of each mode after a loss. No write is forgotten or stuck.
 
 use proptest::prelude::*;
 use rblk_protocol::{BlockSize, QueueDepth, Status, Tag};
@@ -32,7 +32,7 @@ fn answer(ledger: &mut Ledger, tag: u16, io: &Io, fine: bool) -> Answered {
 const AS_IT_IS: Plan = Plan::Send { fua: false };
 
 #[test]
-fn a_flush_covers_what_was_acknowledged_before_it_on_any_queue() {
+fn a_flush_covers_earlier_acknowledged_writes_of_every_queue() {
     let shared = Durability::new(OnLoss::Once);
     let (mut a, mut b) = (ledger(&shared, None), ledger(&shared, None));
     let write = io(IoOp::Write, 0, 1);
@@ -60,7 +60,7 @@ fn a_flush_covers_what_was_acknowledged_before_it_on_any_queue() {
 }
 
 #[test]
-fn a_flush_for_which_nobody_waits_tells_nobody() {
+fn an_unasked_flush_reports_no_loss() {
     for (mode, before) in [(OnLoss::Once, 1), (OnLoss::UntilRemount, 1), (OnLoss::Once, 0)] {
         let shared = Durability::new(mode);
         let mut a = ledger(&shared, None);
@@ -72,7 +72,7 @@ fn a_flush_for_which_nobody_waits_tells_nobody() {
             send(&mut a, 0, &write);
             answer(&mut a, 0, &write, true);
         }
-        // It is sent after a loss, too, and makes durable what came since. Where it fails, that is
+        // The FLUSH is sent after a loss, too, and makes later writes durable. If it fails, that is
         // a loss.
         for (fine, losses) in [(true, before), (false, before + 1)] {
             send(&mut a, 1, &write);
@@ -87,7 +87,7 @@ fn a_flush_for_which_nobody_waits_tells_nobody() {
             );
             assert_eq!(shared.has_untold_loss(), losses > 0, "{mode:?} {fine}");
         }
-        // The next FLUSH of a user tells it.
+        // The next FLUSH of a user reports the loss.
         send(&mut a, 0, &flush());
         let told = match mode {
             OnLoss::Once => a.must_fail(Tag(0), &flush()),
@@ -119,7 +119,7 @@ fn a_flush_is_planned_anew_on_a_new_path() {
 }
 
 #[test]
-fn a_loss_is_told_once_and_to_all_who_waited() {
+fn a_loss_is_reported_once_and_to_every_waiting_flush() {
     let shared = Durability::new(OnLoss::Once);
     let (mut a, mut b) = (ledger(&shared, None), ledger(&shared, None));
     for tag in 0..2 {
@@ -134,7 +134,7 @@ fn a_loss_is_told_once_and_to_all_who_waited() {
     assert!(a.must_fail(Tag(1), &flush()), "it covered what is lost, too");
     b.submitted(Tag(0));
     assert!(!b.must_fail(Tag(0), &flush()), "it came after the loss was told");
-    // With nobody waiting, the next one.
+    // Without a waiting FLUSH, the next one reports the loss.
     shared.lose(shared.horizon());
     b.submitted(Tag(0));
     assert!(b.must_fail(Tag(0), &flush()));
@@ -144,19 +144,19 @@ fn a_loss_is_told_once_and_to_all_who_waited() {
 }
 
 #[test]
-fn what_a_predecessor_left_is_in_doubt_until_a_flush() {
+fn writes_of_a_predecessor_are_in_doubt_until_a_flush() {
     assert!(!Durability::new(OnLoss::Once).inherits_doubt());
     let shared = Durability::inheriting(OnLoss::Once);
     let mut a = ledger(&shared, Some(RetainRing::new(4096, 64)));
     assert!(shared.inherits_doubt());
     assert_eq!((shared.unflushed(), shared.losses()), (1, 0), "nothing is lost yet");
-    // Our own write is retained; what is in doubt is not.
+    // Our own write is retained; the write in doubt is not.
     let write = io(IoOp::Write, 0, 1);
     send(&mut a, 0, &write);
     answer(&mut a, 0, &write, true);
     assert_eq!((shared.unflushed(), a.unflushed().unwrap().len()), (2, 1));
     assert!(shared.inherits_doubt());
-    // A FLUSH that fails covers nothing.
+    // A failed FLUSH covers nothing.
     send(&mut a, 1, &flush());
     answer(&mut a, 1, &flush(), false);
     assert!(shared.inherits_doubt());
@@ -167,7 +167,7 @@ fn what_a_predecessor_left_is_in_doubt_until_a_flush() {
 }
 
 #[test]
-fn a_doubt_that_became_a_loss_is_told_once() {
+fn a_doubt_that_became_a_loss_is_reported_once() {
     let shared = Durability::inheriting(OnLoss::Once);
     let mut a = ledger(&shared, None);
     shared.lose(shared.horizon());
@@ -195,7 +195,7 @@ fn a_flush_from_before_the_lost_write_does_not_tell_it_to_the_next() {
     assert!(!shared.has_untold_loss());
     a.submitted(Tag(0));
     assert!(!a.must_fail(Tag(0), &flush()));
-    // Those that are given to a successor again are from before, too.
+    // Requests that a successor gets again are from before, too.
     let shared = Durability::inheriting(OnLoss::Once);
     let mut a = ledger(&shared, None);
     a.submitted(Tag(0));
@@ -209,13 +209,13 @@ fn a_flush_from_before_the_lost_write_does_not_tell_it_to_the_next() {
 }
 
 #[test]
-fn an_inherited_loss_is_told_to_whoever_came_after_the_dead_process() {
+fn an_inherited_loss_is_reported_to_flushes_after_the_dead_process() {
     for doubt in [false, true] {
         let shared = Durability::inheriting_loss(OnLoss::Once, doubt);
         assert!(shared.has_untold_loss());
         assert_eq!((shared.inherits_doubt(), shared.unflushed()), (doubt, u64::from(doubt)));
         let mut a = ledger(&shared, None);
-        // The driver gives these again: whoever wrote what is lost may have sent neither.
+        // The driver sends these again: the user of the lost write may have sent neither.
         a.submitted(Tag(0));
         a.submitted(Tag(1));
         shared.arrived();
@@ -224,13 +224,13 @@ fn an_inherited_loss_is_told_to_whoever_came_after_the_dead_process() {
         a.submitted(Tag(0));
         assert!(a.must_fail(Tag(0), &flush()));
         assert!(!shared.has_untold_loss());
-        // It ends: the next one is sent, and settles what is in doubt.
+        // The loss is reported: the next FLUSH is sent, and settles the doubt.
         assert_eq!(send(&mut a, 0, &flush()), AS_IT_IS);
         assert!(!a.must_fail(Tag(0), &flush()));
         answer(&mut a, 0, &flush(), true);
         assert_eq!((shared.unflushed(), shared.inherits_doubt()), (0, false));
     }
-    // With nobody waiting, it is told at once and once.
+    // Without a waiting FLUSH, the loss is reported at once and once.
     let shared = Durability::inheriting_loss(OnLoss::Once, true);
     let mut a = ledger(&shared, None);
     shared.arrived();
@@ -248,7 +248,7 @@ fn a_full_ring_is_flushed() {
     for tag in 0..3 {
         assert_eq!(send(&mut a, tag, &write), AS_IT_IS);
     }
-    // More than half is used, but there is nothing that a FLUSH would cover.
+    // More than half is used, but a FLUSH would cover nothing.
     assert_eq!(send(&mut a, 3, &write), AS_IT_IS);
     assert_eq!(send(&mut a, 4, &write), Plan::Wait, "no room");
     assert!(a.has_waiting());
@@ -265,7 +265,7 @@ fn a_full_ring_is_flushed() {
     assert_eq!(answer(&mut a, 4, &write, true), Answered::Done);
     let kept = a.unflushed().unwrap();
     assert_eq!((kept.len(), kept[0].number, kept[0].data.len()), (1, 1, 512));
-    // One of those that wait for an answer is failed instead: its place comes back.
+    // An unanswered request fails instead: its place comes back.
     a.cancelled(Tag(5));
     a.path_lost();
     assert_eq!(a.plan(Tag(1), &write), AS_IT_IS, "its place was kept");
@@ -291,7 +291,7 @@ fn half_a_ring_is_flushed_ahead_without_making_others_wait() {
 }
 
 #[test]
-fn what_is_longer_than_the_ring_is_durable_at_once() {
+fn a_write_longer_than_the_ring_is_durable_at_once() {
     let shared = Durability::new(OnLoss::Once);
     let mut a = ledger(&shared, Some(RetainRing::new(1024, 64)));
     let long = io(IoOp::Write, 0, 3);
@@ -302,8 +302,8 @@ fn what_is_longer_than_the_ring_is_durable_at_once() {
     assert!(kept[0].data.is_empty());
 }
 
-/// A FLUSH from its submission to its end; the target answers it with that status. Whether it ended
-/// well.
+/// Runs a FLUSH from its submission to its end; the target answers it with that status. Returns
+/// whether it succeeded.
 fn flushed(ledger: &mut Ledger, tag: u16, status: Status) -> bool {
     ledger.submitted(Tag(tag));
     if ledger.must_fail(Tag(tag), &flush()) {
@@ -340,7 +340,7 @@ fn two_file_systems_on_one_disk_both_hear_of_a_loss() {
             assert_eq!(flushed(&mut a, 1, Status::Ok), !lasts, "{mode}");
         }
         assert_eq!(shared.has_untold_loss(), lasts);
-        // Everybody else goes on: writes, reads, and a write that is durable by itself.
+        // All other requests go on: writes, reads, and a write with FUA.
         written(&mut a, 0);
         let fua = Io { fua: true, ..io(IoOp::Write, 0, 1) };
         assert_eq!(send(&mut b, 2, &fua), Plan::Send { fua: true });
@@ -372,13 +372,13 @@ fn a_flush_that_the_target_fails_is_a_loss_until_the_remount() {
         assert!(!flushed(&mut a, 1, status));
         assert!(shared.has_untold_loss(), "{status:?}");
         assert!(!flushed(&mut b, 1, Status::Ok), "the target started again: {status:?}");
-        // One that fails again says nothing new, unless there is something new to lose.
+        // A repeated failure adds no loss, unless there are new writes to lose.
         assert!(!flushed(&mut b, 1, status));
         assert_eq!(shared.losses(), 1);
         written(&mut a, 0);
         assert!(!flushed(&mut b, 1, status));
         assert_eq!(shared.losses(), 2);
-        // Once, whoever waits for it hears it.
+        // With `Once`, only the waiting user gets the error.
         let shared = Durability::new(OnLoss::Once);
         let mut a = ledger(&shared, None);
         written(&mut a, 0);
@@ -386,7 +386,7 @@ fn a_flush_that_the_target_fails_is_a_loss_until_the_remount() {
         assert_eq!((shared.losses(), shared.unflushed()), (0, 1));
         assert!(flushed(&mut a, 1, Status::Ok));
     }
-    // It has nothing to do with the store that another host took the volume.
+    // A takeover by another host proves nothing about the store.
     let shared = Durability::new(OnLoss::UntilRemount);
     let mut a = ledger(&shared, None);
     assert!(!flushed(&mut a, 1, Status::Fenced));
@@ -436,10 +436,10 @@ fn copies_that_bring_the_writes_back_do_not_end_a_loss() {
 }
 
 proptest! {
-    /// Whatever happens, on either queue, in one process or its successors: until the remount no
-    /// FLUSH that ends after the first loss ends well.
+    /// For any steps on either queue, in one process or its successors: until the remount no FLUSH
+    /// that ends after the first loss succeeds.
     #[test]
-    fn no_flush_ends_well_after_a_loss(
+    fn no_flush_succeeds_after_a_loss(
         steps in prop::collection::vec((0usize..2, 0u8..9), 1..200),
         retains in any::<bool>(),
     ) {
@@ -448,7 +448,7 @@ proptest! {
         let mut shared = Durability::new(mode);
         let mut queues = [ledger(&shared, ring()), ledger(&shared, ring())];
         let mut lost = false;
-        // By queue: a FLUSH under tag 7 is on its way.
+        // By queue: a FLUSH under tag 7 is under way.
         let mut waits = [false; 2];
         for (at, what) in steps {
             let queue = &mut queues[at];
@@ -488,7 +488,7 @@ proptest! {
                     shared.rewritten(horizon, shared.unflushed());
                 }
                 _ => {
-                    // The process dies, and another goes on by the note.
+                    // The process dies, and another takes over with the note.
                     prop_assert_eq!(shared.has_untold_loss(), lost);
                     shared = match lost {
                         true => Durability::inheriting_loss(mode, what % 2 == 0),
@@ -509,9 +509,9 @@ proptest! {
         }
     }
 
-    /// Whatever the sizes: while answers come, every write is sent and answered in the end, and
-    /// each acknowledged one is durable, retained or told to be lost at every moment; also when
-    /// FLUSHes fail.
+    /// For all sizes: while answers come, every write is sent and answered in the end, and each
+    /// acknowledged one is durable, retained or reported lost at every moment; also when FLUSHes
+    /// fail.
     #[test]
     fn no_write_is_forgotten_or_stuck(
         steps in prop::collection::vec((0u16..8, 0u8..12, 1u64..7), 1..300),

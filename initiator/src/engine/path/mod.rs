@@ -1,13 +1,14 @@
-//! [`Path`]: one connected I/O queue: its QPs, its registered memory and what was agreed.
+//! [`Path`]: one connected I/O queue: its QPs, its registered memory and the agreed values.
 //!
-//! A path has one QP or several, its lanes: to the target they are queues like others. Small
-//! requests keep to the first, so that they share messages; large ones go where the least is on its
-//! way, so that the data of one queue is moved by several QPs of the device. All lanes are on one
+//! A path has one QP or several, its lanes: to the target they are ordinary queues. Small requests
+//! use the first lane, so that they share messages; large ones use the lane with the least data
+//! under way, so that several QPs of the device move the data of one queue. All lanes are on one
 //! CQ, and the path ends when one of them does.
 //!
 //! Keys live as long as the path: a reconnect registers anew, so a late RDMA of a dead path meets
 //! dead keys. They are made for one path, a little before it ([`registering`]). Each key has one
-//! direction: the target may write where reads land, and read where writes are, and nothing else.
+//! direction: the target may write to the buffers of READs, and read from those of WRITEs, and
+//! nothing else.
 
 pub(crate) mod registering;
 #[cfg(test)]
@@ -29,14 +30,14 @@ use rblk_protocol::{
 };
 use registering::{QueueData, Registering};
 
-/// Pieces that a SEND gathers where several of its commands may have data: the capsules, and the
+/// Limit of the pieces in a SEND with several commands that may have data: the capsules, and the
 /// data of each.
 pub(crate) const DATA_LIST_SGES: u32 = const_u32(LIST_DATA_MAX) + 1;
 /// Receive slots beyond depth + 1.
 const SPARE_RECVS: usize = 2;
-/// Bytes of a tag's command slot: a list that begins with its command, or ends with it where data
-/// comes first. One line more, so that the first lines of all slots do not meet in a few sets of
-/// the cache.
+/// Bytes of a tag's command slot: a list that begins with its command, or ends with it if data
+/// comes first. The slot has one line more, so that the first lines of all slots do not fall into a
+/// few sets of the cache.
 pub(crate) const COMMAND_STRIDE: usize = COMMAND_LIST_BYTES + COMMAND_BYTES;
 const _: () = assert!(COMMAND_BYTES + PROOF_BYTES <= COMMAND_STRIDE, "the self-test fits");
 /// Bytes of a receive slot: a list of responses.
@@ -79,8 +80,8 @@ impl PathLayout {
         self.depth.tags() * COMMAND_STRIDE + usize::from(slot) * RECV_STRIDE
     }
 
-    /// What to ask of the QP, where those features are asked for. `reads_in` is how many READs of
-    /// the target the device serves at once.
+    /// The limits to request for the QP, with these features. `reads_in` is the number of the
+    /// target's RDMA READs that the device serves at once.
     #[must_use]
     pub fn qp_limits(self, inline_bytes: u32, reads_in: u8, features: Features) -> QpLimits {
         QpLimits {
@@ -94,27 +95,27 @@ impl PathLayout {
         }
     }
 
-    /// Send WRs that may be outstanding: every tag once, and as many again that wait for a signaled
-    /// one.
+    /// Limit of the outstanding send WRs: one for every tag, and as many again that wait for a
+    /// signaled one.
     #[must_use]
     pub(crate) fn send_wrs(self) -> u32 {
         narrow::<u32, _>(2 * self.depth.tags()) + 8
     }
 
-    /// One in how many SENDs is signaled.
+    /// The interval of signaled SENDs.
     #[must_use]
     pub(crate) fn signal_interval(self) -> u32 {
         (u32::from(self.depth.get()) / 2).clamp(2, 64)
     }
 }
 
-/// Memory where the data of a queue's requests may be.
+/// The memories for the data of a queue's requests.
 #[derive(Clone, Debug)]
 pub struct QueueMemory {
     /// The queue's own buffers.
     pub buffers: Arc<Region>,
-    /// Memory of other programs, by [`MemoryIndex`] from 1 on. Nothing lands behind the data of a
-    /// request there: a path with digests cannot use it.
+    /// Memory of other programs, by [`MemoryIndex`] from 1 on. It has no room behind the data of a
+    /// request: a path with digests cannot use it.
     pub shared: Arc<[Arc<Region>]>,
 }
 
@@ -124,7 +125,7 @@ impl From<Arc<Region>> for QueueMemory {
     }
 }
 
-/// Which memory of a queue.
+/// The index of a queue's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryIndex(u16);
 
@@ -132,31 +133,31 @@ impl MemoryIndex {
     /// The queue's own buffers.
     pub const OWN: Self = Self(0);
 
-    /// Whether a queue with so many shared memories has it.
+    /// Whether a queue with so many shared memories has this one.
     #[inline]
     pub(crate) fn is_of(self, shared: usize) -> bool {
         usize::from(self.0) <= shared
     }
 
-    /// The shared memory of that index, as [`QueueMemory::shared`] has it. `None`, if no queue has
-    /// so many.
+    /// The index of a shared memory, in the order of [`QueueMemory::shared`]. `None` if no queue
+    /// has so many.
     #[must_use]
     pub fn shared(index: u16) -> Option<Self> {
         index.checked_add(1).map(Self)
     }
 }
 
-/// Where the data of a request is.
+/// The place of a request's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// In which memory.
+    /// The memory.
     pub memory: MemoryIndex,
-    /// From which byte on.
+    /// The offset of the first byte.
     pub offset: usize,
 }
 
 impl Place {
-    /// In the queue's own buffers.
+    /// A place in the queue's own buffers.
     #[must_use]
     pub fn own(offset: usize) -> Self {
         Self { memory: MemoryIndex::OWN, offset }
@@ -166,9 +167,9 @@ impl Place {
 /// Memory for data, with its keys on a path.
 #[derive(Debug)]
 pub struct DataMemory {
-    /// The memory, where the target may write.
+    /// The registration for writes by the target.
     pub sinks: MemoryRegion,
-    /// The same memory, where the target may read.
+    /// The registration of that memory for reads by the target.
     pub sources: MemoryRegion,
 }
 
@@ -181,8 +182,8 @@ pub struct PathMemory {
     pub shared: Box<[DataMemory]>,
     /// Capsules and receive slots, one [`PathLayout`] after the other for each lane; never remote.
     pub slots: MemoryRegion,
-    /// Where the self-test lands, [`SELF_TEST_BYTES`] for each lane; the target may read it later
-    /// to learn that its WRs are done.
+    /// Memory for the self-test's writes, [`SELF_TEST_BYTES`] for each lane. The target may read it
+    /// later to learn that its WRs are done.
     pub scratch: MemoryRegion,
 }
 
@@ -190,7 +191,7 @@ impl PathMemory {
     /// Registers the memory of a queue and its own slots, for so many lanes, with a domain.
     ///
     /// # Errors
-    /// Memory is short, or the device refuses.
+    /// There is not enough memory, or the device refuses.
     pub fn register(
         pd: &ProtectionDomain,
         memory: &QueueMemory,
@@ -200,10 +201,10 @@ impl PathMemory {
         Self::with(pd, QueueData::register(pd, memory)?, layout, lanes)
     }
 
-    /// The same, where the memory of the queue is being registered already.
+    /// Like [`Self::register`], for memory of the queue that is being registered already.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Self::register`].
     pub(crate) async fn finish(
         pd: &ProtectionDomain,
         registering: Registering,
@@ -233,11 +234,11 @@ impl PathMemory {
         })
     }
 
-    /// The memory of that index.
+    /// The memory with that index.
     ///
     /// # Panics
-    /// The path has no such memory: a bug of the engine, which takes no request with such a place,
-    /// and no path with less memory.
+    /// The path has no such memory: a bug of the engine. The engine takes no request with an
+    /// invalid place, and no path with less memory.
     #[inline]
     pub(crate) fn data(&self, index: MemoryIndex) -> &DataMemory {
         match index.0.checked_sub(1) {
@@ -247,29 +248,29 @@ impl PathMemory {
     }
 }
 
-/// What the self-test of a lane carries, and what the target must answer.
+/// The proof that the self-test of a lane carries, and the proof that the target must answer.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneProof {
-    /// That this end belongs to the session.
+    /// Proves that this end belongs to the session.
     pub ours: QueueProof,
-    /// That the target does.
+    /// Proves that the target belongs to it.
     pub theirs: TargetProof,
 }
 
 /// The lanes of a path that control has tested: the poller of the path has their QPs. Every RECV is
-/// posted, and nothing is unanswered.
+/// posted, and every command is answered.
 #[derive(Debug)]
 pub struct Tested {
     pub(crate) lanes: Vec<TestedLane>,
-    /// Of the last command.
+    /// The number of the last command.
     pub(crate) sequence: Sequence,
 }
 
-/// One of them.
+/// A tested lane.
 #[derive(Debug)]
 pub(crate) struct TestedLane {
     pub(crate) qp: QpIndex,
-    /// Of its send queue.
+    /// The credits of its send queue.
     pub(crate) credits: SendCredits,
 }
 
@@ -280,21 +281,21 @@ pub struct Path {
     pub poller: Box<dyn Poller>,
     /// The QPs, one for each lane, not attached yet.
     pub connections: Vec<Connection>,
-    /// What each lane proves, in the same order; empty unless [`Features::AUTH`] was agreed.
+    /// The proof of each lane, in the order of `connections`; empty unless [`Features::AUTH`] was
+    /// agreed.
     pub proofs: Vec<LaneProof>,
-    /// The lanes, where control [tested](Self::test) them: then the poller has the QPs, and nothing
-    /// is left to prove.
+    /// The lanes, if control [tested](Self::test) them: then the poller has the QPs, and no proof
+    /// is left to exchange.
     pub tested: Option<Tested>,
-    /// Its memory.
+    /// The registered memory.
     pub memory: PathMemory,
-    /// What was agreed.
+    /// The agreed values.
     pub accept: HelloAccept,
-    /// Epoch of every command on it.
+    /// The epoch of every command.
     pub epoch: Epoch,
-    /// The volume, as this session calls it.
+    /// The handle of the volume in this session.
     pub volume: VolumeHandle,
-    /// From this size on, data that the target moves goes by the lane that has the least on its
-    /// way.
+    /// Data of at least this size goes by the lane with the least data under way.
     pub lane_bytes: u32,
 }
 
@@ -304,7 +305,7 @@ impl Path {
         self.into_dead().retire(());
     }
 
-    /// What is left of a path that was never used.
+    /// The remains of a path that was never used.
     pub(crate) fn into_dead(self) -> DeadPath {
         let Self { mut poller, mut connections, memory, tested, .. } = self;
         let qps = || tested.iter().flat_map(|tested| &tested.lanes).map(|lane| lane.qp);
@@ -313,27 +314,27 @@ impl Path {
         DeadPath { connections, poller, memory }
     }
 
-    /// How many lanes it has.
+    /// The number of lanes.
     #[must_use]
     pub fn lanes(&self) -> usize {
         self.connections.len() + self.tested.as_ref().map_or(0, |tested| tested.lanes.len())
     }
 }
 
-/// What is left of a path, for control to [retire](Self::retire).
+/// The remains of a path, for control to [retire](Self::retire).
 #[derive(Debug)]
 pub struct DeadPath {
-    /// The QPs go first.
+    /// The QPs are destroyed first.
     pub connections: Vec<Connection>,
-    /// Then its CQ.
+    /// Then the CQ.
     pub poller: Box<dyn Poller>,
     /// Then the registrations.
     pub memory: PathMemory,
 }
 
 impl DeadPath {
-    /// Destroys it, without waiting for the kernel, and then drops `rest`. A new path has keys of
-    /// its own; it may use the same buffers when the
+    /// Destroys the path, without waiting for the kernel, and then drops `rest`. A new path has its
+    /// own keys; it may use these buffers once the
     /// [`UndestroyedPath`](crate::queue::undestroyed::UndestroyedPath) is dropped.
     pub(crate) fn retire<T: Send + 'static>(self, rest: T) {
         let Self { connections, poller, memory } = self;
@@ -342,7 +343,7 @@ impl DeadPath {
 }
 
 /// Destroys the QPs of a path, and then drops `rest`, which has their CQ. No thread of ours waits
-/// for that: see [`Connection::retire`].
+/// for it: see [`Connection::retire`].
 pub(crate) fn retire<T: Send + 'static>(mut connections: Vec<Connection>, rest: T) {
     match connections.pop() {
         Some(last) => last.retire((connections, rest)),

@@ -1,8 +1,8 @@
-//! [`Registering`]: the memory of a queue, being registered with a domain for a path to come.
+//! [`Registering`]: the memory of a queue during its registration with a domain, for a later path.
 //!
 //! Registration takes some 100 ms for each 256 MiB, and requests wait for it after a loss. So it
 //! begins before LOGIN is answered, on threads, and ends while the connections are made. The keys
-//! are for one path: who takes them has them alone, and without a path they die here.
+//! are for one path: [`Registering::end`] hands them over, and without a path they die here.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use tokio::sync::oneshot;
 
 use super::{DataMemory, QueueMemory};
 
-/// Threads of this process that register. One cannot be stopped when its try was given up.
+/// The number of threads of this process that register. A registration cannot be stopped after its
+/// try was given up.
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
-/// One of them, until it ends, also by a panic.
+/// The count of one such thread, until it ends or panics.
 struct AtWork;
 
 impl AtWork {
@@ -33,7 +34,7 @@ impl Drop for AtWork {
     }
 }
 
-/// A way that the data of requests moves.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug)]
 enum Direction {
     /// The target may write.
@@ -50,7 +51,7 @@ impl Direction {
         }
     }
 
-    /// Registers all memory of a queue: its own first.
+    /// Registers all memory of a queue. Its own comes first.
     fn register(
         self,
         pd: &ProtectionDomain,
@@ -66,7 +67,7 @@ impl Direction {
 pub(super) struct QueueData(pub(super) Vec<DataMemory>);
 
 impl QueueData {
-    /// Registers it here.
+    /// Registers on this thread.
     pub(super) fn register(
         pd: &ProtectionDomain,
         memory: &QueueMemory,
@@ -88,23 +89,24 @@ type Answer = oneshot::Receiver<Result<Vec<MemoryRegion>, FabricError>>;
 pub(crate) struct Registering {
     memory: QueueMemory,
     pd: ProtectionDomain,
-    // Sinks and sources.
+    // The answers for sinks and sources.
     under_way: Option<(Answer, Answer)>,
 }
 
 impl Registering {
-    /// Begins.
+    /// Starts the registration.
     pub(crate) fn begin(pd: &ProtectionDomain, memory: &QueueMemory) -> Self {
         let start = |direction: Direction| {
             let (sender, answer) = oneshot::channel();
             let (pd, memory) = (pd.clone(), memory.clone());
             let at_work = AtWork::begin();
             let work = move || {
-                // It fails when nobody wants the keys any more. They die with it.
+                // The send fails if the keys are not needed any more. They are dropped with the
+                // message.
                 let _ = sender.send(direction.register(&pd, &memory));
                 drop(at_work);
             };
-            // Without a thread there is no answer, and `end` registers.
+            // Without a thread there is no answer: `end` registers then.
             let _ = thread::Builder::new().name("rblk-register".into()).spawn(work);
             answer
         };
@@ -112,19 +114,19 @@ impl Registering {
         Self { memory: memory.clone(), pd: pd.clone(), under_way }
     }
 
-    /// Registers when the keys are asked for. For memory that nobody has touched yet: the kernel
-    /// makes its pages meanwhile, and a connection that is made at the same time waits for that.
+    /// Registers in [`Self::end`]. For memory with untouched pages: the kernel makes the pages
+    /// during the registration, and a connection made at that time would wait for it.
     fn later(pd: &ProtectionDomain, memory: &QueueMemory) -> Self {
         Self { memory: memory.clone(), pd: pd.clone(), under_way: None }
     }
 
-    /// Whether it is of these buffers.
+    /// Whether it is for these buffers.
     fn is_of(&self, buffers: &Arc<Region>) -> bool {
         Arc::ptr_eq(&self.memory.buffers, buffers)
     }
 
-    /// The keys. What failed is tried once more: the memory of the path before may have been
-    /// registered still.
+    /// The keys. A failed registration is tried once more: the memory of the path before may still
+    /// have been registered.
     pub(super) async fn end(self) -> Result<QueueData, FabricError> {
         let Self { memory, pd, under_way } = self;
         if let Some((sinks, sources)) = under_way
@@ -141,13 +143,13 @@ impl Registering {
     }
 }
 
-/// What is being registered for the queues of a session, before anybody asks for their paths.
+/// Memory that is being registered for the queues of a session, before their paths are requested.
 #[derive(Debug, Default)]
 pub(crate) struct Early(Vec<Registering>);
 
 impl Early {
-    /// Begins for those, unless a try before still registers: tries that fail one after the other
-    /// must not pile up threads and pinned memory.
+    /// Starts the registrations, unless an earlier try still registers: a row of failing tries must
+    /// not pile up threads and pinned memory.
     pub(crate) fn begin(pd: &ProtectionDomain, queues: &[QueueMemory]) -> Self {
         if AT_WORK.load(Ordering::Relaxed) > 0 {
             return Self::default();
@@ -155,7 +157,7 @@ impl Early {
         Self(queues.iter().map(|memory| Registering::begin(pd, memory)).collect())
     }
 
-    /// That of a queue with this memory, once.
+    /// Takes the registration of a queue with this memory, once.
     pub(crate) fn take(&mut self, pd: &ProtectionDomain, memory: &QueueMemory) -> Registering {
         match self.0.iter().position(|early| early.is_of(&memory.buffers)) {
             Some(at) => self.0.swap_remove(at),

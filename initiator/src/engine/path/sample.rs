@@ -6,12 +6,12 @@ use rblk_protocol::{InstanceId, Nonce, Version};
 
 use super::*;
 
-/// Requests at once.
+/// Limit of the requests at once.
 pub(crate) const DEPTH: u16 = 4;
-/// Most data of one.
+/// Limit of the data of one request.
 pub(crate) const DATA_MAX: usize = 16 << 10;
 
-/// A path whose target says nothing, and its cable. Without a cable there is no QP.
+/// A path with a silent target, and its cable. Without a cable there is no QP.
 pub(crate) fn path(network: &Network, buffers: &Arc<Region>, cabled: bool) -> (Path, Option<Wire>) {
     let domain = || Device::Soft(network.device()).alloc_pd().unwrap();
     let (pd, far) = (domain(), domain());

@@ -1,14 +1,14 @@
-//! [`Gathering`]: how many events a sleep waits for, where many requests are under way. Pure.
+//! [`Gathering`]: the number of events that a sleep waits for, with many requests under way. Pure.
 //!
 //! Each sleep and each doorbell is a system call (on a software device). With many requests under
-//! way, a thread that wakes for the first event finds little to do, and is back in the kernel for
-//! the next event at once. So it lets the kernel gather some events before it wakes: the requests
-//! that the client sends in answer to the last completions come together, and share a message, a
-//! doorbell and a system call.
+//! way, a thread that wakes for the first event finds little work, and is back in the kernel for
+//! the next event at once. So the thread lets the kernel gather some events before it wakes: the
+//! client's requests after the last completions come together, and share a message, a doorbell and
+//! a system call.
 //!
-//! A gathering costs latency, so it is bounded by a small part of the latency that requests have
-//! now, which one request at a time is measured for. Where a device is fast, that part is too short
-//! to be worth a timer, and the thread does not gather.
+//! A gathering costs latency, so it is bounded by a small part of the present latency, which is
+//! measured with one request at a time. On a fast device that part is too short to be worth a
+//! timer, and the thread does not gather.
 
 use std::time::{Duration, Instant};
 
@@ -16,31 +16,31 @@ use rblk_protocol::Tag;
 
 use crate::front::ublk::Wait;
 
-/// With no more requests under way than these, no request waits for another.
+/// With at most so many requests under way, no request waits for another.
 const FEW: usize = 8;
 /// The part of the latency that a gathering may add.
 const PART: u32 = 16;
 /// A gathering is not worth a timer below `SHORTEST`, and never takes longer than `LONGEST`.
 const SHORTEST: Duration = Duration::from_micros(10);
 const LONGEST: Duration = Duration::from_micros(500);
-/// The most events of a gathering. (Tried: with 16 there are a tenth fewer system calls, and less
-/// I/O, because more of the requests wait at the same end.)
+/// Limit of the events of a gathering. (Tried: with 16 there are a tenth fewer system calls, and
+/// less I/O, because more of the requests wait at one end.)
 const EVENTS: usize = 8;
 
-/// What requests take, and what follows for sleeps.
+/// The measured latency of requests, and the sleeps that follow from it.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    // A request that is measured, and when it came.
+    // The measured request, and the time when it came.
     sample: Option<(Tag, Instant)>,
-    // Averaged over about eight samples.
+    // The average over about eight samples.
     latency: Duration,
-    // The most requests under way lately, a tenth less with every sleep: of a burst, many are just
-    // answered, and come again.
+    // The most requests under way lately, reduced by a tenth with every sleep: of a burst, many are
+    // just answered, and come again.
     peak: usize,
 }
 
 impl Gathering {
-    /// A request came.
+    /// Records a request.
     #[inline]
     pub(super) fn request(&mut self, tag: Tag, now: Instant) {
         if self.sample.is_none() {
@@ -48,7 +48,7 @@ impl Gathering {
         }
     }
 
-    /// A request was answered.
+    /// Records an answer.
     #[inline]
     pub(super) fn answer(&mut self, tag: Tag, now: Instant) {
         if let Some((sample, since)) = self.sample
@@ -59,13 +59,13 @@ impl Gathering {
         }
     }
 
-    /// Whether many requests are under way, with so many just now.
+    /// Whether many requests are under way; `outstanding` are at the moment.
     #[inline]
     pub(super) fn is_many(&self, outstanding: usize) -> bool {
         outstanding > FEW || self.peak > FEW
     }
 
-    /// The wait of a sleep, with so many requests under way.
+    /// The wait of a sleep with so many requests under way.
     #[inline]
     pub(super) fn wait(&mut self, longest: Duration, outstanding: usize) -> Wait {
         self.peak = outstanding.max(self.peak.saturating_sub(1 + self.peak / 10));
@@ -83,7 +83,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// After requests that took so long.
+    /// The state after requests with that latency.
     fn after(latency: Duration) -> Gathering {
         let (mut gathering, now) = (Gathering::default(), Instant::now());
         for _ in 0..100 {
@@ -125,7 +125,7 @@ mod tests {
         let mut gathering = after(Duration::from_micros(3200));
         assert_eq!(within(gathering.wait(SECOND, 8)), None);
         assert!(gathering.is_many(9) && !gathering.is_many(8));
-        // After a burst, too, soon.
+        // The peak forgets a burst soon.
         gathering.wait(SECOND, 32);
         let bursts = (0..100).take_while(|_| within(gathering.wait(SECOND, 1)).is_some()).count();
         assert!((1..20).contains(&bursts), "{bursts}");

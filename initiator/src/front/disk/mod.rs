@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::mpsc as sync_mpsc;
 use std::time::Duration;
 
+use rblk_protocol::BlockSize;
 use rblk_runtime::data_thread;
 use rblk_runtime::spin::SpinMode;
-use rblk_protocol::BlockSize;
 use tokio::sync::mpsc;
 
 use self::thread::QueueThread;
@@ -27,10 +27,10 @@ use crate::volume::begin::Front;
 pub(crate) const FRONT: Front =
     Front { tests_paths: false, shares_memory: true, has_room_for_digests: true, spare_buffers: 0 };
 
-/// How long a thread may take to fetch every tag.
+/// Time limit for a thread to fetch every tag.
 const START_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a queue thread is made of.
+/// The parts of a queue thread.
 #[derive(Debug)]
 pub(crate) struct QueueParts {
     /// The ublk queue.
@@ -43,16 +43,16 @@ pub(crate) struct QueueParts {
     pub data_max: usize,
     /// Block size of the volume.
     pub block_size: BlockSize,
-    /// The account of what is durable, made for the queue's depth. None for a volume whose writes
-    /// are durable when they are answered.
+    /// The account of durable writes, made for the queue's depth. `None` for a volume with durable
+    /// acknowledged writes.
     pub ledger: Option<Ledger>,
-    /// How soon a path is given up on which the target owes an answer and is silent.
+    /// The time until a path with a silent target is given up while answers are outstanding.
     pub pulse: Option<Pulse>,
-    /// How long to look for work before sleeping.
+    /// The time to poll before a sleep.
     pub spin: SpinMode,
-    /// The CPUs that the thread is to run on. Empty: any.
+    /// The CPUs for the thread. Empty: any.
     pub cpus: Vec<usize>,
-    /// For control.
+    /// The channel to control.
     pub outbox: mpsc::UnboundedSender<FromQueue>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let spin = parts.spin;
                 let mut thread = QueueThread::new(parts, receiver, engine_stats)?;
-                // On an error, control has given up waiting, and drops the mailbox.
+                // An error means that control no longer waits, and drops the mailbox.
                 let _ = ready.send(Ok(()));
                 data_thread::run(&mut thread, spin)
             }));
@@ -83,7 +83,7 @@ pub(crate) fn start(parts: QueueParts) -> io::Result<QueueHandle> {
                 Err(_) => Some("it panicked".to_owned()),
             };
             if let Some(error) = &error {
-                // No one waits for it when the queue was ready already.
+                // The message is dropped if the queue was ready already.
                 let _ = ready.try_send(Err(io::Error::other(error.clone())));
             }
             let _ = outbox.send(FromQueue::Stopped { queue, error });

@@ -1,15 +1,15 @@
-//! [`run_on`]: which CPUs the thread of a hardware queue runs on.
+//! [`run_on`]: places the thread of a hardware queue on CPUs.
 //!
 //! A request comes to its queue on the CPU of the program that made it, and its answer is handed
-//! back there. A thread that runs on one of those CPUs is woken without an interrupt between CPUs,
-//! and finds the request in the cache. The kernel says which CPUs' requests come to a queue
+//! back there. A thread on one of those CPUs is woken without an interrupt between CPUs, and finds
+//! the request in the cache. The kernel reports which CPUs submit to a queue
 //! (`UBLK_U_CMD_GET_QUEUE_AFFINITY`).
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Keeps the calling thread on these CPUs, as far as it may run on them. The thread runs as before
-/// where it may run on none of them, or if the kernel refuses.
+/// Keeps the calling thread on the allowed ones of these CPUs. Changes nothing if none is allowed,
+/// or if the kernel refuses.
 pub(super) fn run_on(cpus: &[usize]) {
     let this = Pid::from_raw(0);
     let kept = sched_getaffinity(this).and_then(|allowed| match chosen(cpus, &allowed) {
@@ -21,12 +21,12 @@ pub(super) fn run_on(cpus: &[usize]) {
     }
 }
 
-/// The CPUs of `wanted` that are allowed. `None` if that is no CPU.
+/// The allowed CPUs of `wanted`. `None` if there is none.
 fn chosen(wanted: &[usize], allowed: &CpuSet) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     let mut any = false;
     for &cpu in wanted {
-        // An error is a CPU that the set has no bit for.
+        // An error means a CPU beyond the bits of the set.
         if allowed.is_set(cpu) == Ok(true) && set.set(cpu).is_ok() {
             any = true;
         }

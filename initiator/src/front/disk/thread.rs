@@ -25,9 +25,9 @@ use crate::engine::path::{MemoryIndex, Place};
 use crate::front::ublk::{BlockOp, BlockRequest, DataAt, Event, Queue, Wait};
 use crate::queue::{MAIL, TargetParts, TargetSide, ToQueue};
 
-/// Looks after an arming, at most, where each finds answers of many requests.
+/// Limit of the polls after an arming, while each finds answers of many requests.
 const LATE_LOOKS: u32 = 4;
-/// Turns of the ring in which the last answers get out.
+/// Limit of the turns of the ring that hand the last answers over.
 const HAND_BACK_TRIES: u32 = 16;
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
@@ -45,7 +45,7 @@ pub(super) struct QueueThread {
 }
 
 impl QueueThread {
-    /// Makes the queue, which has fetched every tag then. On the thread that runs it.
+    /// Makes the queue, and fetches every tag. Call it on the queue's own thread.
     pub(super) fn new(
         parts: QueueParts,
         mail: Receiver<ToQueue>,
@@ -59,7 +59,7 @@ impl QueueThread {
         let stride = buffers.stride();
         let mut ublk =
             Queue::new(&config, buffers).map_err(io::Error::other)?.with_shared(parts.shared);
-        // The device's node goes when the last queue is gone.
+        // The device's node goes with its last queue.
         drop(config);
         ublk.watch(mail.event_fd(), MAIL).map_err(io::Error::other)?;
         ublk.fetch_all();
@@ -81,7 +81,7 @@ impl QueueThread {
         Ok(Self { ublk, side, gathering, block_size, stopping, shares_memory: shared > 0 })
     }
 
-    /// Takes what the ring has.
+    /// Takes the events of the ring.
     fn take_events(&mut self, now: Instant) -> Found {
         let mut found = Found::Nothing;
         while let Some(event) = self.ublk.next_event() {
@@ -92,17 +92,17 @@ impl QueueThread {
                     continue;
                 }
                 Event::Watch(MAIL) => self.side.clear_mail(),
-                // A socket that ended is looked at as well.
+                // A socket that ended is checked, too.
                 Event::Watch(token) | Event::WatchEnded(token, _)
                     if self.side.is_of_path(token) =>
                 {
                     self.side.clear_path_event();
                 }
-                // Of an earlier path.
+                // A token of an earlier path.
                 Event::Watch(_) | Event::WatchEnded(..) => {}
                 Event::Stopping => {
                     self.stopping = true;
-                    // The driver waits for the answers of what it gave us.
+                    // The driver waits for the answers to its requests.
                     if !self.side.is_leaving() {
                         self.side.engine_mut().hold(false);
                     }
@@ -118,7 +118,7 @@ impl QueueThread {
         found
     }
 
-    /// Gives a request to the engine. What cannot be sent is answered at once.
+    /// Gives a request to the engine, or answers it at once if it cannot be sent.
     fn take_request(&mut self, tag: u16, request: &BlockRequest, now: Instant) {
         let submitted = to_io(request, self.block_size)
             .ok_or(EINVAL)
@@ -129,7 +129,7 @@ impl QueueThread {
         }
     }
 
-    /// Gives the engine a request whose data is at `data`.
+    /// Gives the engine a request with its data at `data`.
     #[inline]
     fn submit(&mut self, tag: Tag, io: Io, data: DataAt) -> Result<(), WrongState> {
         if !self.shares_memory {
@@ -146,8 +146,8 @@ impl QueueThread {
         self.side.engine_mut().submit_at(tag, io, place)
     }
 
-    /// One turn of the engine. Returns whether anything happened, and how many requests were
-    /// answered.
+    /// One turn of the engine. Returns whether it did any work, and the number of answered
+    /// requests.
     fn turn_engine(&mut self, now: Moment) -> (bool, usize) {
         let Self { side, ublk, gathering, .. } = self;
         side.turn(now, |tag, result| {
@@ -156,7 +156,7 @@ impl QueueThread {
         })
     }
 
-    /// Whether the thread ends now. Its paths are with control then.
+    /// Whether the thread ends now. Control has its paths then.
     fn ends(&mut self, now: Instant) -> io::Result<bool> {
         let leaves = self.side.leaves(now);
         if !(leaves || self.stopping && self.ublk.is_down()) {
@@ -188,8 +188,8 @@ impl DataThread for QueueThread {
         if busy {
             self.side.after_work();
         }
-        // After I/O that leaves nothing to look for, the answers for the driver go with the sleep:
-        // one system call.
+        // If no more work is expected after I/O, the answers for the driver go with the sleep: one
+        // system call.
         let may_sleep = match found {
             Found::Nothing => true,
             Found::Work => false,
@@ -205,7 +205,7 @@ impl DataThread for QueueThread {
     }
 
     fn arm(&mut self) {
-        // The path of a CQ that cannot be armed has ended: the look finds that.
+        // The path of a CQ that cannot be armed has ended: the next poll finds that.
         let _ = self.side.engine_mut().arm();
     }
 
@@ -219,8 +219,8 @@ impl DataThread for QueueThread {
             if found != Found::Io || !self.gathering.is_many(self.side.engine().outstanding()) {
                 return found;
             }
-            // Many more are under way: these answers, too, go to the driver with the sleep. The CQ
-            // is armed, so the next look can be the last.
+            // Many more requests are under way: these answers, too, go to the driver with the
+            // sleep. The CQ is armed, so the next poll can be the last.
         }
         Found::Io
     }
@@ -257,26 +257,27 @@ impl DataThread for QueueThread {
     }
 }
 
-/// Answers a request that the driver gave us.
+/// Answers a request of the driver.
 fn answer(ublk: &mut Queue, tag: Tag, result: i32) {
     let answered = ublk.complete(tag.0, result);
     debug_assert!(answered.is_ok(), "{answered:?}");
 }
 
-/// Tells the driver of every answered request, before the ring goes with those that are not.
+/// Hands every answered request to the driver, before the ring goes with the unanswered ones.
 fn hand_back(ublk: &mut Queue) -> io::Result<()> {
     for _ in 0..HAND_BACK_TRIES {
         ublk.enter(Wait::No).map_err(io::Error::other)?;
         if !ublk.needs_enter() {
             break;
         }
-        // The kernel wants its completions reaped first. A request among them stays the driver's.
+        // The kernel needs its completions reaped first. A request among them stays with the
+        // driver.
         while ublk.next_event().is_some() {}
     }
     Ok(())
 }
 
-/// A request of the driver as the engine takes it. `None`, if it is not whole blocks.
+/// A request of the driver for the engine. `None`, if it is not whole blocks.
 fn to_io(request: &BlockRequest, block_size: BlockSize) -> Option<Io> {
     let op = match request.op {
         BlockOp::Read => IoOp::Read,

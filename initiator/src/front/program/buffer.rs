@@ -1,13 +1,13 @@
-//! [`Buffer`]: memory for the data of one request, where the target's RDMA moves it to and from.
+//! [`Buffer`]: memory for the data of one request. The target's RDMA moves data from and to it.
 //! [`Slots`]: the buffers of one queue.
 //!
 //! Invariants:
-//! - A slot is in one [`Buffer`], or free. A buffer that was submitted is inside its request, so
-//!   whoever submitted it cannot reach it, and it comes back when no device touches it any more.
+//! - A slot is in one [`Buffer`], or free. A submitted buffer is inside its request, out of reach
+//!   of the program, and comes back when no device touches it any more.
 //! - The memory is unmapped when the last of three is gone: the queue, its buffers, and the
 //!   registrations of its paths. The registrations go after the QPs (`path.rs`). So late RDMA never
-//!   meets memory that was freed.
-//! - Slots are taken by the queue only, so none is reused once the queue is dropped with requests
+//!   meets freed memory.
+//! - Only the queue hands slots out, so none is reused once the queue is dropped with requests
 //!   under way.
 
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// As many slots of `stride` bytes as the memory has, for `data_max` bytes each. `None`, if
-    /// it has none.
+    /// As many slots of `stride` bytes as fit into the memory, for `data_max` bytes each. `None` if
+    /// none fits.
     pub(super) fn new(memory: Arc<Region>, stride: usize, data_max: usize) -> Option<Arc<Self>> {
         let count = memory.len().checked_div(stride)?;
         let last = u32::try_from(count.checked_sub(1)?).ok()?;
@@ -58,7 +58,7 @@ impl Slots {
 /// Memory for the data of one request. The target moves data to and from it by RDMA, so nothing is
 /// copied on the way. Get one by [`Queue::buffer`](super::Queue::buffer), and give it to the
 /// requests of the same queue: [`Completion::buffer`](super::Completion::buffer) brings it back.
-/// Dropping it frees its place for another one.
+/// Dropping it frees its place for another buffer.
 ///
 /// There is no `&[u8]` of the bytes, because the target has a key to the memory as long as it is
 /// connected: if it breaks the protocol, it can change bytes at any time. [`Buffer::read`] and
@@ -70,24 +70,24 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Bytes that it holds: the most data of one request.
+    /// Bytes of the buffer: the most data of one request.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.slots.data_max
     }
 
-    /// Copies bytes out, from the one numbered `at` on.
+    /// Copies bytes out, starting at byte `at`.
     ///
     /// # Panics
-    /// They are not all inside the buffer.
+    /// The bytes are not all inside the buffer.
     pub fn read(&self, at: usize, out: &mut [u8]) {
         self.slots.memory.read(self.place(at, out.len()), out);
     }
 
-    /// Copies bytes in, to the one numbered `at` on.
+    /// Copies bytes in, starting at byte `at`.
     ///
     /// # Panics
-    /// They do not all fit into the buffer.
+    /// The bytes do not all fit into the buffer.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         self.slots.memory.write(self.place(at, bytes.len()), bytes);
     }
@@ -95,7 +95,7 @@ impl Buffer {
     /// Zeroes bytes.
     ///
     /// # Panics
-    /// They are not all inside the buffer.
+    /// The bytes are not all inside the buffer.
     pub fn zero(&mut self, at: usize, len: usize) {
         self.slots.memory.zero(self.place(at, len), len);
     }
@@ -103,22 +103,22 @@ impl Buffer {
     /// Copies bytes of another buffer, of any queue, into this one.
     ///
     /// # Panics
-    /// They are not all inside both buffers.
+    /// The bytes are not all inside both buffers.
     pub fn copy_from(&mut self, at: usize, other: &Self, from: usize, len: usize) {
         let (to, from) = (self.place(at, len), other.place(from, len));
         other.slots.memory.copy_to(from, &self.slots.memory, to, len);
     }
 
     /// The first byte. It is at a multiple of 4096, and valid for reading as many bytes as the
-    /// buffer [holds](Self::capacity) until this value is dropped or moved into a request: from
-    /// then on the device reads and writes there. The bytes may change as other processes change
-    /// shared memory.
+    /// buffer [holds](Self::capacity) until this value is dropped or moved into a request: then the
+    /// device reads and writes there. The bytes may change at any time, as in memory that other
+    /// processes share.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.pointer().cast_const()
     }
 
-    /// The same, for writing.
+    /// The pointer of [`Self::as_ptr`], for writing.
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.pointer()
@@ -129,12 +129,12 @@ impl Buffer {
         pointer.expect("a slot inside the memory").as_ptr()
     }
 
-    /// Where in the memory of its queue it begins.
+    /// The offset of the buffer in the memory of its queue.
     pub(super) fn offset(&self) -> usize {
         wide(self.slot) * self.slots.stride
     }
 
-    /// Where in the memory of its queue these bytes are.
+    /// The offset of these bytes in the memory of the queue.
     fn place(&self, at: usize, len: usize) -> usize {
         let end = at.checked_add(len);
         let capacity = self.slots.data_max;
@@ -148,7 +148,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // There is a place for every slot.
+        // The list has a place for every slot.
         let _ = self.slots.free.push(self.slot);
     }
 }

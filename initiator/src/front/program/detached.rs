@@ -1,5 +1,5 @@
-//! [`Detached`]: a queue of a program whose control is the caller: for simulations, which decide
-//! when paths come, die and are destroyed.
+//! [`Detached`]: a queue of a program, controlled by the caller: for simulations, which decide when
+//! paths come, die and are destroyed.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -22,18 +22,19 @@ use crate::queue::{FromQueue, TargetParts, ToQueue};
 pub struct Detached {
     mail: Sender<ToQueue>,
     news: mpsc::UnboundedReceiver<FromQueue>,
-    // It does not keep the memory.
+    // This reference does not keep the memory.
     memory: Weak<Region>,
 }
 
-/// A path that ended. Whoever drops the first part destroys it, and then drops the second.
+/// A path that ended. The owner first drops `dead`, which destroys the path, and then
+/// `undestroyed`.
 #[derive(Debug)]
 pub struct Ended {
-    /// Why.
+    /// The reason.
     pub end: PathEnd,
-    /// What is left of it.
+    /// The remains of the path.
     pub dead: Box<DeadPath>,
-    /// To be dropped when that is destroyed.
+    /// To be dropped once the path is destroyed.
     pub undestroyed: Option<UndestroyedPath>,
 }
 
@@ -69,7 +70,7 @@ impl Detached {
         Ok((detached, Queue::new(given, block_size)?))
     }
 
-    /// The memory of the queue, while somebody has it.
+    /// The memory of the queue, while it has an owner.
     #[must_use]
     pub fn memory(&self) -> Option<Arc<Region>> {
         self.memory.upgrade()
@@ -85,7 +86,7 @@ impl Detached {
         ToQueue::Disconnect.post(&self.mail);
     }
 
-    /// Requests fail with that errno, or wait again.
+    /// Makes requests fail with that errno, or wait again.
     pub fn fail(&self, errno: Option<i32>) {
         ToQueue::Fail(errno).post(&self.mail);
     }

@@ -7,7 +7,7 @@
 //! rblk-control (tokio)  Volume -> Direct -> Mount -> Link -> Course
 //! ```
 //!
-//! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what a disk has, too.
+//! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of a disk.
 
 mod buffer;
 #[doc(hidden)]

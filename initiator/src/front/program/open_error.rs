@@ -1,4 +1,4 @@
-//! [`OpenError`]: why a volume could not be opened.
+//! [`OpenError`]: the reasons why a volume could not be opened.
 
 use std::error::Error;
 use std::fmt;
@@ -7,7 +7,7 @@ use rblk_operate::said_once;
 
 use crate::volume::begin::may_pass;
 
-/// Why a volume could not be opened. It names what was wrong, and what helps.
+/// The reason why a volume could not be opened. It names the fault and the remedy.
 #[derive(Debug)]
 pub struct OpenError(anyhow::Error);
 
@@ -16,7 +16,7 @@ impl OpenError {
         Self(error)
     }
 
-    /// Whether trying again later can help.
+    /// Whether a later try may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         may_pass(&self.0)
@@ -29,5 +29,5 @@ impl fmt::Display for OpenError {
     }
 }
 
-// The text has the causes, so there is no source.
+// The text includes the causes, so there is no source.
 impl Error for OpenError {}

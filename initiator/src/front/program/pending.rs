@@ -11,11 +11,11 @@ struct UnderWay {
     buffer: Option<Buffer>,
 }
 
-/// The requests of a queue that are under way. Their buffers are here, out of everybody's reach.
+/// The requests of a queue that are under way. Their buffers are here, out of reach of the program.
 #[derive(Debug)]
 pub(super) struct Pending {
     by_tag: Box<[Option<UnderWay>]>,
-    // The tag that was freed last is used first: its lines are in the cache.
+    // The tag freed last is used first: its cache lines are warm.
     free: Vec<Tag>,
 }
 
@@ -27,7 +27,7 @@ impl Pending {
         Self { by_tag: (0..depth).map(|_| None).collect(), free }
     }
 
-    /// Requests at once.
+    /// The depth of the queue.
     pub(super) fn depth(&self) -> usize {
         self.by_tag.len()
     }
@@ -43,7 +43,7 @@ impl Pending {
         self.free.last().copied()
     }
 
-    /// A request is under way, under the [next](Self::next) tag.
+    /// Records a request under the [next](Self::next) tag.
     #[inline]
     pub(super) fn put(&mut self, token: u64, buffer: Option<Buffer>) {
         let Some(tag) = self.free.pop() else {
@@ -53,7 +53,7 @@ impl Pending {
         self.by_tag[tag.index()] = Some(UnderWay { token, buffer });
     }
 
-    /// A request has ended. `None` if there is none of that tag.
+    /// Ends a request. `None` if there is none with that tag.
     #[inline]
     pub(super) fn take(&mut self, tag: Tag, result: i32) -> Option<Completion> {
         let UnderWay { token, buffer } = self.by_tag.get_mut(tag.index())?.take()?;

@@ -1,4 +1,4 @@
-//! [`Polled`]: a queue as its program drives it, turn by turn: requests of the program to the
+//! [`Polled`]: a queue that its program drives, turn by turn: requests of the program to the
 //! engine, and completions back. The program's thread is the data thread of the queue.
 
 use std::io;
@@ -24,9 +24,9 @@ pub(super) struct Polled {
     epoll: Epoll,
     pending: Pending,
     done: Vec<Completion>,
-    // The wait ends then.
+    // The end of the wait.
     until: Instant,
-    // The program may have slept in the epoll: its events have to be taken.
+    // The program may have slept on the epoll: its events must be taken.
     may_have_slept: bool,
 }
 
@@ -50,7 +50,7 @@ impl Polled {
         &self.pending
     }
 
-    /// The side of the target.
+    /// The target side.
     pub(super) fn side(&self) -> &TargetSide {
         &self.side
     }
@@ -71,7 +71,7 @@ impl Polled {
     ) -> Result<(), WrongState> {
         let tag = self.pending.next().ok_or(WrongState(u16::MAX))?;
         let offset = buffer.as_ref().map_or(0, Buffer::offset);
-        // First, so that no buffer goes back while the engine has its request.
+        // First, so that no buffer is handed back while the engine has its request.
         self.pending.put(token, buffer);
         let engine = self.side.engine_mut();
         engine.begin_turn(now);
@@ -93,15 +93,15 @@ impl Polled {
         busy |= self.side.end(&mut self.epoll, moment.instant())?;
         if busy {
             self.side.after_work();
-            // The program may go off now, for as long as it likes. A target that still waits for
-            // an acknowledgement then would give the connection up.
+            // The program may leave the queue now for any time. A target that still waits for an
+            // acknowledgement would then give the connection up.
             if self.pending.len() == 0
                 && let Some(poller) = self.side.engine_mut().poller_mut()
             {
                 poller.settle();
             }
         } else {
-            // Of programs that never sleep, too.
+            // Also for programs that never sleep.
             self.not_alone()?;
         }
         Ok(Found::of(busy, answers > 0))
@@ -113,14 +113,15 @@ impl Polled {
         side.turn(moment, |tag: Tag, result| done.extend(pending.take(tag, result)))
     }
 
-    /// Takes the events of the epoll, after at most that long. Returns whether there was one.
+    /// Takes the events of the epoll, and waits at most that long for the first. Returns whether
+    /// there was one.
     fn take_events(&mut self, longest: Duration) -> io::Result<bool> {
         self.may_have_slept = false;
         let Self { side, epoll, .. } = self;
         let found = epoll.wait(longest, |token| match token {
             MAIL => side.clear_mail(),
             token if side.is_of_path(token) => side.clear_path_event(),
-            // Of an earlier path.
+            // A token of an earlier path.
             _ => {}
         })?;
         self.not_alone()?;
@@ -134,7 +135,7 @@ impl Polled {
         }
     }
 
-    /// Moves the completions to `done`. Returns how many there were.
+    /// Moves the completions to `done`. Returns their number.
     #[inline]
     pub(super) fn take(&mut self, done: &mut Vec<Completion>) -> usize {
         let taken = self.done.len();
@@ -142,8 +143,8 @@ impl Polled {
         taken
     }
 
-    /// Asks the devices to make the [descriptor](Self::fd) readable. Returns how long the program
-    /// may sleep in it at most; `None`, if a turn is due first.
+    /// Arms the devices to make the [descriptor](Self::fd) readable. Returns the longest time that
+    /// the program may sleep; `None` if a turn is due first.
     ///
     /// # Errors
     /// As of [`Self::turn_once`].
@@ -161,7 +162,7 @@ impl Polled {
         Ok(Some(self.side.longest_sleep(moment.instant(), false)))
     }
 
-    /// A wait begins: turns go on until there are completions, or until then.
+    /// Starts a wait: turns go on until there are completions, or until that time.
     pub(super) fn wait_until(&mut self, until: Instant) {
         self.until = until;
     }
@@ -184,7 +185,7 @@ impl DataThread for Polled {
     }
 
     fn arm(&mut self) {
-        // The path of a CQ that cannot be armed has ended: the look finds that.
+        // The path of a CQ that cannot be armed has ended: the next poll finds that.
         let _ = self.side.engine_mut().arm();
     }
 
@@ -218,8 +219,8 @@ impl DataThread for Polled {
 }
 
 impl Drop for Polled {
-    /// Control gets the paths, and destroys them. Whatever their devices may still touch is mapped
-    /// until then, because the registrations hold it.
+    /// Control gets the paths, and destroys them. Memory that their devices may still touch is
+    /// mapped until then, because the registrations hold it.
     fn drop(&mut self) {
         self.side.send_all_off();
         self.side.tell_stopped(None);

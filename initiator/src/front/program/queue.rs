@@ -15,19 +15,19 @@ use super::polled::Polled;
 use super::upkeep::GivenQueue;
 use super::{Buffer, Completion, Reason, Refused, Request};
 
-/// One thread's way to a volume: buffers, requests and completions. It has connections of its own
-/// and shares no lock with other queues. It can be sent to another thread, and used by one at a
-/// time.
+/// One thread's way to a volume: buffers, requests and completions. A queue has connections of its
+/// own and shares no lock with other queues. It can be sent to another thread, and used by one
+/// thread at a time.
 ///
-/// The queue works inside [`poll`](Self::poll) and [`wait`](Self::wait) only. So a program that is
-/// done with a queue drops it, and a program that has other things to do in a thread looks at
-/// [`event_fd`](Self::event_fd) with them. A queue that is left alone for more than 10 s keeps the
-/// other queues of its volume from a target that lost its memory.
+/// The queue works inside [`poll`](Self::poll) and [`wait`](Self::wait) only. Drop a queue that is
+/// no longer needed. In a thread with other work, poll [`event_fd`](Self::event_fd) beside it. A
+/// queue that is left alone for more than 10 s keeps the other queues of its volume from a target
+/// that lost its memory.
 ///
-/// Dropping a queue gives up its requests: no completion tells what became of them. A write that
-/// was given up may still be done, later than writes that another queue of the volume sends after
-/// that. The memory of the queue stays mapped until its buffers are dropped and the device is done
-/// with it. The volume goes on without the queue.
+/// Dropping a queue gives up its requests: no completion reports their results. An abandoned write
+/// may still be done, later than writes that another queue of the volume sends after that. The
+/// memory of the queue stays mapped until its buffers are dropped and the device is done with it.
+/// The volume goes on without the queue.
 pub struct Queue {
     polled: Polled,
     turns: Turns,
@@ -36,21 +36,21 @@ pub struct Queue {
     data_max: usize,
 }
 
-/// What a queue has counted.
+/// The counters of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Requests that were answered, well or not.
+    /// Answered requests, errors included.
     pub answered: u64,
-    /// Of those, the ones that failed.
+    /// Requests that failed.
     pub errors: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// Bytes that this end copied between buffers: 0, unless the volume is opened with `retain`.
+    /// Bytes that this end copied between buffers: 0, unless the volume was opened with `retain`.
     pub copied_bytes: u64,
-    /// Requests that were sent again, because their connection died.
+    /// Requests sent again, because their connection died.
     pub sent_again: u64,
     /// Connections that ended.
     pub paths_lost: u64,
@@ -91,23 +91,23 @@ impl Queue {
         self.slots.free()
     }
 
-    /// Requests that the queue takes at once.
+    /// The depth of the queue: the limit of its requests at once.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.polled.pending().depth()
     }
 
-    /// Requests that were submitted and whose completions were not told.
+    /// Submitted requests without a delivered completion.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.polled.pending().len()
     }
 
-    /// Takes a request. It is sent with the next [`poll`](Self::poll) or [`wait`](Self::wait), or
-    /// waits there until the target is back: requests that are submitted together share a message.
+    /// Takes a request. The next [`poll`](Self::poll) or [`wait`](Self::wait) sends it, or keeps it
+    /// until the target is back: requests submitted together share a message.
     ///
     /// # Errors
-    /// [`Refused`], with the request and its buffer: it cannot be submitted like this, or not now.
+    /// [`Refused`], with the request and its buffer: the request is invalid, or the queue is full.
     #[inline]
     pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
         let io = match self.check(&request) {
@@ -130,8 +130,8 @@ impl Queue {
         request.to_io(self.block_size, self.data_max)
     }
 
-    /// Sends what was submitted, and takes what has come: one look, without sleeping. Completions
-    /// are added to `done`, in the order in which they came. Returns how many.
+    /// Sends the submitted requests, and takes the completions that have arrived, without sleeping.
+    /// Completions are added to `done` in the order of their arrival. Returns their number.
     ///
     /// # Errors
     /// The queue cannot go on: drop it, and open the volume again. The loss of the target is no
@@ -142,7 +142,8 @@ impl Queue {
         self.taken(done, turned)
     }
 
-    /// Takes what has come. An error is told when nothing has: it comes again.
+    /// Takes the completions that have arrived. An error is returned only without any: it comes
+    /// again.
     #[inline]
     fn taken<T>(&mut self, done: &mut Vec<Completion>, turned: io::Result<T>) -> io::Result<usize> {
         match (self.polled.take(done), turned) {
@@ -151,9 +152,9 @@ impl Queue {
         }
     }
 
-    /// Sends what was submitted, and waits for completions, at most so long. It looks for them as
-    /// long as the configuration's `spin` says, and then sleeps. Completions are added to `done`.
-    /// Returns how many, which is 0 when the time was over first.
+    /// Sends the submitted requests, and waits for completions, at most so long. The queue polls
+    /// for the time of `spin` in the configuration, and then sleeps. Completions are added to
+    /// `done`. Returns their number; 0 when the time was over first.
     ///
     /// # Errors
     /// As of [`poll`](Self::poll).
@@ -170,16 +171,16 @@ impl Queue {
         Ok(())
     }
 
-    /// A descriptor to sleep in, among others of the program: it is readable when a
+    /// A descriptor to sleep on, among others of the program: it is readable when a
     /// [`poll`](Self::poll) is due. It must be [armed](Self::arm) before each sleep.
     #[must_use]
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.polled.fd()
     }
 
-    /// Asks for [`event_fd`](Self::event_fd) to be readable when something comes. Returns how long
-    /// the program may sleep at most, after which it has to [`poll`](Self::poll), readable or not.
-    /// `None` says that something is there already, so a `poll` is due now.
+    /// Makes [`event_fd`](Self::event_fd) readable at the next event. Returns the longest time that
+    /// the program may sleep: after it the program has to [`poll`](Self::poll), readable or not.
+    /// `None`: an event has arrived already, so a `poll` is due now.
     ///
     /// # Errors
     /// As of [`poll`](Self::poll).
@@ -187,7 +188,7 @@ impl Queue {
         self.polled.arm_for(self.turns.now())
     }
 
-    /// What it has counted so far.
+    /// The present counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let stats = self.polled.side().stats();

@@ -1,4 +1,4 @@
-//! [`Request`] and what becomes of it: [`Completion`], or [`Refused`] where it is none.
+//! [`Request`] and its result: [`Completion`], or [`Refused`] for an invalid request.
 
 use std::io;
 
@@ -43,7 +43,7 @@ impl Request {
         Self::new(IoOp::Flush, 0, 0, None)
     }
 
-    /// The data of a range is not needed any more.
+    /// Discards a range: its data is not needed any more.
     #[must_use]
     pub fn discard(offset: u64, len: u64) -> Self {
         Self::new(IoOp::Discard, offset, len, None)
@@ -62,7 +62,7 @@ impl Request {
         self
     }
 
-    /// A range of zeros whose space stays allocated. Without effect on other requests.
+    /// Keeps the space of a zeroed range allocated. Without effect on other requests.
     #[must_use]
     pub fn keep_allocated(mut self) -> Self {
         self.may_unmap = false;
@@ -76,7 +76,7 @@ impl Request {
         self
     }
 
-    /// Gives the buffer back, if the request has one.
+    /// Returns the buffer, if the request has one.
     #[must_use]
     pub fn into_buffer(self) -> Option<Buffer> {
         self.buffer
@@ -88,12 +88,12 @@ impl Request {
         self.token
     }
 
-    /// Its buffer.
+    /// The buffer.
     pub(super) fn buffer(&self) -> Option<&Buffer> {
         self.buffer.as_ref()
     }
 
-    /// The request as the engine takes it.
+    /// The request in the engine's form.
     pub(super) fn to_io(&self, block_size: BlockSize, data_max: usize) -> Result<Io, Reason> {
         let (offset, len) = (self.offset, self.len);
         if self.buffer.is_some() && len > data_max as u64 {
@@ -110,13 +110,13 @@ impl Request {
     }
 }
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completion {
     /// The number of the request.
     pub token: u64,
-    /// Bytes that were read or written, 0 for requests without data; or why it failed.
+    /// Bytes read or written, 0 for requests without data; or the error.
     pub result: Result<usize, IoError>,
     /// The buffer of a read or a write. No device touches it any more.
     pub buffer: Option<Buffer>,
@@ -130,7 +130,7 @@ impl Completion {
     }
 }
 
-/// Why a request failed, as the errno that a disk would give.
+/// The error of a request, as the errno that a disk would give.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{}", io::Error::from_raw_os_error(*.0))]
 pub struct IoError(i32);
@@ -162,23 +162,23 @@ impl From<IoError> for io::Error {
 pub struct Refused {
     /// The request.
     pub request: Request,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// Why a request was not submitted.
+/// The reason why a request was not submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
-    /// As many requests as the queue takes are under way.
+    /// The queue is full.
     #[error(
         "the queue has {depth} requests under way, its depth: take completions by poll or wait first"
     )]
     Full {
-        /// Requests that it takes at once.
+        /// The depth of the queue.
         depth: u16,
     },
-    /// The range is not whole blocks of the volume, or beyond what a volume can have.
+    /// The range is not whole blocks of the volume, or exceeds the largest volume.
     #[error("{len} bytes from byte {offset} are not whole blocks of {block} bytes")]
     NotWholeBlocks {
         /// First byte.
@@ -195,7 +195,7 @@ pub enum Reason {
     TooLong {
         /// Bytes.
         len: u64,
-        /// The most.
+        /// The limit.
         most: usize,
     },
     /// The range has no bytes.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rblk_config::MountConfig;
 use rblk_fabric::Region;
-use rblk_runtime::spin::SpinMode;
 use rblk_protocol::{Generation, HostId, Name, OpenReply, VolumeFlags};
+use rblk_runtime::spin::SpinMode;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::durability::Durability;
@@ -25,7 +25,7 @@ pub struct VolumeWish {
     pub config: MountConfig,
     /// By which targets know the program; a random id if it is absent.
     pub host_id: Option<HostId>,
-    /// Another host that holds the volume is fenced.
+    /// Fence another host that holds the volume.
     pub take_over: bool,
     /// Buffers of each queue beyond its depth.
     pub spare_buffers: u16,
@@ -34,14 +34,14 @@ pub struct VolumeWish {
     pub may_open: fn(&MountConfig, &HostIdentity, &Name) -> anyhow::Result<()>,
 }
 
-/// A queue for the program: what it is made of, and its memory.
+/// The parts of a queue for the program, and its memory.
 #[derive(Debug)]
 pub(crate) struct GivenQueue {
-    /// What the side of the target is made of.
+    /// The parts of the target side.
     pub(crate) parts: TargetParts,
     /// Depth + spare buffers of `parts.stride` bytes each.
     pub(crate) memory: Arc<Region>,
-    /// How long it looks for work before it sleeps.
+    /// The time to poll before a sleep.
     pub(crate) spin: SpinMode,
 }
 
@@ -52,23 +52,23 @@ pub(super) struct Upkeep {
     from_queues: mpsc::UnboundedReceiver<FromQueue>,
 }
 
-/// What changes in the life of a volume, for the program.
+/// The state of a volume that the program follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Standing {
     /// Where it stands.
     pub(crate) state: State,
     /// Bytes of the volume.
     pub(crate) size_bytes: u64,
-    /// Whether it refuses writes.
+    /// Whether the volume refuses writes.
     pub(crate) read_only: bool,
 }
 
 impl Upkeep {
-    /// Connects, opens the volume and makes its queues. Waits for a target that cannot be reached
-    /// as long as the configuration says.
+    /// Connects, opens the volume and makes its queues. Waits for an unreachable target as long as
+    /// the configuration allows.
     ///
     /// # Errors
-    /// Anything that keeps the volume from being opened. Nothing is left then.
+    /// Any reason why the volume cannot be opened. Nothing is left then.
     pub(crate) async fn begin(
         wish: VolumeWish,
         host: HostIdentity,
@@ -116,7 +116,7 @@ impl Upkeep {
         self.volume.durability()
     }
 
-    /// How the volume is now.
+    /// The present state.
     pub(crate) fn standing(&self) -> Standing {
         let facts = self.volume.facts();
         let read_only = facts.has(VolumeFlags::READ_ONLY);
@@ -124,11 +124,10 @@ impl Upkeep {
     }
 
     /// Keeps the session, and reconnects, until the program has dropped the volume and every queue.
-    /// Then the target hears that the session is over. `tell` hears how the volume is whenever that
-    /// may have changed.
+    /// Logs out then. `tell` gets the state of the volume whenever it may have changed.
     pub(crate) async fn serve(mut self, closed: oneshot::Receiver<()>, tell: impl Fn(Standing)) {
         tokio::pin!(closed);
-        // A queue that never came to be is gone without a word.
+        // A queue that was never made reports no stop.
         let (mut is_closed, mut are_gone) = (false, false);
         while !(is_closed && (are_gone || self.volume.queues().have_stopped())) {
             tokio::select! {

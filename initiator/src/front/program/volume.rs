@@ -16,14 +16,14 @@ use crate::volume::course;
 use crate::volume::identity::{host_name, own_id};
 use crate::volume::session::HostIdentity;
 
-/// How long [`Volume::close`] waits for the target to hear of it.
+/// Time that [`Volume::close`] waits for the LOGOUT.
 const CLOSE: Duration = Duration::from_secs(5);
-/// How often it looks.
+/// The interval of its polls.
 const LOOK: Duration = Duration::from_millis(1);
-/// What is left of tries to connect may take so long.
+/// Time for the remains of tries to connect.
 const RUNTIME_END: Duration = Duration::from_secs(1);
 
-/// Where a volume stands.
+/// The state of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum State {
@@ -35,13 +35,13 @@ pub enum State {
     Failing,
     /// The target has removed the volume: requests fail until it serves the volume again.
     Removed,
-    /// Another host has the volume now: every request fails, permanently.
+    /// Another host holds the volume: every request fails, permanently.
     Fenced,
-    /// The target has another volume of that name: every request fails, permanently.
+    /// The target has a different volume of that name: every request fails, permanently.
     Changed,
 }
 
-/// Every state, where its number is its place.
+/// Every state, at the index that is its number.
 const STATES: [State; 6] = [
     State::Connected,
     State::Reconnecting,
@@ -64,7 +64,7 @@ impl From<course::State> for State {
     }
 }
 
-/// What control tells the program. Written by control only.
+/// The state that control publishes to the program. Written by control only.
 #[derive(Debug)]
 struct Told {
     state: AtomicU8,
@@ -98,7 +98,7 @@ impl Told {
     }
 }
 
-/// What control gives when the volume is open.
+/// The parts that control hands over when the volume is open.
 struct Opened {
     told: Arc<Told>,
     durability: Arc<Durability>,
@@ -111,13 +111,14 @@ struct Opened {
 #[error("the volume is not closed yet: a queue of it is in use, or the target does not answer")]
 pub struct NotClosed;
 
-/// An open volume. A thread of its own keeps the session: it beats, reconnects, and learns of
-/// changes. The session ends when the volume and all of its queues are dropped.
+/// An open volume. A thread of its own keeps the session: it sends KEEP_ALIVEs, reconnects, and
+/// learns of changes. The session ends when the volume and all of its queues are dropped.
 ///
-/// Threads may share it, to look at its state. Queues go to one thread each.
+/// Threads may share it to read its state. Each queue goes to one thread.
 #[derive(Debug)]
 pub struct Volume {
-    // Taken out by whoever has the volume alone: the lock makes it `Sync`, and is never waited for.
+    // Only the owner of the volume takes queues out: the lock makes the volume `Sync`, and is never
+    // waited for.
     queues: Mutex<std::vec::IntoIter<Queue>>,
     told: Arc<Told>,
     durability: Arc<Durability>,
@@ -152,8 +153,8 @@ impl Volume {
         Ok(Self { queues, told, durability, block_size, max_io, closed, control })
     }
 
-    /// The next of its queues; `None` when all are given out. Give each thread its own. A queue
-    /// that is not taken is dropped with the volume. Until then nobody drives it, which holds the
+    /// The next of its queues; `None` when all have been taken. Give each thread its own. A queue
+    /// that is not taken is dropped with the volume. Until then it is not driven, which holds the
     /// others up when the target is restarted: take them all, or ask for fewer.
     pub fn queue(&mut self) -> Option<Queue> {
         self.queues.get_mut().unwrap_or_else(PoisonError::into_inner).next()
@@ -183,28 +184,28 @@ impl Volume {
         self.told.read_only.load(Ordering::Relaxed)
     }
 
-    /// Where the volume stands. Requests may tell of a change a moment earlier.
+    /// The state of the volume. Requests may report a change a moment earlier.
     #[must_use]
     pub fn state(&self) -> State {
         self.told.state()
     }
 
-    /// Writes that were completed and that no flush has covered yet. 0 for a volume whose writes
-    /// are durable when they are completed.
+    /// Completed writes that no flush has covered yet. 0 for a volume with durable completed
+    /// writes.
     #[must_use]
     pub fn unflushed_writes(&self) -> u64 {
         self.durability.unflushed()
     }
 
-    /// How often the target lost writes that were completed and not flushed. Flushes fail after
-    /// that, as the configuration's `on_loss` says.
+    /// How often the target lost completed writes without a flush. Flushes fail after that by the
+    /// configuration's `on_loss`.
     #[must_use]
     pub fn losses(&self) -> u64 {
         self.durability.losses()
     }
 
-    /// Drops the volume, and waits until the target has heard of it, if the target is there. What
-    /// is to be durable has to be flushed before. Drop its queues first.
+    /// Drops the volume, and waits for the LOGOUT, if the target is connected. Flush before this if
+    /// completed writes must be durable. Drop its queues first.
     ///
     /// # Errors
     /// [`NotClosed`]: the session goes on to its end in the background.
@@ -233,7 +234,7 @@ pub fn open(wish: VolumeWish) -> Result<Volume, OpenError> {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // Control hears that this end is gone.
+        // Control notices that this end is gone.
         drop(self.closed.take());
     }
 }
@@ -245,7 +246,7 @@ fn control(
     closed: oneshot::Receiver<()>,
     ready: &mpsc::SyncSender<anyhow::Result<Opened>>,
 ) {
-    // Who opens waits for the word, so it gets there.
+    // The opener waits for the message, so it is received.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

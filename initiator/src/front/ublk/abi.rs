@@ -1,5 +1,4 @@
-//! The driver's binary interface: the numbers and structures of `linux/ublk_cmd.h` that are used
-//! here, nothing else.
+//! The driver's binary interface: the subset of `linux/ublk_cmd.h` that rblk uses.
 //!
 //! Every structure is plain integers, its size and offsets are asserted at compile time, and every
 //! bit pattern is valid, so that the kernel may fill one in place. Fields have the kernel's names.
@@ -54,7 +53,7 @@ const fn io(number: u32) -> u32 {
     ioctl(READ | WRITE, number, size_of::<IoCmd>())
 }
 
-/// Which CPUs' requests come to a queue.
+/// The CPUs that submit to a queue.
 pub(crate) const CMD_GET_QUEUE_AFFINITY: u32 = control_read(0x01);
 /// State, flags, sizes and owner, without a path.
 pub(crate) const CMD_GET_DEV_INFO: u32 = control_read(0x02);
@@ -70,13 +69,13 @@ pub(crate) const CMD_STOP_DEV: u32 = control_write(0x07);
 pub(crate) const CMD_SET_PARAMS: u32 = control_write(0x08);
 /// Read them back.
 pub(crate) const CMD_GET_PARAMS: u32 = control_read(0x09);
-/// Forget the dead server, accept a new one.
+/// Forget the dead server, and accept a new one.
 pub(crate) const CMD_START_USER_RECOVERY: u32 = control_write(0x10);
 /// Hand the disk to the new server; waits like the start does.
 pub(crate) const CMD_END_USER_RECOVERY: u32 = control_write(0x11);
 /// State, flags, sizes and owner; carries the char node's path.
 pub(crate) const CMD_GET_DEV_INFO2: u32 = control_read(0x12);
-/// What this kernel can do (6.5).
+/// The kernel's features (6.5).
 pub(crate) const CMD_GET_FEATURES: u32 = control_read(0x13);
 /// Delete without waiting (6.9).
 pub(crate) const CMD_DEL_DEV_ASYNC: u32 = control_read(0x14);
@@ -122,9 +121,10 @@ pub(crate) const REQ_FUA: u32 = 1 << 13;
 /// Flag of a request: write zeroes must not deallocate.
 pub(crate) const REQ_NOUNMAP: u32 = 1 << 15;
 
-/// Flag of a request: its data is in memory that was registered, and `addr` is not an address.
+/// Flag of a request: its data is in registered memory, and `addr` is not an address.
 pub(crate) const IO_SHMEM_ZC: u32 = 1 << 19;
-/// What `addr` is then: the offset below this bit, the index of the memory from it on.
+/// The layout of `addr` in this case: the offset below this bit, the index of the memory from it
+/// on.
 pub(crate) const SHMEM_INDEX_SHIFT: u32 = 32;
 
 /// The disk refuses writes.
@@ -317,8 +317,8 @@ pub(crate) struct SharedBuffer {
     pub reserved: u32,
 }
 
-/// CPUs, a bit each. The driver wants room for every CPU that the kernel may have
-/// (`nr_cpu_ids`), in whole words.
+/// CPUs, a bit each. The driver needs room for every CPU that the kernel may have (`nr_cpu_ids`),
+/// in whole words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuBits(pub [u64; CpuBits::WORDS]);

@@ -7,7 +7,7 @@ use rblk_fabric::Region;
 use super::error::{Result, UblkError};
 
 /// Evenly spaced slices of one [`Region`], slice `t` for tag `t`. The region stays mapped as long
-/// as this lives; its bytes are reached by copies only, since the kernel and a device write them
+/// as this lives. Its bytes are accessed by copies only, since the kernel and a device write them,
 /// too.
 #[derive(Clone, Debug)]
 pub struct Buffers {
@@ -21,7 +21,7 @@ impl Buffers {
     /// `count` slices, `stride` bytes apart, from `offset` on.
     ///
     /// # Errors
-    /// They do not lie inside the region.
+    /// The slices do not lie inside the region.
     pub fn new(region: Arc<Region>, offset: usize, stride: usize, count: u16) -> Result<Self> {
         let inside = stride > 0
             && stride

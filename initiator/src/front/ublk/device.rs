@@ -12,13 +12,13 @@ use super::control::{Control, DeviceInfo, DeviceState, disk_path};
 use super::error::{Result, UblkError};
 use super::params::{DeviceSpec, DiskParams};
 
-/// How long device nodes may take to appear.
+/// Time for device nodes to appear.
 const NODE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the guard waits for a stop when it is dropped.
+/// Time for a stop when the guard is dropped.
 const DROP_STOP_DEADLINE: Duration = Duration::from_secs(5);
-/// How long the guard waits for a deletion when it is dropped.
+/// Time for a deletion when the guard is dropped.
 const DROP_DELETE_DEADLINE: Duration = Duration::from_secs(1);
-/// Step of waits that can only be polled.
+/// Interval of polling waits.
 const POLL_STEP: Duration = Duration::from_millis(5);
 
 /// The open `/dev/ublkcN`. The driver lets one process open it once. When the last holder (the
@@ -34,7 +34,7 @@ impl CharNode {
     }
 }
 
-/// What a data thread needs to make its queue. It may be sent to that thread.
+/// The parameters for a data thread to make its queue. They may be sent to that thread.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
     pub(super) node: Arc<CharNode>,
@@ -44,7 +44,7 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
-    /// Which hardware queue.
+    /// The index of the hardware queue.
     #[must_use]
     pub(crate) fn queue_id(&self) -> u16 {
         self.queue_id
@@ -63,7 +63,7 @@ impl QueueConfig {
     }
 }
 
-/// How far a device is.
+/// The stage of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// Added, no disk yet.
@@ -78,8 +78,9 @@ enum Stage {
     Deleted,
 }
 
-/// A guard over a device: what this process added, it stops and deletes when the guard is dropped,
-/// on every path; what it recovered, or has [disowned](Self::disown), is left for the next server.
+/// A guard over a device. When the guard is dropped, on every path, it stops and deletes a device
+/// that this process added. It leaves a device that this process recovered or has
+/// [disowned](Self::disown) to the next server.
 #[derive(Debug)]
 pub struct Device {
     control: Control,
@@ -97,7 +98,7 @@ impl Device {
     /// thread, fetch all tags, then [`start`](Self::start).
     ///
     /// # Errors
-    /// Any step's; nothing is left behind.
+    /// The error of any step; nothing is left behind.
     pub fn add(mut control: Control, spec: DeviceSpec, params: DiskParams) -> Result<Self> {
         let info = control.add(spec)?;
         let mut device = Self {
@@ -114,8 +115,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Tells the driver of the next memory that programs may do direct I/O with. The first has
-    /// index 0. Before the start.
+    /// Registers the next memory for the direct I/O of programs. The first has index 0. Call it
+    /// before the start.
     ///
     /// # Errors
     /// As of [`Control::register`]; the driver gave another index.
@@ -130,12 +131,12 @@ impl Device {
         Ok(())
     }
 
-    /// Takes over a device whose server died, or parked it. Next as after [`add`](Self::add), with
-    /// the queues, depth and buffer size of [`info`](Self::info). Until [`start`](Self::start) has
-    /// returned, a drop leaves the device as it was, for another try.
+    /// Takes over a device after its server died or parked it. Next as after [`add`](Self::add),
+    /// with the queues, depth and buffer size of [`info`](Self::info). Until [`start`](Self::start)
+    /// has returned, a drop leaves the device as it was, for another try.
     ///
     /// `deadline` bounds the wait for the old server to let go; 60 s is right, since some kernels
-    /// before 6.16 notice the death of a server whose tags were all in flight by a 30 s timer only.
+    /// before 6.16 use a 30 s timer to notice the death of a server that had all tags in flight.
     ///
     /// # Errors
     /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::NoSuchDevice`].
@@ -184,8 +185,7 @@ impl Device {
         &self.params
     }
 
-    /// Gives the disk another capacity, while it is used. A device that is not started yet has no
-    /// disk.
+    /// Changes the capacity of the disk, while it is in use. A device before its start has no disk.
     ///
     /// # Errors
     /// The kernel cannot ([`UblkError::FeatureMissing`], before 6.16), or the capacity is outside
@@ -209,8 +209,8 @@ impl Device {
         &mut self.control
     }
 
-    /// What the data thread of `queue_id` needs; `None` for a queue the device does not have, or
-    /// after the deletion.
+    /// The parameters for the data thread of `queue_id`; `None` for a queue that the device does
+    /// not have, or after the deletion.
     #[must_use]
     pub fn queue_config(&self, queue_id: u16) -> Option<QueueConfig> {
         let node = Arc::clone(self.node.as_ref()?);
@@ -222,7 +222,7 @@ impl Device {
         })
     }
 
-    /// The CPUs whose requests come to that queue.
+    /// The CPUs that submit to a queue.
     ///
     /// # Errors
     /// The device has no such queue.
@@ -240,8 +240,8 @@ impl Device {
         self.start_while(&mut |waited| waited < deadline)
     }
 
-    /// The same, for as long as `more` says. It is told every tenth of a second how long that has
-    /// taken.
+    /// Like [`start`](Self::start), but `more` decides how long to wait: it gets the time spent
+    /// every tenth of a second.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -258,10 +258,10 @@ impl Device {
         self.control.wait_disk_node(self.info.id, NODE_DEADLINE)
     }
 
-    /// Ends the service for good: waits until the driver has seen that no queue is left, takes the
-    /// disk away and deletes the device. Before this the data threads answer what they hold and
-    /// drop their queues; requests that come later fail with EIO. Unmount and sync first: the
-    /// kernel drops what its page cache still holds.
+    /// Ends the service for good: waits until the driver has seen that no queue is left, removes
+    /// the disk and deletes the device. Before this the data threads answer their requests and drop
+    /// their queues; later requests fail with EIO. Unmount and sync first: the kernel drops the
+    /// data left in its page cache.
     ///
     /// This order, unlike a stop of a live disk, never waits in the kernel for a request that this
     /// process would have to answer (see [`stop`](Self::stop)).
@@ -281,9 +281,9 @@ impl Device {
         self.delete(deadline)
     }
 
-    /// Takes the disk away while the queues serve it, until they are told that they are stopping;
-    /// requests in flight are waited for. Unmount and sync first: on a recoverable device the
-    /// kernel drops what its page cache still holds.
+    /// Stops the disk while the queues serve it, until each gets
+    /// [`Event::Stopping`](super::Event::Stopping). Waits for requests in flight. Unmount and sync
+    /// first: on a recoverable device the kernel drops the data left in its page cache.
     ///
     /// Only for a server that is sure to answer. The kernel waits uninterruptibly, on a worker
     /// thread of this process: if the process is killed meanwhile with a request unanswered, it
@@ -305,24 +305,24 @@ impl Device {
     /// [`UblkError::StillHeld`] when a queue still exists; the device goes when it does.
     pub(crate) fn delete(mut self, deadline: Duration) -> Result<()> {
         self.node = None;
-        // Even if it fails: to ask again in `drop` would be of no use.
+        // Also after a failure: a second command in `drop` would not help.
         self.stage = Stage::Deleted;
         self.control.delete(self.info.id, deadline)
     }
 
-    /// How many hold the device's node, this guard among them. While another holder is left, the
-    /// driver takes the device for served.
+    /// The number of holders of the device's node, this guard included. While another holder is
+    /// left, the driver takes the device for served.
     #[must_use]
     pub(crate) fn holders(&self) -> usize {
         self.node.as_ref().map_or(0, Arc::strong_count)
     }
 
-    /// From now on a drop leaves the device for the next server.
+    /// Makes a drop leave the device to the next server.
     pub(crate) fn disown(&mut self) {
         self.leave = true;
     }
 
-    /// From now on a drop stops and deletes the device, also a recovered one.
+    /// Makes a drop stop and delete the device, also a recovered one.
     pub(crate) fn own(&mut self) {
         self.leave = false;
     }

@@ -1,4 +1,4 @@
-//! [`UblkError`]: what failed, with which value, and what to do about it.
+//! [`UblkError`]: the failed action, its values, and the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use super::feature::Features;
 /// Result of this module.
 pub(crate) type Result<T> = std::result::Result<T, UblkError>;
 
-/// Why a ublk operation failed.
+/// The reason why a ublk operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UblkError {
-    /// The driver is not there.
+    /// The driver is missing.
     #[error(
         "/dev/ublk-control is missing: load the driver with `modprobe ublk_drv` (needs kernel 6.4 or \
          later built with CONFIG_BLK_DEV_UBLK; this is kernel {kernel})"
@@ -25,7 +25,7 @@ pub enum UblkError {
     /// The caller may not use the driver.
     #[error("{action} is not permitted: run as root, or with CAP_SYS_ADMIN")]
     NotPermitted {
-        /// What was tried.
+        /// The action.
         action: String,
     },
     /// io_uring is switched off.
@@ -37,22 +37,22 @@ pub enum UblkError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// The kernel lacks something that was asked for.
+    /// The kernel lacks a required feature.
     #[error("kernel {kernel} has no ublk feature {feature}: it came with {since}")]
     FeatureMissing {
-        /// Its kernel name.
+        /// Its name in the kernel.
         feature: &'static str,
         /// The release that brought it.
         since: &'static str,
         /// Running release.
         kernel: String,
     },
-    /// The device was added without something that was asked for.
+    /// The device was added without a required feature.
     #[error("the driver left out {features} when adding ublk device {id}")]
     FeatureRefused {
         /// The device.
         id: u32,
-        /// What was left out.
+        /// The missing features.
         features: Features,
     },
     /// The id is in use.
@@ -70,20 +70,20 @@ pub enum UblkError {
         /// Value of the module parameter, if it can be read.
         limit: Option<u32>,
     },
-    /// There is no such device.
+    /// The device does not exist.
     #[error("there is no ublk device {id}")]
     NoSuchDevice {
         /// The id.
         id: u32,
     },
-    /// A value is outside what the driver takes.
+    /// A value is outside the driver's bounds.
     #[error("{name} = {value}: {rule}")]
     Invalid {
-        /// What the value is.
+        /// The name of the value.
         name: &'static str,
         /// The value.
         value: u64,
-        /// What it has to be.
+        /// The bounds.
         rule: &'static str,
     },
     /// The device was made without recovery.
@@ -101,7 +101,7 @@ pub enum UblkError {
     StillServed {
         /// The device.
         id: u32,
-        /// Its server, if the kernel knows it.
+        /// The process id of its server, if the kernel knows it.
         pid: Option<i32>,
     },
     /// A command did not finish in time.
@@ -114,12 +114,12 @@ pub enum UblkError {
         command: &'static str,
         /// The device.
         id: u32,
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
-        /// The kernel is still at it.
+        /// The command still runs in the kernel.
         still_running: bool,
     },
-    /// The device is marked deleted but somebody still holds it.
+    /// The device is marked deleted, but its node is still open.
     #[error(
         "ublk device {id} is deleted but not gone after {waited:?}: a queue, or another process, still \
          holds /dev/ublkc{id}"
@@ -127,10 +127,10 @@ pub enum UblkError {
     StillHeld {
         /// The device.
         id: u32,
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
     },
-    /// A device node did not show up.
+    /// A device node did not appear.
     #[error(
         "{} did not appear within {waited:?}: is devtmpfs mounted on /dev, or is udev running? (it is \
          device {major}:{minor})", path.display()
@@ -142,7 +142,7 @@ pub enum UblkError {
         major: u32,
         /// Its device number.
         minor: u32,
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
     },
     /// The driver refused a command for another reason.
@@ -158,7 +158,7 @@ pub enum UblkError {
     /// A system call failed.
     #[error("{action}: {source}")]
     System {
-        /// What was tried.
+        /// The action.
         action: String,
         /// The kernel's answer.
         source: io::Error,
@@ -171,7 +171,7 @@ pub enum UblkError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// A tag was completed that holds no request: a bug of the caller.
+    /// A completed tag holds no request: a bug of the caller.
     #[error("tag {tag} of queue {queue_id} holds no request to complete")]
     NotOwned {
         /// The queue.
@@ -184,7 +184,7 @@ pub enum UblkError {
     CannotWatch {
         /// The queue.
         queue_id: u16,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! [`Features`]: what a kernel offers and what a device uses, one bit each.
+//! [`Features`]: the features that a kernel offers and a device uses, one bit each.
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr};
@@ -19,11 +19,11 @@ impl Features {
     pub(crate) const NEED_GET_DATA: Self = Self(1 << 2);
     /// The disk outlives its server.
     pub(crate) const USER_RECOVERY: Self = Self(1 << 3);
-    /// Requests a dead server held are sent again to the next one (else they fail).
+    /// Requests of a dead server are sent again to the next one (else they fail).
     pub(crate) const USER_RECOVERY_REISSUE: Self = Self(1 << 4);
     /// Devices of ordinary users. Not used here.
     pub(crate) const UNPRIVILEGED_DEV: Self = Self(1 << 5);
-    /// Ioctl-encoded commands: the ones used here.
+    /// Ioctl-encoded commands, the only ones used here.
     pub(crate) const CMD_IOCTL_ENCODE: Self = Self(1 << 6);
     /// Data moves by pread and pwrite. Not used here.
     pub(crate) const USER_COPY: Self = Self(1 << 7);
@@ -41,8 +41,8 @@ impl Features {
     pub(crate) const PER_IO_DAEMON: Self = Self(1 << 13);
     /// Buffer registration from any thread. Not used here.
     pub(crate) const BUF_REG_OFF_DAEMON: Self = Self(1 << 14);
-    /// Several requests per command. Not used here: a server that dies loses requests of such a
-    /// device (7.2).
+    /// Several requests per command. Not used here: a server that dies loses requests of a device
+    /// with it (7.2).
     pub(crate) const BATCH_IO: Self = Self(1 << 15);
     /// Integrity metadata. Not used here.
     pub(crate) const INTEGRITY: Self = Self(1 << 16);
@@ -50,10 +50,10 @@ impl Features {
     pub(crate) const SAFE_STOP_DEV: Self = Self(1 << 17);
     /// The kernel does not look for partitions at the start.
     pub(crate) const NO_AUTO_PART_SCAN: Self = Self(1 << 18);
-    /// Direct I/O with memory that the server has as well is not copied.
+    /// Direct I/O with memory that the server also maps is not copied.
     pub(crate) const SHMEM_ZC: Self = Self(1 << 19);
 
-    /// What a kernel without GET_FEATURES (6.4) has.
+    /// The features of a kernel without GET_FEATURES (6.4).
     pub(crate) const OF_6_4: Self = Self(0x7f);
 
     /// From the kernel's word.

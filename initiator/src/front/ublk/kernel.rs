@@ -1,4 +1,4 @@
-//! The release of the running kernel, for what no feature bit tells.
+//! The release of the running kernel, for properties without a feature bit.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ pub(super) const MIN_WAIT_WAKES: Release = Release(6, 19);
 pub(super) struct Release(pub(super) u32, pub(super) u32);
 
 impl Release {
-    /// The running kernel. `None`: it does not say.
+    /// The running kernel. `None`: its release cannot be read.
     pub(super) fn running() -> Option<Self> {
         let text = std::fs::read_to_string(Path::new("/proc/sys/kernel/osrelease")).ok()?;
         Self::parse(&text)

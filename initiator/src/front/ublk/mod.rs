@@ -5,16 +5,16 @@
 //! Control::open
 //! Device::add (or recover)  -- QueueConfig -> Queue::new, fetch_all, enter
 //! Device::start   (waits for all fetches)     enter, next_event: requests out, completions in
-//! tell the data threads to leave ----------> answer what is held, enter once more, drop the Queue
+//! tell the data threads to leave ----------> answer held requests, enter once more, drop the Queue
 //! Device::close   (waits for the last queue)
 //! ```
 //!
-//! # Who owns what, when
+//! # Ownership
 //!
 //! - A [`Device`] owns the kernel's device. When it is dropped, on any path, it stops and deletes a
 //!   device that this process added, and leaves alone a device that it recovered or has disowned.
-//!   It shares the open `/dev/ublkcN` with its queues. When the last holder closes it, the driver
-//!   knows that the server is gone.
+//!   The device shares the open `/dev/ublkcN` with its queues. When the last holder closes that,
+//!   the driver knows that the server is gone.
 //! - A [`Queue`] lives on one thread from `new` to drop (it is not `Send`): the thread that fetches
 //!   a tag is the only one the driver takes its completion from.
 //! - A tag, with its slice of the [`Buffers`], is the caller's from [`Event::Request`] to
@@ -27,10 +27,10 @@
 //!
 //! # Kernels
 //!
-//! 6.4 is the first with ioctl-encoded commands, the only ones used. What came later is asked for
+//! 6.4 is the first with ioctl-encoded commands, the only ones used. Later features are asked for
 //! with GET_FEATURES (6.5) and never assumed:
 //!
-//! | release | what | used for |
+//! | release | feature | used for |
 //! |---|---|---|
 //! | 6.4 | USER_RECOVERY, REISSUE | the disk outlives a crash |
 //! | 6.9 | DEL_DEV_ASYNC | a deletion that does not block; else the blocking one, cut short |
@@ -45,9 +45,9 @@
 //!
 //! Batch commands (7.0: one command for many requests): as of 7.2, a server that dies while a
 //! request is on its way to it leaves the delivery to a worker of the kernel, which copies to the
-//! server's addresses in whatever memory map it has (seen on 7.2.12 as a panic in
-//! `__ublk_batch_dispatch`). And QUIESCE_DEV makes requests of such a device fail instead of
-//! letting them wait.
+//! server's addresses in the memory map that the worker has at that moment (seen on 7.2.12 as a
+//! panic in `__ublk_batch_dispatch`). And QUIESCE_DEV makes requests of a batch device fail instead
+//! of letting them wait.
 //!
 //! QUIESCE_DEV (6.16: park a live disk): a device asks for this feature where the kernel has it,
 //! and other programs may use the command. rblk does not send it.
@@ -74,7 +74,7 @@
 //! - On a recoverable device the driver fails all I/O from the moment of the stop, the kernel's own
 //!   write-back included: sync, or unmount, before it.
 //! - DEL_DEV stops a live device under the lock of all devices: here a stop always comes first.
-//! - A device without recovery whose server died keeps its `/dev/ublkcN` and id
+//! - After the death of its server, a device without recovery keeps its `/dev/ublkcN` and id
 //!   ([`DeviceState::Dead`], no server) until a program deletes it.
 //!
 //! # Recovery

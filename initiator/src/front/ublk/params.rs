@@ -1,5 +1,5 @@
-//! [`DiskParams`] and [`DeviceSpec`]: what a disk looks like and how its device is built, checked
-//! before the kernel sees them, so that a refusal names the field.
+//! [`DiskParams`] and [`DeviceSpec`]: the properties of a disk and the structure of its device,
+//! checked before the kernel sees them, so that a refusal names the field.
 
 use super::abi;
 use rblk_protocol::width::{const_u32, narrow};
@@ -12,7 +12,7 @@ use super::token::DeviceToken;
 /// everywhere.
 const MAX_BLOCK_BYTES: u32 = 4096;
 
-/// Discard and write-zeroes, as the block layer may use them.
+/// The limits of discard and write-zeroes for the block layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiscardParams {
     /// Discards are multiples of this many bytes; a power of two, at least a logical block.
@@ -23,7 +23,8 @@ pub struct DiscardParams {
     pub max_write_zeroes_sectors: u32,
 }
 
-/// What the disk tells its users. Lengths are bytes unless the name says sectors of 512 bytes.
+/// The properties of a disk for its users. Lengths are bytes unless the name says sectors of 512
+/// bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiskParams {
     /// Capacity in sectors of 512 bytes.
@@ -171,22 +172,23 @@ impl DiskParams {
 /// Bytes of the parameters that are sent: the driver of every kernel from 6.4 on knows this much.
 pub(super) const PARAMS_LEN: u32 = const_u32(size_of::<abi::Params>());
 
-/// What happens to requests when the server dies.
+/// The fate of requests when the server dies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Recovery {
     /// The disk goes away and requests fail.
     Never,
-    /// New requests wait for the next server; the ones the dead server held fail.
+    /// New requests wait for the next server; requests of the dead server fail.
     FailHeld,
-    /// New requests wait and the held ones are sent again: the back end may see a request twice.
+    /// New requests wait, and requests of the dead server are sent again: the back end may see a
+    /// request twice.
     #[default]
     Reissue,
-    /// All requests fail until the next server is there (6.13).
+    /// All requests fail until the next server serves (6.13).
     FailAll,
 }
 
 impl Recovery {
-    /// The feature bits that say it.
+    /// Its feature bits.
     #[must_use]
     pub(crate) fn features(self) -> Features {
         match self {
@@ -198,7 +200,7 @@ impl Recovery {
     }
 }
 
-/// How to build a device.
+/// The structure of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceSpec {
     /// Id, the N of `/dev/ublkbN`; `None` takes the lowest free one.
@@ -209,13 +211,13 @@ pub struct DeviceSpec {
     pub depth: u16,
     /// Size of each tag's buffer: whole pages, up to 32 MiB. The driver rounds down to pages.
     pub max_io_bytes: u32,
-    /// What happens when the server dies.
+    /// The fate of requests when the server dies.
     pub recovery: Recovery,
     /// Features to use where the kernel has them.
     pub want: Features,
-    /// Features without which the device must not be made.
+    /// Features that the device needs.
     pub need: Features,
-    /// The mark by which its server knows it again.
+    /// The token by which its server recognises the device.
     pub token: Option<DeviceToken>,
 }
 

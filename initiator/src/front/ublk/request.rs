@@ -2,7 +2,7 @@
 
 use super::abi::{self, IoDesc};
 
-/// What to do.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BlockOp {
     /// Fill the tag's buffer from the disk. Completes with bytes read.
@@ -12,9 +12,9 @@ pub enum BlockOp {
     Write,
     /// Make every write completed before durable. No range. Completes with 0.
     Flush,
-    /// The range is not needed any more. Completes with 0.
+    /// Discard the range. Completes with 0.
     Discard,
-    /// The range reads as zeroes from now on. Completes with 0.
+    /// Zero the range. Completes with 0.
     WriteZeroes,
 }
 
@@ -27,7 +27,7 @@ impl BlockOp {
     }
 }
 
-/// How to do it.
+/// The flags of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct BlockFlags(u32);
 
@@ -47,16 +47,16 @@ impl BlockFlags {
     }
 }
 
-/// Where the data of a request is.
+/// The place of a request's data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DataAt {
     /// In the tag's buffer.
     Buffer,
-    /// In memory that was [registered](super::Device::share), and nobody copies it.
+    /// In memory that was [registered](super::Device::share), without a copy.
     Shared {
-        /// Which memory.
+        /// The index of the memory.
         index: u16,
-        /// From which byte on.
+        /// The offset of the first byte.
         offset: u32,
     },
 }
@@ -65,22 +65,22 @@ pub enum DataAt {
 /// not wrap. Whether it lies on the disk is for the volume to check.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockRequest {
-    /// What to do.
+    /// The operation.
     pub op: BlockOp,
-    /// How.
+    /// The flags.
     pub flags: BlockFlags,
     /// First sector of 512 bytes.
     pub start_sector: u64,
     /// Sectors of 512 bytes; 0 for a flush.
     pub sectors: u32,
-    /// Where its data is, if it has any.
+    /// The place of its data, if it has any.
     pub data: DataAt,
 }
 
-/// Why a descriptor is not a request.
+/// The reason why a descriptor is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum BadRequest {
-    /// An operation this server never offered.
+    /// An operation that this server never offered.
     #[error("unknown operation {0}")]
     UnknownOp(u8),
     /// Data that does not fit the tag's buffer, or none at all.
@@ -95,7 +95,7 @@ pub(crate) enum BadRequest {
         /// Index and offset in the descriptor.
         address: u64,
     },
-    /// A range whose end is beyond 64 bits of bytes.
+    /// A range that ends beyond 64 bits of bytes.
     #[error("sectors {start}+{sectors} are no range")]
     Range {
         /// First sector.
@@ -200,10 +200,10 @@ mod tests {
         assert!(zeroes.flags.no_unmap() && !zeroes.flags.fua());
         assert_eq!((zeroes.sectors, zeroes.data_len()), (u32::MAX, 0));
 
-        // A flush has no range, whatever the descriptor says.
+        // A flush has no range, even if its descriptor has one.
         let flush = BlockRequest::parse(&desc(2, u64::MAX, 99), MIB, &[]).unwrap();
         assert_eq!((flush.op, flush.start_sector, flush.sectors), (BlockOp::Flush, 0, 0));
-        // A flag that says nothing here: fail fast.
+        // An irrelevant flag: fail fast.
         let read = BlockRequest::parse(&desc(1 << 9, 1, 1), MIB, &[]).unwrap();
         assert!(read.op == BlockOp::Read && !read.flags.fua() && !read.flags.no_unmap());
     }
@@ -236,7 +236,7 @@ mod tests {
         let last = (1 << 32) | ((4 << 30) - 512);
         let offset = u32::MAX - 511;
         assert_eq!(parse(1 << 19, last, 1, &shared), Ok(DataAt::Shared { index: 1, offset }));
-        // Without the flag, and without data, the address says nothing.
+        // Without the flag, and without data, the address is ignored.
         assert_eq!(parse(1, 4096, 8, &shared), Ok(DataAt::Buffer));
         assert_eq!(parse(3 | 1 << 19, u64::MAX, 8, &shared), Ok(DataAt::Buffer));
         let bad = [(4096, 9), (8192, 1), (last, 2), (2 << 32, 1), (1 << 48, 1), (u64::MAX, 1)];
@@ -246,7 +246,7 @@ mod tests {
             assert_eq!(error.errno(), libc::EIO);
         }
         assert!(parse(write, 0, 1, &[]).is_err());
-        // Memory that an earlier process registered, and this one cannot use.
+        // An earlier process registered this memory, and this one cannot use it.
         assert!(parse(write, 0, 1, &[0]).is_err());
     }
 

@@ -1,5 +1,6 @@
-//! [`DeviceToken`]: whose a device is. The driver keeps 64 bits for the process that adds a device,
-//! and gives them back untouched. Process ids and device numbers are reused; these bits are not.
+//! [`DeviceToken`]: the owner's mark on a device. The driver keeps 64 bits for the process that
+//! adds a device, and gives them back untouched. Process ids and device numbers are reused; these
+//! bits are not.
 
 use std::fmt;
 
@@ -7,8 +8,8 @@ use std::fmt;
 const MAGIC: u64 = 0x7262_0000_0000_0000;
 const MAGIC_MASK: u64 = 0xffff_0000_0000_0000;
 
-/// A mark that a server puts on its device when it adds it: the same number for the device's life,
-/// and another for every other device.
+/// A mark that a server puts on its device when it adds it: constant for the device's life, and
+/// different for every other device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceToken(u64);
 
@@ -19,13 +20,13 @@ impl DeviceToken {
         Self(MAGIC | (random & !MAGIC_MASK))
     }
 
-    /// The token in the driver's word; `None` if no server of this kind put it there.
+    /// The token in the driver's 64 bits; `None` if no server of rblk has written them.
     #[must_use]
     pub(crate) const fn of(word: u64) -> Option<Self> {
         if word & MAGIC_MASK == MAGIC { Some(Self(word)) } else { None }
     }
 
-    /// The driver's word.
+    /// The driver's 64 bits.
     #[must_use]
     pub(crate) const fn word(self) -> u64 {
         self.0
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_own_are_taken_for_ours() {
+    fn only_our_own_tokens_are_ours() {
         for random in [0, 1, u64::MAX, 0x1234_5678_9abc_def0] {
             let token = DeviceToken::new(random);
             assert_eq!(DeviceToken::of(token.word()), Some(token));

@@ -1,7 +1,8 @@
-//! [`Connection`]: a socket of a front end: messages and the descriptors that come with them.
+//! [`Connection`]: a socket of a front end, with its messages and their descriptors.
 //!
-//! A message has one deadline, however it comes. The flags and time-outs of the socket are not
-//! relied on: the socket for messages of this end comes from the front end, which can change them.
+//! A message has one deadline, even if it comes in pieces. The flags and time-outs of the socket
+//! are not relied on: the socket for messages of this end comes from the front end, which can
+//! change them.
 
 use std::fs::File;
 use std::io;
@@ -22,9 +23,9 @@ use super::message::{Broken, HEADER_BYTES, Header, REGIONS_MAX, Request};
 use super::received::{Received, receive};
 use super::refused::put_away;
 
-/// How long a message may take from its first byte to its last, in either direction.
+/// Time limit of a message from its first byte to its last, in either direction.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How soon whoever waits for a message sees that the disk is to go.
+/// How often a wait for a message checks whether the disk ends.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A socket of a front end.
@@ -44,15 +45,15 @@ pub(super) struct Message {
 }
 
 impl Connection {
-    /// Takes a socket over. Nobody waits for a message when the disk `ends`.
+    /// Takes a socket over. Waits for messages stop when the disk `ends`.
     pub(super) fn new(stream: UnixStream, ends: Arc<AtomicBool>) -> Self {
         Self { stream: ManuallyDrop::new(stream), ends }
     }
 
-    /// The next message, which has to have begun; `None` at the end of the connection.
+    /// Receives the next message, which must have begun; `None` at the end of the connection.
     ///
     /// # Errors
-    /// The connection broke, the front end broke a rule, or the message is not there in time.
+    /// The connection broke, the front end broke a rule, or the message is late.
     pub(super) fn receive(&mut self) -> io::Result<Option<Message>> {
         let mut files = Vec::new();
         match self.receive_with(&mut files) {
@@ -71,7 +72,7 @@ impl Connection {
         if received == 0 {
             return Ok(None);
         }
-        // Descriptors belong to the first byte. What comes later is of no use.
+        // Descriptors belong to the first byte. Later ones are not used.
         let mut late = Vec::new();
         let received = self
             .receive_all(&mut header[received..], by, &mut late)
@@ -80,7 +81,7 @@ impl Connection {
         received.map(Some)
     }
 
-    /// The rest of a message with that header.
+    /// Receives the rest of a message with that header.
     fn receive_rest(
         &self,
         header: [u8; HEADER_BYTES],
@@ -93,7 +94,7 @@ impl Connection {
         Ok((header, header.request(&body).map_err(broken)?))
     }
 
-    /// What is there, at least a byte unless it is the end.
+    /// Receives the bytes that have arrived: at least one, unless the connection ended.
     fn receive_some(
         &self,
         bytes: &mut [u8],
@@ -132,7 +133,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Closes files of the front end that are of no use, without a wait for them.
+    /// Closes unneeded files of the front end, without a wait for them.
     pub(super) fn put_away(&self, files: Vec<File>) {
         // The close of memory never waits.
         let others = files.into_iter().filter(|file| !is_memory(file.as_fd()));
@@ -155,10 +156,10 @@ impl Connection {
         Ok(())
     }
 
-    /// After an error that another try may not have: waits until then, but not too long.
+    /// After an error that may pass: waits for `until`, at most to the deadline.
     ///
     /// # Errors
-    /// It is another error, or too late.
+    /// The error is a different one, or the time is over.
     fn try_again(&self, error: Errno, until: PollFlags, by: Instant) -> io::Result<()> {
         if !matches!(error, Errno::EAGAIN | Errno::EINTR) {
             return Err(error.into());
@@ -183,7 +184,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The front end hears of it now, whenever the socket is closed.
+        // The front end notices this now, even if the socket is closed later.
         let _ = self.stream.shutdown(Shutdown::Both);
         // SAFETY: nothing uses the socket after this.
         let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
@@ -197,10 +198,10 @@ impl AsFd for Connection {
     }
 }
 
-/// Whether a file is a socket of this host: neither a message nor the close of it leaves the host.
+/// Checks that a file is a socket of this host: neither its messages nor its close leaves the host.
 ///
 /// # Errors
-/// It is none.
+/// The file is no such socket.
 pub(super) fn must_be_unix_socket(file: &File) -> io::Result<()> {
     getsockname::<UnixAddr>(file.as_raw_fd()).map(drop).map_err(|error| {
         io::Error::other(format!("a channel that is no Unix socket: {}", error.desc()))
@@ -227,7 +228,7 @@ mod tests {
         sendmsg::<()>(front_end.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
     }
 
-    /// How many descriptors of this process are of a file.
+    /// The number of descriptors of this process for a file.
     fn descriptors_of(path: &std::path::Path) -> usize {
         let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         open.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path)).count()
@@ -259,7 +260,7 @@ mod tests {
         front_end.write_all(&[16u32, 1, 8].map(u32::to_le_bytes).concat()).unwrap();
         send_with(&front_end, &[0; 8], &[file.as_raw_fd(); 3]);
         assert!(connection.receive().unwrap().unwrap().files.is_empty(), "they came late");
-        // Threads of their own close them.
+        // Threads of their own close the files.
         let until = Instant::now() + PATIENCE;
         while descriptors_of(file.path()) > before {
             assert!(Instant::now() < until, "{} are open", descriptors_of(file.path()));
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_that_waits_keeps_nobody() {
+    fn a_waiting_close_blocks_no_thread() {
         let (file, _peer) = lingering();
         let (late, _late_peer) = lingering();
         let (unread, _unread_peer) = lingering();
@@ -278,7 +279,7 @@ mod tests {
         send_with(&front_end, &[9; 8], &[late.as_raw_fd()]);
         send_with(&front_end, &header, &[unread.as_raw_fd()]);
         front_end.flush().unwrap();
-        // The messages alone have them open now.
+        // Now only the messages hold the files open.
         let begun = Instant::now();
         std::thread::spawn(move || drop((file, late, unread))).join().unwrap();
         assert!(connection.receive().is_err(), "a table of memory that is none");
@@ -292,9 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_one_deadline_however_it_comes() {
+    fn a_message_in_pieces_has_one_deadline() {
         let (mut connection, mut front_end) = pair();
-        // A body of 4096 bytes, a byte at a time: each comes soon, and all of them never.
+        // A body of 4096 bytes, a byte at a time: each byte comes soon, and the whole body never.
         let dripping = std::thread::spawn(move || {
             let _ = front_end.write_all(&[[1u32, 1, 4096].map(u32::to_le_bytes).concat()].concat());
             while front_end.write_all(&[0]).is_ok() {
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_front_end_that_takes_nothing_keeps_nobody_longer_than_its_deadline() {
+    fn a_front_end_that_reads_nothing_blocks_only_until_the_deadline() {
         let (mut connection, _front_end) = pair();
         let begun = Instant::now();
         let error = loop {
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_the_rest_of_a_message_when_the_disk_is_to_go() {
+    fn the_end_of_the_disk_ends_the_wait_for_a_message() {
         let (mut connection, mut front_end) = pair();
         front_end.write_all(&[1]).unwrap();
         connection.ends.store(true, Ordering::Release);

@@ -1,7 +1,6 @@
-//! [`Marked`]: files of a guest's memory, for the line that is written if a page of one is gone.
-//! The front end can cut such a file, and the file system that holds it can be full. Whoever
-//! touches the page then ends by SIGBUS: there is no memory to go on with. The line says which
-//! file it was.
+//! [`Marked`]: files of a guest's memory, for the log line about a missing page. The front end can
+//! truncate such a file, and its file system can be full. A process that touches the page then ends
+//! by SIGBUS: there is no memory to go on with. The line names the file.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,17 +8,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use rblk_fabric::Region;
 
-/// Files that can be marked at once: those of the present memory, of the one that replaces it, and
-/// of one that a path still has.
+/// Limit of the files marked at once: those of the present memory, of its replacement, and of a
+/// memory that a path still has.
 const PLACES: usize = 24;
-/// No line is longer.
+/// Limit of the line's length.
 const LINE_MAX: usize = 256;
-/// The standard error may be a pipe that nobody reads.
+/// The standard error may be a pipe without a reader.
 const WRITE_SECONDS: u32 = 2;
 
 /// Read by the handler of a signal, which may interrupt anything: atomics only.
 struct Place {
-    // 0: free. 1: it is being described.
+    // 0: free. 1: being described.
     start: AtomicUsize,
     len: AtomicUsize,
     device: AtomicU64,
@@ -35,10 +34,10 @@ static FILES: [Place; PLACES] = [const {
     }
 }; PLACES];
 
-/// A file that is marked while this lives.
+/// A mark on a file, while this lives.
 #[derive(Debug)]
 pub(super) struct Marked {
-    // None: there was no place. Its line is less precise then.
+    // `None`: no place was free. The line is less precise then.
     place: Option<usize>,
 }
 
@@ -78,7 +77,7 @@ fn handle() {
     let _ = unsafe { sigaction(Signal::SIGBUS, &action) };
 }
 
-/// Says which page is gone. The touch of it is done again afterwards, and ends the process.
+/// Writes the line about the missing page. The access is repeated afterwards, and ends the process.
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel gives the handler a description of the signal, and SIGBUS has an address.
     let address = unsafe { (*info).si_addr() }.addr();
@@ -93,7 +92,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     }
 }
 
-/// A line, made without allocation.
+/// A line that needs no allocation.
 struct Line {
     text: [u8; LINE_MAX],
     len: usize,

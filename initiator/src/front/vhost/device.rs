@@ -1,5 +1,5 @@
-//! [`Device`]: the disk of a guest, whoever is its front end at the moment: the threads of its
-//! rings and the way to control.
+//! [`Device`]: the disk of a guest, for one front end after the other: the threads of its rings and
+//! the way to control.
 
 use std::io;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use super::thread::{RingThread, ThreadParts};
 use crate::engine::durability::Durability;
 use crate::queue::FromQueue;
 
-/// How long an order may take beyond what it says: the kernel may be slow to destroy QPs.
+/// Extra time for an order, beyond the order's own patience: the kernel may be slow to destroy QPs.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a front end that leaves waits until what its guest wrote is durable.
+/// Time for a FLUSH of the guest's writes when a front end leaves.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
-/// The same, when the disk is to go by force.
+/// That time when the disk is removed by force.
 const FORCED_FLUSH: Duration = Duration::from_millis(500);
 
 /// The disk of a guest.
@@ -37,7 +37,7 @@ pub(super) struct Device {
     threads: Vec<JoinHandle<()>>,
     memories: UnboundedSender<Memories>,
     memory_max: Option<ByteSize>,
-    // None for a volume whose writes are durable when they are answered.
+    // `None` for a volume with durable acknowledged writes.
     durability: Option<Arc<Durability>>,
 }
 
@@ -65,12 +65,12 @@ impl Device {
                     data_thread::run(&mut thread, spin)
                 }));
                 let error = match served {
-                    // It has said so itself.
+                    // The ring has reported its end itself.
                     Ok(Ok(())) => return,
                     Ok(Err(error)) => error.to_string(),
                     Err(_) => "it panicked".to_owned(),
                 };
-                // Control is gone only when the process ends.
+                // The receiver in control lives until the process ends.
                 let _ = outbox.send(FromQueue::Stopped { queue, error: Some(error) });
             };
             let name = format!("rblk-ring-{queue}");
@@ -80,30 +80,30 @@ impl Device {
         Ok(device)
     }
 
-    /// How many rings it has.
+    /// The number of rings.
     pub(super) fn rings(&self) -> usize {
         self.orders.len()
     }
 
-    /// The disk, as it is now.
+    /// The present disk.
     pub(super) fn disk(&self) -> Disk {
         self.news.disk(self.disk)
     }
 
-    /// Gives a ring an order.
+    /// Sends an order to a ring.
     ///
     /// # Errors
-    /// Its thread is gone.
+    /// The thread of the ring has ended.
     pub(super) fn order(&self, ring: usize, order: Order) -> io::Result<()> {
         let orders = self.orders.get(ring).ok_or_else(|| gone(ring))?;
         orders.give(order).map_err(|_| gone(ring))
     }
 
-    /// Serves a ring. One that a predecessor left in doubt is left alone, until the guest has made
-    /// it anew.
+    /// Serves a ring. A ring that a predecessor left in doubt is left alone, until the guest has
+    /// made it anew.
     ///
     /// # Errors
-    /// It cannot be served like this, or its thread is gone.
+    /// The ring cannot be served like this, or its thread has ended.
     pub(super) fn start(&self, ring: usize, mut parts: RingParts) -> io::Result<()> {
         parts.in_doubt = self.news.is_in_doubt(ring);
         let (reply, answer) = sync_channel(1);
@@ -114,10 +114,10 @@ impl Device {
         Ok(())
     }
 
-    /// Stops a ring, when none of its requests is under way. Returns which would be its next.
+    /// Stops a ring, once none of its requests is under way. Returns the index of its next request.
     ///
     /// # Errors
-    /// Its thread is gone, or the kernel does not destroy a connection.
+    /// The thread of the ring has ended, or the kernel does not destroy a connection.
     pub(super) fn stop(&self, ring: usize, patience: Duration) -> io::Result<u16> {
         let (reply, answer) = sync_channel(1);
         self.order(ring, Order::Stop { patience, reply })?;
@@ -144,11 +144,11 @@ impl Device {
             .try_for_each(|(ring, answer)| wait(*ring, answer, patience + PATIENCE).map(drop))
     }
 
-    /// Has the target make durable what the guest wrote, if it does so in time. No ring is served.
-    /// Where it fails, the account of this process, and its note, keep that.
+    /// Has the target make the guest's writes durable, if it does so in time. No ring is served.
+    /// After a failure the account of this process, and its note, still have the writes.
     ///
     /// # Errors
-    /// The thread of a ring is gone.
+    /// The thread of a ring has ended.
     pub(super) fn flush(&self) -> io::Result<()> {
         let Some(durability) = self.durability.as_ref().filter(|its| its.unflushed() > 0) else {
             return Ok(());
@@ -170,17 +170,17 @@ impl Device {
         Ok(())
     }
 
-    /// Most memory that a guest may have, if there is a bound.
+    /// The limit of a guest's memory, if there is one.
     pub(super) fn memory_max(&self) -> Option<ByteSize> {
         self.memory_max
     }
 
-    /// How the disk is told what changes.
+    /// The news for the disk.
     pub(super) fn news(&self) -> &News {
         &self.news
     }
 
-    /// Uses that memory of the guest from now on. No device touches any other when this returns.
+    /// Replaces the guest's memory. No device touches any other when this returns.
     ///
     /// # Errors
     /// As of [`Self::stop`].
@@ -191,7 +191,7 @@ impl Device {
             Ok((ring, answer))
         };
         let answers = (0..self.rings()).map(ask).collect::<io::Result<Vec<_>>>()?;
-        // Paths that are made from now on register it.
+        // New paths register this memory.
         let (reply, is_known) = sync_channel(1);
         let regions = memory.map_or_else(Arc::default, |memory| Arc::clone(memory.regions()));
         let sent = self.memories.send(Memories { regions, reply });
@@ -200,7 +200,7 @@ impl Device {
         wait(0, &is_known, PATIENCE)
     }
 
-    /// Gives a broken device up: a thread that is held up is not waited for.
+    /// Gives a broken device up: does not wait for a thread that hangs.
     pub(super) fn give_up(self) {
         self.orders.iter().for_each(Orders::end);
     }
@@ -209,7 +209,7 @@ impl Device {
     pub(super) fn end(self) {
         self.orders.iter().for_each(Orders::end);
         for thread in self.threads {
-            // It has told control what broke it.
+            // The thread has reported its error to control.
             let _ = thread.join();
         }
     }

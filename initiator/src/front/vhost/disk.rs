@@ -1,4 +1,4 @@
-//! [`Disk`]: the disk as the guest sees it: abilities and configuration space. Pure.
+//! [`Disk`]: the disk as the guest sees it: features and configuration space. Pure.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
@@ -11,9 +11,10 @@ use super::request::{ID_BYTES, RANGE_SECTORS_MAX, RANGES_MAX};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Bytes of the configuration that have a meaning.
+/// Bytes of the configuration in use.
 const CONFIG_BYTES: usize = 60;
-/// Pieces of one request: as many as QEMU's own disk takes with a ring of 128 requests.
+/// Limit of the pieces of one request: as many as QEMU's own disk takes with a ring of 128
+/// requests.
 const PIECES_MAX: u32 = 126;
 const SECTOR: u64 = 512;
 
@@ -24,24 +25,24 @@ pub(crate) struct Disk {
     pub(crate) size_bytes: u64,
     /// Bytes of a block.
     pub(crate) block: u32,
-    /// It refuses writes.
+    /// The disk refuses writes.
     pub(crate) read_only: bool,
     /// Writes need a flush to be durable.
     pub(crate) volatile_cache: bool,
-    /// Bytes of a unit that a DISCARD frees; `None`: it frees nothing.
+    /// Bytes of a unit that a DISCARD frees; `None`: a DISCARD frees nothing.
     pub(crate) discard: Option<u32>,
-    /// It zeroes ranges.
+    /// The disk zeroes ranges.
     pub(crate) write_zeroes: bool,
-    /// Most bytes that are moved at once.
+    /// Limit of the bytes that are moved at once.
     pub(crate) max_io: u32,
-    /// Its rings.
+    /// The number of rings.
     pub(crate) queues: u16,
-    /// Its name.
+    /// The name.
     pub(crate) id: [u8; ID_BYTES],
 }
 
 impl Disk {
-    /// The name of a volume as that of a disk: what fits.
+    /// The disk's name: the first bytes of the volume's.
     pub(crate) fn id_of(volume: &str) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
         for (to, from) in id.iter_mut().zip(volume.bytes()) {
@@ -50,7 +51,7 @@ impl Disk {
         id
     }
 
-    /// The abilities that are offered to the guest.
+    /// The features offered to the guest.
     pub(super) fn features(&self) -> u64 {
         let bit = |number: u32| 1u64 << number;
         let always = bit(VIRTIO_F_VERSION_1)
@@ -69,17 +70,17 @@ impl Disk {
             | when(self.write_zeroes && !self.read_only, VIRTIO_BLK_F_WRITE_ZEROES)
     }
 
-    /// Whether the guest, which took those abilities, makes its writes durable itself.
+    /// Whether a guest with these features makes its writes durable itself.
     pub(super) fn is_flushed(features: u64) -> bool {
         features & (1 << VIRTIO_BLK_F_FLUSH) != 0
     }
 
-    /// Whether rings say by index what they want to hear of.
+    /// Whether rings request notifications by event index.
     pub(super) fn has_event_index(features: u64) -> bool {
         features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0
     }
 
-    /// A part of the configuration space (virtio 1.3, 5.2.4): zeros where nothing has a meaning.
+    /// A part of the configuration space (virtio 1.3, 5.2.4): zeros outside the fields in use.
     pub(super) fn config(&self, offset: usize, len: usize) -> Vec<u8> {
         let all = self.config_space();
         (offset..offset.saturating_add(len)).map(|at| all.get(at).copied().unwrap_or(0)).collect()
@@ -91,13 +92,13 @@ impl Disk {
         put(0, &(self.size_bytes / SECTOR).to_le_bytes());
         put(12, &PIECES_MAX.to_le_bytes());
         put(20, &self.block.to_le_bytes());
-        // Blocks of a physical block, as a power of two: file systems should keep to pages.
+        // Blocks in a physical block, as a power of two: file systems should use whole pages.
         let physical = self.block.max(4096) / self.block.max(1);
         put(24, &[physical.ilog2().to_le_bytes()[0], 0]);
         let blocks = u16::try_from(physical).unwrap_or(1);
         put(26, &blocks.to_le_bytes());
         put(28, &(self.max_io / self.block.max(1)).to_le_bytes());
-        // Writes go to a cache, where there is one.
+        // Whether writes go to a cache.
         put(32, &[u8::from(self.volatile_cache)]);
         put(34, &self.queues.to_le_bytes());
         if let Some(granularity) = self.discard {
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_says_what_the_disk_is() {
+    fn the_configuration_describes_the_disk() {
         let number = |at, len| {
             disk().config(at, len).iter().rev().fold(0u64, |all, byte| all << 8 | u64::from(*byte))
         };

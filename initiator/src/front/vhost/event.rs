@@ -1,10 +1,10 @@
 //! [`Event`] and [`Kick`]: eventfds that a front end shares.
 //!
-//! No thread waits in one. Whoever shares the open file can take `O_NONBLOCK` away and fill the
+//! No thread waits in an eventfd. Each holder of the open file can clear `O_NONBLOCK` and fill the
 //! counter at any time, so neither is relied on. `pwritev2` with `RWF_NOWAIT` is no help: eventfds
-//! refuse it (`EOPNOTSUPP`, Linux 6.18). But what the kernel itself adds to an eventfd never waits.
-//! An io_uring adds 1 to the eventfd that is registered with it for each completion, also for that
-//! of a request that does nothing. That is one system call, as a write would be.
+//! refuse it (`EOPNOTSUPP`, Linux 6.18). But an addition by the kernel itself never waits. An
+//! io_uring adds 1 to its registered eventfd for each completion, also for that of a no-op request.
+//! That is one system call, as a write would be.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,26 +14,26 @@ use io_uring::{IoUring, opcode};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Requests of an io_uring that does one thing at a time.
+/// The queue of an io_uring with one request at a time.
 const ENTRIES: u32 = 2;
-/// What the kernel calls the file of an eventfd.
+/// The kernel's name for the file of an eventfd.
 const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// An eventfd by which the other side is told.
+/// An eventfd that notifies the other side.
 #[derive(Debug)]
 pub(super) struct Event(By);
 
 #[derive(Debug)]
 enum By {
     Kernel(Box<KernelEvent>),
-    /// Where there is no io_uring: the sandboxes of some containers refuse it. A front end that
-    /// fills the counter between a look and a write holds the thread of its ring up.
+    /// Without io_uring: the sandboxes of some containers refuse it. A front end that fills the
+    /// counter between a check and a write stops the thread of its ring.
     Write(File),
 }
 
 struct KernelEvent {
     ring: IoUring,
-    // The eventfd is the front end's as long as somebody has it open.
+    // The kernel keeps the front end's eventfd as long as a file of it is open.
     _file: File,
 }
 
@@ -47,7 +47,7 @@ impl Event {
     /// Takes an eventfd over.
     ///
     /// # Errors
-    /// It is none, or the system's.
+    /// The file is no eventfd, or the system's error.
     pub(super) fn new(file: File) -> io::Result<Self> {
         must_be_eventfd(&file)?;
         let ring = match IoUring::new(ENTRIES) {
@@ -59,7 +59,7 @@ impl Event {
         Ok(Self(By::Kernel(Box::new(KernelEvent { ring, _file: file }))))
     }
 
-    /// Adds 1. Returns whether that was done: otherwise it is to be tried again.
+    /// Adds 1. Returns whether that was done: otherwise try again.
     pub(super) fn tell(&mut self) -> bool {
         match &mut self.0 {
             By::Kernel(event) => event.tell(),
@@ -68,7 +68,7 @@ impl Event {
                 if poll(&mut polled, PollTimeout::ZERO) == Ok(1) {
                     let _ = file.write(&1u64.to_ne_bytes());
                 }
-                // One that is full was told before.
+                // A full counter has notified the other side already.
                 true
             }
         }
@@ -81,13 +81,13 @@ impl KernelEvent {
         let nothing = opcode::Nop::new().build();
         // SAFETY: the request has no memory.
         let _ = unsafe { self.ring.submission().push(&nothing) };
-        // One that is in the ring from an earlier try is submitted now.
+        // A request left in the ring by an earlier try is submitted now.
         self.ring.submit().is_ok_and(|submitted| submitted > 0)
     }
 }
 
-/// An eventfd by which the other side tells. Wake by its edges: they come with every write, also if
-/// somebody else reads it.
+/// An eventfd on which the other side notifies this one. Poll it edge-triggered: every write is an
+/// edge, even if another process reads the eventfd.
 #[derive(Debug)]
 pub(super) struct Kick(File);
 
@@ -95,13 +95,13 @@ impl Kick {
     /// Takes an eventfd over.
     ///
     /// # Errors
-    /// It is none.
+    /// The file is no eventfd.
     pub(super) fn new(file: File) -> io::Result<Self> {
         must_be_eventfd(&file)?;
         Ok(Self(file))
     }
 
-    /// Resets it, as far as that takes no wait: the counter is nothing that a kick depends on.
+    /// Resets the counter if that takes no wait: a kick does not depend on the counter.
     pub(super) fn clear(&self) {
         let mut count = [0; 8];
         let into = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
@@ -122,11 +122,11 @@ fn is_refused(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|error| refusals.contains(&Errno::from_raw(error)))
 }
 
-/// Anything else, such as a pipe or a file of FUSE, can have a reader or writer wait, or who closes
-/// it: only what this has found good is for [`Event`] and [`Kick`].
+/// Refuses other files. The readers, writers or closers of a pipe or of a file of FUSE may block:
+/// only files checked here are for [`Event`] and [`Kick`].
 ///
 /// # Errors
-/// It is something else.
+/// The file is no eventfd.
 pub(super) fn must_be_eventfd(file: &File) -> io::Result<()> {
     let kind = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     if kind.as_os_str() == EVENTFD {
@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// Both ways to tell, by eventfds without `O_NONBLOCK`.
+    /// Both kinds of events, with eventfds without `O_NONBLOCK`.
     fn events() -> Vec<(Event, EventFd)> {
         let event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
         let copy = |event: &EventFd| File::from(event.as_fd().try_clone_to_owned().unwrap());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_keeps_nobody() {
+    fn a_full_counter_blocks_no_thread() {
         for (mut event, eventfd) in events() {
             eventfd.write(u64::MAX - 1).unwrap();
             let begun = Instant::now();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_kick_keeps_nobody() {
+    fn an_empty_kick_blocks_no_thread() {
         let eventfd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
         let kick = Kick::new(File::from(eventfd.as_fd().try_clone_to_owned().unwrap())).unwrap();
         kick.clear();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_eventfd_is_refused() {
+    fn files_other_than_eventfds_are_refused() {
         let (read, write) = nix::unistd::pipe().unwrap();
         let zero = File::open("/dev/zero").unwrap();
         for file in [OwnedFd::from(zero), read, write].map(File::from) {

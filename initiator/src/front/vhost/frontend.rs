@@ -1,5 +1,5 @@
-//! [`FrontEnd`]: what one front end asks, in order, until it goes: it agrees on abilities, shares
-//! the memory of its guest, and starts and stops rings.
+//! [`FrontEnd`]: the requests of one front end, in order, until it leaves: it agrees on features,
+//! shares the memory of its guest, and starts and stops rings.
 
 use std::fs::File;
 use std::io;
@@ -19,15 +19,15 @@ use super::message::{
 use super::orders::Order;
 use super::ring::{RingParts, SIZE_MAX};
 
-/// How long a front end that stops a ring waits for answers of the target.
+/// Time that a front end waits for answers of the target when it stops a ring.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The same, when the front end is gone.
+/// That time after the front end has gone.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Refusals that are told of each front end.
+/// Refusals that are logged for each front end.
 const REFUSALS_TOLD: u32 = 8;
 
-/// What is known of a ring that is not served, and the descriptors of one that is.
+/// The settings of a stopped ring, and the descriptors of a running one.
 #[derive(Debug, Default)]
 struct RingState {
     size: Option<u16>,
@@ -52,7 +52,7 @@ pub(super) struct FrontEnd<'d> {
     // A ring was started.
     has_served: bool,
     refusals: u32,
-    // How the disk was when the front end was told.
+    // The disk's state that the front end knows.
     told: Disk,
 }
 
@@ -75,27 +75,27 @@ impl<'d> FrontEnd<'d> {
         }
     }
 
-    /// Readable when there is a message.
+    /// Readable when a message has come.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
 
-    /// Whether it has had a ring served, or left alone.
+    /// Whether the front end has started a ring, also one that was left alone.
     pub(super) fn has_served(&self) -> bool {
         self.has_served
     }
 
-    /// Takes a message, and does what it asks. Returns whether the front end is still there.
+    /// Receives a message and carries it out. Returns whether the front end is still connected.
     ///
     /// # Errors
-    /// The front end broke a rule, or something broke: this end hangs up.
+    /// The front end broke a rule, or the device broke: this end hangs up.
     pub(super) fn take_message(&mut self) -> io::Result<bool> {
         let Some(Message { header, request, mut files }) = self.connection.receive()? else {
             return Ok(false);
         };
         tracing::trace!(?request, files = files.len(), "vhost-user");
         let answer = self.answer(request, &mut files);
-        // Those that are left are refused, or of no use.
+        // The remaining files are refused, or not needed.
         self.connection.put_away(files);
         match answer? {
             Answer::Bytes(bytes) => self.connection.send(&header.answer(&bytes))?,
@@ -104,7 +104,7 @@ impl<'d> FrontEnd<'d> {
         Ok(true)
     }
 
-    /// Tells whoever waits for it whether a request without an answer was done.
+    /// Replies to a request without a reply of its own, if the front end waits for one.
     fn acknowledge(&mut self, header: Header, done: io::Result<()>) -> io::Result<()> {
         if header.wants_answer() && self.protocol & protocol::REPLY_ACK != 0 {
             if let Err(error) = &done {
@@ -113,11 +113,12 @@ impl<'d> FrontEnd<'d> {
             let failed = u64::from(done.is_err());
             return self.connection.send(&header.answer(&failed.to_le_bytes()));
         }
-        // Nobody would hear of it.
+        // The front end asked for no reply: return the error.
         done
     }
 
-    /// A front end may ask for what is refused at any pace, and does not fill the log with it.
+    /// Logs a refusal. A front end may send refused requests at any pace, so the number of lines is
+    /// limited.
     fn tell_refusal(&mut self, header: Header, error: &io::Error) {
         self.refusals = self.refusals.saturating_add(1);
         if self.refusals <= REFUSALS_TOLD {
@@ -150,7 +151,7 @@ impl<'d> FrontEnd<'d> {
         })
     }
 
-    /// Does what has no answer of its own.
+    /// Carries out a request that has no reply of its own.
     fn change(&mut self, request: Request, files: &mut Vec<File>) -> io::Result<()> {
         match request {
             Request::SetOwner | Request::ResetOwner => Ok(()),
@@ -207,7 +208,7 @@ impl<'d> FrontEnd<'d> {
                 self.back_channel = stream.map(|stream| Connection::new(stream, ends));
                 Ok(())
             }
-            // The cache of a volume is the target's matter.
+            // The target decides about the cache of a volume.
             Request::SetConfig => Err(io::Error::other("the configuration cannot be written")),
             _ => Err(rule("a request that was not agreed on")),
         }
@@ -218,7 +219,7 @@ impl<'d> FrontEnd<'d> {
         state.map(|state| (ring, state)).ok_or_else(|| rule("no such ring: see --queues"))
     }
 
-    /// A ring that is not served, so that it can be described anew.
+    /// A ring that is not running, for new settings.
     fn idle_ring(&mut self, ring: usize) -> io::Result<&mut RingState> {
         let (_, state) = self.ring(ring)?;
         if state.runs { Err(rule("a ring that is served cannot be changed")) } else { Ok(state) }
@@ -279,7 +280,7 @@ impl<'d> FrontEnd<'d> {
         self.device.order(event.ring, Order::Enable(enabled))
     }
 
-    /// Stops a ring. Returns which request would be its next.
+    /// Stops a ring. Returns the index of its next request.
     fn stop(&mut self, ring: usize) -> io::Result<u16> {
         let (ring, state) = self.ring(ring)?;
         let (runs, base) = (state.runs, state.base);
@@ -292,10 +293,10 @@ impl<'d> FrontEnd<'d> {
         Ok(base)
     }
 
-    /// Tells the front end if the disk has changed.
+    /// Notifies the front end if the disk has changed.
     ///
     /// # Errors
-    /// The front end does not listen.
+    /// The front end does not take the message.
     pub(super) fn tell_changes(&mut self) -> io::Result<()> {
         let disk = self.device.disk();
         if disk == self.told {
@@ -308,8 +309,8 @@ impl<'d> FrontEnd<'d> {
         }
     }
 
-    /// The front end is gone: its rings stop, what its guest wrote is made durable as far as that
-    /// can be, and its memory is given back. That ends the session, so the FLUSH comes first.
+    /// The front end has gone: stops its rings, makes the guest's writes durable if possible, and
+    /// gives its memory back. To give memory back ends the session, so the FLUSH comes first.
     ///
     /// # Errors
     /// The device is broken.
@@ -331,7 +332,7 @@ fn rule(text: &'static str) -> io::Error {
     broken(Broken(text))
 }
 
-/// The descriptor of a ring's event, an eventfd. What is refused stays where it is.
+/// The descriptor of a ring's event, an eventfd. A refused file stays in `files`.
 fn file(event: RingEvent, files: &mut Vec<File>) -> io::Result<Option<File>> {
     match (event.has_descriptor, files.last()) {
         (true, None) => Err(rule("an event without a descriptor")),

@@ -26,12 +26,12 @@ pub struct FuzzedDisk {
     served: Served,
     socket: PathBuf,
     from_queues: mpsc::UnboundedReceiver<FromQueue>,
-    // The queues think that control is gone without it.
+    // Without it, the queues would take control for gone.
     _mail: Vec<rblk_runtime::mailbox::Sender<ToQueue>>,
 }
 
 impl FuzzedDisk {
-    /// Serves so many rings by a socket of that path, to guests of at most so much memory.
+    /// Serves so many rings at a socket of that path, to guests with at most so much memory.
     ///
     /// # Errors
     /// The system's.
@@ -82,13 +82,13 @@ impl FuzzedDisk {
         Ok(Self { served, socket: socket.to_owned(), from_queues, _mail: mails })
     }
 
-    /// Its socket.
+    /// The path of the socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The threads of the rings sleep for so long before each turn.
+    /// Makes the threads of the rings sleep so long before each turn.
     pub fn set_pace(micros: u32) {
         super::pace::set(micros);
     }
@@ -99,10 +99,10 @@ impl FuzzedDisk {
         self.served.news().has_front_end()
     }
 
-    /// Panics if the disk broke or a thread of it ended.
+    /// Checks that the disk and all its threads run.
     ///
     /// # Panics
-    /// See above.
+    /// The disk broke, or a thread ended.
     pub fn must_be_served(&mut self) {
         if let Ok(FromQueue::Stopped { queue, error }) = self.from_queues.try_recv() {
             panic!("ring {queue} ended: {error:?}");

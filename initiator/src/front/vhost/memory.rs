@@ -1,8 +1,8 @@
-//! [`GuestMemory`]: the memory of a guest, as its front end shares it: files that both map.
+//! [`GuestMemory`]: the memory of a guest, shared by its front end: files that both ends map.
 //!
-//! The device addresses data by [`Place`]: which file, and where in it. The rings are read and
-//! written by the address of the guest ([`GuestMemory::view`]), through the checked accesses of
-//! rust-vmm's vm-memory. Both go to the same mapping.
+//! The device addresses data by [`Place`]: a file and an offset. The rings are read and written by
+//! guest addresses ([`GuestMemory::view`]), through the checked accesses of rust-vmm's vm-memory.
+//! Both use one mapping.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use super::cut_memory::Marked;
 use super::message::MemoryPart;
 use crate::engine::path::{MemoryIndex, Place};
 
-/// A file, whatever descriptor it is known by.
+/// A file, identified independently of its descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FileId {
     device: u64,
@@ -36,7 +36,7 @@ struct Part {
 /// The memory of a guest.
 #[derive(Debug)]
 pub(super) struct GuestMemory {
-    // First, so that it is dropped before the mappings it points to.
+    // First field, so that the view is dropped before its mappings.
     view: GuestMemoryMmap,
     regions: Arc<[Arc<Region>]>,
     files: Vec<FileId>,
@@ -46,13 +46,13 @@ pub(super) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Maps the memory of a table: a file for each part. What `known` has mapped already stays
-    /// mapped where it is; if there is nothing else, the regions are the same. The files may have
+    /// Maps the memory of a table: a file for each part. Files that `known` has mapped stay mapped
+    /// at their place; if there are no others, the regions are those of `known`. The files may have
     /// at most `most` bytes together.
     ///
     /// # Errors
-    /// A file is no memory, or they are too large, or a part is not inside its file or overlaps
-    /// another one, or the system cannot map it.
+    /// A file is no memory, or the files are too large, or a part is not inside its file or
+    /// overlaps another part, or the system cannot map it.
     pub(super) fn map(
         table: &[MemoryPart],
         given: &[File],
@@ -110,7 +110,7 @@ impl GuestMemory {
         &self.regions
     }
 
-    /// Where the guest has what its front end has at `user`.
+    /// Translates an address of the front end to one of the guest.
     pub(super) fn guest_address(&self, user: u64) -> Option<u64> {
         self.parts.iter().find_map(|Part { of, .. }| {
             let within = user.checked_sub(of.user).filter(|within| *within < of.len)?;
@@ -118,8 +118,8 @@ impl GuestMemory {
         })
     }
 
-    /// Where `len` bytes of the guest are, and how many of them are there in one piece. `None`, if
-    /// the first is nowhere.
+    /// The place of `len` bytes of the guest, and the length of the first piece in one region.
+    /// `None` if the first byte is outside the memory.
     pub(super) fn place(&self, guest: u64, len: u64) -> Option<(Place, u64)> {
         let after = self.parts.partition_point(|part| part.of.guest <= guest);
         let Part { of, region } = self.parts.get(after.checked_sub(1)?)?;
@@ -130,7 +130,7 @@ impl GuestMemory {
         Some((Place { memory, offset }, len.min(left)))
     }
 
-    /// The region of a place, which this memory gave.
+    /// The region of a place from [`Self::place`].
     pub(super) fn region(&self, guest: u64) -> Option<&Arc<Region>> {
         let after = self.parts.partition_point(|part| part.of.guest <= guest);
         let part = self.parts.get(after.checked_sub(1)?)?;
@@ -152,16 +152,16 @@ impl FileId {
     }
 }
 
-/// Whether a file is memory: of a memfd, tmpfs or hugetlbfs. Asks nobody but the kernel: a file of
-/// FUSE would have its daemon answer, which the front end may run.
+/// Whether a file is memory: of a memfd, tmpfs or hugetlbfs. Only the kernel answers the question:
+/// a query to a file of FUSE would go to its daemon, which the front end may run.
 pub(super) fn is_memory(file: BorrowedFd<'_>) -> bool {
     nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_GET_SEALS).is_ok()
 }
 
-/// Whether the files have at most so many bytes together, each of them counted once.
+/// Checks that the files have at most so many bytes together. Each file counts once.
 ///
 /// # Errors
-/// They have more.
+/// The files have more.
 fn must_not_be_more(files: &[FileId], most: Option<ByteSize>) -> io::Result<()> {
     let Some(most) = most else { return Ok(()) };
     let first = |(at, file): &(usize, &FileId)| !files[..*at].contains(file);
@@ -175,7 +175,7 @@ fn must_not_be_more(files: &[FileId], most: Option<ByteSize>) -> io::Result<()> 
     )))
 }
 
-/// The parts by the addresses of the guest.
+/// Maps guest addresses to the parts.
 fn view(parts: &[Part], regions: &[Arc<Region>]) -> io::Result<GuestMemoryMmap> {
     let mut mapped = Vec::new();
     for Part { of, region } in parts {

@@ -3,34 +3,34 @@
 //!
 //! The numbers are those of the specification (QEMU, `docs/interop/vhost-user.rst`).
 
-/// Bytes of a header: request, flags, size of what follows.
+/// Bytes of a header: request, flags, size of the body.
 pub(super) const HEADER_BYTES: usize = 12;
-/// Longest body: the largest that is known here is a table of memory.
+/// Limit of a body's length: the longest known body is a table of memory.
 pub(super) const BODY_MAX: usize = 4096;
-/// Most regions of a table of memory, and so most descriptors of a message.
+/// Limit of the regions in a table of memory, and so of the descriptors of a message.
 pub(super) const REGIONS_MAX: usize = 8;
 
-/// The version that every message names.
+/// The version in every message.
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// In the number of a ring: no descriptor comes with it.
+/// In the number of a ring: the message has no descriptor.
 const NO_DESCRIPTOR: u64 = 1 << 8;
-/// What a front end is told of a new configuration: VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
+/// The message about a new configuration: VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
 const CONFIG_CHANGE: u32 = 2;
 
-/// Abilities of the protocol that are used here.
+/// The features of the protocol that rblk uses.
 pub(super) mod protocol {
     /// Several rings.
     pub(in crate::front::vhost) const MQ: u64 = 1 << 0;
-    /// Answers to what has none.
+    /// Replies to requests that have none of their own.
     pub(in crate::front::vhost) const REPLY_ACK: u64 = 1 << 3;
     /// A channel for messages of this end.
     pub(in crate::front::vhost) const BACKEND_REQ: u64 = 1 << 5;
-    /// The configuration of the device is this end's.
+    /// This end has the configuration of the device.
     pub(in crate::front::vhost) const CONFIG: u64 = 1 << 9;
-    /// All of them.
+    /// All these features.
     pub(in crate::front::vhost) const ALL: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG;
 }
 
@@ -46,37 +46,37 @@ pub(super) struct Header {
 /// A region of the guest's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MemoryPart {
-    /// Where the guest has it.
+    /// First guest address.
     pub(super) guest: u64,
     /// Bytes.
     pub(super) len: u64,
-    /// Where the front end has it.
+    /// First address in the front end.
     pub(super) user: u64,
-    /// Where in its file it begins.
+    /// Offset in the file.
     pub(super) offset: u64,
 }
 
-/// The places of a ring, as the front end has them.
+/// The addresses of a ring, in the front end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RingPlaces {
-    /// Its descriptors.
+    /// The descriptor table.
     pub(super) descriptors: u64,
-    /// What the guest offers.
+    /// The available ring.
     pub(super) available: u64,
-    /// What is done.
+    /// The used ring.
     pub(super) used: u64,
 }
 
-/// A ring, and whether a descriptor comes with it.
+/// A ring, and whether the message has a descriptor for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RingEvent {
-    /// Which ring.
+    /// The index of the ring.
     pub(super) ring: usize,
-    /// Whether there is to be a descriptor.
+    /// Whether the message must have a descriptor.
     pub(super) has_descriptor: bool,
 }
 
-/// What a front end asks.
+/// A request of a front end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Request {
     GetFeatures,
@@ -115,7 +115,7 @@ pub(super) enum Request {
         len: usize,
     },
     SetConfig,
-    /// Something that was not agreed on.
+    /// A request outside the agreed features.
     Unknown,
 }
 
@@ -141,12 +141,12 @@ impl Header {
         self.request
     }
 
-    /// Whether the front end waits for an answer in any case.
+    /// Whether the front end asks for an answer to this message.
     pub(super) fn wants_answer(self) -> bool {
         self.flags & NEED_REPLY != 0
     }
 
-    /// Parses what follows the header.
+    /// Parses the body after the header.
     pub(super) fn request(self, body: &[u8]) -> Result<Request, Broken> {
         let mut fields = Fields(body);
         let request = match self.request {
@@ -196,13 +196,13 @@ impl Header {
     }
 }
 
-/// What a front end is told when the configuration of the device has changed.
+/// The message to a front end about a changed configuration of the device.
 pub(super) fn config_change() -> Vec<u8> {
     message(CONFIG_CHANGE, VERSION, &[])
 }
 
 fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
-    // No body here is longer than what a front end may ask for.
+    // No body here is longer than the longest request.
     let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
     let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
     for field in [request, flags, len] {
@@ -222,13 +222,13 @@ fn memory(mut fields: Fields<'_>) -> Result<Vec<MemoryPart>, Broken> {
         let (guest, len) = (fields.u64()?, fields.u64()?);
         parts.push(MemoryPart { guest, len, user: fields.u64()?, offset: fields.u64()? });
     }
-    // A front end may send the whole of its structure, whatever it says.
+    // A front end may send the whole table, regardless of the number of regions.
     Ok(parts)
 }
 
 fn ring_places(fields: &mut Fields<'_>) -> Result<Request, Broken> {
     let ring = fields.ring()?;
-    // Whether writes to the used ring are logged: not here.
+    // Logging of writes to the used ring is not supported.
     fields.u32()?;
     let (descriptors, used) = (fields.u64()?, fields.u64()?);
     let places = RingPlaces { descriptors, used, available: fields.u64()? };
@@ -236,7 +236,7 @@ fn ring_places(fields: &mut Fields<'_>) -> Result<Request, Broken> {
     Ok(Request::SetRingPlaces { ring, places })
 }
 
-/// What is left of a body.
+/// The rest of a body.
 struct Fields<'b>(&'b [u8]);
 
 impl Fields<'_> {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn invalid_messages_are_refused() {
         let parse = |fields: [u32; 3]| {
             Header::parse(fields.map(u32::to_le_bytes).concat().try_into().unwrap())
         };

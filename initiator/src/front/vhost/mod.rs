@@ -10,8 +10,8 @@
 //!                        control (tokio): Mount -> Link -> Course
 //! ```
 //!
-//! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what the disk of a
-//! mount has, too. The guest and its front end are strangers: whatever they say is checked.
+//! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of the disk of
+//! a mount. The guest and its front end are not trusted: all their input is checked.
 
 mod connection;
 mod cut_memory;
@@ -64,7 +64,7 @@ pub(crate) const FRONT: Front = Front {
     spare_buffers: 0,
 };
 
-/// The disk of a guest, which is served.
+/// The disk of a guest, in service.
 #[derive(Debug)]
 pub(crate) struct Served {
     news: Arc<News>,
@@ -72,10 +72,9 @@ pub(crate) struct Served {
 
 impl Served {
     /// Serves a disk by a socket that listens, to one front end after the other. `parts` has the
-    /// threads, and the account of what is durable, if there is one. A predecessor `left` its rings
-    /// like that.
-    /// `memories` gets the memory of the guest, which has at most `memory_max`. It is closed when
-    /// the disk is gone.
+    /// threads, and the account of durable writes, if there is one. `left` is the state of the
+    /// rings after the process before. `memories` gets the memory of the guest, which has at most
+    /// `memory_max`. It is closed when the disk is gone.
     ///
     /// # Errors
     /// The system has no descriptor or no thread.
@@ -97,12 +96,12 @@ impl Served {
         Ok(Self { news })
     }
 
-    /// What changes is told here.
+    /// The news for the disk.
     pub(crate) fn news(&self) -> &News {
         &self.news
     }
 
-    /// The disk is to go: what is under way is answered, if the target answers. By `force` there is
+    /// Ends the disk: requests under way are answered, if the target answers. By `force` there is
     /// less time for that.
     pub(crate) fn end(&self, force: bool) {
         self.news.end(force);
@@ -111,7 +110,8 @@ impl Served {
 
 /// The thread of the front ends.
 fn serve(listener: &UnixListener, mut device: Device, news: &News) {
-    // What a process before this one left in doubt. A ring whose thread is gone says so itself.
+    // Flush the writes that the process before left in doubt. A ring reports the end of its thread
+    // itself.
     let _ = device.flush();
     let ended = serve_all(listener, &mut device, news);
     let is_broken = ended.is_err();
@@ -122,7 +122,7 @@ fn serve(listener: &UnixListener, mut device: Device, news: &News) {
     }
 }
 
-/// Serves one front end after the other, until the disk is to go.
+/// Serves one front end after the other, until the disk ends.
 ///
 /// # Errors
 /// The device is broken.
@@ -146,7 +146,7 @@ fn serve_all(listener: &UnixListener, device: &mut Device, news: &News) -> io::R
     Ok(())
 }
 
-/// Serves a front end until it goes.
+/// Serves a front end until it leaves.
 ///
 /// # Errors
 /// The device is broken.
@@ -187,8 +187,8 @@ fn serve_one(
     }
     let has_served = front_end.has_served();
     let left = front_end.leave();
-    // A front end goes by itself when its virtual machine ends. One that has served no ring knows
-    // nothing of the guest.
+    // A front end leaves by itself when its virtual machine ends. A front end that started no ring
+    // knows nothing about the guest.
     if has_served {
         news.set_guest_stays(!gone);
     }
@@ -196,7 +196,7 @@ fn serve_one(
     left
 }
 
-/// Sleeps until one of two descriptors is readable. Says which.
+/// Sleeps until one of two descriptors is readable. Returns which are.
 fn sleep(descriptors: &[std::os::fd::BorrowedFd<'_>; 2]) -> io::Result<[bool; 2]> {
     let mut polled = descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
     match poll(&mut polled, PollTimeout::NONE) {

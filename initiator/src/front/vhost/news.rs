@@ -1,4 +1,5 @@
-//! [`News`]: what control tells the thread of the front ends, and [`Memories`], the other way.
+//! [`News`]: changes that control reports to the thread of the front ends, and [`Memories`], the
+//! reverse.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,56 +12,56 @@ use rblk_fabric::Region;
 
 use super::disk::Disk;
 
-/// What may change in the life of a disk.
+/// The changing state of a disk.
 #[derive(Debug)]
 pub(crate) struct News {
     size_bytes: AtomicU64,
     read_only: AtomicBool,
     ends: Arc<AtomicBool>,
     ends_by_force: AtomicBool,
-    // How the thread of the front ends ended, if it did and did not panic.
+    // The result of the front ends' thread, once it has ended without a panic.
     ended: OnceLock<Result<(), String>>,
     has_front_end: AtomicBool,
     guest_stays: AtomicBool,
-    // Of each ring, whether nobody knows which of its requests were answered.
+    // For each ring, whether it is unknown which of its requests were answered.
     in_doubt: Box<[AtomicBool]>,
-    // Rings that a predecessor left in doubt, and that this disk does not have.
+    // Rings that a predecessor left in doubt, beyond the rings of this disk.
     others_in_doubt: Box<[u16]>,
     event: EventFd,
 }
 
-/// What a process leaves to the next one that serves the same socket.
+/// The state that a process leaves to the next one at the socket.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Left {
     /// A guest may go on with the disk.
     pub(crate) guest_stays: bool,
-    /// Rings of which nobody knows which requests were answered.
+    /// Rings with an unknown set of answered requests.
     pub(crate) rings_in_doubt: Vec<u16>,
 }
 
 impl Left {
-    /// Rings in doubt that a disk of so many does not have: it can tell nothing of them.
+    /// Rings in doubt beyond the rings of this disk: it cannot resolve them.
     fn rings_not_of(&self, rings: u16) -> impl Iterator<Item = u16> {
         self.rings_in_doubt.iter().copied().filter(move |ring| *ring >= rings)
     }
 
-    /// Rings in doubt when a process is killed that serves so many.
+    /// Rings in doubt when a process with so many rings is killed.
     pub(crate) fn rings_of_killed(&self, rings: u16) -> Vec<u16> {
         (0..rings).chain(self.rings_not_of(rings)).collect()
     }
 }
 
-/// The memory of the guest that every path is to register from now on.
+/// The memory of the guest that every new path registers.
 #[derive(Debug)]
 pub(crate) struct Memories {
-    /// Files of it.
+    /// The files of the memory.
     pub(crate) regions: Arc<[Arc<Region>]>,
-    /// Told when paths that are made from now on do so.
+    /// Notified once new paths do so.
     pub(crate) reply: SyncSender<()>,
 }
 
 impl News {
-    /// As the disk is, and a predecessor left its rings.
+    /// The news of a disk, with the state of its rings after the process before.
     ///
     /// # Errors
     /// The system has no descriptor.
@@ -82,7 +83,7 @@ impl News {
         })
     }
 
-    /// The volume is like this now.
+    /// Publishes the state of the volume.
     pub(crate) fn tell(&self, size_bytes: u64, read_only: bool) {
         let changed = self.size_bytes.swap(size_bytes, Ordering::Relaxed) != size_bytes;
         if self.read_only.swap(read_only, Ordering::Relaxed) != read_only || changed {
@@ -90,7 +91,7 @@ impl News {
         }
     }
 
-    /// The disk is to go, by `force`: sooner than what the guest wrote may be flushed.
+    /// Ends the disk. By `force`, there is no time to flush the guest's writes.
     pub(super) fn end(&self, force: bool) {
         self.ends_by_force.fetch_or(force, Ordering::Release);
         self.ends.store(true, Ordering::Release);
@@ -98,37 +99,37 @@ impl News {
     }
 
     fn wake(&self) {
-        // One that is full was told before.
+        // A full counter has woken the thread already.
         let _ = self.event.write(1);
     }
 
-    /// Whether the disk is to go.
+    /// Whether the disk ends.
     pub(super) fn ends(&self) -> bool {
         self.ends.load(Ordering::Acquire)
     }
 
-    /// The same, for whoever knows nothing else of the disk.
+    /// The flag behind [`Self::ends`].
     pub(super) fn ends_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.ends)
     }
 
-    /// Whether that is by force.
+    /// Whether the disk ends by force.
     pub(super) fn ends_by_force(&self) -> bool {
         self.ends_by_force.load(Ordering::Acquire)
     }
 
-    /// Nobody serves the disk any more: it was told to end, or it broke.
+    /// The disk is not served any more: it was ended, or it broke.
     pub(super) fn ended(&self, how: Result<(), String>) {
         let _ = self.ended.set(how);
     }
 
-    /// Whether nobody serves the disk any more.
+    /// Whether the disk is not served any more.
     #[cfg(feature = "fuzzing")]
     pub(super) fn has_ended(&self) -> bool {
         self.ended.get().is_some()
     }
 
-    /// What broke the disk, which nobody serves any more.
+    /// The error that broke the disk, if it is not served any more.
     pub(crate) fn broke_by(&self) -> Option<&str> {
         match self.ended.get() {
             Some(Ok(())) => None,
@@ -142,30 +143,30 @@ impl News {
         self.has_front_end.load(Ordering::Relaxed)
     }
 
-    /// A front end has come or gone.
+    /// A front end connected or left.
     pub(super) fn set_front_end(&self, has: bool) {
         self.has_front_end.store(has, Ordering::Relaxed);
     }
 
-    /// A guest may go on with the disk when a next process serves it, or surely none does. Only
-    /// whoever has served rings of a guest knows.
+    /// Sets whether a guest may go on with the disk when a next process serves it. Only a process
+    /// that has served rings of a guest knows.
     pub(super) fn set_guest_stays(&self, stays: bool) {
         self.guest_stays.store(stays, Ordering::Relaxed);
     }
 
-    /// Whether nobody knows which requests of a ring were answered.
+    /// Whether it is unknown which requests of a ring were answered.
     pub(super) fn is_in_doubt(&self, ring: usize) -> bool {
         self.in_doubt.get(ring).is_some_and(|ring| ring.load(Ordering::Relaxed))
     }
 
-    /// This process knows which requests of a ring were answered.
+    /// Records that this process knows the answered requests of a ring.
     pub(super) fn is_sure(&self, ring: usize) {
         if let Some(in_doubt) = self.in_doubt.get(ring) {
             in_doubt.store(false, Ordering::Relaxed);
         }
     }
 
-    /// What is left to the next process, when the disk is gone.
+    /// The state for the next process, once the disk has ended.
     pub(crate) fn left(&self) -> Left {
         let in_doubt = self.in_doubt.iter().map(|ring| ring.load(Ordering::Relaxed));
         let in_doubt = (0..).zip(in_doubt).filter_map(|(at, is)| is.then_some(at));
@@ -175,17 +176,17 @@ impl News {
         }
     }
 
-    /// Readable when something changed.
+    /// Readable after a change.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Resets that. Look afterwards.
+    /// Resets the event. Check for changes afterwards.
     pub(super) fn clear(&self) {
         let _ = self.event.read();
     }
 
-    /// The disk with what has changed.
+    /// The disk with its changes.
     pub(super) fn disk(&self, disk: Disk) -> Disk {
         let size_bytes = self.size_bytes.load(Ordering::Relaxed);
         Disk { size_bytes, read_only: self.read_only.load(Ordering::Relaxed), ..disk }

@@ -1,12 +1,12 @@
-//! [`Orders`]: what the thread of the front end has the thread of a ring do.
+//! [`Orders`]: the orders of the front end's thread to the thread of a ring.
 //!
-//! A front end may ask for more than a ring's thread gets to, in any number and at any pace. Two
-//! rules bound what waits, so that there is always room:
+//! A front end may send orders faster than a ring's thread takes them. Two rules bound the number
+//! of waiting orders, so that there is always room:
 //!
-//! - A setting takes the place of an older one of its kind that was not taken.
-//! - Whoever asks a question waits for its answer before the next order.
+//! - A setting replaces an older one of its kind that was not taken.
+//! - The sender of a question waits for its answer before the next order.
 //!
-//! The end of the thread is a flag: no message has to find room for it.
+//! The end of the thread is a flag: it needs no room for a message.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,40 +21,40 @@ use super::event::Event;
 use super::memory::GuestMemory;
 use super::ring::RingParts;
 
-/// Orders that may wait: a setting of each kind, a question, and the three questions of a front end
-/// that leaves because one was not answered in time.
+/// Limit of the waiting orders: a setting of each kind, a question, and the three questions of a
+/// front end that leaves after a late answer.
 const ORDERS_MAX: usize = 8;
 
-/// What a ring is to do.
+/// An order to a ring.
 #[derive(Debug)]
 pub(super) enum Order {
     /// Take requests, or leave them in the ring.
     Enable(bool),
-    /// The guest makes its writes durable by itself, or each has to be.
+    /// `true`: the guest makes its writes durable by itself. `false`: each write must be durable.
     Flushed(bool),
-    /// Tell the guest by this what is done.
+    /// Notify the guest of completions by this event.
     SetCall(Option<Event>),
-    /// Tell the front end by this that the ring is broken.
+    /// Notify the front end by this event that the ring is broken.
     SetError(Option<Event>),
-    /// Serve a ring, if the memory is there. Say whether that can be, and whether it is served: one
-    /// in doubt is not.
+    /// Serve a ring, if its memory is mapped. The reply is an error, or whether the ring is served:
+    /// a ring in doubt is not.
     Start(Box<RingParts>, SyncSender<io::Result<bool>>),
-    /// Use this memory from now on, and say when no device touches what was not in it.
+    /// Use this memory, and reply when no device touches memory outside it.
     Memory(Option<Arc<GuestMemory>>, SyncSender<()>),
-    /// Serve the ring no longer, and say which request would be the next, when none is under way.
+    /// Stop serving the ring. Reply with the index of the next request, once none is under way.
     Stop {
-        /// How long to wait for answers.
+        /// Time to wait for answers.
         patience: Duration,
-        /// For the answer.
+        /// The channel for the answer.
         reply: SyncSender<u16>,
     },
-    /// Have the target make durable what the guest wrote, and say whether it did. No ring is
+    /// Have the target make the guest's writes durable, and reply whether it did. No ring is
     /// served.
     Flush(SyncSender<bool>),
 }
 
 impl Order {
-    /// Whether it takes the place of an earlier order that was not taken.
+    /// Whether it replaces an earlier order that was not taken.
     fn supersedes(&self, earlier: &Self) -> bool {
         match self {
             Self::Enable(_) => matches!(earlier, Self::Enable(_)),
@@ -66,14 +66,14 @@ impl Order {
     }
 }
 
-/// The orders of one ring, at the end that gives them.
+/// The sending end of a ring's orders.
 #[derive(Debug)]
 pub(super) struct Orders {
     sender: Sender<Order>,
     ends: Arc<AtomicBool>,
 }
 
-/// The same, at the end of the ring's thread.
+/// The receiving end, in the ring's thread.
 #[derive(Debug)]
 pub(super) struct Given {
     receiver: Receiver<Order>,
@@ -91,15 +91,15 @@ impl Orders {
         Ok((Self { sender, ends: Arc::clone(&ends) }, Given { receiver, ends }))
     }
 
-    /// Gives an order.
+    /// Sends an order.
     ///
     /// # Errors
-    /// The thread is gone, or has answered no question for so long that there is no room.
+    /// The thread has ended, or has left so many questions unanswered that there is no room.
     pub(super) fn give(&self, order: Order) -> Result<(), Refused<Order>> {
         self.sender.send_over(order, Order::supersedes).map(drop)
     }
 
-    /// The thread is to end, whatever waits.
+    /// Ends the thread, even if orders wait.
     pub(super) fn end(&self) {
         self.ends.store(true, Ordering::Release);
         self.sender.wake();
@@ -112,24 +112,24 @@ impl Given {
         self.receiver.receive()
     }
 
-    /// Whether there is something to look at.
+    /// Whether an order waits, or the thread has to end.
     pub(super) fn has_some(&self) -> bool {
         self.receiver.has_some() || self.ends()
     }
 
-    /// Whether the thread is to end.
+    /// Whether the thread has to end.
     pub(super) fn ends(&self) -> bool {
         self.ends.load(Ordering::Acquire)
     }
 
-    /// Resets what wakes the thread. Look afterwards.
+    /// Resets the event that wakes the thread. Check for orders afterwards.
     pub(super) fn clear_event(&mut self) {
         self.receiver.clear_event();
     }
 }
 
 impl AsFd for Given {
-    /// Readable when something came.
+    /// Readable after a message.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.receiver.as_fd()
     }

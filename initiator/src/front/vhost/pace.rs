@@ -1,4 +1,4 @@
-//! How slow the threads of rings are, for `tests/fuzz`.
+//! The slowness of the rings' threads, for `tests/fuzz`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub(super) fn set(micros: u32) {
     PACE.store(micros, Ordering::Relaxed);
 }
 
-/// Waits before a turn of the thread of a ring.
+/// Sleeps before a turn of the thread of a ring.
 pub(super) fn keep() {
     let micros = PACE.load(Ordering::Relaxed);
     if micros > 0 {

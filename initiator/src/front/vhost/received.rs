@@ -1,8 +1,8 @@
-//! [`receive`]: bytes of a socket, and every descriptor that comes with them.
+//! [`receive`]: bytes of a socket, and the descriptors sent with them.
 //!
-//! What the kernel made a descriptor of has an owner, also if it could not make one of everything
-//! that was sent (`EMFILE`). `cmsgs` of nix refuses a message that was cut like this, and gives
-//! nobody the descriptors that are there.
+//! The descriptors that the kernel has made get an owner, even if it could not make all that were
+//! sent (`EMFILE`). `cmsgs` of nix refuses a message that was cut like this, and leaks the
+//! descriptors.
 
 use std::fs::File;
 use std::mem::{size_of_val, zeroed};
@@ -10,19 +10,20 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-/// Words of memory for what comes beside the bytes: a header, and descriptors, of which the kernel
-/// sends at most 253 (`SCM_MAX_FD`) at once.
+/// Words of memory for the control message: a header, and descriptors, of which the kernel sends at
+/// most 253 (`SCM_MAX_FD`) at once.
 const CONTROL_WORDS: usize = 2 + 127;
 
-/// What was received.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
     pub(super) bytes: usize,
-    /// There were more descriptors than this process can have.
+    /// The message had more descriptors than this process can have.
     pub(super) cut: bool,
 }
 
-/// Receives what is there, without a wait. Descriptors are added to `files`, whatever comes of it.
+/// Receives the available bytes without waiting. Descriptors are added to `files`, even after an
+/// error.
 ///
 /// # Errors
 /// The system's.
@@ -51,8 +52,8 @@ pub(super) fn receive(
             let data = unsafe { libc::CMSG_DATA(next) }.cast::<RawFd>();
             let len = header.cmsg_len.saturating_sub(data as usize - next as usize);
             for at in 0..len / size_of::<RawFd>() {
-                // SAFETY: the kernel has written `len` bytes of numbers there, made these
-                // descriptors for this message, and nobody else has their numbers.
+                // SAFETY: the kernel has written `len` bytes of numbers there, and made these
+                // descriptors for this message, so they have no other owner.
                 files.push(File::from(unsafe {
                     OwnedFd::from_raw_fd(data.add(at).read_unaligned())
                 }));

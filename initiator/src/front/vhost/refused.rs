@@ -1,25 +1,25 @@
-//! [`put_away`]: closes descriptors of a front end that are of no use, on threads of their own.
+//! [`put_away`]: closes unneeded descriptors of a front end, on threads of their own.
 //!
 //! close(2) may wait: a file of FUSE for its daemon (FLUSH), a TCP socket with `SO_LINGER` for its
 //! peer. Both may be the front end's. The close of a socket waits, too, if such a TCP socket is in
-//! a message that nobody has read.
+//! an unread message.
 //!
-//! A front end that holds up all of these threads is served no more until one is done. Its disk can
-//! be taken away all the same.
+//! A front end that blocks all of these threads is served again only after one has finished. Its
+//! disk can be removed all the same.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Builder;
 use std::time::Duration;
 
-/// Most threads that close at once.
+/// Limit of the threads that close.
 const THREADS_MAX: usize = 8;
-/// How soon whoever waits for a thread sees that one is done, or that the disk is to go.
+/// How often a wait for a thread checks for a finished one, and for the end of the disk.
 const LOOK: Duration = Duration::from_millis(20);
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread that closes, counted.
+/// The count of a closing thread.
 struct Counted;
 
 impl Counted {
@@ -35,7 +35,7 @@ impl Drop for Counted {
     }
 }
 
-/// Closes descriptors. Waits for a thread while all are held up, unless the disk `ends`: then the
+/// Closes descriptors. Waits for a thread while all are blocked, unless the disk `ends`: then the
 /// descriptors stay open, and the end of this process closes them.
 pub(super) fn put_away(descriptors: Vec<OwnedFd>, ends: &AtomicBool) {
     if descriptors.is_empty() {
@@ -52,7 +52,7 @@ pub(super) fn put_away(descriptors: Vec<OwnedFd>, ends: &AtomicBool) {
         drop(descriptors);
         drop(counted);
     };
-    // A host that has no thread left closes them here, when `close` is dropped.
+    // Without a free thread on the host, this thread closes them, when `close` is dropped.
     if let Err(error) = Builder::new().name("rblk-refused".into()).spawn(close) {
         tracing::warn!(%error, "cannot start the thread that closes descriptors of a front end");
     }

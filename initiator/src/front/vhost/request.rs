@@ -1,14 +1,13 @@
-//! [`GuestRequest`]: one request of a guest, as its descriptors say it, and the [`Step`]s in which
-//! it is done.
+//! [`GuestRequest`]: one request of a guest, read from its descriptors, and the [`Step`]s that
+//! carry it out.
 //!
 //! A guest may write anything into a descriptor, and change it at any time. So each is read once,
-//! and every address is looked up when it is used. What is wrong with a request is answered with a
-//! status to the guest, if the request names a place for one. A request without such a place breaks
-//! its ring.
+//! and every address is looked up when it is used. A bad request is answered with a status to the
+//! guest, if it names a place for one. A request without that place breaks its ring.
 //!
-//! The data of a request is in pieces of the guest's memory. The target moves each piece on its
-//! own, straight from or to the guest's memory, where that pays: every piece is whole blocks, and
-//! they are few. Otherwise the data goes through buffers of the queue.
+//! The data of a request is in pieces of the guest's memory. If every piece is whole blocks and
+//! they are few, the target moves each piece on its own, directly from or to the guest's memory.
+//! Otherwise the data goes through buffers of the queue.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
@@ -26,14 +25,14 @@ use crate::engine::path::Place;
 const HEAD: u64 = 16;
 /// Bytes of a range of a DISCARD: sector, sectors, flags.
 const RANGE: u64 = 16;
-/// Most ranges of a DISCARD or WRITE_ZEROES, and most sectors of one.
+/// Limit of the ranges of a DISCARD or WRITE_ZEROES.
 pub(super) const RANGES_MAX: u32 = 16;
-/// Most sectors of such a range: as a disk here has it.
+/// Most sectors of a range: the limit of a disk.
 pub(super) const RANGE_SECTORS_MAX: u32 = 1 << 21;
-/// Descriptors of one request, at most: the longest ring has as many.
+/// Limit of the descriptors of one request: the size of the longest ring.
 const DESCRIPTORS_MAX: usize = 1024;
-/// Pieces that are shorter on the average are gathered in a buffer: to copy so many bytes takes
-/// less time than a request for the target.
+/// Pieces shorter than this on average are gathered in a buffer: a copy of so many bytes takes less
+/// time than a request to the target.
 const PIECE_LEAST: u64 = 16 << 10;
 /// Bytes of the name of a disk.
 pub(super) const ID_BYTES: usize = 20;
@@ -62,7 +61,7 @@ struct Range {
     unmap: bool,
 }
 
-/// What a guest asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Op {
     Read,
@@ -75,7 +74,7 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// The same for the target. `None`, if the target has no part in it.
+    /// The target's operation. `None`, if the target has no part in it.
     pub(super) fn for_target(self) -> Option<IoOp> {
         match self {
             Self::Read => Some(IoOp::Read),
@@ -88,7 +87,7 @@ impl Op {
     }
 }
 
-/// A request of the target that is a part of a guest's one.
+/// A request to the target that is a part of a guest's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Step {
     /// First byte of the volume.
@@ -97,17 +96,18 @@ pub(super) struct Step {
     pub(super) len: u64,
     /// First byte of the data of the request.
     pub(super) at: u64,
-    /// Where the data is, straight in the guest's memory; `None`: in a buffer, or there is none.
+    /// The place of the data in the guest's memory; `None`: the data is in a buffer, or there is
+    /// none.
     pub(super) guest: Option<(u64, Place)>,
     /// Zeros may be holes.
     pub(super) may_unmap: bool,
 }
 
-/// A ring breaks: a request of it has no place for its status.
+/// A request has no place for its status: its ring breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NoStatus;
 
-/// What requests have to keep to.
+/// The bounds of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rules {
     /// Bytes of a block of the volume.
@@ -116,20 +116,20 @@ pub(super) struct Rules {
     pub(super) step: u64,
 }
 
-/// One request of a guest. Its memory is used for the next one.
+/// One request of a guest. The next request reuses its memory.
 #[derive(Debug, Default)]
 pub(super) struct GuestRequest {
     head: u16,
     op: Op,
     sector: u64,
-    // What the device reads, and what it writes.
+    // Data for the device to read, and room for it to write.
     given: Vec<Piece>,
     wanted: Vec<Piece>,
     ranges: Vec<Range>,
     status_at: u64,
     status: u8,
     straight: bool,
-    // Where the steps are: the next piece or range, the byte of it, and the bytes before.
+    // The position of the steps: the next piece or range, the byte in it, and the bytes before.
     next: usize,
     within: u64,
     at: u64,
@@ -140,7 +140,7 @@ impl GuestRequest {
     /// Reads a request.
     ///
     /// # Errors
-    /// [`NoStatus`]. Whatever else is wrong is its [status](Self::status).
+    /// [`NoStatus`]. Any other fault is in its [status](Self::status).
     pub(super) fn read(
         &mut self,
         chain: DescriptorChain<&GuestMemoryMmap>,
@@ -170,7 +170,7 @@ impl GuestRequest {
             let piece = Piece { guest: descriptor.addr().0, len: descriptor.len().into() };
             let pieces = match descriptor.is_write_only() {
                 true => &mut self.wanted,
-                // What the device reads comes first.
+                // Pieces for the device to read come first.
                 false if !self.wanted.is_empty() => return Err(NoStatus),
                 false => &mut self.given,
             };
@@ -185,11 +185,11 @@ impl GuestRequest {
                 return Err(NoStatus);
             }
         }
-        // The chain was cut: by a descriptor that is nowhere, or a loop.
+        // The chain was cut: by a descriptor outside the memory, or a loop.
         if goes_on { Err(NoStatus) } else { Ok(()) }
     }
 
-    /// The last byte that the device writes is the status.
+    /// Takes the status byte: the last byte for the device to write.
     fn take_status(&mut self, memory: &GuestMemory) -> Result<(), NoStatus> {
         let last = self.wanted.last_mut().ok_or(NoStatus)?;
         last.len -= 1;
@@ -226,7 +226,7 @@ impl GuestRequest {
         }
     }
 
-    /// Looks whether all of the data is memory and whole blocks, and how it is to be moved.
+    /// Checks that all of the data is memory and whole blocks, and chooses how to move it.
     fn survey(&mut self, memory: &GuestMemory, rules: Rules) -> Result<(), u8> {
         let len = total(self.data()).filter(|len| *len > 0).ok_or(IO_ERROR)?;
         let offset = self.sector.checked_mul(SECTOR).ok_or(IO_ERROR)?;
@@ -279,7 +279,7 @@ impl GuestRequest {
         Ok(())
     }
 
-    /// The pieces of its data.
+    /// The pieces of the data.
     fn data(&self) -> &[Piece] {
         match self.op {
             Op::Write => &self.given,
@@ -287,17 +287,17 @@ impl GuestRequest {
         }
     }
 
-    /// What is asked for.
+    /// The operation.
     pub(super) fn op(&self) -> Op {
         self.op
     }
 
-    /// How it stands.
+    /// The status so far.
     pub(super) fn status(&self) -> u8 {
         self.status
     }
 
-    /// It has failed: nothing more of it is begun.
+    /// Fails the request: no more steps begin.
     pub(super) fn fail(&mut self) {
         (self.status, self.done) = (IO_ERROR, true);
     }
@@ -307,8 +307,7 @@ impl GuestRequest {
         self.done
     }
 
-    /// The next step, which is begun by that. `None`, if there is none, or memory is gone that was
-    /// there when the request came.
+    /// Starts the next step. `None`: there is none, or the guest's memory has lost the data.
     pub(super) fn next_step(&mut self, memory: &GuestMemory, rules: Rules) -> Option<Step> {
         if self.done {
             return None;
@@ -342,7 +341,7 @@ impl GuestRequest {
             let piece = *self.data().get(self.next)?;
             let guest = piece.guest.checked_add(self.within)?;
             let (place, run) = memory.place(guest, (piece.len - self.within).min(rules.step))?;
-            // The memory may be in other pieces than it was.
+            // The new memory may split the data into other pieces.
             if !run.is_multiple_of(rules.block) {
                 return None;
             }
@@ -362,8 +361,8 @@ impl GuestRequest {
         Some(Step { offset, len, at, guest, may_unmap: false })
     }
 
-    /// Copies `len` bytes of the data, from the byte `at` on, from the guest's memory to a buffer,
-    /// or the other way. Returns whether all of it is memory.
+    /// Copies `len` bytes of the data, starting at byte `at`, from the guest's memory to a buffer,
+    /// or the reverse. Returns whether all of it is memory.
     pub(super) fn copy(
         &self,
         memory: &GuestMemory,
@@ -393,7 +392,7 @@ impl GuestRequest {
         left == 0
     }
 
-    /// Tells the guest the name of the disk.
+    /// Writes the name of the disk to the guest.
     pub(super) fn tell_id(&mut self, memory: &GuestMemory, id: &[u8; ID_BYTES]) {
         let mut left = &id[..];
         for piece in &self.wanted {
@@ -406,10 +405,10 @@ impl GuestRequest {
         }
     }
 
-    /// Tells the guest the status. Returns the head of the request and how many bytes were written,
-    /// for the ring.
+    /// Writes the status to the guest. Returns the head of the request and the number of written
+    /// bytes, for the ring.
     pub(super) fn tell_status(&self, memory: &GuestMemory) -> (u16, u32) {
-        // Memory that is gone takes no status, and then the guest is not told.
+        // If the status cannot be written to the memory, the guest learns nothing.
         let _ = memory.view().write_obj(self.status, GuestAddress(self.status_at));
         let reads = matches!(self.op, Op::Read | Op::GetId) && self.status == OK;
         let data = if reads { total(&self.wanted).unwrap_or(0) } else { 0 };
@@ -422,7 +421,7 @@ fn total(pieces: &[Piece]) -> Option<u64> {
     pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len))
 }
 
-/// Takes the first bytes of the pieces.
+/// Removes the first bytes from the pieces.
 fn take(pieces: &mut Vec<Piece>, memory: &GuestMemory, out: &mut [u8]) -> Option<()> {
     let mut filled = 0;
     while filled < out.len() {

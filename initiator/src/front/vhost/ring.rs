@@ -1,4 +1,4 @@
-//! [`Ring`]: a ring of a guest: what it offers, what is done, and the events both ways.
+//! [`Ring`]: a ring of a guest: its available and used requests, and the events both ways.
 //!
 //! The ring is in the guest's memory. It is read and written through rust-vmm's virtio-queue, which
 //! checks every index and address.
@@ -14,10 +14,10 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use super::event::{Event, Kick};
 use super::memory::GuestMemory;
 
-/// Longest ring.
+/// Limit of a ring's size.
 pub(super) const SIZE_MAX: u16 = 1024;
 
-/// What a ring is made of. The places are the guest's.
+/// The parts of a ring. The addresses are the guest's.
 #[derive(Debug)]
 pub(super) struct RingParts {
     pub(super) size: u16,
@@ -29,7 +29,7 @@ pub(super) struct RingParts {
     pub(super) kick: Kick,
     pub(super) call: Option<Event>,
     pub(super) error: Option<Event>,
-    /// Nobody knows which of its requests were answered, unless the guest has just made it.
+    /// The answered requests are unknown, unless the guest has just made the ring.
     pub(super) in_doubt: bool,
 }
 
@@ -41,12 +41,12 @@ pub(super) struct Ring {
     kick: Kick,
     call: Option<Event>,
     error: Option<Event>,
-    // Something was done since the guest was told.
+    // A request was completed since the last notification of the guest.
     owes_call: bool,
     broken: bool,
 }
 
-/// Why a ring in doubt is left alone.
+/// The reason to leave a ring in doubt alone.
 const IN_DOUBT: &str = "the program before this one did not end in good order, so nobody knows which requests of the \
                         ring it answered: reset the guest";
 
@@ -54,7 +54,7 @@ impl Ring {
     /// A ring in that memory.
     ///
     /// # Errors
-    /// It is not all inside the memory, or not aligned, or its size is none.
+    /// The ring is not all inside the memory, or not aligned, or its size is invalid.
     pub(super) fn new(parts: RingParts, memory: Arc<GuestMemory>) -> io::Result<Self> {
         let RingParts { size, descriptors, available, used, base, event_index, kick, .. } = parts;
         let mut queue = Queue::new(SIZE_MAX).map_err(io::Error::other)?;
@@ -80,34 +80,34 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Whether nothing is taken from it.
+    /// Whether the ring is broken: nothing is taken from it.
     pub(super) fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Readable when the guest has something new.
+    /// Readable after a kick of the guest.
     pub(super) fn kick(&self) -> BorrowedFd<'_> {
         self.kick.as_fd()
     }
 
-    /// Resets that.
+    /// Resets the kick.
     pub(super) fn clear_kick(&mut self) {
         self.kick.clear();
     }
 
-    /// How the guest is to be told what is done.
+    /// Sets the event that notifies the guest of completions.
     pub(super) fn set_call(&mut self, call: Option<Event>) {
         self.call = call;
-        // What was done meanwhile is told by the new one.
+        // The new event notifies of earlier completions, too.
         self.owes_call = true;
     }
 
-    /// How the front end is to be told that the ring is broken.
+    /// Sets the event that notifies the front end of a broken ring.
     pub(super) fn set_error(&mut self, error: Option<Event>) {
         self.error = error;
     }
 
-    /// The memory is another one from now on, with the ring in the same place.
+    /// Switches to new guest memory, with the ring at its address.
     pub(super) fn set_memory(&mut self, memory: Arc<GuestMemory>) {
         self.broken |= !self.queue.is_valid(memory.view());
         self.memory = memory;
@@ -118,7 +118,7 @@ impl Ring {
         self.queue.size()
     }
 
-    /// The next of what the guest offers.
+    /// The next available request.
     pub(super) fn next(&mut self) -> Option<DescriptorChain<&GuestMemoryMmap>> {
         if self.broken {
             return None;
@@ -137,20 +137,20 @@ impl Ring {
         self.queue.pop_descriptor_chain(self.memory.view())
     }
 
-    /// Whether the guest offers something, or may without saying so.
+    /// Whether a request is available, perhaps without a kick.
     pub(super) fn has_some(&self) -> bool {
         let offered = self.queue.avail_idx(self.memory.view(), Ordering::Acquire);
         !self.broken && offered.is_ok_and(|offered| offered.0 != self.queue.next_avail())
     }
 
-    /// The guest is to kick when it offers something. Look afterwards.
+    /// Asks the guest to kick for new requests. Check for requests afterwards.
     pub(super) fn ask_for_kicks(&mut self) {
         if self.queue.enable_notification(self.memory.view()).is_err() {
             self.breaks("its flags are not in memory");
         }
     }
 
-    /// A request is done.
+    /// Puts a completed request into the used ring.
     pub(super) fn put(&mut self, (head, len): (u16, u32)) {
         match self.queue.add_used(self.memory.view(), head, len) {
             Ok(()) => self.owes_call = true,
@@ -158,7 +158,7 @@ impl Ring {
         }
     }
 
-    /// Tells the guest what is done, if it wants to know.
+    /// Notifies the guest of completions, if the guest asks for that.
     pub(super) fn call(&mut self) {
         if !std::mem::take(&mut self.owes_call) {
             return;
@@ -170,7 +170,7 @@ impl Ring {
         }
     }
 
-    /// The guest broke a rule: nothing more is taken from the ring. Other rings go on.
+    /// The guest broke a rule: no more requests are taken from the ring. Other rings go on.
     pub(super) fn breaks(&mut self, why: &str) {
         if !std::mem::replace(&mut self.broken, true) {
             tracing::warn!(
@@ -181,7 +181,7 @@ impl Ring {
         }
     }
 
-    /// The next request that would be taken.
+    /// The index of the next request.
     pub(super) fn base(&self) -> u16 {
         self.queue.next_avail()
     }

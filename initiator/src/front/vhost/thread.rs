@@ -1,12 +1,12 @@
 //! [`RingThread`]: the requests of one ring of a guest to the [`Engine`](crate::engine::Engine),
-//! and outcomes back. It is to a guest what the queue thread of a disk is to the driver.
+//! and their outcomes. It serves a guest as the queue thread of a disk serves the driver.
 //!
-//! What keeps late RDMA out of memory that the guest uses for something else:
+//! The rules that keep late RDMA out of memory that the guest has reused:
 //!
 //! - A request is done when the target has answered it, or when every path that had it is
 //!   destroyed.
 //! - A ring is stopped when none of its requests is under way. A front end that stops a ring waits
-//!   for some time for answers. Then the path is given up, and what is left fails when it
+//!   for some time for answers. Then the path is given up, and the remaining requests fail once it
 //!   is destroyed.
 //! - Memory is replaced when every path that had registered it is destroyed.
 
@@ -29,19 +29,19 @@ use super::ring::{Ring, RingParts};
 use super::under_way::UnderWay;
 use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch, WatchToken};
 
-/// How often a thread looks at what wakes nobody.
+/// How often a thread polls sources that cannot wake it.
 const LOOK: Duration = Duration::from_millis(1);
-/// Requests that are taken from the ring in one turn, so that answers get in between.
+/// Limit of the requests taken in one turn, so that answers are taken in between.
 const TAKEN_AT_ONCE: usize = 64;
-/// Tokens of the sleep. Those of paths are numbers from 2 on.
+/// Tokens of the epoll. Paths use tokens from 2 on.
 const ORDERS: WatchToken = WatchToken(u32::MAX);
 const KICK: WatchToken = WatchToken(u32::MAX - 1);
 const EIO: i32 = 5;
 
-/// What a thread is made of.
+/// The parts of a thread.
 #[derive(Debug)]
 pub(crate) struct ThreadParts {
-    /// What the side of the target is made of.
+    /// The parts of the target side.
     pub(crate) target: TargetParts,
     /// Depth buffers of `target.stride` bytes each.
     pub(crate) buffers: Arc<Region>,
@@ -67,9 +67,9 @@ pub(super) struct RingThread {
     memory: Option<Arc<GuestMemory>>,
     enabled: bool,
     stopping: Option<Stopping>,
-    // Whoever waits until no device touches the memory that was replaced.
+    // Waits until no device touches the replaced memory.
     replaced: Option<SyncSender<()>>,
-    // Whoever waits for a FLUSH of this end.
+    // Waits for a FLUSH of this end.
     flushing: Option<SyncSender<bool>>,
     answers: Vec<(Tag, i32)>,
 }
@@ -102,12 +102,12 @@ impl RingThread {
         })
     }
 
-    /// Takes the orders. Returns whether there was one.
+    /// Carries out the orders. Returns whether there was one.
     fn take_orders(&mut self, now: Instant) -> bool {
         let mut any = false;
         while let Some(order) = self.orders.take() {
             any = true;
-            // Nobody waits for an answer whose receiver is gone.
+            // A reply without a receiver is dropped.
             match order {
                 Order::Start(parts, reply) => drop(reply.send(self.start(*parts))),
                 Order::Enable(enabled) => self.enabled = enabled,
@@ -146,7 +146,7 @@ impl RingThread {
         Ok(is_served)
     }
 
-    /// Sends a FLUSH of this end. While an earlier one has no answer, the target is away.
+    /// Sends a FLUSH of this end. An unanswered earlier FLUSH means that the target is away.
     fn flush(&mut self, reply: SyncSender<bool>) {
         if self.under_way.flush(&mut self.side) {
             self.flushing = Some(reply);
@@ -155,8 +155,8 @@ impl RingThread {
         }
     }
 
-    /// Uses another memory. What is under way goes on in it: it is not sent before there is a path
-    /// that has registered it.
+    /// Replaces the memory. Requests under way go on in the new memory: they are not sent before
+    /// there is a path that has registered it.
     fn replace_memory(&mut self, memory: Option<Arc<GuestMemory>>, reply: SyncSender<()>) {
         let regions = |memory: &Option<Arc<GuestMemory>>| {
             memory.as_ref().map_or_else(Arc::default, |memory| Arc::clone(memory.regions()))
@@ -195,8 +195,8 @@ impl RingThread {
         any
     }
 
-    /// One turn of the engine. Returns whether anything happened, and how many requests of the
-    /// target were answered.
+    /// One turn of the engine. Returns whether it did any work, and the number of answered requests
+    /// of the target.
     fn turn_engine(&mut self, moment: Moment) -> (bool, usize) {
         let Self { side, answers, .. } = self;
         let turned = side.turn(moment, |tag, result| answers.push((tag, result)));
@@ -204,7 +204,7 @@ impl RingThread {
         turned
     }
 
-    /// Tells the guest of what is done.
+    /// Notifies the guest of completions.
     fn finish(&mut self) {
         let Self { answers, under_way, flushing, .. } = self;
         answers.retain(|(tag, result)| {
@@ -227,7 +227,8 @@ impl RingThread {
         ring.call();
     }
 
-    /// A stop waits no longer: what waits for the target fails, as soon as no device has it.
+    /// Ends the patience of a stop: requests that wait for the target fail, as soon as no device
+    /// has them.
     fn give_up(&mut self, now: Instant) -> bool {
         let is_over = self.stopping.as_ref().is_some_and(|stopping| now >= stopping.by);
         if !is_over || self.under_way.is_empty() {
@@ -242,7 +243,8 @@ impl RingThread {
         side.engine_mut().cancel_waiting(EIO, |tag, result| answers.push((tag, result)))
     }
 
-    /// Ends a stop if nothing is under way, and the replacing of memory when it is free.
+    /// Ends a stop once nothing is under way, and a replacement of memory once no device uses the
+    /// old one.
     fn settle(&mut self) {
         if self.under_way.is_empty()
             && let Some(Stopping { reply, .. }) = self.stopping.take()
@@ -259,7 +261,7 @@ impl RingThread {
         }
     }
 
-    /// Takes the events of the sleep.
+    /// Sleeps and takes the events of the epoll.
     fn take_events(&mut self, longest: Duration) -> io::Result<bool> {
         let Self { side, epoll, orders, ring, .. } = self;
         epoll.wait(longest, |token| match token {
@@ -267,7 +269,7 @@ impl RingThread {
             ORDERS => orders.clear_event(),
             KICK => ring.iter_mut().for_each(Ring::clear_kick),
             token if side.is_of_path(token) => side.clear_path_event(),
-            // Of an earlier path.
+            // A token of an earlier path.
             _ => {}
         })
     }
@@ -306,7 +308,7 @@ impl DataThread for RingThread {
     }
 
     fn arm(&mut self) {
-        // The path of a CQ that cannot be armed has ended: the look finds that.
+        // The path of a CQ that cannot be armed has ended: the next poll finds that.
         let _ = self.side.engine_mut().arm();
         if let Some(ring) = &mut self.ring {
             ring.ask_for_kicks();

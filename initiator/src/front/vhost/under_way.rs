@@ -1,11 +1,11 @@
-//! [`UnderWay`]: the requests of a ring that are under way: each is one request of the target, or
-//! several, its steps.
+//! [`UnderWay`]: the guest's requests in progress. Each is one request to the target, or several:
+//! its steps.
 //!
-//! A request that needs more steps than there are tags begins as many as there are, and the next
-//! ones when answers come. Until then no further request is taken from the ring.
+//! A request with more steps than there are tags starts as many steps as possible, and the others
+//! after answers. Until then no further request is taken from the ring.
 //!
-//! A guest that does not flush has every change made durable before the answer: a write is sent
-//! with FUA, and a DISCARD or WRITE_ZEROES is followed by a FLUSH, its last step.
+//! For a guest that does not flush, every change is durable before the answer: a write is sent with
+//! FUA, and the last step of a DISCARD or WRITE_ZEROES is a FLUSH.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use crate::engine::path::Place;
 use crate::engine::{Engine, QueueStats};
 use crate::queue::{TargetParts, TargetSide};
 
-/// A request of the target that is not answered.
+/// An unanswered request to the target.
 #[derive(Clone, Copy, Debug)]
 struct UnderTag {
     slot: u16,
     step: Step,
 }
 
-/// A request of the guest, and its steps that are not answered.
+/// A request of the guest, and its unanswered steps.
 #[derive(Debug, Default)]
 struct Slot {
     request: GuestRequest,
     steps: u16,
-    // A FLUSH is to follow.
+    // A FLUSH must follow.
     owes_flush: bool,
 }
 
@@ -47,24 +47,24 @@ pub(super) struct UnderWay {
     block_size: BlockSize,
     rules: Rules,
     id: [u8; ID_BYTES],
-    // Every change is made durable at once.
+    // Every change must be durable at once.
     durable: bool,
     slots: Vec<Slot>,
     free_slots: Vec<u16>,
     by_tag: Box<[Option<UnderTag>]>,
     free_tags: Vec<Tag>,
-    // A request that has steps for which there was no tag.
+    // A request with steps that wait for a tag.
     stalled: Option<u16>,
-    // Requests that are done and of which the guest was not told.
+    // Completed requests that the guest does not know of yet.
     done: VecDeque<u16>,
-    // Requests that owe a FLUSH, which is to be sent.
+    // Requests that wait for their FLUSH to be sent.
     flushes: VecDeque<u16>,
-    // The FLUSH of this end that is not answered.
+    // The unanswered FLUSH of this end.
     own_flush: Option<Tag>,
 }
 
 impl UnderWay {
-    /// Nothing is under way.
+    /// No requests.
     pub(super) fn new(
         target: &TargetParts,
         buffers: Arc<Region>,
@@ -93,7 +93,7 @@ impl UnderWay {
         }
     }
 
-    /// A ring begins that has so many requests. Nothing is under way.
+    /// Makes room for a ring with so many requests. Nothing is under way.
     pub(super) fn make_room(&mut self, requests: u16) {
         self.slots.resize_with(usize::from(requests), Slot::default);
         self.free_slots = (0..requests).rev().collect();
@@ -101,7 +101,7 @@ impl UnderWay {
         self.flushes = VecDeque::with_capacity(usize::from(requests));
     }
 
-    /// Whether a change is made durable at once: for a guest that does not flush.
+    /// Sets whether every change must be durable at once: for a guest that does not flush.
     pub(super) fn set_durable(&mut self, durable: bool) {
         self.durable = durable;
     }
@@ -142,7 +142,7 @@ impl UnderWay {
         Ok(())
     }
 
-    /// Goes on with requests that had no tag for their next step. Returns whether there is one.
+    /// Continues a request that had no tag for its next step. Returns whether there is one.
     pub(super) fn go_on(&mut self, memory: &GuestMemory, side: &mut TargetSide) -> bool {
         let mut any = false;
         while !self.free_tags.is_empty()
@@ -186,7 +186,7 @@ impl UnderWay {
         self.done_if_done(slot);
     }
 
-    /// Gives a step to the engine. Returns whether that could be.
+    /// Gives a step to the engine. Returns whether the engine took it.
     fn begin_step(
         &mut self,
         slot: u16,
@@ -222,8 +222,7 @@ impl UnderWay {
         true
     }
 
-    /// Sends a FLUSH for a request of the guest, or for this end. Returns its tag, if it could be
-    /// sent.
+    /// Sends a FLUSH for a request of the guest, or for this end. Returns its tag, if it was sent.
     fn send_flush(&mut self, is_own: bool, side: &mut TargetSide) -> Option<Tag> {
         let io = Io::new(IoOp::Flush, 0, 0, self.block_size)?;
         let tag = self.free_tags.pop()?;
@@ -239,8 +238,7 @@ impl UnderWay {
         Some(tag)
     }
 
-    /// Sends a FLUSH of this end, of which the guest does not know. Returns whether it was sent:
-    /// one at a time.
+    /// Sends a FLUSH of this end, unknown to the guest. Returns whether it was sent: one at a time.
     pub(super) fn flush(&mut self, side: &mut TargetSide) -> bool {
         if self.own_flush.is_none() {
             self.own_flush = self.send_flush(true, side);
@@ -249,7 +247,7 @@ impl UnderWay {
         false
     }
 
-    /// Whether an answer is that to the FLUSH of this end, which is over then.
+    /// Whether an answer is that to the FLUSH of this end. That FLUSH is over then.
     pub(super) fn is_own(&mut self, tag: Tag) -> bool {
         let is_own = self.own_flush.take_if(|own| *own == tag).is_some();
         if is_own {
@@ -258,7 +256,7 @@ impl UnderWay {
         is_own
     }
 
-    /// The target has answered a step, or it has failed.
+    /// The target has answered a step, or the step has failed.
     pub(super) fn answered(
         &mut self,
         tag: Tag,
@@ -305,14 +303,14 @@ impl UnderWay {
         }
     }
 
-    /// The next request that is done, for the ring: the guest has its data and its status.
+    /// The next completed request, for the ring: the guest has its data and its status.
     pub(super) fn next_done(&mut self, memory: &GuestMemory) -> Option<(u16, u32)> {
         let slot = self.done.pop_front()?;
         self.free_slots.push(slot);
         Some(self.slots[usize::from(slot)].request.tell_status(memory))
     }
 
-    /// Nothing more is begun of the requests that are under way.
+    /// Starts no more steps of the present requests.
     pub(super) fn give_up(&mut self) {
         if let Some(slot) = self.stalled.take() {
             self.slots[usize::from(slot)].request.fail();
@@ -324,8 +322,8 @@ impl UnderWay {
         }
     }
 
-    /// The guest's memory is another one from now on. There is no path, so every step waits: it
-    /// goes on where its data is in the new memory, or it has failed.
+    /// Switches to new guest memory. There is no path, so every step waits: it goes on at its
+    /// address in the new memory, or has failed.
     pub(super) fn move_to(&mut self, memory: Option<&GuestMemory>, engine: &mut Engine) {
         for index in 0..self.by_tag.len() {
             let tag = Tag(narrow(index));
@@ -353,7 +351,7 @@ impl UnderWay {
     }
 }
 
-/// Bytes that went straight, and through a buffer.
+/// Counts bytes that went directly, or through a buffer.
 fn count(stats: &QueueStats, bytes: u64, straight: bool) {
     if straight {
         stats.shared_memory_bytes.add(bytes);

@@ -1,4 +1,4 @@
-//! Waits for a process of this program's own that may wait for the target: with a deadline.
+//! Waits, with a deadline, for a child process of this program that may wait for the target.
 
 use std::io::{self, Read};
 use std::process::{Child, ExitStatus};
@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 /// How often to check whether the process has ended.
 const STEP: Duration = Duration::from_millis(5);
-/// Most bytes of what it prints. It must print less than a pipe holds.
+/// Limit of the output in bytes. The output must fit into a pipe.
 const PRINTED_MAX: u64 = 4096;
 
-/// How a process ended, and what it printed. `None`: it takes longer than that and was killed. It
-/// may wait for the target, and end later; a thread waits for that end. Blocks.
+/// Waits for the end of a process, and returns its exit status and output. Returns `None` after
+/// `within`, and kills the process. The killed process may wait for the target and end later; a
+/// thread reaps it. Blocks.
 ///
 /// # Errors
 /// The system's.
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_it_printed_is_returned() {
+    fn the_output_is_returned() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo; echo word; exit 7"]).stdout(Stdio::piped());
         let (status, text) =

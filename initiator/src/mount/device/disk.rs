@@ -3,11 +3,11 @@
 //! - The size: by a command to the driver, where the kernel has it (6.16). Other kernels keep the
 //!   size of a disk to its end, also when another process takes it over: only a new mount has the
 //!   new size.
-//! - Read-only: by `blockdev`, a process of its own. Whoever opens a disk may have to write it back
-//!   when he closes it, and that waits for the process that serves it.
+//! - Read-only: by `blockdev`, a process of its own. The close of a disk may write it back, and the
+//!   write-back waits for the process that serves the disk.
 //!
-//! The disk follows only what the target said in the present session. What cannot be done is logged
-//! once, and tried again when the volume changes again, or by the next process.
+//! The disk follows only replies of the present session. A failed change is logged once. The mount
+//! tries it again when the volume changes again; the next process tries it, too.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -20,14 +20,14 @@ use super::{aside, sectors};
 use crate::front::ublk::{Device, UblkError};
 use crate::volume::task::{self, Running};
 
-/// How long `blockdev` may take.
+/// Time limit of `blockdev`.
 const BLOCKDEV_TIME: Duration = Duration::from_secs(5);
-/// How often to look whether it has ended.
+/// How often to check whether `blockdev` has ended.
 const STEP: Duration = Duration::from_millis(5);
-/// Where `blockdev` is, if the path does not say.
+/// The program `blockdev`: by the search path, else here.
 const BLOCKDEV: [&str; 2] = ["blockdev", "/usr/sbin/blockdev"];
 
-/// What follows the volume.
+/// The properties that follow the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Shape {
     sectors: u64,
@@ -41,39 +41,39 @@ impl Shape {
     }
 }
 
-/// What is to be done.
+/// The next change of the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Resize(u64),
     SetReadOnly(bool),
 }
 
-/// A disk as it is, as far as it follows its volume.
+/// The state of a disk that follows its volume.
 #[derive(Debug, Default)]
 pub(crate) struct Disk {
-    // As it is. `None`: there is no disk yet.
+    // The present shape. `None`: there is no disk yet.
     has: Option<Shape>,
-    // What the last try was for, and whether it failed.
+    // The goals of the last tries, also of those that failed.
     tried_sectors: Option<u64>,
     tried_read_only: Option<bool>,
     setting: Running<()>,
 }
 
 impl Disk {
-    /// The disk is there.
+    /// The disk was created.
     pub(crate) fn appeared(&mut self, device: &Device) {
         let params = device.params();
         let read_only = params.read_only || is_read_only(&device.disk_path().to_string_lossy());
         self.has = Some(Shape { sectors: params.sectors, read_only });
     }
 
-    /// Its size in bytes; 0 without a disk.
+    /// Bytes of the disk; 0 without a disk.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.has.map_or(0, |has| has.sectors.saturating_mul(512))
     }
 
-    /// The next thing to do, if nothing is under way. What was tried is not tried again for the
-    /// same volume.
+    /// The next change, if none is under way. A failed change is not repeated for the same shape of
+    /// the volume.
     fn step(&mut self, volume: &OpenReply) -> Option<Step> {
         let (has, wants) = (self.has?, Shape::of(volume));
         if has.sectors == wants.sectors {
@@ -94,8 +94,7 @@ impl Disk {
         None
     }
 
-    /// Makes the disk as the volume is. What takes time goes on in the background:
-    /// [`Self::attend`].
+    /// Adapts the disk to the volume. Slow changes go on in the background: see [`Self::attend`].
     pub(crate) fn follow(&mut self, volume: &OpenReply, device: &mut Device) {
         while let Some(step) = self.step(volume) {
             match step {
@@ -149,7 +148,7 @@ impl Disk {
         }
     }
 
-    /// Waits for what is under way. Without end if there is nothing. Cancel safe.
+    /// Waits for the change under way; for ever if there is none. Cancel safe.
     pub(crate) async fn attend(&mut self) {
         let result = task::next(&mut self.setting).await;
         let (Some(has), Some(yes)) = (&mut self.has, self.tried_read_only) else { return };
@@ -159,7 +158,7 @@ impl Disk {
                 let now = if yes { "read-only" } else { "writable" };
                 tracing::info!("the volume became {now}; the disk follows");
             }
-            // The target refuses writes all the same.
+            // The target refuses writes in any case.
             Err(error) => {
                 let error = said_once(error.as_ref());
                 tracing::error!(error, read_only = yes, "the disk cannot follow its volume");
@@ -168,13 +167,13 @@ impl Disk {
     }
 }
 
-/// Whether the kernel takes a disk for read-only.
+/// Whether the kernel has a disk as read-only.
 fn is_read_only(disk: &str) -> bool {
     let name = disk.rsplit('/').next().unwrap_or(disk);
     std::fs::read_to_string(format!("/sys/block/{name}/ro")).is_ok_and(|ro| ro.trim() == "1")
 }
 
-/// Has `blockdev` set a disk read-only, or writable. Blocks.
+/// Runs `blockdev` to set a disk read-only, or writable. Blocks.
 fn set_read_only(disk: &str, yes: bool) -> io::Result<()> {
     let command = |program: &&str| {
         Command::new(program)
@@ -195,7 +194,7 @@ fn set_read_only(disk: &str, yes: bool) -> io::Result<()> {
             Some(status) if status.success() => return Ok(()),
             Some(status) => return Err(io::Error::other(format!("blockdev: {status}"))),
             None if begun.elapsed() >= BLOCKDEV_TIME => {
-                // It may wait for the target, and end later.
+                // The killed process may wait for the target and end later.
                 let _ = child.kill();
                 return Err(io::Error::other(format!("blockdev takes over {BLOCKDEV_TIME:?}")));
             }
@@ -239,21 +238,21 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_tried_again_only_when_the_volume_changes() {
+    fn a_failed_change_is_repeated_only_after_the_volume_changed() {
         let has = Some(Shape { sectors: 80, read_only: false });
         let mut disk = Disk { has, ..Disk::default() };
         assert_eq!(disk.step(&volume(20, true)), Some(Step::Resize(160)));
         assert_eq!(disk.step(&volume(20, true)), Some(Step::SetReadOnly(true)));
         assert_eq!(disk.step(&volume(20, true)), None);
         assert_eq!(disk.step(&volume(30, true)), Some(Step::Resize(240)));
-        // Back to what the disk has, and away again.
+        // Back to the shape of the disk, and away again.
         assert_eq!(disk.step(&volume(10, false)), None);
         assert_eq!(disk.step(&volume(30, true)), Some(Step::Resize(240)));
         assert_eq!(disk.step(&volume(30, true)), Some(Step::SetReadOnly(true)));
     }
 
     #[test]
-    fn what_is_no_disk_cannot_be_set_read_only() {
+    fn only_a_disk_can_be_set_read_only() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "x").unwrap();

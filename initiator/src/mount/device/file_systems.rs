@@ -1,10 +1,10 @@
-//! The file systems on a disk, on its partitions, and on what stands on those: LUKS, LVM, RAID,
-//! loop devices. Where they are mounted, and how they are synced.
+//! The file systems on a disk, its partitions, and the devices stacked on them: LUKS, LVM, RAID,
+//! loop devices. Finds their mount points and syncs them.
 //!
-//! Two calls sync a file system. BLKFLSBUF of its device reaches it in whichever mount namespace,
-//! but says of no write that failed. And kernels whose btrfs or bcachefs opens devices without a
-//! word to the block layer sync nothing then. syncfs(2) tells, and needs a place where the file
-//! system is mounted, which a process with few rights cannot reach in another namespace.
+//! Two calls sync a file system. BLKFLSBUF of the device reaches it in any mount namespace, but
+//! does not report a failed write. On kernels where btrfs or bcachefs do not register with the
+//! block layer, BLKFLSBUF syncs nothing. syncfs(2) reports errors, but needs a mount point, and a
+//! process with few rights cannot reach one in another namespace.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,8 +18,8 @@ use super::holder::{Mounted, OWN_NUMBER, mounted, mountinfo, other_namespaces, s
 use super::part::Part;
 use crate::front::ublk::sync_file_system;
 
-/// Where file systems of a disk, its partitions and what stands on them are mounted in this mount
-/// namespace, the last first: it may be on top of another.
+/// Mount points in this mount namespace of the file systems on a disk, its partitions and stacked
+/// devices; the last first: it may be on top of another.
 #[must_use]
 pub fn mounts_on(device: &str) -> Vec<String> {
     let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
@@ -28,13 +28,13 @@ pub fn mounts_on(device: &str) -> Vec<String> {
     found.into_iter().rev().map(|mount| mount.at).collect()
 }
 
-/// The mounts of some devices in a text of `mountinfo`, in its order.
+/// The mounts of some devices, in the order of the text of `mountinfo`.
 fn mounts_of(parts: &[Part], mountinfo: &str) -> Vec<Mounted> {
     let of_line = |line| parts.iter().find_map(|part| mounted(line, part));
     mountinfo.lines().filter_map(of_line).collect()
 }
 
-/// A file system, and a place of it that is open.
+/// A file system, and an open file at its mount point.
 struct FileSystem {
     number: String,
     kind: String,
@@ -42,12 +42,12 @@ struct FileSystem {
     opened: io::Result<File>,
 }
 
-/// Syncs the file systems on a disk, and on what stands on it. Returns what could not be synced, in
-/// words, if anything. Blocks as long as the disk does.
+/// Syncs the file systems on a disk and on the devices stacked on it. Returns the first failure in
+/// words, if any. Blocks as long as the disk does.
 pub(super) fn sync(device: &str) -> Option<String> {
     let root = Path::new("/");
     let parts = stack(root, device);
-    // A place that is open before the sync tells of writes that fail in it.
+    // A file opened before the sync gets the errors of writes that fail during it.
     let file_systems = found(root, &parts);
     let of_device = |part: &Part| {
         let synced = File::open(part.node()).and_then(|device| sync_file_system(&device));
@@ -60,7 +60,7 @@ pub(super) fn sync(device: &str) -> Option<String> {
         }
         Err(_) => None,
     };
-    // Each is synced, whatever came of another.
+    // Sync each, even after a failure.
     let failed: Vec<String> = parts
         .iter()
         .filter_map(of_device)
@@ -95,7 +95,7 @@ fn found(root: &Path, parts: &[Part]) -> Vec<FileSystem> {
     found
 }
 
-/// Opens a place where a mount is, in the mount namespace of a process. Another mount may hide it.
+/// Opens a mount point in the mount namespace of a process. Another mount may hide it.
 fn open(root: &Path, pid: &str, id: &str, at: &str) -> io::Result<File> {
     let path = format!("proc/{pid}/root/{}", at.trim_start_matches('/'));
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_of_what_stands_on_the_disk_are_found() {
+    fn mounts_of_stacked_devices_are_found() {
         let kernel = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = kernel.path().join(path);
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(at, wanted.map(|(id, at)| (id.to_owned(), at.to_owned())));
     }
 
-    /// The root of this process, and a mount that another one hides.
+    /// The root of this process, and a mount under another mount.
     #[test]
     fn a_place_is_opened_only_where_the_mount_is_seen() {
         let text = fs::read_to_string("/proc/self/mountinfo").unwrap();

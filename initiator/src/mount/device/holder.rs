@@ -1,5 +1,5 @@
-//! [`Use`]: what uses a disk or a partition of it, so that it cannot be taken away. Commands look,
-//! because they may see every process; [`find_holder`] also tries to open the disk.
+//! [`Use`]: a use of a disk or of its partition, which keeps the disk from being removed. Commands
+//! look for one, because they may see every process; [`find_holder`] also tries to open the disk.
 
 use std::fmt;
 use std::fs;
@@ -13,25 +13,27 @@ use super::namespace::unescape;
 use super::openers::{is_direct_reader, is_writer, mappers, named, openers, processes};
 use super::part::{Part, entries};
 
-/// File systems on block devices whose mounts have a number of their own. Only of these the kernel
-/// itself has opened the device that they name; another, such as one of FUSE, may name any text.
+/// File systems that give their mounts a device number of their own. For these kinds alone, the
+/// kernel itself has opened the device that the mount names; another kind, such as FUSE, may name
+/// any text.
 pub(super) const OWN_NUMBER: [&str; 2] = ["btrfs", "bcachefs"];
-/// Block devices that stand on each other, at most.
+/// Limit of the depth of stacked block devices.
 const STACKED_MAX: u32 = 8;
-/// How long a scan of LVM or udev has a disk open at most, as a rule.
+/// The usual limit of the time that a scan of LVM or udev has a disk open.
 const SCAN_TIME: Duration = Duration::from_secs(1);
 
-/// What uses a disk or a partition of it. Found without opening the disk.
+/// A use of a disk or of its partition, found without opening the disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Use {
-    /// The partition that is used, such as `ublkb0p1`; `None` for the disk itself.
+    /// The used partition, such as `ublkb0p1`; `None` for the disk itself.
     partition: Option<String>,
     what: What,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum What {
-    /// A file system, and the process whose mount namespace has it, if that is not that of all.
+    /// A file system, and a process of the mount namespace where it is mounted, if that is not the
+    /// namespace of the host.
     Mounted {
         mount: Mounted,
         only_of: Option<String>,
@@ -50,13 +52,14 @@ enum What {
 }
 
 impl Use {
-    /// Looks for it. A process with few rights sees less of other processes and their namespaces.
+    /// Looks for a use. A process with few rights sees less of other processes and their
+    /// namespaces.
     #[must_use]
     pub fn find(device: &str) -> Option<Self> {
         Self::find_in(Path::new("/"), device)
     }
 
-    /// Of the files of the kernel below `root`.
+    /// Reads the kernel's files below `root`.
     fn find_in(root: &Path, device: &str) -> Option<Self> {
         let disk = device.rsplit('/').next().unwrap_or(device);
         let parts = Part::all(root, disk);
@@ -109,9 +112,9 @@ impl Use {
             .or_else(|| by(&direct))
     }
 
-    /// Looks for what keeps a disk that is to go: also memory that a program maps and may write. A
-    /// scan of LVM or udev reads past the page cache for a moment, so a program that only reads so
-    /// must do it a second later, too. May block for that second.
+    /// Looks for a use that stands against an unmount: also memory that a program maps and may
+    /// write. A scan of LVM or udev reads past the page cache for a moment, so a program that only
+    /// does this counts only if it still does a second later. May block for that second.
     #[must_use]
     pub fn find_before_unmount(device: &str) -> Option<Self> {
         let root = Path::new("/");
@@ -127,7 +130,7 @@ impl Use {
         found.or_else(|| Self::find_mapping(root, device))
     }
 
-    /// A program whose mapping of the disk outlived the descriptor that it was made with.
+    /// Finds a program that still maps the disk after it closed the descriptor of that mapping.
     fn find_mapping(root: &Path, device: &str) -> Option<Self> {
         let disk = device.rsplit('/').next().unwrap_or(device);
         let parts = Part::all(root, disk);
@@ -137,7 +140,7 @@ impl Use {
         Some(Self { partition, what: What::Mapped(processes) })
     }
 
-    /// Why the disk cannot be taken away, and what to do.
+    /// The reason why the disk cannot be removed, and the remedy.
     #[must_use]
     pub fn refusal(&self, device: &str) -> String {
         let node = self.partition.as_ref().map_or(device.to_owned(), |name| format!("/dev/{name}"));
@@ -178,7 +181,7 @@ impl Use {
 }
 
 impl Use {
-    /// What is said of a disk that went although this used it.
+    /// The log's words for a disk that was removed despite this use.
     fn left(&self) -> String {
         match &self.what {
             What::Mounted { mount, .. } => {
@@ -217,14 +220,14 @@ impl fmt::Display for Use {
     }
 }
 
-/// What uses a block device, in words; `None` when nothing does. Opening a disk may read it, and
+/// The use of a block device, in words; `None` if there is none. Opening a disk may read it, and
 /// closing it may write it back, so do not call this in the process that serves the disk.
 pub(super) fn find_holder(device: &str) -> Option<String> {
     let found = Use::find_before_unmount(device).map(|used| used.refusal(device));
     found.or_else(|| exclusive_opener(device))
 }
 
-/// The mounts of this host as its first process sees them, else as this process does.
+/// The mounts of this host in the namespace of its first process, else of this process.
 pub(super) fn mountinfo(root: &Path) -> String {
     let read = |path: &str| fs::read(root.join(path)).unwrap_or_default();
     let mut mounts = read("proc/1/mountinfo");
@@ -234,8 +237,8 @@ pub(super) fn mountinfo(root: &Path) -> String {
     String::from_utf8_lossy(&mounts).into_owned()
 }
 
-/// The mount namespaces that neither the first process nor this one is in: the number of a process
-/// in each, and what is mounted there.
+/// The mount namespaces other than those of the first process and of this one: the number of a
+/// process in each, and the text of its `mountinfo`.
 pub(super) fn other_namespaces(root: &Path) -> Vec<(String, String)> {
     let proc = root.join("proc");
     let space = |pid: &str| fs::read_link(proc.join(pid).join("ns/mnt")).ok();
@@ -253,7 +256,7 @@ pub(super) fn other_namespaces(root: &Path) -> Vec<(String, String)> {
 /// A mount of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Mounted {
-    /// The number of the mount, of which the kernel has no two in whichever namespace.
+    /// The number of the mount, unique over all namespaces.
     pub(super) id: String,
     /// The number of the file system, `MAJOR:MINOR`.
     pub(super) number: String,
@@ -262,7 +265,8 @@ pub(super) struct Mounted {
     pub(super) kind: String,
 }
 
-/// Where a device is mounted first, by its number; by its node for what is [`OWN_NUMBER`].
+/// The first mount of a device: by its device number, or by its node for the kinds of
+/// [`OWN_NUMBER`].
 pub(super) fn mounted(mountinfo: &str, part: &Part) -> Option<Mounted> {
     mountinfo.lines().find_map(|line| {
         let (fields, of_fs) = line.split_once(" - ")?;
@@ -282,7 +286,7 @@ pub(super) fn mounted(mountinfo: &str, part: &Part) -> Option<Mounted> {
     })
 }
 
-/// A device, with the name that people gave it.
+/// A device, with its name for people.
 fn with_name(root: &Path, device: &str) -> String {
     let file = root.join("sys/block").join(device).join("dm/name");
     match fs::read_to_string(file) {
@@ -302,7 +306,7 @@ fn loops_on(root: &Path, node: &str) -> Vec<String> {
     names.filter(is_on).map(|name| format!("/dev/{name}")).collect()
 }
 
-/// What still uses a disk that goes, in words.
+/// The remaining use of a disk that is being removed, in words.
 pub(super) fn what_is_left(device: &str) -> Option<String> {
     let found = Use::find(device).map(|used| used.left());
     let disk = device.rsplit('/').next().unwrap_or(device);
@@ -314,14 +318,14 @@ pub(super) fn what_is_left(device: &str) -> Option<String> {
     found.or_else(mounted)
 }
 
-/// The kind of a file system that is mounted on a device, in whichever mount namespace. Some kinds
-/// have a directory for each device.
+/// The kind of a file system that is mounted on a device, in any mount namespace. Some kinds have a
+/// directory for each device.
 fn file_system_on(root: &Path, part: &Part) -> Option<&'static str> {
     let has = |kind: &&str| root.join("sys/fs").join(kind).join(&part.name).exists();
     ["f2fs", "xfs", "ext4"].into_iter().find(has)
 }
 
-/// A disk, its partitions and what stands on them, the upper ones first.
+/// A disk, its partitions and the devices stacked on them, the upper ones first.
 pub(super) fn stack(root: &Path, device: &str) -> Vec<Part> {
     let disk = device.rsplit('/').next().unwrap_or(device);
     stack_in(root, disk, STACKED_MAX)
@@ -342,7 +346,7 @@ fn stack_in(root: &Path, disk: &str, depth: u32) -> Vec<Part> {
     nodes
 }
 
-/// A program that has it for itself, or a mount that this namespace does not show.
+/// A program that has the disk open exclusively, or a mount outside this namespace.
 fn exclusive_opener(device: &str) -> Option<String> {
     let opened = fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
     if opened.err()?.raw_os_error() != Some(libc::EBUSY) {
@@ -368,7 +372,7 @@ fn exclusive_opener(device: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What the kernel shows of `/dev/ublkb0` with two partitions.
+    /// The kernel's files about `/dev/ublkb0` with two partitions.
     struct Kernel(tempfile::TempDir);
 
     impl Kernel {
@@ -401,7 +405,7 @@ mod tests {
             std::os::unix::fs::symlink(to, path).unwrap();
         }
 
-        /// A process with an open descriptor, and the flags that the kernel shows of it.
+        /// Adds a process with an open descriptor and its flags in `fdinfo`.
         fn process(&self, pid: u32, open: &str, flags: &str) {
             self.write(&format!("proc/{pid}/comm"), "qemu\n");
             self.link(&format!("proc/{pid}/fd/7"), open);
@@ -440,14 +444,14 @@ mod tests {
             text.starts_with("its partition /dev/ublkb0p2 is mounted at /mnt; `umount /mnt`"),
             "{text}"
         );
-        // btrfs has a number of its own.
+        // btrfs mounts have a device number of their own.
         mount("30 22 0:44 / /mnt rw - btrfs /dev/ublkb0 rw\n");
         assert!(kernel.holder().unwrap().starts_with("mounted at /mnt"));
         mount("30 22 259:10 / /mnt rw - ext4 /dev/ublkb01 rw\n");
         assert_eq!(kernel.holder(), None);
     }
 
-    /// Whoever mounts a file system of FUSE chooses the text of its source.
+    /// The mounter of a FUSE file system chooses the text of its source.
     #[test]
     fn a_source_that_only_looks_like_the_disk_is_not_named() {
         let kernel = Kernel::new();
@@ -495,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_on_a_disk_comes_before_it() {
+    fn stacked_devices_come_before_their_disk() {
         let kernel = Kernel::new();
         kernel.write("sys/block/ublkb0/ublkb0p1/holders/dm-0", "");
         kernel.write("sys/block/dm-0/holders/dm-1", "");
@@ -525,7 +529,7 @@ mod tests {
         assert_eq!(kernel.brief().as_deref(), Some("p2: /dev/loop4"));
     }
 
-    /// Whoever only reads loses nothing, and udev reads each new disk.
+    /// A reader loses nothing, and udev reads each new disk.
     #[test]
     fn processes_that_may_write_or_go_past_the_cache_are_named() {
         let kernel = Kernel::new();
@@ -546,7 +550,7 @@ mod tests {
         assert_eq!(kernel.brief().as_deref(), Some("p1: process 4244 (qemu)"));
     }
 
-    /// A program may close the descriptor of what it has mapped.
+    /// A program may close the descriptor after it has mapped the disk.
     #[test]
     fn processes_that_write_through_a_mapping_are_named() {
         let kernel = Kernel::new();

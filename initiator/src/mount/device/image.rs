@@ -1,7 +1,7 @@
-//! Looks at the first bytes of a disk that was just made, for what contradicts its block size.
+//! Reads the first bytes of a new disk and looks for content that contradicts its block size.
 //!
-//! A process of its own reads them: if the target is lost meanwhile, the read waits for it, and
-//! whoever asked goes on.
+//! A process of its own reads them: if the target is lost meanwhile, that process waits, and the
+//! command goes on.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,11 +14,11 @@ use rblk_operate::{CannotPrint, Output};
 use super::child::ended;
 use crate::volume::status::MountStatus;
 
-/// How long the process may take.
+/// Time limit of the process.
 const WITHIN: Duration = Duration::from_secs(3);
 
-/// What contradicts the block size of the disk of a mount, in words. `None`: nothing, it has no
-/// disk, or the disk does not answer in time. Blocks for that time at most.
+/// A contradiction of the block size of a mount's disk, in words. `None`: there is none, the mount
+/// has no disk, or the disk does not answer in time. Blocks for that time at most.
 #[must_use]
 pub fn elsewhere(mount: &MountStatus) -> Option<String> {
     if !mount.device.starts_with("/dev/ublkb") {
@@ -32,10 +32,10 @@ pub fn elsewhere(mount: &MountStatus) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// The same, in this process. Prints it.
+/// Looks in this process, and prints the contradiction.
 ///
 /// # Errors
-/// The standard output did not take it.
+/// Writing to the standard output failed.
 pub fn here(disk: &str, size_bytes: u64, block_size: u32) -> Result<(), CannotPrint> {
     let found = head(disk).ok().and_then(|head| contradiction(&head, size_bytes, block_size));
     found.map_or(Ok(()), |found| Output::Table.text(found))

@@ -1,4 +1,4 @@
-//! The ublk device of a mount: its parameters, which follow from the volume.
+//! The ublk device of a mount, with parameters derived from the volume.
 
 mod child;
 pub(crate) mod disk;
@@ -27,10 +27,10 @@ use crate::volume::setup::Setup;
 /// Longest discard or write-zeroes of one command, in sectors: 1 GiB.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
 
-/// The kernel refuses a number of requests below 4; one tag is spared.
+/// The kernel refuses fewer than 4 requests; one tag is spared.
 const DEPTH_TO_SPARE: u16 = 5;
 
-/// Adds the device of a mount, whose disk is not there yet.
+/// Adds the device of a mount. Its disk does not exist yet.
 ///
 /// # Errors
 /// The driver's.
@@ -44,7 +44,7 @@ pub(super) fn add(
     let wish = &setup.wish;
     let mut spec = DeviceSpec::new(setup.queues, wish.depth.get(), wish.io_max_bytes);
     spec.id = id;
-    // A request that a dead process held is given to the next one.
+    // The next server gets the requests of a dead one again.
     spec.recovery = Recovery::Reissue;
     spec.token = Some(token);
     let shared = setup.shared.regions();
@@ -58,8 +58,8 @@ pub(super) fn add(
     })
 }
 
-/// Runs `what` on a thread of its own, and waits for it. The kernel adds a worker to a thread that
-/// gives commands to the driver. The worker lives as long as that thread, and wakes every 5 s.
+/// Runs a closure on a thread of its own, and waits for it. The kernel adds a worker to a thread
+/// that gives commands to the driver. The worker lives as long as that thread, and wakes every 5 s.
 pub(super) fn aside<T: Send>(
     what: impl FnOnce() -> Result<T, UblkError> + Send,
 ) -> Result<T, UblkError> {
@@ -70,8 +70,8 @@ pub(super) fn aside<T: Send>(
     })
 }
 
-/// Refuses a device number that is taken, before the target is asked for anything: a take-over of a
-/// volume cannot be undone.
+/// Refuses a taken device number before anything is asked of the target: a take-over of a volume
+/// cannot be undone.
 pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(), UblkError> {
     match id {
         Some(id) if control.info(id).is_ok() => Err(UblkError::DeviceIdTaken { id }),
@@ -79,8 +79,7 @@ pub(super) fn must_be_free(control: &mut Control, id: Option<u32>) -> Result<(),
     }
 }
 
-/// Sets what is to be set on a new disk, in the background: the kernel waits for the requests under
-/// way.
+/// Sets the queue limits of a new disk in the background: the kernel waits for running requests.
 pub(super) fn tune_disk(device: &mut Device) {
     let (id, depth) = (device.info().id, device.info().depth);
     let spare = !device.control().features().contains(Features::QUIESCE) && depth >= DEPTH_TO_SPARE;
@@ -90,16 +89,16 @@ pub(super) fn tune_disk(device: &mut Device) {
     });
 }
 
-/// Switches the scheduler of the disk off, so that requests go to the queue as they come. The disk
-/// of the target sorts requests itself; with a scheduler here, every request needs one thread more,
-/// and batches are split.
+/// Switches the scheduler of the disk off, so that requests go to the queue at once. The disk of
+/// the target sorts requests itself; a scheduler here would add a thread to every request, and
+/// split batches.
 ///
-/// With `requests`, the kernel leaves one tag of each queue unused. Kernels before 6.16 need that
-/// to see at once that this process died: they see it by an idle fetch, and without one by a timer
-/// of 30 s. Both settings stay when another process takes the disk over.
+/// With `requests`, the kernel leaves one tag of each queue unused. Kernels before 6.16 need a free
+/// tag to notice the death of this process at once: they notice it by an idle fetch, and without
+/// one by a timer of 30 s. Both settings stay when another process takes the disk over.
 ///
-/// The kernel waits indefinitely if the target is lost at that moment. So a process of its own
-/// writes the settings: it holds nothing of this process, which can end.
+/// The kernel waits indefinitely if the target is lost at that moment. So another process writes
+/// the settings: it holds nothing of this process, which can end.
 fn tune(id: u32, requests: Option<u16>) {
     let queue = format!("/sys/block/ublkb{id}/queue");
     let unsorted = || {
@@ -108,7 +107,7 @@ fn tune(id: u32, requests: Option<u16>) {
     if unsorted() && requests.is_none() {
         return;
     }
-    // With a scheduler `nr_requests` is the number of its own tags.
+    // With a scheduler, `nr_requests` would be the number of the scheduler's tags.
     let script =
         "echo none >\"$0/scheduler\" && { [ -z \"$1\" ] || echo \"$1\" >\"$0/nr_requests\"; }";
     let requests = requests.map(|n| n.to_string()).unwrap_or_default();
@@ -136,7 +135,7 @@ pub(super) fn sectors(volume: &OpenReply) -> u64 {
 fn params(volume: &OpenReply, wish: &QueueWish) -> DiskParams {
     let block = volume.block_size.bytes();
     let mut params = DiskParams::new(sectors(volume), block, wish.io_max_bytes);
-    // At least a page, so that file systems and readahead send no smaller requests without need.
+    // At least a page, so that file systems and readahead send no requests below a page.
     params.physical_block = block.max(4096);
     params.io_min = block.max(4096);
     params.io_opt = wish.io_max_bytes;

@@ -1,6 +1,7 @@
 //! A process that serves a block device must not hold mounts of file systems on that device, or on
-//! the devices of other mounts. It would have copies of them from when it left its first mount
-//! namespace. The copies would keep a file system busy that all other processes have unmounted.
+//! the devices of other mounts. Its mount namespace is a copy of the first one, with copies of
+//! these mounts. The copies would keep a file system busy after all other processes have unmounted
+//! it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -8,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, umount2};
 
-/// Block devices that stand on each other, at most.
+/// Limit of the depth of stacked block devices.
 const STACKED_MAX: u32 = 8;
 
 /// Detaches every mount of a file system that rests on a ublk disk from the mount namespace of this
-/// process, which must be its own. What cannot be detached is logged and stays.
+/// process, which must be its own. A mount that cannot be detached is logged and stays.
 pub fn detach_ublk() {
     let Ok(text) = std::fs::read("/proc/self/mountinfo") else { return };
     // The last mounted first: it may be on top of another.
@@ -27,7 +28,7 @@ pub fn detach_ublk() {
     }
 }
 
-/// Device numbers (`MAJOR:MINOR`) and places of mounts, from the text of `mountinfo`.
+/// Device numbers (`MAJOR:MINOR`) and mount points, from the text of `mountinfo`.
 fn mounts(text: &[u8]) -> Vec<(String, PathBuf)> {
     let lines = text.split(|byte| *byte == b'\n');
     lines
@@ -41,7 +42,7 @@ fn mounts(text: &[u8]) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Spaces and the like are `\` and three octal digits.
+/// Decodes spaces and other characters, which are `\` and three octal digits.
 pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -56,7 +57,7 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Whether a block device is a ublk disk or a partition of one, or stands on such. `numbers` is
+/// Whether a block device is a ublk disk or a partition of one, or rests on one. `numbers` is
 /// `/sys/dev/block`.
 fn rests_on_ublk(numbers: &Path, device: &str, depth: u32) -> bool {
     let Ok(path) = numbers.join(device).canonicalize() else { return false };
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_on_a_ublk_disk_rests_on_it() {
+    fn stacked_devices_rest_on_their_ublk_disk() {
         let root = tempfile::tempdir().unwrap();
         let numbers = root.path().join("dev/block");
         std::fs::create_dir_all(&numbers).unwrap();

@@ -1,4 +1,4 @@
-//! Processes that have a block device open, as `/proc` shows them.
+//! Processes that have a block device open, according to `/proc`.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -6,25 +6,26 @@ use std::path::Path;
 
 use super::part::{Part, entries};
 
-/// How many processes are named.
+/// Limit of the processes that are named.
 const PROCESSES_MAX: usize = 3;
 
-/// The flags of an open descriptor (`fdinfo`) allow writing. A disk that something only reads may
-/// go: it loses nothing.
+/// Whether the flags of an open descriptor (`fdinfo`) allow writing. A disk with readers only may
+/// be removed: they lose nothing.
 pub(super) fn is_writer(flags: i32) -> bool {
-    // An O_PATH descriptor does no I/O, whatever else it says.
+    // An O_PATH descriptor does no I/O, even if its other flags allow writing.
     flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
-/// The flags are those of a reader that goes past the page cache.
+/// Whether the flags are those of a reader that goes past the page cache.
 pub(super) fn is_direct_reader(flags: i32) -> bool {
     flags & libc::O_PATH == 0
         && flags & libc::O_ACCMODE == libc::O_RDONLY
         && flags & libc::O_DIRECT != 0
 }
 
-/// Processes that have one of these nodes mapped, shared and for writing, other than this one; and
-/// which node the first of them has. Reads the mappings of every process, which is much text.
+/// Processes other than this one that map one of these nodes, shared and for writing; and the index
+/// of the node that the first of them maps. Reads the mappings of every process, which is much
+/// text.
 pub(super) fn mappers(root: &Path, nodes: &[String]) -> Option<(usize, Vec<String>)> {
     let own = std::process::id().to_string();
     let proc = root.join("proc");
@@ -32,7 +33,7 @@ pub(super) fn mappers(root: &Path, nodes: &[String]) -> Option<(usize, Vec<Strin
         let text = fs::read(proc.join(pid).join("maps")).ok()?;
         let text = String::from_utf8_lossy(&text).into_owned();
         let at = text.lines().find_map(|line| {
-            // Addresses, rights, offset, device, inode, path.
+            // The fields are: addresses, rights, offset, device, inode, path.
             let mut words = line.split_ascii_whitespace().skip(1);
             let rights = words.next()?.as_bytes();
             let path = words.nth(3)?;
@@ -47,7 +48,8 @@ pub(super) fn mappers(root: &Path, nodes: &[String]) -> Option<(usize, Vec<Strin
     Some((first, found.into_iter().map(|(_, process)| process).collect()))
 }
 
-/// Processes that have a disk or a partition open in a way that counts, other than this one.
+/// Processes other than this one that have a disk or a partition open with flags that `counts`
+/// selects.
 pub(super) fn openers(root: &Path, part: &Part, counts: impl Fn(i32) -> bool) -> Vec<String> {
     let own = std::process::id().to_string();
     let proc = root.join("proc");
@@ -75,10 +77,10 @@ pub(super) fn named(proc: &Path, pid: &str) -> String {
     format!("process {pid} ({})", comm.trim())
 }
 
-/// Whether a descriptor is of a device. The link names the node. A container may have the device
-/// under another name in a `/dev` of its own, which shows as a path of one or two words; of these
-/// the device number is asked. Other files are not: one on a file system that hangs would hang
-/// this.
+/// Whether a descriptor is of a device. The link of the descriptor names the node. A container may
+/// have the device under another name in a `/dev` of its own, which shows as a path of one or two
+/// words; for these the device number is compared. Other files are not opened: one on a hung file
+/// system would hang this process.
 fn is_of(fd: &Path, part: &Part) -> bool {
     let Ok(link) = fs::read_link(fd) else { return false };
     if link == Path::new(&part.node()) {
@@ -93,7 +95,7 @@ fn is_of(fd: &Path, part: &Part) -> bool {
     is_near && number().is_some_and(|number| number == part.number)
 }
 
-/// The flags of an open descriptor; 0 where the kernel does not tell.
+/// The flags of an open descriptor; 0 if the kernel does not report them.
 fn flags_of(fdinfo: &Path) -> i32 {
     let text = fs::read_to_string(fdinfo).unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));

@@ -1,4 +1,4 @@
-//! [`Part`]: a disk and its partitions, as sysfs has them.
+//! [`Part`]: a disk and its partitions in sysfs.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 /// A disk, or a partition of one.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// As the kernel calls it.
+    /// The kernel's name.
     pub(super) name: String,
-    /// Its directory in sysfs.
+    /// The directory in sysfs.
     pub(super) sys: PathBuf,
     /// `MAJOR:MINOR`.
     pub(super) number: String,
@@ -30,12 +30,12 @@ impl Part {
             .collect()
     }
 
-    /// The path of its device.
+    /// The path of the device.
     pub(super) fn node(&self) -> String {
         format!("/dev/{}", self.name)
     }
 
-    /// Whether a path is one of the device, which may have several names: `/dev/mapper/NAME`.
+    /// Whether a path is one of the device. A device may have several: `/dev/mapper/NAME`.
     pub(super) fn is_at(&self, path: &str) -> bool {
         let number = || {
             let device =
@@ -48,7 +48,7 @@ impl Part {
     }
 }
 
-/// The names in a directory, sorted; none where it cannot be read.
+/// The names in a directory, sorted; none if it cannot be read.
 pub(super) fn entries(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> =

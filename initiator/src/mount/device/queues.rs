@@ -9,8 +9,8 @@ use crate::front::disk::{QueueParts, start};
 use crate::front::ublk::{Buffers, Device};
 use crate::volume::queues::{QueuePlan, Queues, spin_mode};
 
-/// The CPUs whose requests come to a queue of the device. None if the driver does not say: then the
-/// thread runs anywhere.
+/// The CPUs that submit to a queue of the device. Empty if the driver does not report them: then
+/// the thread runs anywhere.
 fn cpus_of(device: &mut Device, queue: u16) -> Vec<usize> {
     device.queue_cpus(queue).unwrap_or_else(|error| {
         tracing::debug!(queue, %error, "the driver does not say which CPUs a queue serves");
@@ -18,8 +18,8 @@ fn cpus_of(device: &mut Device, queue: u16) -> Vec<usize> {
     })
 }
 
-/// Starts a thread for every queue of the device, which fetches every tag. The queues have no
-/// paths: requests wait.
+/// Starts a thread for every queue of the device, and each fetches every tag. The queues have
+/// no paths: requests wait.
 ///
 /// # Errors
 /// Memory or a thread is missing, or the driver refuses.

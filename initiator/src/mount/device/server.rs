@@ -1,9 +1,9 @@
-//! [`Server`]: the process that serves a device whose note is gone, to be told to end by a signal.
+//! [`Server`]: the process that serves a device without a note. A signal ends it.
 //!
-//! The driver tells a process id. It may be of another PID namespace: here it is another process
-//! then, or none. So a process counts only if it has `/dev/ublkcN` open, which the driver lets one
-//! process do. The signal goes to the process that was looked at, also if its id is another's by
-//! then. A device that is live and has no such process here is served elsewhere: it is no dead one.
+//! The driver reports a process id, which may be of another PID namespace: here it is a different
+//! process then, or none. So a process counts only if it has `/dev/ublkcN` open, which the driver
+//! lets one process do. The signal goes to the process that was checked, even if its id has been
+//! reused. A live device without a visible process is served elsewhere, and is not dead.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -16,19 +16,19 @@ use nix::sys::signal::Signal;
 use super::part::entries;
 use crate::front::ublk::{DeviceInfo, DeviceState};
 
-/// Who serves a device.
+/// The server of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServedBy {
-    /// No process: it died.
+    /// No process: the server died.
     Nobody,
-    /// That process.
+    /// A process of this namespace.
     Process(i32),
-    /// A process that cannot be seen here: of another PID namespace, such as a container's.
+    /// A process that is not visible here: of another PID namespace, such as a container's.
     Elsewhere,
 }
 
 impl ServedBy {
-    /// Who serves that device.
+    /// Finds the server of a device.
     #[must_use]
     pub fn of(info: &DeviceInfo) -> Self {
         match (info.state, Server::of(info)) {
@@ -47,25 +47,25 @@ pub struct Server {
 }
 
 impl Server {
-    /// The process that serves that device, if it lives and can be seen here.
+    /// The process that serves that device, if it lives and is visible here.
     #[must_use]
     pub fn of(info: &DeviceInfo) -> Option<Self> {
         let pid = info.server_pid.filter(|_| info.state == DeviceState::Live)?;
-        // Before the look: what is found then is this process, or this process has ended.
+        // Before the check: then the checked process is this one, or this one has ended.
         let process = open(pid).ok()?;
         serves(Path::new("/proc"), pid, info.id).then_some(Self { pid, process })
     }
 
-    /// Its process id.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     ///
     /// # Errors
-    /// The system's: it may have ended.
+    /// The system's: the process may have ended.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let (process, signal) = (self.process.as_raw_fd(), signal as libc::c_int);
         let none = std::ptr::null::<libc::siginfo_t>();
@@ -74,7 +74,7 @@ impl Server {
         Errno::result(sent).map(drop).map_err(io::Error::from)
     }
 
-    /// Whether it has ended.
+    /// Whether the process has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let mut polled = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
@@ -87,12 +87,12 @@ fn open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only.
     let process = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
     let process = i32::try_from(process).map_err(io::Error::other)?;
-    // SAFETY: the kernel has made this descriptor, and nobody else has its number.
+    // SAFETY: the kernel has just made this descriptor, and no other owner has its number.
     Ok(unsafe { OwnedFd::from_raw_fd(process) })
 }
 
-/// Whether a process has the node of a device open, also where a `/dev` of a container shows as a
-/// path of one word.
+/// Whether a process has the node of a device open, even if a container's `/dev` shows it as a path
+/// of one word.
 fn serves(proc: &Path, pid: i32, device: u32) -> bool {
     let fds = proc.join(pid.to_string()).join("fd");
     let node = format!("ublkc{device}");
@@ -131,7 +131,7 @@ mod tests {
         let program = dir.join("rblk-initiatord");
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
         let child = Command::new(program).arg("60").spawn().unwrap();
-        // It has that name when it has become the program.
+        // The name changes when the child has become the program.
         let name = format!("/proc/{}/comm", child.id());
         while std::fs::read_to_string(&name).unwrap().trim() != "rblk-initiatord" {
             std::thread::yield_now();
@@ -140,15 +140,15 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_not_the_device_open_is_not_its_server() {
+    fn a_process_without_the_node_open_is_not_the_server() {
         let dir = tempfile::tempdir().unwrap();
         let mut other = process(dir.path());
         let pid = i32::try_from(other.id()).unwrap();
-        // The id that the driver tells is of another namespace, and here it is another mount's.
+        // The reported id belongs to another namespace; here it is the id of another mount.
         let live = info(DeviceState::Live, Some(pid));
         assert!(Server::of(&live).is_none());
         assert_eq!(ServedBy::of(&live), ServedBy::Elsewhere);
-        // An id that is nobody's here, or is not told.
+        // The id is unused here, or the driver does not report it.
         assert_eq!(ServedBy::of(&info(DeviceState::Live, Some(i32::MAX))), ServedBy::Elsewhere);
         assert_eq!(ServedBy::of(&info(DeviceState::Live, None)), ServedBy::Elsewhere);
         for state in [DeviceState::Quiesced, DeviceState::FailIo] {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_who_has_the_node_open() {
+    fn a_server_is_the_process_with_the_node_open() {
         let dir = tempfile::tempdir().unwrap();
         let fds = dir.path().join("5/fd");
         std::fs::create_dir_all(&fds).unwrap();

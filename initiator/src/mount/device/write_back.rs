@@ -1,14 +1,14 @@
-//! Writes a disk's page cache back, and finds out what uses the disk: in a process of its own.
+//! Writes a disk's page cache back, and finds the users of the disk: in a process of its own.
 //!
 //! A thread that waits for a write-back cannot be killed, and the write-back of a disk waits for
 //! the process that serves it. If both were one process, killing it would not end it: its waiting
 //! thread keeps the disk's node open, so the driver does not see the process die, and does not give
 //! the requests to the next one.
 //!
-//! The file systems on the disk are synced first, if it is in use and has to go all the same: what
-//! they have not written is in no page of the disk. The pages of the disk are written next, and a
-//! FLUSH follows. It matters which of the two failed: after a
-//! loss every FLUSH fails (`on_loss`), and users recover from that by an unmount.
+//! The file systems on the disk are synced first, if the disk is in use and must be removed all the
+//! same: their unwritten data is in no page of the disk. The pages of the disk are written next,
+//! and a FLUSH follows. The result names the step that failed: after a loss every FLUSH fails
+//! (`on_loss`), and users recover from that by an unmount.
 
 use std::fs::File;
 use std::io;
@@ -20,48 +20,48 @@ use super::file_systems::sync;
 use super::holder::{find_holder, what_is_left};
 use crate::front::ublk::write_pages;
 
-/// Exit code of the process when the disk is in use; it prints by what. The numbers of the system's
-/// errors are below.
+/// Exit code of the process when the disk is in use; it prints the user. The numbers of the
+/// system's errors are below.
 const IN_USE: u8 = 200;
-/// Exit code of the process when the pages are written and the FLUSH after them failed; it prints
+/// Exit code of the process when the pages are written and the following FLUSH failed; it prints
 /// the errno.
 const UNFLUSHED: u8 = 201;
-/// How long a look at who uses a disk may take: nothing is written, but the target may be asked.
+/// Time to look for users of a disk: nothing is written, but the look may read from the target.
 const LOOK_TIME: Duration = Duration::from_secs(10);
 
-/// What is to be done to a disk that is in use.
+/// The action on a disk that is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IfUsed {
     /// Nothing.
     Refuse,
-    /// Nothing, and nothing to a disk that is not in use: it is only looked at.
+    /// Nothing, also to an unused disk: it is only checked.
     OnlyLook,
-    /// It is written back like another one, and so is what is on it.
+    /// The disk is written back like any other, after its file systems.
     Sync,
 }
 
-/// How it went.
+/// The result of a write-back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum WrittenBack {
     /// The target has every page of the disk, and a FLUSH came after.
     Done(Left),
-    /// Nothing was done: the disk is used, in words.
+    /// Nothing was done: the disk is in use. Names the user, in words.
     InUse(String),
     /// The target has every page. The FLUSH after them failed with this errno.
     Unflushed(i32),
 }
 
-/// What a disk leaves behind that goes while it is in use.
+/// The leftovers of a disk that is removed while it is in use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Left {
-    /// What still used it, in words.
+    /// Its last user, in words.
     pub(crate) used: Option<String>,
     /// The first thing on it that could not be synced, in words: its data may be lost.
     pub(crate) unsynced: Option<String>,
 }
 
 impl Left {
-    /// One line each; an empty one is nothing.
+    /// A line for each; empty for `None`.
     fn printed(&self) -> String {
         let line = |text: &Option<String>| text.clone().unwrap_or_default().replace('\n', " ");
         format!("{}\n{}", line(&self.used), line(&self.unsynced))
@@ -73,7 +73,7 @@ impl Left {
     }
 }
 
-/// What uses a disk, in words. Another process looks, which also opens the disk. Blocks.
+/// The user of a disk, in words. Another process looks, which also opens the disk. Blocks.
 ///
 /// # Errors
 /// The process could not look, or the disk does not answer.
@@ -116,7 +116,7 @@ pub(crate) fn elsewhere(
     }
 }
 
-/// Writes the disk back in this process, which serves nothing. Returns its exit code.
+/// Writes the disk back in this process, which serves no disk. Returns its exit code.
 #[must_use]
 pub fn here(disk: &str, if_used: IfUsed) -> u8 {
     if if_used == IfUsed::Sync {
@@ -129,7 +129,7 @@ pub fn here(disk: &str, if_used: IfUsed) -> u8 {
     if if_used == IfUsed::OnlyLook {
         return 0;
     }
-    // A disk that is read-only cannot be opened for writing, and this does not need it.
+    // A read-only disk cannot be opened for writing, and a sync needs no write access.
     let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
     let written = File::open(disk).and_then(|disk| write_pages(&disk).map(|()| disk));
     match written.map(|disk| disk.sync_all()) {
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_survives_the_way_between_two_processes() {
+    fn leftovers_survive_the_way_between_two_processes() {
         let text = |text: &str| Some(text.to_owned());
         for (used, unsynced) in [
             (None, None),
@@ -156,7 +156,7 @@ mod tests {
             (text("dm-0 still stood on it"), text("/dev/dm-0: no")),
         ] {
             let left = Left { used, unsynced };
-            // What waits for the process cuts the end of the last line.
+            // The reader trims the end of the last line.
             assert_eq!(Left::from_printed(left.printed().trim_end()), left);
         }
         let odd = Left { used: text("ext4 at /a\nb"), unsynced: None };
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(here(&at("disk"), IfUsed::Sync), 0);
         // A file is not a disk, so it is not in use.
         assert_eq!(here(&at("disk"), IfUsed::Refuse), 0);
-        // What has no pages says so.
+        // A device without pages fails.
         assert_eq!(i32::from(here("/dev/null", IfUsed::Sync)), libc::ESPIPE);
     }
 }

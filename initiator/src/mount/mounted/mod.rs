@@ -1,6 +1,5 @@
 //! [`Mount`]: a mount's parts together: the [link](crate::volume::link) to its target, its queue
-//! threads, its note, and what people are told of it. Its device is held apart
-//! ([`super::serving`]).
+//! threads, its note and its status. The device is held apart ([`super::serving`]).
 
 use std::io;
 use std::path::Path as FilePath;
@@ -9,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use rblk_operate::said_once;
-use rblk_runtime::LatencyCounts;
-use rblk_runtime::rates::{RateWindow, Rates, Work};
 use rblk_protocol::VolumeFlags;
 use rblk_protocol::auth::PublicKey;
+use rblk_runtime::LatencyCounts;
+use rblk_runtime::rates::{RateWindow, Rates, Work};
 use tokio::sync::mpsc;
 
 use super::device;
@@ -32,23 +31,24 @@ use crate::volume::status::MountStatus;
 use crate::volume::target_keys;
 use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume};
 
-/// Time for the device to go away when the target answers.
+/// Time to remove the device while the target answers.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
-/// Time for the device to go away by force. Together with what follows it, clearly less than the 5
-/// s that the command waits.
+/// Time to remove the device by force. With the steps that follow, clearly less than the 5 s that
+/// the command waits.
 const FORCE_DEADLINE: Duration = Duration::from_millis(2500);
-/// What a queue thread may take beyond the time it has for its answers.
+/// Extra time for a queue thread, after the time for its answers.
 const QUEUE_GRACE: Duration = Duration::from_secs(5);
 
 const NO_NOTE: &str = "writing the note by which the device could be recovered";
 
-/// A mount, apart from its device.
+/// A mount without its device.
 #[derive(Debug)]
 pub(super) struct Mount {
     volume: Volume,
     note: NoteKeeper,
     disk: Disk,
-    // What does not change while the mount is served. `status` adds the rest.
+    // The part of the status that does not change while the mount is served. `status` adds the
+    // rest.
     status: MountStatus,
     since: Instant,
     rates: RateWindow<Work>,
@@ -90,29 +90,29 @@ impl Mount {
         &mut self.volume
     }
 
-    /// Its note.
+    /// The note.
     pub(super) fn note(&self) -> &NoteKeeper {
         &self.note
     }
 
-    /// Whether its device was another process's before.
+    /// Whether the device belonged to another process before.
     pub(super) fn is_recovered(&self) -> bool {
         self.status.recovered > 0
     }
 
-    /// Somebody asks what it does: its rates are measured from now on.
+    /// A client asks for rates: starts to measure them.
     pub(super) fn ask_rates(&mut self) {
         if self.rates.ask(Instant::now()) {
             self.take_rates();
         }
     }
 
-    /// When [`Self::take_rates`] is due.
+    /// The time of the next [`Self::take_rates`].
     pub(super) fn rates_due(&self) -> Option<Instant> {
         self.rates.due()
     }
 
-    /// Takes what was counted up to now.
+    /// Takes the counts up to now.
     pub(super) fn take_rates(&mut self) {
         let mut work = Work::default();
         let queues = self.volume.queues();
@@ -128,7 +128,7 @@ impl Mount {
         self.rates.take(Instant::now(), work);
     }
 
-    /// Its state now.
+    /// The present status.
     pub(super) fn status(&self) -> MountStatus {
         let (queues, durability) = (self.volume.queues(), self.volume.durability());
         let by_queue = queues.counts();
@@ -161,7 +161,7 @@ impl Mount {
         status.with_lost()
     }
 
-    /// Does what is due, and then the next thing that happens between the mount and its target.
+    /// Carries out the due acts, and then handles the next event between the mount and its target.
     /// Cancel safe.
     pub(super) async fn attend(&mut self) {
         let Self { volume, disk, .. } = self;
@@ -180,15 +180,15 @@ impl Mount {
         self.volume.go_on(after, is_noted);
     }
 
-    /// The disk follows the volume, as far as the target is there and says how it is.
+    /// Adapts the disk to the volume while the target is connected.
     pub(super) fn follow(&mut self, device: &mut Device) {
         if self.volume.link().is_connected() {
             self.disk.follow(&self.volume.facts().volume, device);
         }
     }
 
-    /// Reads the keys of both ends again: those of the target from the file of the mount, unless
-    /// `keys` names them. Where that fails, they stay as they are.
+    /// Reads the keys of both ends again: the target's keys from the file of the mount, unless
+    /// `keys` names them. After an error all keys stay as they are.
     pub(super) fn reload_keys(&mut self, keys: &[String]) -> Response {
         match self.reread_keys(keys) {
             Ok(text) => Response::Reloaded(text),
@@ -205,7 +205,7 @@ impl Mount {
         let config = Arc::new(config);
         self.note.reconfigured(&config);
         self.volume.change_keys(config, credentials);
-        // Another process may have to go on with them.
+        // The next process may need the keys.
         self.write_note();
         tracing::info!(target_keys = count, "read the keys again");
         Ok(match count {
@@ -215,13 +215,13 @@ impl Mount {
         })
     }
 
-    /// Writes its note.
+    /// Writes the note.
     pub(super) fn write_note(&mut self) {
         self.note.write(self.volume.setup(), self.volume.facts());
     }
 
-    /// Writes the note, if it does not say yet whether a loss is to be told. Returns when to try
-    /// again, where that fails.
+    /// Writes the note, if it does not have the present state of the loss. Returns the time of the
+    /// next try after a failure.
     pub(super) fn note_loss(&mut self) -> Option<Instant> {
         if self.note.owes_loss() {
             self.write_note();
@@ -229,7 +229,7 @@ impl Mount {
         self.note.again(Instant::now())
     }
 
-    /// Adds the device, whose disk is not there yet. The note names the device by its mark before
+    /// Adds the device. Its disk does not exist yet. The note names the device by its token before
     /// it exists, and by its number afterwards, so there is never a device without a note: without
     /// a note no process could recover it.
     pub(super) fn add_device(&mut self, control: Control) -> anyhow::Result<Device> {
@@ -241,37 +241,38 @@ impl Mount {
         let (setup, volume) = (self.volume.setup(), &self.volume.facts().volume);
         let id = self.volume.config().device_id;
         let device = device::add(control, setup, volume, id, token)?;
-        // The driver makes at most as many queues as there are CPUs.
+        // The driver makes at most one queue per CPU.
         self.volume.is_registered(device.info().queues)?;
         self.note.set_device(device.info().id, token);
         self.note.must_write(self.volume.setup(), self.volume.facts()).context(NO_NOTE)?;
         Ok(device)
     }
 
-    /// Another process served the same guest before. Told before there are queues.
+    /// Takes over the account of the process that served the guest before. Call it before there are
+    /// queues.
     pub(super) fn inherit(&mut self, account: &Arc<Durability>) {
         self.volume.inherit(account);
         self.note.inherit(account);
         self.status.on_loss = account.on_loss();
     }
 
-    /// A guest uses the mount, whose front end connects to that socket. Writes the first note.
+    /// Sets the guest at that socket, and writes the first note.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The note cannot be written.
     pub(super) fn set_guest(&mut self, socket: &FilePath, left: &Left) -> io::Result<()> {
         self.note.set_guest(socket, self.volume.setup().queues, left);
         self.note.must_write(self.volume.setup(), self.volume.facts())
     }
 
-    /// Writes the last note of a guest's mount, whose rings are left like this.
+    /// Writes the last note of a guest's mount, with the final state of its rings.
     pub(super) fn leave_guest(&mut self, left: Left) {
         if let Err(error) = self.note.write_last_of_guest(self.volume.facts(), left) {
             tracing::error!(%error, "the note of the guest stays as it was: the next process may tell more than is true");
         }
     }
 
-    /// Takes over a device that has a note.
+    /// Takes over a device with a note.
     pub(super) fn adopt_device(&mut self, id: u32, token: DeviceToken) {
         self.note.set_device(id, token);
     }
@@ -287,17 +288,17 @@ impl Mount {
         self.volume.make_queues(count, outbox, |queues, plan| start_queues(queues, device, plan))
     }
 
-    /// The disk is there.
+    /// Sets the path of the disk.
     pub(super) fn set_disk(&mut self, path: &FilePath) {
         self.status.device = path.display().to_string();
     }
 
-    /// How the disk is that is there.
+    /// Records the disk's size and mode.
     pub(super) fn see_disk(&mut self, device: &Device) {
         self.disk.appeared(device);
     }
 
-    /// Why a device cannot be handed over to another program now.
+    /// The reason why the device cannot be handed over now.
     pub(super) fn refuses_hand_over(&self) -> Option<Response> {
         if self.note.hides_loss() {
             return Some(Response::Busy(format!(
@@ -321,9 +322,9 @@ impl Mount {
         })
     }
 
-    /// Leaves the device to another program. As far as the target allows within its time, nothing
-    /// that was sent is unanswered then, and nothing acknowledged is unflushed. The note says how
-    /// far that was.
+    /// Leaves the device to another program. As far as the target allows within its time, every
+    /// sent request is answered then, and every acknowledged write is flushed. The note records the
+    /// rest.
     pub(super) async fn leave(
         &mut self,
         device: Device,
@@ -335,7 +336,7 @@ impl Mount {
         if left {
             self.volume.join_queues();
         } else {
-            // The exec ends their threads, and then the driver sees that they are gone.
+            // The exec ends their threads; the driver notices it then.
             tracing::error!(
                 device = self.disk(),
                 "queue threads do not end; handing over all the same"
@@ -354,7 +355,7 @@ impl Mount {
         }
     }
 
-    /// Waits until every queue thread has left. Returns false if they have not by then.
+    /// Waits until every queue thread has left. Returns false at the deadline.
     async fn queues_left(
         &mut self,
         deadline: Instant,
@@ -374,8 +375,8 @@ impl Mount {
         true
     }
 
-    /// Takes the device away, and ends the session. What was acknowledged after the last FLUSH is
-    /// flushed, as far as the target does that in time: nobody will know of it afterwards.
+    /// Removes the device, and ends the session. Flushes the acknowledged writes, if the target
+    /// does so in time: afterwards no process has an account of them.
     ///
     /// # Errors
     /// The driver does not let the device go.
@@ -391,7 +392,7 @@ impl Mount {
             self.volume.give_up_requests();
         }
         device.own();
-        // Blocks this thread, not the queue threads, which answer what is in flight.
+        // This thread blocks. The queue threads do not: they answer the requests in flight.
         let mut stopped = device.stop(if force { FORCE_DEADLINE } else { STOP_DEADLINE });
         if stopped.is_err() && !force {
             // The target was lost meanwhile.
@@ -411,7 +412,7 @@ impl Mount {
     }
 }
 
-/// The status of a mount, as far as it does not change while the mount is served.
+/// The part of the status that does not change while the mount is served.
 fn status_of(volume: &Volume, name: &str, recovered: u32) -> MountStatus {
     let (config, setup, facts) = (volume.config(), volume.setup(), volume.facts());
     MountStatus {

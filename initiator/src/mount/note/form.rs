@@ -1,7 +1,7 @@
 //! The form of notes: a JSON object with a number that changes when an older program must not use a
 //! newer note, or the reverse. [`Note`](super::Note) and
-//! [`GuestNote`](super::guest::GuestNote) are read by this. What is in them is for each to
-//! check: another version may have written it, or it may be damaged.
+//! [`GuestNote`](super::guest::GuestNote) are read by this. Each checks its own fields:
+//! another version may have written them, or they may be damaged.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -13,14 +13,14 @@ use rblk_protocol::width::wide64;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// No note is longer.
+/// Limit of the length of a note.
 pub(super) const LEN_MAX: u64 = 64 << 10;
 
-/// The bytes of a note. The directory may be another user's: no link is followed, and nothing is
-/// waited for.
+/// The bytes of a note. The directory may belong to another user: links are not followed, and the
+/// open does not block.
 ///
 /// # Errors
-/// The system's, or it is too long.
+/// The system's, or the note is too long.
 pub(super) fn load(path: &Path) -> io::Result<Vec<u8>> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -35,7 +35,7 @@ pub(super) fn load(path: &Path) -> io::Result<Vec<u8>> {
 /// Parses a note of that form.
 ///
 /// # Errors
-/// It is none, or of another form.
+/// The text is no note, or has another form.
 pub(super) fn parse<N: DeserializeOwned>(text: &[u8], form: u32) -> Result<N, String> {
     #[derive(Deserialize)]
     struct Head {

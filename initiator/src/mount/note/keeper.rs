@@ -1,9 +1,9 @@
-//! [`NoteKeeper`]: writes the note of a mount, and knows what the last one said. A mount that a
-//! guest uses has a [`GuestNote`].
+//! [`NoteKeeper`]: writes the note of a mount, and remembers its last content. A mount that a guest
+//! uses has a [`GuestNote`].
 //!
-//! Invariant: once there is a device, the note on disk names it. A loss that has to be told is in
-//! the note soon after it became known, and at once where every FLUSH tells it. A note that cannot
-//! be written is owed until it can.
+//! Invariant: once there is a device, the note on disk names it. An unreported loss is in the note
+//! soon after it became known, and at once where every FLUSH reports it. After a failed write, the
+//! note is owed until a write succeeds.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use crate::front::vhost::Left;
 use crate::volume::course::Facts;
 use crate::volume::setup::Setup;
 
-/// How soon a loss that came or was told is noted, where FLUSHes tell each of many losses.
+/// The delay before a new or reported loss is noted, where FLUSHes report each of many losses.
 const NOTE_STEP: Duration = Duration::from_secs(1);
 
-/// How soon a note that could not be written is tried again.
+/// The delay before the next try, after a note could not be written.
 const NOTE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Writes the note of a mount.
@@ -36,23 +36,23 @@ pub(crate) struct NoteKeeper {
     volatile_cache: bool,
     recovered: u32,
     subject: Subject,
-    // Whether the last note says that a loss is to be told.
+    // Whether the last note has an unreported loss.
     noted_loss: bool,
 }
 
-/// What the note is of.
+/// The subject of the note.
 #[derive(Debug)]
 enum Subject {
     /// There is nothing to note yet.
     None,
-    /// A device, by its number and mark.
+    /// A device, by its number and token.
     Device(u32, DeviceToken),
     /// The guest of that socket, and the rings that are in doubt if this process is killed.
     Guest(PathBuf, Vec<u16>),
 }
 
 impl NoteKeeper {
-    /// For a mount that has no device yet. `recovered` counts the processes that took its device
+    /// For a mount without a device yet. `recovered` counts the processes that took its device
     /// over, this one included.
     pub(crate) fn new(
         name: &str,
@@ -72,32 +72,32 @@ impl NoteKeeper {
         }
     }
 
-    /// The mount has other keys from now on.
+    /// Takes the mount's new keys.
     pub(crate) fn reconfigured(&mut self, config: &Arc<MountConfig>) {
         self.config = Arc::clone(config);
     }
 
-    /// The device of the mount from now on.
+    /// Sets the device of the mount.
     pub(crate) fn set_device(&mut self, id: u32, token: DeviceToken) {
         self.subject = Subject::Device(id, token);
     }
 
-    /// The mount is used by a guest, whose front end connects to that socket, and whose
-    /// disk has so many rings. A predecessor `left` its rings like that.
+    /// Sets the guest at that socket and its number of rings. `left`: the state of the rings after
+    /// the process before.
     pub(crate) fn set_guest(&mut self, socket: &Path, rings: u16, left: &Left) {
         self.subject = Subject::Guest(socket.to_owned(), left.rings_of_killed(rings));
     }
 
-    /// What is durable is known from this account from now on.
+    /// Replaces the account of durable writes.
     pub(crate) fn inherit(&mut self, durability: &Arc<Durability>) {
         self.durability = Arc::clone(durability);
     }
 
-    /// The last note of a mount that a guest used, which ended in good order. It is removed where
-    /// the next process needs to know nothing.
+    /// Writes the last note of a guest's mount that ended in good order, or removes the note if the
+    /// next process does not need it.
     ///
     /// # Errors
-    /// The older note is still there, which says less good things.
+    /// The older note is still there; it describes a worse state than the true one.
     pub(crate) fn write_last_of_guest(
         &mut self,
         facts: &Facts,
@@ -134,8 +134,8 @@ impl NoteKeeper {
         self.write_last(setup, facts, self.volatile_cache)
     }
 
-    /// The same, when the device is handed over: `maybe_unflushed` says whether acknowledged writes
-    /// may be in the target's memory only.
+    /// Writes the note of a device that is handed over. `maybe_unflushed` states whether
+    /// acknowledged writes may be in the target's memory only.
     pub(crate) fn write_last(
         &mut self,
         setup: &Setup,
@@ -149,7 +149,7 @@ impl NoteKeeper {
         written.is_ok()
     }
 
-    /// The same, where the mount cannot go on without the note.
+    /// Writes a note without which the mount cannot go on.
     ///
     /// # Errors
     /// The system's.
@@ -163,7 +163,7 @@ impl NoteKeeper {
             Subject::Device(id, token) => (*id, *token),
             Subject::Guest(socket, rings) => {
                 let doubts = self.guest_doubts(true);
-                // As it is if this process is killed.
+                // Describes this process as killed.
                 let note = self.guest_note(facts, doubts, rings.clone());
                 note.write(socket).map_err(io::Error::other)?;
                 self.noted_loss = doubts.loss_untold;
@@ -177,20 +177,20 @@ impl NoteKeeper {
         Ok(())
     }
 
-    /// Whether a loss became known, or was told, since the last note. A process that recovers the
-    /// mount by the old note would tell the loss again, or not at all.
+    /// Whether a loss became known, or was reported, since the last note. A process that recovers
+    /// the mount by the old note would report the loss again, or not at all.
     pub(crate) fn owes_loss(&self) -> bool {
         !matches!(self.subject, Subject::None)
             && self.noted_loss != self.durability.has_untold_loss()
     }
 
-    /// Whether this has to be noted now, at the start of serving.
+    /// Whether the note must be written now, at the start of serving.
     pub(crate) fn is_behind(&self) -> bool {
         self.volatile_cache && self.owes_loss()
     }
 
-    /// How long a change of that may wait. A loss that every FLUSH tells is noted once in the life
-    /// of the mount, and at once: the next process has to know of it.
+    /// The time that a change of the loss may wait. A loss that every FLUSH reports is noted once
+    /// in the life of the mount, and at once: the next process has to know of it.
     pub(crate) fn step(&self) -> Duration {
         match self.durability.on_loss() {
             OnLoss::Once => NOTE_STEP,
@@ -198,17 +198,17 @@ impl NoteKeeper {
         }
     }
 
-    /// When to try again, if the note does still not say it.
+    /// The time of the next try, if the note is still behind.
     pub(crate) fn again(&self, now: Instant) -> Option<Instant> {
         self.owes_loss().then(|| now + NOTE_AGAIN)
     }
 
-    /// Whether the next process would not know of a loss that it has to tell.
+    /// Whether the next process would not know of a loss that it has to report.
     pub(crate) fn hides_loss(&self) -> bool {
         self.owes_loss() && self.durability.has_untold_loss()
     }
 
-    /// As if the loss were noted.
+    /// Counts the loss as noted.
     #[cfg(test)]
     pub(crate) fn set_noted_loss(&mut self) {
         self.noted_loss = true;

@@ -1,11 +1,11 @@
-//! What a mount leaves when its process dies, and what is to be done about it: a [`Note`], and a
-//! ublk device on whose disk requests wait for the next server.
+//! The leftovers of a mount after the death of its process, and the action for each: a [`Note`],
+//! and a ublk device. Requests to its disk wait for the next server.
 //!
-//! Nothing is found by process ids, which are reused. A process that serves a mount holds the
-//! [`MountLock`] of its name. A device belongs to a note if it carries the note's token. Only the
-//! holder of the lock changes anything.
+//! Process ids are not used: they are reused. A process that serves a mount holds the [`MountLock`]
+//! of its name. A device belongs to a note if it carries the note's token. Only the holder of the
+//! lock changes anything.
 //!
-//! Only `umount --force` removes a device whose disk waits: its users get errors.
+//! Only `umount --force` removes a device with a waiting disk: its users get errors.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use crate::mount::device::aside;
 use crate::mount::lock::MountLock;
 use crate::mount::{NotMounted, run_dir};
 
-/// Time for the driver to see that a server died: it sees that at once, or by a timer of 30 s on
-/// some kernels before 6.16.
+/// Time for the driver to notice the death of a server: it notices it at once, or by a timer of 30
+/// s on some kernels before 6.16.
 pub(crate) const ENDING_DEADLINE: Duration = Duration::from_secs(60);
-/// Time for a dead mount's device to go away.
+/// Time to remove a dead mount's device.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(30);
-/// Step of waits that can only be polled.
+/// Interval of polling waits.
 const POLL_STEP: Duration = Duration::from_millis(10);
 
 /// The state of a mount's name.
@@ -30,21 +30,21 @@ pub enum Condition {
     Nothing,
     /// A process serves the mount, starts it, or clears it.
     Running,
-    /// A note that cannot be used.
+    /// The note is invalid.
     Unusable,
-    /// Its process died, and the driver is not done with that yet.
+    /// The process died, and the driver has not noticed it yet.
     Ending,
-    /// Its process died; its disk waits for the next.
+    /// The process died; the disk waits for the next one.
     Waiting,
-    /// A device without a disk: the process died before there was one, or after it was removed.
+    /// A device without a disk: the process died before the disk existed, or after it was removed.
     Diskless,
-    /// A note whose device is gone.
+    /// There is a note, and its device is gone.
     Gone,
 }
 
 impl Condition {
-    /// From what is found: whether the lock is held, whether there is a note and whether it makes
-    /// sense, and the state of the device that carries its token.
+    /// Derives the condition: whether the lock is held, whether there is a note and whether it is
+    /// valid, and the state of the device with its token.
     #[must_use]
     pub(crate) fn of(held: bool, note: Option<bool>, device: Option<DeviceState>) -> Self {
         match (held, note, device) {
@@ -58,7 +58,7 @@ impl Condition {
         }
     }
 
-    /// The word for it in `list`; `None` for what is not worth a line.
+    /// The word in `list`; `None` for a name without a line.
     #[must_use]
     pub fn word(self) -> Option<&'static str> {
         match self {
@@ -71,49 +71,49 @@ impl Condition {
     }
 }
 
-/// What a command wants to do with the name.
+/// The purpose of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Purpose {
-    /// To mount; `same` when that is what the note says is mounted.
+    /// To mount; `same` if the note names this mount.
     Mount {
-        /// The same volume of the same target in the same way.
+        /// The volume, target and mode are those of the note.
         same: bool,
     },
-    /// To recover it.
+    /// To recover the mount.
     Recover,
-    /// To unmount it.
+    /// To unmount the mount.
     Unmount {
         /// Even if requests fail.
         force: bool,
     },
 }
 
-/// What is to be done.
+/// The action for a condition and a purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Action {
-    /// Nothing is in the way of a new mount.
+    /// Nothing stands against a new mount.
     Begin,
-    /// Remove the device and the note; then as if nothing had been there.
+    /// Remove the device and the note; then go on as if there had been nothing.
     Clear,
-    /// Wait until the driver is done, and look again.
+    /// Wait until the driver is done, and check again.
     Wait,
     /// Take the device over.
     Recover,
     /// Ask the process that serves it.
     Ask,
-    /// It is served already.
+    /// A process serves it.
     RefuseRunning,
-    /// There is no such mount.
+    /// There is no mount of that name.
     RefuseNothing,
-    /// The disk waits for another volume than the one wanted.
+    /// The disk waits for a volume other than the requested one.
     RefuseOther,
     /// The disk waits, and only force takes it from its users.
     RefuseWaiting,
-    /// The note says nothing.
+    /// The note is invalid.
     RefuseUnusable,
 }
 
-/// What to do about a mount in a condition, for a purpose.
+/// Chooses the action for a condition and a purpose.
 #[must_use]
 pub(crate) fn decide(condition: Condition, purpose: Purpose) -> Action {
     use Purpose::{Mount, Recover, Unmount};
@@ -146,7 +146,7 @@ pub(crate) enum Refused {
         name: String,
         /// The disk.
         device: String,
-        /// What it is a disk of.
+        /// Its volume.
         volume: String,
     },
     /// Requests wait.
@@ -162,21 +162,21 @@ pub(crate) enum Refused {
     },
 }
 
-/// What a mount that no process serves has left.
+/// The leftovers of a mount without a process.
 #[derive(Debug)]
 pub struct Found {
     /// The state of the name.
     pub condition: Condition,
-    /// Its note, if that makes sense.
+    /// Its note, if that is valid.
     pub note: Result<Option<Note>, BadNote>,
     /// Its device.
     pub device: Option<DeviceInfo>,
 }
 
-/// Looks for what a name has left. No other process may hold its lock.
+/// Finds the leftovers of a name. The caller holds its lock.
 ///
 /// # Errors
-/// There is a note, and the driver cannot be asked about its device.
+/// There is a note, and the driver cannot report its device.
 pub fn find(name: &str) -> Result<Found, UblkError> {
     let mut note = Note::read(name);
     let (usable, token, id) = match &note {
@@ -190,27 +190,27 @@ pub fn find(name: &str) -> Result<Found, UblkError> {
         None => None,
     };
     if let (Ok(Some(note)), Some(info)) = (&mut note, &device) {
-        // Its process may have died before it could note the number.
+        // The process may have died before it could note the number.
         note.device_id = info.id;
     }
     let condition = Condition::of(false, usable, device.map(|info| info.state));
     Ok(Found { condition, note, device })
 }
 
-/// How a name was claimed.
+/// The result of a claim.
 #[derive(Debug)]
 pub enum Claimed {
-    /// There is nothing in the way of a new mount.
+    /// Nothing stands against a new mount.
     Free,
-    /// A disk waits, and this is its note.
+    /// A disk waits; this is its note.
     Waiting(Box<Note>),
-    /// What was left is cleared away.
+    /// The leftovers were removed.
     Cleared,
 }
 
-/// Prepares what is left of a mount for a purpose: waits until the driver has seen that a server
-/// died, and clears what is of no use. Blocks meanwhile. The lock is the name's; a purpose may
-/// depend on the note.
+/// Prepares the leftovers of a mount for a purpose: waits until the driver has seen the death of a
+/// server, and removes useless leftovers. Blocks meanwhile. The lock is that of the name; a purpose
+/// may depend on the note.
 ///
 /// # Errors
 /// [`NotMounted`], [`BadNote`], [`Refused`], or the driver's.
@@ -262,9 +262,8 @@ pub fn claim(
     }
 }
 
-/// Devices of rblk whose notes are gone. The kernel knows them, so they are found all the same.
-/// Where a server lives, nothing can be asked of it, and only a signal reaches it. Where it died,
-/// no process can recover the device.
+/// Devices of rblk without notes. The kernel's list has them. Without the note, a live server has
+/// no socket to ask, and only a signal reaches it; a device of a dead server cannot be recovered.
 ///
 /// # Errors
 /// The driver cannot be asked.
@@ -274,7 +273,7 @@ pub fn without_note() -> Result<Vec<DeviceInfo>, UblkError> {
     if before.is_empty() {
         return Ok(before);
     }
-    // A mount that began or ended between the two questions has only looked so.
+    // A mount that began or ended between the two lists only seemed to have no note.
     let mut now = only_without_note(control.list()?);
     now.retain(|info| before.iter().any(|before| before.token == info.token));
     Ok(now)
@@ -284,14 +283,14 @@ fn only_without_note(mut devices: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
     let names = run_dir::names();
     let noted: Vec<DeviceToken> = names.iter().filter_map(|name| Note::token_of(name)).collect();
     devices.retain(|info| {
-        // A device that is being added has no disk either, and its note is there.
+        // A device that is being added has no disk either, but has a note.
         let has_disk = !matches!(info.state, DeviceState::Dead | DeviceState::Unknown(_));
         has_disk && info.token.is_some_and(|token| !noted.contains(&token))
     });
     devices
 }
 
-/// Whether a device is still there.
+/// Whether a device still exists.
 ///
 /// # Errors
 /// The driver cannot be asked.
@@ -300,11 +299,11 @@ pub fn is_there(info: &DeviceInfo) -> Result<bool, UblkError> {
     Ok(devices.iter().any(|other| other.id == info.id && other.token == info.token))
 }
 
-/// Removes a device whose server died and whose note is gone. One that has a server by now stays,
-/// wherever that is.
+/// Removes a device that has no note and no live server. A device with a live server stays, even if
+/// the server is in another namespace.
 ///
 /// # Errors
-/// The driver's, or it is served.
+/// The driver's, or a server is alive.
 pub fn remove_without_note(info: &DeviceInfo) -> Result<(), UblkError> {
     let mut control = Control::open()?;
     let now = info.token.map(|token| control.find(token, Some(info.id))).transpose()?.flatten();

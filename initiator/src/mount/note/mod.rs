@@ -1,10 +1,10 @@
-//! [`Note`]: what a mount writes down so that another process can serve its device after this one
+//! [`Note`]: the state of a mount, with which another process can serve its device after this one
 //! has died. A JSON file with the mount's name, replaced as a whole.
 //!
-//! The note is written before the disk exists, so there is no disk without a note. It is written
-//! before every try to connect, so no epoch is used that is not in the note. And it is written
-//! after every success. It has the session's id, with which its reader can take the session over:
-//! only root may read it.
+//! A mount writes its note before the disk exists, so there is no disk without a note. It writes
+//! the note before every try to connect, so every used epoch is in the note, and again after every
+//! success. The note has the session's id, with which its reader can take the session over: only
+//! root may read it.
 //!
 //! A reader checks everything in it: another version may have written it, or it may be damaged.
 
@@ -40,15 +40,15 @@ use crate::volume::setup::{Endpoint, Setup, digest_wish};
 use crate::volume::shared_memory::{NotedFile, SharedMemory};
 use crate::volume::status::MountStatus;
 
-/// The form that is written and read here. It changes when an older program must not use a newer
-/// note, or the reverse.
+/// The form that this version writes and reads. It changes when an older program must not use a
+/// newer note, or the reverse.
 const FORM: u32 = 2;
-/// The number of a device that has no number yet.
+/// Stands for the number of a device without one.
 pub(super) const NO_DEVICE: u32 = u32::MAX;
-/// No text for people in a note is longer.
+/// Limit of each text for people in a note.
 const TEXT_MAX: usize = 1024;
 
-/// Why a note cannot be used.
+/// The reason why a note is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the note of mount `{name}` cannot be used: {why}. If another version of rblk wrote it, recover the mount with \
@@ -59,25 +59,25 @@ pub struct BadNote {
     why: String,
 }
 
-/// What a mount leaves to the next process.
+/// The state that a mount leaves to the next process.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Note {
     form: u32,
     /// Name of the mount.
     pub name: String,
-    /// Process that wrote it.
+    /// The process that wrote the note.
     pub pid: u32,
-    /// Its ublk device.
+    /// The ublk device.
     pub device_id: u32,
-    /// The device's mark.
+    /// The token of the device.
     #[serde(with = "as_text")]
     pub token: DeviceToken,
-    /// What it was mounted with.
+    /// The configuration of the mount.
     pub config: MountConfig,
     // The host that the target knows as the holder. The host's id may have changed since.
     #[serde(with = "as_hex")]
     host: [u8; 16],
-    // The session, and the highest epoch that was asked for in it.
+    // The session, and the highest epoch requested in it.
     session: Option<Session>,
     #[serde(with = "as_hex")]
     instance: [u8; 16],
@@ -89,20 +89,20 @@ pub struct Note {
     pub maybe_unflushed: bool,
     /// Acknowledged writes may be lost, and FLUSHes must still fail because of it.
     pub loss_untold: bool,
-    /// The shared memory that the driver has.
+    /// The shared memory that the driver has registered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     shared_memory: Vec<NotedFile>,
-    /// The host that holds the volume instead.
+    /// The host that fenced this mount, and holds the volume.
     pub fenced: Option<String>,
     /// Times the device was taken over by another process.
     pub recovered: u32,
     address: String,
     rdma_device: String,
     transport: String,
-    // The file that says which keys the target may prove.
+    // The file with the keys that the target may prove.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     keys_file: Option<PathBuf>,
-    // What flags said beside it.
+    // The values that flags set beside the file.
     #[serde(default, skip_serializing_if = "ByFlags::is_none")]
     keys_by_flags: ByFlags,
 }
@@ -135,7 +135,7 @@ struct Wish {
     features: u32,
 }
 
-/// What a note says of writes, and how often the device was taken over.
+/// The doubts about writes in a note, and the number of takeovers of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Doubts {
     pub(super) maybe_unflushed: bool,
@@ -177,7 +177,7 @@ impl Note {
                 depth: setup.wish.depth.get(),
                 io_max: setup.wish.io_max_bytes,
                 in_capsule: setup.wish.in_capsule_bytes,
-                // Another version asks for what it can do itself.
+                // Another version of the program asks for its own messages.
                 features: setup.wish.features.without(MESSAGES).0,
             },
             queues: setup.queues,
@@ -217,7 +217,7 @@ impl Note {
             .and_then(|mut file| file.write_all(&text))
             .and_then(|()| std::fs::rename(&new, Self::path(dir, &self.name)));
         if written.is_err() {
-            // Part of a note is of no use, and takes space, which may be what is missing.
+            // A partial note is useless and takes space, perhaps the space that is missing.
             let _ = std::fs::remove_file(new);
         }
         written
@@ -240,7 +240,7 @@ impl Note {
         }
     }
 
-    /// The mark of a mount's device, from a note that may otherwise be useless.
+    /// The token of a mount's device, from a note that may otherwise be invalid.
     #[must_use]
     pub(crate) fn token_of(name: &str) -> Option<DeviceToken> {
         let text = form::load(&Self::path(Path::new(RUN_DIR), name)).ok()?;
@@ -248,7 +248,7 @@ impl Note {
         value.get("token")?.as_str()?.parse().ok()
     }
 
-    /// Forgets the note of a mount.
+    /// Removes the note of a mount.
     pub(crate) fn remove(name: &str) {
         let _ = std::fs::remove_file(Self::path(Path::new(RUN_DIR), name));
     }
@@ -259,7 +259,7 @@ impl Note {
         Ok(note)
     }
 
-    /// Whether every value is one that a mount could have written.
+    /// Checks that a mount could have written every value.
     fn check(&self, name: &str) -> Result<(), String> {
         let rule = |good: bool, what: &str| if good { Ok(()) } else { Err(what.to_owned()) };
         rule(self.name == name, "it is another mount's")?;
@@ -290,8 +290,8 @@ impl Note {
         rule(self.config.target.iter().all(is_address), "an address of the target is none")
     }
 
-    /// For `tests/fuzz`: whether the bytes are a note of mount `m`. What was accepted can be used,
-    /// and is the same when it is written and read again.
+    /// For `tests/fuzz`: whether the bytes are a note of mount `m`. An accepted note can be used,
+    /// and does not change when it is written and read again.
     #[cfg(feature = "fuzzing")]
     #[must_use]
     #[expect(clippy::missing_panics_doc, reason = "it panics when the parser breaks a promise")]
@@ -309,11 +309,11 @@ impl Note {
         BlockSize::new(self.volume.block_size)
     }
 
-    /// What the mount knew of its volume and how it reached it, without memory for its queues. The
-    /// target knows this host by the id that it had then, and by `host_name`.
+    /// Restores the setup and the facts of the mount, without memory for its queues. The target
+    /// knows this host by the id in the note, and by `host_name`.
     ///
     /// # Errors
-    /// A bad address in `config`, which may be another than the note's.
+    /// A bad address in `config`, which may differ from that in the note.
     pub(super) fn restore(
         &self,
         config: &MountConfig,
@@ -343,7 +343,7 @@ impl Note {
             volume_name: Name::new(&self.config.volume)?,
             addresses,
             host: HostIdentity { id: HostId(self.host), name: host_name },
-            // No secret is in a note.
+            // A note has no secrets.
             credentials: None,
             keys_file: self.keys_file(),
             wish: QueueWish {
@@ -363,14 +363,14 @@ impl Note {
                 address: self.address.clone(),
                 rdma_device: self.rdma_device.clone(),
                 transport: self.transport.clone(),
-                // Known when it is connected.
+                // Known after the connect.
                 is_encrypted: false,
             },
         };
         Ok((setup, facts))
     }
 
-    /// The file that says which keys the target may prove.
+    /// The file with the keys that the target may prove.
     pub(super) fn keys_file(&self) -> Option<KeysFile> {
         self.keys_file.clone().map(|path| KeysFile::new(path, self.keys_by_flags))
     }
@@ -380,12 +380,12 @@ impl Note {
         HostId(self.host)
     }
 
-    /// The name of its target.
+    /// The name of the target.
     pub(super) fn target_name(&self) -> &str {
         &self.target_name
     }
 
-    /// The device's number, once its process had noted one.
+    /// The device's number, if its process has noted one.
     #[must_use]
     pub(crate) fn numbered(&self) -> Option<u32> {
         (self.device_id != NO_DEVICE).then_some(self.device_id)
@@ -397,7 +397,7 @@ impl Note {
         disk_path(self.device_id).display().to_string()
     }
 
-    /// What `list` says of a mount that no process serves.
+    /// The line of `list` for a mount without a process.
     #[must_use]
     pub fn status(&self, state: &str) -> MountStatus {
         let has = |flag| VolumeFlags(self.volume.flags).has(flag);
@@ -437,7 +437,7 @@ fn cut(text: &str) -> String {
     text[..end.unwrap_or(0)].to_owned()
 }
 
-/// A value by its own text.
+/// A value as its own text.
 mod as_text {
     use std::fmt::Display;
     use std::str::FromStr;

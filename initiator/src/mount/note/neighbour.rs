@@ -1,7 +1,7 @@
-//! Other mounts of a volume on this host. The target gives a host that comes back its volume at
-//! once, and a host is the machine, not the mount. While one mount waits for its target, a second
-//! mount under another name would look like the first one coming back, and would fence it
-//! permanently. So the mounts of a host look for each other by their notes.
+//! Other mounts of a volume on this host. The target gives a returning host its volume at once, and
+//! a host is the machine, not the mount. While one mount waits for its target, a second mount under
+//! another name would look like the return of the first, and would fence it permanently. So the
+//! mounts of a host look for each other by their notes.
 
 use std::path::Path;
 
@@ -25,13 +25,13 @@ use crate::volume::session::HostIdentity;
 pub(crate) struct HeldHere {
     /// The volume.
     pub volume: String,
-    /// The mount that has it.
+    /// The mount that holds the volume.
     pub name: String,
-    /// Its disk.
+    /// The disk.
     pub device: String,
 }
 
-/// Whether another mount of this host has the volume cannot be known.
+/// This process cannot see whether another mount of this host has the volume.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "volume `{volume}` may be mounted on this host: this user cannot see its mounts, and the key of the host is \
@@ -43,8 +43,8 @@ pub(crate) struct Unseen {
     pub volume: String,
 }
 
-/// Refuses to mount what another mount of this host holds, even if that mount's target is lost or
-/// its process is dead. `target_name` is the name of the target, once it was asked.
+/// Refuses to mount a volume that another mount of this host holds, even if that mount's target is
+/// lost or its process is dead. `target_name` is the name of the target, once it is known.
 ///
 /// # Errors
 /// [`HeldHere`], or the driver cannot be asked about the device of the other one.
@@ -81,15 +81,14 @@ pub(crate) fn may_open(
     move |host, target_name| must_not_hold(name, config, host.id, Some(target_name))
 }
 
-/// Whether a mount that cannot be seen might be fenced by what `config` asks for: one with the key
-/// of the host.
+/// Whether `config` might fence a mount that this process cannot see: one with the key of the host.
 fn is_unseen(config: &MountConfig, sees_mounts: bool) -> bool {
     let has_host_key =
         !config.target_keys.is_empty() && config.key_file == Path::new(HOST_KEY_FILE);
     has_host_key && !config.read_only && !sees_mounts
 }
 
-/// Whether the mount of a note, if it lives, would be fenced by what `config` asks for.
+/// Whether `config` would fence the mount of a note, if that mount lives.
 fn is_held_by(note: &Note, config: &MountConfig, host: HostId, target_name: Option<&Name>) -> bool {
     let same_target = config.target.iter().any(|target| note.config.target.contains(target))
         || target_name.is_some_and(|name| note.target_name() == name.as_str());
@@ -123,7 +122,7 @@ mod tests {
             )
         };
         assert_eq!(held(&|_, _| {}), (true, true, true));
-        // By another address it is the same target if it says so.
+        // The target has another address, and reports one name.
         let other_address = |_: &mut Note, config: &mut MountConfig| {
             config.target = vec!["10.9.9.9".to_owned()];
         };
@@ -139,7 +138,8 @@ mod tests {
         };
         assert_eq!(held(&both), free);
         assert!(!is_held_by(&note, &same, HostId([8; 16]), Some(&target)), "another host's");
-        // A program has another id, which counts for nothing where it proves the key of the mount.
+        // A program has another id. The id does not count if the program proves the key of the
+        // mount.
         let (mut note, mut program) = (note, same);
         let key = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";
         for config in [&mut note.config, &mut program] {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_the_host_is_for_those_who_see_its_mounts() {
+    fn the_key_of_the_host_needs_the_right_to_see_its_mounts() {
         let mut config = MountConfig::new("tcp://store1", "v");
         assert!(!is_unseen(&config, false), "without keys it has an id of its own");
         let key = "rblk1:rmntdxzdp7243knecdmiemm4oyocypa7zz7jqx3pl4dllz3we4n5uqpkpe";

@@ -91,10 +91,10 @@ fn a_note_restores_what_the_mount_knew() {
         assert_eq!(read, note);
         assert_eq!((read.device_id, read.token), (4, DeviceToken::new(77)));
         assert!(read.maybe_unflushed && read.loss_untold && read.recovered == 3);
-        // The id of this host may have changed, and the host that mounted is the holder.
+        // The id of this host may have changed; the host in the note is the holder.
         let (again, found) = read.restore(&read.config, Name::new("renamed").unwrap()).unwrap();
         assert_eq!((again.host.id, again.host.name.as_str()), (host().id, "renamed"));
-        // The handle was the old session's.
+        // The handle belonged to the old session.
         let volume = OpenReply { handle: VolumeHandle(0), ..facts.volume };
         assert_eq!(found, Facts { volume, ..facts });
         let setup = setup();
@@ -117,7 +117,7 @@ fn a_note_is_roots_and_replaced_whole() {
     let file = dir.path().join("vol0.json");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "more than the note is left");
-    // One that cannot be written leaves the one before, or nothing.
+    // A failed write leaves the earlier note, or nothing.
     std::fs::create_dir(dir.path().join("vol1.json")).unwrap();
     let other = Note { name: "vol1".to_owned(), ..note.clone() };
     assert!(other.write_in(dir.path()).is_err());
@@ -186,7 +186,7 @@ fn a_note_says_which_flushes_fail_after_a_loss() {
         status.lost.unwrap(),
         "acknowledged writes may be lost; the next FLUSH fails with EIO"
     );
-    // A program that does not know the key has written it: the default holds for its loss, too.
+    // A program without that field wrote the note: its loss has the default mode, too.
     let mut old = good.clone();
     assert!(old["config"].as_object_mut().unwrap().remove("on_loss").is_some());
     let old = read(&old).unwrap();
@@ -208,8 +208,7 @@ fn texts_are_cut_between_characters() {
 }
 
 proptest! {
-    /// Whatever is in the file, reading it ends, and what it takes for a note has values that can
-    /// be used.
+    /// A read of any bytes ends, and an accepted note has usable values.
     #[test]
     fn damage_is_no_panic(at in 0..4096usize, with in proptest::collection::vec(any::<u8>(), 0..40)) {
         let mut text = text(&note());

@@ -9,7 +9,7 @@ use super::*;
 use crate::engine::QueueStats;
 use crate::engine::path::sample;
 
-/// What a queue sleeps in, where the system refuses so many watches.
+/// A sleeper that refuses so many watches.
 #[derive(Default)]
 struct Scarce {
     refusals: u32,
@@ -43,7 +43,7 @@ struct Bed {
     now: Instant,
 }
 
-/// A queue with a path to be used next.
+/// A queue with a next path.
 fn bed() -> Bed {
     let (network, now) = (Network::new(1), Instant::now());
     let depth = QueueDepth::new(sample::DEPTH).unwrap();
@@ -64,7 +64,7 @@ fn a_path_is_used_though_the_system_has_no_descriptor_to_watch_it() {
     assert!(bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap());
     assert!(bed.engine.has_deadline(), "its self-test is under way");
     assert!(bed.paths.is_unwatched() && watch.watched.is_empty());
-    // It is tried again now and then, not with every turn.
+    // The watch is tried again now and then, not with every turn.
     for _ in 0..100 {
         assert!(!bed.paths.change(&mut bed.engine, &mut watch, bed.now).unwrap());
     }
@@ -76,7 +76,7 @@ fn a_path_is_used_though_the_system_has_no_descriptor_to_watch_it() {
     }
     assert!(!bed.paths.is_unwatched() && !watch.watched.is_empty());
     assert!(watch.watched.iter().all(|token| bed.paths.is_of_path(*token)));
-    // With the path ends what is watched.
+    // The watches end with their path.
     bed.engine.disconnect();
     assert!(bed.paths.send_off(&mut bed.engine, &mut watch).unwrap());
     assert!(watch.watched.is_empty());
@@ -95,7 +95,7 @@ fn a_path_that_ends_unwatched_is_not_watched_any_more() {
 }
 
 #[test]
-fn what_waiting_does_not_mend_is_an_error() {
+fn a_permanent_refusal_is_an_error() {
     let mut bed = bed();
     let mut watch = Scarce { refusals: 1, errno: libc::EBADF, ..Scarce::default() };
     assert!(bed.paths.change(&mut bed.engine, &mut watch, bed.now).is_err());

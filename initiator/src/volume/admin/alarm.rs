@@ -1,9 +1,9 @@
-//! [`Alarm`]: one deadline that is seconds away as a rule, moves often and is rarely missed.
+//! [`Alarm`]: one deadline that is usually seconds away, moves often and is rarely missed.
 //!
-//! A timer of the async runtime wakes its thread several times before a deadline that is far off,
-//! and once more when a nearer deadline is set. A host with a hundred idle mounts notices that.
-//! This is a timer of the kernel: it wakes once, at the deadline, and costs a system call when the
-//! deadline changes.
+//! A timer of the async runtime wakes its thread several times before a distant deadline, and once
+//! more when a nearer deadline is set. That costs a host with a hundred idle mounts noticeable
+//! time. The alarm is a timer of the kernel: it wakes once, at the deadline, and costs a system
+//! call when the deadline changes.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,13 +13,13 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use rblk_fabric::Readiness;
 
-/// A deadline to wait for, in the tokio runtime in which it was made.
+/// A deadline to wait for, in the tokio runtime of its creation.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     timer: TimerFd,
     // A duplicate of the timer's descriptor.
     readiness: Readiness,
-    // What the timer is set to, until it was seen to ring.
+    // The time that the timer is set to, until its ring was seen.
     set: Option<Instant>,
 }
 
@@ -35,15 +35,15 @@ impl Alarm {
         Ok(Self { timer, readiness, set: None })
     }
 
-    /// Waits until `deadline`; returns at once if it has passed. `now` is the present time. It may
-    /// return early after a wait for a nearer deadline was cancelled: look at the clock. Cancel
+    /// Waits until `deadline`; returns at once if it has passed. `now` is the present time. The
+    /// wait may return early after a cancelled wait for a nearer deadline: check the clock. Cancel
     /// safe.
     ///
     /// # Errors
     /// The runtime is shutting down, or the system does not take the deadline.
     pub(crate) async fn until(&mut self, deadline: Instant, now: Instant) -> io::Result<()> {
         if self.set != Some(deadline) {
-            // Zero would turn it off.
+            // Zero would disarm the timer.
             let left = deadline.saturating_duration_since(now).max(Duration::from_nanos(1));
             let once = Expiration::OneShot(TimeSpec::from_duration(left));
             self.set = None;
@@ -64,7 +64,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 
-    /// Waits like a task that has several reasons to wake: until it is time.
+    /// Waits like a task with several reasons to wake: until the deadline.
     async fn wait(alarm: &mut Alarm, deadline: Instant) {
         loop {
             let now = Instant::now();
@@ -85,7 +85,7 @@ mod tests {
                 alarm.until(deadline, begun).await.unwrap();
                 assert!(Instant::now() >= deadline);
             }
-            // One that has passed.
+            // A past deadline.
             let now = Instant::now();
             alarm.until(now.checked_sub(Duration::from_secs(1)).unwrap(), now).await.unwrap();
         });
@@ -97,12 +97,12 @@ mod tests {
             let mut alarm = Alarm::new().unwrap();
             let (ms, hour) = (Duration::from_millis, Duration::from_secs(3600));
             let begun = Instant::now();
-            // Given up, and set nearer.
+            // Cancelled, and then set nearer.
             let given_up = tokio::time::timeout(ms(5), alarm.until(begun + hour, begun)).await;
             assert!(given_up.is_err());
             wait(&mut alarm, begun + ms(20)).await;
-            // It rang while no task waited for it, and is set farther: the old ring is not the
-            // new deadline's.
+            // The alarm rang while no task waited for it, and is set later: the old ring must not
+            // count for the new deadline.
             let now = Instant::now();
             let mut early = Box::pin(alarm.until(now + ms(300), now));
             let polled = std::future::poll_fn(|context| {
@@ -114,7 +114,7 @@ mod tests {
             tokio::task::yield_now().await;
             let deadline = Instant::now() + ms(30);
             wait(&mut alarm, deadline).await;
-            // The same deadline, waited for in two parts.
+            // One deadline, waited for in two parts.
             let now = Instant::now();
             let deadline = now + ms(300);
             assert!(tokio::time::timeout(ms(5), alarm.until(deadline, now)).await.is_err());

@@ -1,4 +1,4 @@
-//! [`KeepAlive`]: when the next KEEP_ALIVE is due, and whether its answer is late. Pure.
+//! [`KeepAlive`]: decides when the next KEEP_ALIVE is due, and whether its answer is late. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use crate::engine::pulse::Pulse;
 /// The KEEP_ALIVEs of a connection: one is under way, or the next one is due later.
 #[derive(Debug)]
 pub(super) struct KeepAlive {
-    // The one under way, and when it was sent.
+    // The one under way, and the time of its SEND.
     under_way: Option<(Sequence, Instant)>,
-    // When the last one was answered.
+    // The time of the last answer.
     last: Instant,
 }
 
-/// What is to be done about KEEP_ALIVEs now.
+/// The KEEP_ALIVE action due now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
-    /// Nothing until then.
+    /// Nothing before that time.
     Later(Instant),
     /// Send one, and call [`KeepAlive::sent`].
     Send,
@@ -27,12 +27,12 @@ pub(super) enum Due {
 }
 
 impl KeepAlive {
-    /// None was sent yet; the first is due in one period.
+    /// Before the first KEEP_ALIVE, which is due in one period.
     pub(super) fn new(now: Instant) -> Self {
         Self { under_way: None, last: now }
     }
 
-    /// What is to be done, where `period` lies between an answer and the next question.
+    /// The action due now, with `period` between an answer and the next question.
     pub(super) fn due(&self, pulse: Pulse, period: Duration, now: Instant) -> Due {
         let at = match self.under_way {
             Some((_, since)) => since + pulse.timeout,
@@ -45,13 +45,13 @@ impl KeepAlive {
         }
     }
 
-    /// One was sent.
+    /// Records a sent KEEP_ALIVE.
     pub(super) fn sent(&mut self, sequence: Sequence, now: Instant) {
         debug_assert!(self.under_way.is_none(), "one KEEP_ALIVE at a time");
         self.under_way = Some((sequence, now));
     }
 
-    /// Takes an answer, if it is the one that is waited for.
+    /// Takes an answer, if it is the awaited one.
     pub(super) fn answered(&mut self, response: &ResponseCapsule, now: Instant) -> bool {
         let is_it = self.under_way.is_some_and(|(sequence, _)| response.answers(sequence));
         if is_it {
@@ -60,7 +60,7 @@ impl KeepAlive {
         is_it
     }
 
-    /// The target was not watched since the last answer: the next period begins now.
+    /// The target was not watched since the last answer: a new period starts.
     pub(super) fn begin(&mut self, now: Instant) {
         self.last = self.last.max(now);
     }

@@ -1,11 +1,12 @@
 //! [`AdminChannel`]: the admin connection of a session, driven by control.
 //!
-//! One command at a time, plus one ASYNC_EVENT that the target keeps until something happens, and
-//! one KEEP_ALIVE. After the event that says so, one command asks how the volume changed. Every
-//! wait has a deadline. After an error the channel is dead, and the session must be connected anew.
+//! One command at a time, plus one ASYNC_EVENT that the target keeps until it has an event, and one
+//! KEEP_ALIVE. After an event about changed volumes, one command asks for the volume's new state.
+//! Every wait has a deadline. After an error the channel is dead, and the session must be connected
+//! anew.
 //!
-//! The target may take its time for a command, above all for a LOGIN that waits for the end of an
-//! older epoch. With a [`Pulse`] a loss is still seen in time: the target's data thread answers
+//! The target may take long for a command, above all for a LOGIN that waits for the end of an older
+//! epoch. With a [`Pulse`] a loss is still noticed in time: the target's data thread answers
 //! KEEP_ALIVEs meanwhile.
 
 mod alarm;
@@ -38,7 +39,7 @@ const CALL_TAG: Tag = Tag(0);
 const EVENT_TAG: Tag = Tag(1);
 const KEEP_ALIVE_TAG: Tag = Tag(2);
 const LAST_TAG: Tag = KEEP_ALIVE_TAG;
-/// The commands whose answers have a payload, sealed or not.
+/// Commands with a payload in the answer, sealed or not.
 const REPLIES: [Opcode; 4] =
     [Opcode::Authenticate, Opcode::Login, Opcode::ListVolumes, Opcode::OpenVolume];
 
@@ -46,7 +47,7 @@ const REPLIES: [Opcode; 4] =
 #[derive(Debug)]
 pub struct AdminChannel {
     qp: AdminQp,
-    // Rings when the next KEEP_ALIVE, or the answer to the last, is due.
+    // Rings when the next KEEP_ALIVE, or the answer to the last one, is due.
     alarm: Alarm,
     epoch: Epoch,
     sequence: Sequence,
@@ -54,20 +55,20 @@ pub struct AdminChannel {
     question: Option<Question>,
     keep_alive: KeepAlive,
     disk: DiskUse,
-    // How a command that lasts is watched.
+    // The pulse during a long command.
     pulse: Option<Pulse>,
-    // From an authenticated LOGIN on.
+    // Set by an authenticated LOGIN.
     seal: Option<InitiatorSeal>,
 }
 
-/// The ASYNC_EVENT that the target keeps, and what came of the last one.
+/// The ASYNC_EVENT that the target keeps, and the result of the last one.
 #[derive(Debug, Default)]
 struct Events {
     parked: Option<Sequence>,
     arrived: Option<Option<AsyncEvent>>,
-    // The target said that a volume changed, and was not asked how since.
+    // The target reported a changed volume, and the change was not asked for yet.
     volumes_changed: bool,
-    // The target goes: it answers every ASYNC_EVENT at once, and has nothing more to say.
+    // The target drains: it answers every ASYNC_EVENT at once, and sends no more events.
     drains: bool,
 }
 
@@ -76,7 +77,7 @@ impl Events {
         self.parked.is_none() && !self.drains
     }
 
-    /// Takes an answer, if it is the one that is waited for.
+    /// Takes an answer, if it is the awaited one.
     fn answered(&mut self, response: &ResponseCapsule) -> bool {
         if !self.parked.is_some_and(|sequence| response.answers(sequence)) {
             return false;
@@ -96,17 +97,17 @@ impl Events {
 /// An answer to an admin command.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// Outcome.
+    /// The outcome.
     pub status: Status,
     /// Value of the response.
     pub value: u32,
-    /// What the target wrote, [`REPLY_BYTES`] of it; empty for a command that has no reply. Of a
-    /// sealed reply: what was sealed.
+    /// The payload from the target, [`REPLY_BYTES`] long; empty for a command without a reply. Of a
+    /// sealed reply: the opened content.
     pub payload: Vec<u8>,
 }
 
 impl Reply {
-    /// The first bytes of the payload; nothing if there are fewer.
+    /// The first bytes of the payload; none if there are fewer.
     pub(crate) fn begin(&self, bytes: usize) -> &[u8] {
         self.payload.get(..bytes).unwrap_or_default()
     }
@@ -148,13 +149,12 @@ impl AdminChannel {
         })
     }
 
-    /// From now on a command that lasts does not hide a loss: [`Self::call`] keeps this pulse while
-    /// it waits.
+    /// Keeps this pulse during [`Self::call`], so that a long command does not hide a loss.
     pub(crate) fn set_pulse(&mut self, pulse: Pulse) {
         self.pulse = Some(pulse);
     }
 
-    /// A command of the next number.
+    /// Makes a command with the next number.
     fn command(&mut self, opcode: Opcode, tag: Tag) -> CommandCapsule {
         self.sequence = self.sequence.next();
         CommandCapsule::new(opcode, tag, self.epoch, self.sequence)
@@ -197,9 +197,8 @@ impl AdminChannel {
         Ok(Reply { status, value, payload: std::mem::take(&mut *payload) })
     }
 
-    /// LOGIN with the last message of the handshake. From here on `seal` is used, also for the
-    /// answer. A status alone is a refusal that is not sealed: whoever is on the way may have made
-    /// it.
+    /// LOGIN with the last message of the handshake. After this, `seal` is used, also for the
+    /// answer. A bare status is an unsealed refusal: a man in the middle may have forged it.
     ///
     /// # Errors
     /// Those of [`Self::call`].
@@ -219,7 +218,7 @@ impl AdminChannel {
         self.open(&command, &reply).map(Ok)
     }
 
-    /// What the answer to a sealed command says.
+    /// Opens the sealed answer to a command.
     fn open(&self, command: &CommandCapsule, reply: &Reply) -> Result<SealedReply, SessionError> {
         let unproven = SessionError::Unproven { what: command.opcode, status: reply.status };
         let Some(sealed) = reply.payload.get(..wide(reply.value)) else { return Err(unproven) };
@@ -227,7 +226,7 @@ impl AdminChannel {
         seal.open_reply(command.sequence, sealed).map_err(|_| unproven)
     }
 
-    /// Sends a command and waits for its answer, both as they are.
+    /// Sends a command and waits for its answer, both unchanged.
     async fn exchange(
         &mut self,
         mut command: CommandCapsule,
@@ -239,7 +238,7 @@ impl AdminChannel {
         self.qp.send(&mut command, body)?;
         let begun = Instant::now();
         let deadline = begun + timeout;
-        // Only a command that lasts needs a pulse, and the target was not watched until now.
+        // Only a long command needs a pulse, and the target was not watched before.
         self.keep_alive.begin(begun);
         let mut armed = false;
         loop {
@@ -261,7 +260,7 @@ impl AdminChannel {
                 },
                 None => deadline,
             };
-            // After arming, look once more before sleeping.
+            // After arming, poll once more before the sleep.
             if armed {
                 if Instant::now() >= deadline {
                     return Err(SessionError::TimedOut { what: opcode });
@@ -276,7 +275,7 @@ impl AdminChannel {
 
     /// Keeps the session alive and waits without a limit for the next event of the target. Sends a
     /// KEEP_ALIVE every `pulse.period`, which must be answered within `pulse.timeout`. Cancel safe:
-    /// what is under way is kept.
+    /// a KEEP_ALIVE or event under way is kept.
     ///
     /// # Errors
     /// The connection died, the target's data thread does not answer, or it broke a rule.
@@ -284,17 +283,17 @@ impl AdminChannel {
         loop {
             match self.event_while(pulse, None, |_, _| pulse.period).await? {
                 News::Event(event) => return Ok(event),
-                // Who cares asks again.
+                // The caller asks again when it needs the volume.
                 News::Volume(_) | News::Gone => self.events.volumes_changed = true,
             }
         }
     }
 
-    /// As [`Self::event`], with rarer KEEP_ALIVEs where the disk is not in use: `ios` counts its
-    /// I/Os until now. After an event that says that volumes changed, asks how `volume` is now.
+    /// As [`Self::event`], with rarer KEEP_ALIVEs while the disk is not in use: `ios` counts its
+    /// I/Os so far. After an event about changed volumes, asks for the new state of `volume`.
     ///
     /// # Errors
-    /// As of [`Self::event`]; and the target does not say how the volume is.
+    /// As of [`Self::event`]; and the target does not report the volume.
     pub(crate) async fn news_of_disk(
         &mut self,
         pulse: Pulse,
@@ -311,8 +310,8 @@ impl AdminChannel {
         period: impl Fn(&mut DiskUse, Instant) -> Duration,
     ) -> Result<News, SessionError> {
         let mut armed = false;
-        // The clock is read once after each sleep: the work between two sleeps takes no time that
-        // matters.
+        // The clock is read once after each sleep: the work between two sleeps takes negligible
+        // time.
         let mut now = Instant::now();
         loop {
             if let Some(response) = self.next_response(now)? {
@@ -335,7 +334,7 @@ impl AdminChannel {
                 continue;
             };
             let due = self.answer_due(now)?.map_or(due, |late| late.min(due));
-            // After arming, look once more before sleeping.
+            // After arming, poll once more before the sleep.
             if armed {
                 self.qp.sleep_with(&mut self.alarm, due, now).await?;
                 now = Instant::now();
@@ -346,8 +345,8 @@ impl AdminChannel {
         }
     }
 
-    /// Sends a KEEP_ALIVE if one is due. Returns when to look again; `None` when one was sent. Call
-    /// it when everything that came was taken.
+    /// Sends a KEEP_ALIVE if one is due. Returns the time of the next call; `None` when one was
+    /// sent. Call it after every arrived answer was taken.
     fn keep_alive(
         &mut self,
         pulse: Pulse,
@@ -366,7 +365,7 @@ impl AdminChannel {
         }
     }
 
-    /// The next response to a command of [`Self::call`], if one is there.
+    /// The next response to a command of [`Self::call`], if one has arrived.
     fn next_response(&mut self, now: Instant) -> Result<Option<ResponseCapsule>, SessionError> {
         while let Some(response) = self.qp.poll()? {
             let taken = match response.tag {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! slots:   | a capsule for each of three tags | receive slots |
-//! replies: | what the target writes for a command |
+//! replies: | the target's payload for a command |
 //! ```
 //!
 //! Both are lent to the device until the QP is destroyed, which may be later than the end of this
@@ -30,7 +30,7 @@ const RECV_SLOTS: u16 = ADMIN_DEPTH + 3;
 const RECV_AT: usize = CAPSULE_STRIDE * TAGS;
 /// The id of every send WR; receive WRs have the number of their slot.
 const SEND: WrId = WrId(1 << 16);
-/// Longest sleep: some devices lose events, and a look now and then costs nothing here.
+/// Longest sleep: some devices lose events, and a poll now and then costs nothing here.
 const NAP: Duration = Duration::from_millis(100);
 
 /// A connected admin QP.
@@ -145,17 +145,17 @@ impl AdminQp {
         KeyedDescriptor { address: remote.addr, length: narrow(REPLY_BYTES), rkey: remote.rkey.0 }
     }
 
-    /// What the target wrote for the command that was answered.
+    /// The target's payload for the answered command.
     pub(super) fn reply(&self) -> Vec<u8> {
         let mut payload = vec![0; REPLY_BYTES];
         self.replies.region().read(0, &mut payload);
         payload
     }
 
-    /// The next response, if one is there.
+    /// The next response, if one has arrived.
     ///
     /// # Errors
-    /// The connection died, or the target sent something else.
+    /// The connection died, or the target sent an invalid message.
     pub(super) fn poll(&mut self) -> Result<Option<ResponseCapsule>, SessionError> {
         loop {
             let mut one = [Completion::default(); 1];
@@ -184,8 +184,8 @@ impl AdminQp {
         }
     }
 
-    /// Asks for an event at the next completion. A completion between the last poll and this raises
-    /// none: poll once more after it.
+    /// Asks for an event at the next completion. A completion between the last poll and this call
+    /// raises none: poll once more afterwards.
     ///
     /// # Errors
     /// The device refuses.
@@ -193,7 +193,7 @@ impl AdminQp {
         Ok(self.poller.arm()?)
     }
 
-    /// Sleeps until something may have come, or until then at the latest.
+    /// Sleeps until a completion may have arrived, or until the deadline.
     ///
     /// # Errors
     /// The system's.
@@ -206,7 +206,7 @@ impl AdminQp {
         Ok(())
     }
 
-    /// Sleeps until something may have come, or the alarm rings at `due`.
+    /// Sleeps until a completion may have arrived, or the alarm rings at `due`.
     ///
     /// # Errors
     /// The system's.
@@ -222,7 +222,7 @@ impl AdminQp {
             rang = alarm.until(due, now) => rang,
         };
         woken.map_err(system)?;
-        // After the alarm, too: the device may have lost the event.
+        // Also after the alarm: the device may have lost the event.
         self.poller.clear_event();
         Ok(())
     }
@@ -232,7 +232,7 @@ impl Drop for AdminQp {
     fn drop(&mut self) {
         self.poller.fail(self.qp);
         if let Some(connection) = self.poller.detach(self.qp) {
-            // The target may be silent. Only the memory that the QP was lent waits for its end.
+            // The target may be silent. Only the memory lent to the QP waits for its end.
             connection.retire((Arc::clone(&self.slots), Arc::clone(&self.replies)));
         }
     }

@@ -1,7 +1,7 @@
-//! The question that an event raises: how is the volume now that the session has open? A LIST of
-//! this volume, whose answer is awaited beside the events, so that nothing waits for it.
+//! The question after an event: the new state of the open volume. A LIST of this volume, with its
+//! answer awaited beside the events, so that nothing waits for it.
 //!
-//! An event is in the clear and says nothing; LIST is sealed wherever commands are.
+//! An event is in the clear and proves nothing; LIST is sealed wherever commands are.
 
 use std::time::{Duration, Instant};
 
@@ -15,28 +15,28 @@ use rblk_protocol::{
 use super::{AdminChannel, CALL_TAG, Reply};
 use crate::volume::error::SessionError;
 
-/// How long the answer may take. The target's data thread answers KEEP_ALIVEs meanwhile.
+/// Time for the answer. The target's data thread answers KEEP_ALIVEs meanwhile.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
 
-/// What the target has to tell.
+/// News from the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum News {
     /// An event; `None` for one of a later version.
     Event(Option<AsyncEvent>),
-    /// How the volume is now.
+    /// The new state of the volume.
     Volume(VolumeEntry),
-    /// The session does not have the volume any more.
+    /// The session has lost the volume.
     Gone,
 }
 
-/// A question that was asked.
+/// A question under way.
 #[derive(Debug)]
 pub(super) struct Question {
     command: CommandCapsule,
     deadline: Instant,
 }
 
-/// The one entry of a list.
+/// The only entry of a list.
 fn entry_of(payload: &[u8]) -> Result<VolumeEntry, SessionError> {
     const BROKEN: SessionError = SessionError::Protocol("a list of one volume that has none");
     let (head, rest) = payload.split_at_checked(VolumeListHeader::BYTES).ok_or(BROKEN)?;
@@ -46,7 +46,7 @@ fn entry_of(payload: &[u8]) -> Result<VolumeEntry, SessionError> {
 }
 
 impl AdminChannel {
-    /// Asks for a volume, if an event was heard and no answer is under way.
+    /// Asks for a volume, if an event has come and no answer is under way.
     pub(super) fn ask_if_news(
         &mut self,
         volume: VolumeHandle,
@@ -69,7 +69,7 @@ impl AdminChannel {
         Ok(())
     }
 
-    /// What an answer says, if it is the one to the question.
+    /// Takes a response, which must be the answer to the question.
     pub(super) fn heard(&mut self, response: &ResponseCapsule) -> Result<News, SessionError> {
         const UNASKED: SessionError =
             SessionError::Protocol("an answer to a command that was not sent");
@@ -96,10 +96,10 @@ impl AdminChannel {
         }
     }
 
-    /// When the answer is late, if one is awaited.
+    /// The deadline of an awaited answer.
     ///
     /// # Errors
-    /// It is late.
+    /// The answer is late.
     pub(super) fn answer_due(&self, now: Instant) -> Result<Option<Instant>, SessionError> {
         match &self.question {
             Some(question) if now >= question.deadline => {
@@ -109,8 +109,8 @@ impl AdminChannel {
         }
     }
 
-    /// Waits for the answer, if one is awaited: a command needs its place. What the answer says is
-    /// asked again.
+    /// Waits for the answer, if one is awaited: a command needs its place. The answer is dropped,
+    /// and the question is asked again later.
     pub(super) async fn hear_out(&mut self, deadline: Instant) -> Result<(), SessionError> {
         let mut armed = false;
         while self.question.is_some() {
@@ -121,7 +121,7 @@ impl AdminChannel {
             } else if now >= deadline {
                 return Err(SessionError::TimedOut { what: Opcode::ListVolumes });
             } else {
-                // After arming, look once more before sleeping.
+                // After arming, poll once more before the sleep.
                 if armed {
                     self.qp.sleep_until(deadline).await?;
                 } else {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_of_one_volume_has_one() {
+    fn the_list_of_one_volume_has_one_entry() {
         let entry = VolumeEntry {
             name: Name::new("v").unwrap(),
             flags: VolumeFlags::default(),

@@ -1,20 +1,20 @@
-//! [`Failback`]: when a mount goes back to an address before the one in use. It probes the better
-//! addresses, and goes back when one has answered several times in a row. An address that does not
-//! hold is probed more and more rarely.
+//! [`Failback`]: decides when a mount goes back to a better address than the one in use. It probes
+//! the better addresses, and goes back after several good probes in a row. An address that failed
+//! again after a return is probed more and more rarely.
 
 use std::time::{Duration, Instant};
 
 use super::{Leaving, Loss};
 
-/// How often in a row a better address must answer before the mount goes back to it.
+/// Good probes in a row before the mount goes back to an address.
 const GOOD_PROBES: u32 = 2;
-/// A path that the mount went back to and that lived this long is trusted again.
+/// The life of a path after which a return to its address counts as steady.
 const STEADY: Duration = Duration::from_secs(600);
-/// How often the time between two probes is doubled at most.
+/// Limit of the doublings of the time between two probes.
 const FALLS_MAX: u32 = 6;
 
-/// How long after the start of a target its better addresses are expected at any moment, and the
-/// time between two probes meanwhile.
+/// The time after a target's start in which its better addresses may appear, and the time between
+/// two probes meanwhile.
 const HURRY: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(1));
 
 /// The probes of better addresses.
@@ -24,31 +24,31 @@ pub(super) struct Failback {
     next: usize,
     at: Instant,
     under_way: Option<usize>,
-    // Answers in a row, by address.
+    // Good probes in a row, by address.
     good: Vec<u32>,
-    // The address that the mount went back to last, until it has proved steady.
+    // The address of the last return, until it has proved steady.
     back: Option<usize>,
-    // How often an address that the mount went back to did not hold.
+    // Returns to an address that did not hold.
     falls: u32,
-    // Until then the target has just started, and may not listen everywhere yet.
+    // The end of that time after a start of the target.
     hurry_until: Option<Instant>,
 }
 
-/// What a probe means.
+/// The result of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Probed {
-    /// The mount goes back to that address.
+    /// Go back to that address.
     GoBack,
-    /// The next better address is probed at once.
+    /// Probe the next better address at once.
     Next,
-    /// The best address is probed again later.
+    /// Probe the best address again later.
     Later,
-    /// It was not asked for.
+    /// No probe was requested.
     Unknown,
 }
 
 impl Failback {
-    /// Of a mount with so many addresses.
+    /// For a mount with so many addresses.
     pub(super) fn new(addresses: usize, now: Instant) -> Self {
         Self {
             next: 0,
@@ -61,29 +61,28 @@ impl Failback {
         }
     }
 
-    /// When the next probe is due, if none is under way.
+    /// The time of the next probe, if none is under way.
     pub(super) fn due_at(&self) -> Option<Instant> {
         self.under_way.is_none().then_some(self.at)
     }
 
-    /// Begins the probe that is due. Returns its address.
+    /// Starts the due probe. Returns its address.
     pub(super) fn begin(&mut self) -> usize {
         self.under_way = Some(self.next);
         self.next
     }
 
-    /// The probe under way is of no use any more.
+    /// Drops the probe under way.
     pub(super) fn cancel(&mut self) {
         self.under_way = None;
     }
 
-    /// The target has just started: it is looked at more often for a while.
+    /// The target has just started: probes more often for a while.
     pub(super) fn hurry(&mut self, now: Instant) {
         self.hurry_until = Some(now + HURRY.0);
     }
 
-    /// The mount begins with the best address again, after `period` or longer; sooner where the
-    /// target has just started.
+    /// Schedules the best address after `period` or longer; sooner if the target has just started.
     pub(super) fn schedule(&mut self, period: Duration, now: Instant) {
         let hurries = self.hurry_until.is_some_and(|until| now < until);
         let period = if hurries { period.min(HURRY.1) } else { period };
@@ -92,7 +91,7 @@ impl Failback {
         self.at = now + period.saturating_mul(1 << self.falls);
     }
 
-    /// A probe has ended, while `in_use` is the address in use.
+    /// Takes the result of a probe. `in_use` is the address in use.
     pub(super) fn probed(&mut self, address: usize, answers: bool, in_use: usize) -> Probed {
         if self.under_way != Some(address) {
             return Probed::Unknown;
@@ -110,7 +109,7 @@ impl Failback {
         }
     }
 
-    /// The path by `address` ended after that time. `leaving` says whether the mount left it.
+    /// The path by `address` ended after that time. `leaving`: the mount left it.
     pub(super) fn path_ended(
         &mut self,
         address: usize,

@@ -1,23 +1,23 @@
-//! [`Course`]: how a mount reconnects to its target: which address is tried when, by which session,
-//! epoch and generation, and when no try will help any more. No I/O, no clock, no random numbers:
-//! time and random numbers are arguments, so a simulation can drive it.
+//! [`Course`]: the reconnects of a mount: when to try each address, with which session, epoch and
+//! generation, and when to stop. No I/O, no clock, no random numbers: time and random numbers are
+//! arguments, so a simulation can drive it.
 //!
-//! The caller tells what happened ([`Course::lose`], [`Course::logged_in`], [`Course::opened`],
-//! ...), asks [`Course::due`] what is to be done until there is nothing, and again at
-//! [`Course::deadline`] at the latest.
+//! The caller reports events ([`Course::lose`], [`Course::logged_in`], [`Course::opened`], ...). It
+//! calls [`Course::due`] until that returns `None`, and again at [`Course::deadline`] at the
+//! latest.
 //!
-//! A lost target is tried in rounds. A round tries every address once, without a pause between
-//! them, and the address whose path died last. Only between two rounds there is a pause, which
-//! grows. Every try names the last session, in an epoch that was never named before, and the
-//! generation of the volume that this mount holds. A target that knows both lets the mount resume.
-//! A target that lost the session, but knows the generation, lets it resume in a new session. A
-//! target that gave the volume to another host meanwhile says so, which is final.
+//! A lost target is tried in rounds. A round tries every address once, without pauses, and the
+//! address of the dead path last. The pause between two rounds grows. Every try names the last
+//! session, in an epoch that was never named before, and the generation of the volume that this
+//! mount holds. A target that knows both lets the mount resume. A target that lost the session, but
+//! knows the generation, lets it resume in a new session. A target that gave the volume to another
+//! host meanwhile reports that in its reply to OPEN, which is final.
 //!
-//! What holds whatever the order of calls:
+//! Invariants, for any order of calls:
 //! - While the target is lost, a try is under way or a deadline is set.
-//! - The epochs of one session that are handed out rise strictly.
+//! - The epochs named in one session rise strictly.
 //! - A try names the generation of the newest OPEN.
-//! - When the mount is fenced, or its volume became another one, nothing is ever due again.
+//! - After a fence, or a change to a different volume, nothing is ever due again.
 //!
 //! A volume may change its size and become read-only or writable meanwhile: it is the same volume.
 //! A volume that the target has removed may come back: the mount goes on trying, with its
@@ -39,7 +39,7 @@ use rounds::Rounds;
 pub use terms::{Act, Attempt, Facts, Failure, Loss, Rules, State, Verdict};
 pub(crate) use terms::{Arrival, Leaving, OtherTarget};
 
-/// After a session that lived this long, a new round begins at once.
+/// A session that lived at least so long is followed by a new round at once.
 pub(crate) const LASTING: Duration = Duration::from_secs(2);
 /// Longest pause between two rounds of the first minute, and of a long outage: a pause is not
 /// longer than a thirtieth of the outage.
@@ -49,16 +49,16 @@ const DRAIN_HOLD_MAX: Duration = Duration::from_secs(2);
 /// Longest time for in-flight requests when another program takes the target's place. The target
 /// waits a little longer than that.
 const UPGRADE_HOLD_MAX: Duration = Duration::from_secs(1);
-/// How long a target that is being upgraded is expected at any moment, and the pause between two
+/// The time in which a target under upgrade may return at any moment, and the pause between two
 /// rounds meanwhile.
 const UPGRADE_SOON: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(100));
 
-/// How long a target that is being upgraded is asked only at the address that was in use. The
-/// program before hands its TCP sockets to the next one, and its RDMA listener ends with it. So TCP
-/// would always be there first.
+/// The time in which a target under upgrade is tried only at the address in use. The old program
+/// hands its TCP sockets to the new one, and its RDMA listener ends with it. So TCP would always
+/// answer first.
 const UPGRADE_STAY: Duration = Duration::from_secs(3);
 
-/// A try that is under way, and what it has reached.
+/// A running try and its progress.
 #[derive(Clone, Debug)]
 struct UnderWay {
     attempt: Attempt,
@@ -76,7 +76,7 @@ struct Switch {
     quiet: bool,
 }
 
-/// How a mount reconnects to its target.
+/// The reconnects of a mount.
 #[derive(Clone, Debug)]
 pub struct Course {
     rules: Rules,
@@ -88,9 +88,9 @@ pub struct Course {
     lost_at: Option<Instant>,
     rounds: Rounds,
     retry_at: Option<Instant>,
-    // Until then the target is expected back at any moment: it is being upgraded.
+    // The end of the time in which a target under upgrade may return at any moment.
     soon_until: Option<Instant>,
-    // Until then only the address in use is tried: the target is being upgraded.
+    // The end of the time in which only the address in use is tried: the target is being upgraded.
     stay_until: Option<Instant>,
     under_way: Option<UnderWay>,
     switch: Option<Switch>,
@@ -98,7 +98,7 @@ pub struct Course {
 }
 
 impl Course {
-    /// The course of a mount that has just connected, by that address.
+    /// The course of a mount that has just connected, at that address.
     #[must_use]
     pub fn connected(rules: Rules, facts: Facts, address: usize, now: Instant) -> Self {
         let mut course = Self::lost(rules, facts, now);
@@ -114,7 +114,7 @@ impl Course {
     }
 
     /// The course of a mount that knows its volume and is not connected: the first try is due at
-    /// once. If the mount is fenced, it stays fenced.
+    /// once. A fenced mount stays fenced.
     #[must_use]
     pub fn lost(rules: Rules, facts: Facts, now: Instant) -> Self {
         let addresses = rules.addresses.max(1);
@@ -136,7 +136,7 @@ impl Course {
         }
     }
 
-    /// The address to begin with: the one that was in use. Only before the first try.
+    /// Sets the first address to try: the one that was in use. Call it only before the first try.
     pub(crate) fn prefer(&mut self, address: usize) {
         if self.state == State::Lost
             && self.under_way.is_none()
@@ -153,43 +153,43 @@ impl Course {
         self.address
     }
 
-    /// Its rules.
+    /// The rules.
     #[must_use]
     pub(crate) fn rules(&self) -> &Rules {
         &self.rules
     }
 
-    /// Where the mount stands.
+    /// The state of the mount.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// What is known of the volume now.
+    /// The known facts about the volume.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Since when the target is lost.
+    /// The time of the loss, while the target is lost.
     #[must_use]
     pub(crate) fn lost_at(&self) -> Option<Instant> {
         self.lost_at
     }
 
-    /// Whether the mount is about to leave a target that lives, and sends nothing new.
+    /// Whether the mount is about to leave a living target, and holds new requests.
     #[must_use]
     pub fn is_holding(&self) -> bool {
         self.switch.is_some_and(|switch| switch.holding)
     }
 
-    /// Whether nothing will ever be due again.
+    /// Whether no act will ever be due again.
     #[must_use]
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.state, State::Fenced | State::Changed)
     }
 
-    /// The next thing to be done, if it is time. Ask until there is nothing.
+    /// The next act, if one is due. Call it until it returns `None`.
     pub fn due(&mut self, now: Instant, random: u64) -> Option<Act> {
         match self.state {
             State::Connected => self.due_connected(now, random),
@@ -198,8 +198,8 @@ impl Course {
         }
     }
 
-    /// When something will be due, unless something happens before. A try or probe that is under
-    /// way has its own deadlines.
+    /// The time of the next act, if no event comes before. A running try or probe has its own
+    /// deadlines.
     #[must_use]
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.state {
@@ -244,7 +244,7 @@ impl Course {
         }
         let address = if self.stays(now) { self.address } else { self.rounds.next() };
         self.retry_at = None;
-        // A try that fails half way has used its epoch up.
+        // A try that fails half way has used its epoch.
         self.facts.resume =
             self.facts.resume.and_then(|(id, epoch)| epoch.next().map(|next| (id, next)));
         let attempt = Attempt {
@@ -264,7 +264,7 @@ impl Course {
         }
     }
 
-    /// The target is lost. Only of a mount that is connected.
+    /// The target is lost. For a connected mount only.
     pub fn lose(&mut self, loss: Loss, now: Instant, random: u64) {
         if self.state == State::Connected {
             self.leave(loss, now, random);
@@ -295,7 +295,8 @@ impl Course {
             }
             (Some(Leaving::Drain), _) => {
                 self.rounds.suspect_only(self.address);
-                // A target that drains needs some time to be back, unless there is another address.
+                // A draining target needs some time to return, so the next try comes at once only
+                // at another address.
                 at_once = self.rules.addresses > 1;
             }
             (None, Loss::Path) => self.rounds.suspect_only(self.address),
@@ -307,18 +308,18 @@ impl Course {
             self.rounds.begin();
             self.retry_at = Some(now);
         } else {
-            // A session that does not last is like a try that failed there: it is not tried again
-            // at once.
+            // A short session counts as a failed try at its address: that address is not tried
+            // again at once.
             self.next_of_round(now, random);
         }
     }
 
-    /// Whether no other address than the one in use is tried yet.
+    /// Whether only the address in use is tried for now.
     fn stays(&self, now: Instant) -> bool {
         self.stay_until.is_some_and(|until| now < until)
     }
 
-    /// On to the next address, or to the next round after a pause.
+    /// Goes to the next address, or to the next round after a pause.
     fn next_of_round(&mut self, now: Instant, random: u64) {
         if self.stays(now) {
             self.retry_at = Some(now + UPGRADE_SOON.1);
@@ -331,9 +332,9 @@ impl Course {
         self.retry_at = Some(now + pause);
     }
 
-    /// Pause before the next round: the configured one, doubled with every round, with jitter so
-    /// that the initiators of a restarted target do not all connect at the same time. A target that
-    /// is being upgraded is asked often.
+    /// The pause before the next round: the configured one, doubled with every round, with jitter
+    /// so that the initiators of a restarted target do not all connect at once. A target under
+    /// upgrade is tried often.
     fn pause(&self, now: Instant, random: u64) -> Duration {
         if self.soon_until.is_some_and(|until| now < until) {
             return UPGRADE_SOON.1;
@@ -350,7 +351,7 @@ impl Course {
     /// The try under way has a session.
     ///
     /// # Errors
-    /// It is another target's. The try is over: log out there, and tell [`Self::failed`].
+    /// The session is another target's. The try is over: log out there, and call [`Self::failed`].
     pub fn logged_in(&mut self, login: &LoginReply) -> Result<(), OtherTarget> {
         let Some(under_way) = &mut self.under_way else { return Ok(()) };
         if login.target_name != self.facts.target_name {
@@ -368,7 +369,7 @@ impl Course {
         Ok(())
     }
 
-    /// The try under way has the volume: what that means.
+    /// The try has opened the volume. Returns the next step.
     pub fn opened(&mut self, volume: &OpenReply) -> Verdict {
         let Some(under_way) = &mut self.under_way else { return Verdict::Go };
         let known = self.facts.volume;
@@ -386,14 +387,13 @@ impl Course {
             self.end(State::Changed);
             return Verdict::Changed(how);
         }
-        // Also if the try fails later: the target has it on record.
+        // The target records the generation even if the try fails later.
         self.facts.volume.generation = volume.generation;
         under_way.opened = Some(*volume);
         if volume.verifier == known.verifier { Verdict::Go } else { Verdict::Settle }
     }
 
-    /// What the target says of the volume that the mount has open. Returns whether it is the same
-    /// volume.
+    /// Takes an entry about the open volume from the target. Returns whether it is the same volume.
     pub(crate) fn seen(&mut self, entry: &VolumeEntry) -> bool {
         let known = &self.facts.volume;
         if entry.uuid != known.uuid || entry.block_size != known.block_size {
@@ -403,8 +403,8 @@ impl Course {
         true
     }
 
-    /// The target says that it serves the volume no longer. A mount that is connected has lost it;
-    /// else tell [`Self::missing`].
+    /// The target serves the volume no longer. A connected mount has lost it; otherwise call
+    /// [`Self::missing`].
     pub fn removed(&mut self, now: Instant, random: u64) {
         if self.state == State::Connected {
             self.leave(Loss::Path, now, random);
@@ -412,9 +412,9 @@ impl Course {
         }
     }
 
-    /// The target of the try under way does not have the volume. Returns whether requests fail from
-    /// now on: if the same run of the target served it before, it was removed. Another run may not
-    /// have it yet. The try is over: tell [`Self::failed`].
+    /// The target of the try under way does not have the volume. Returns whether requests start to
+    /// fail: if this run of the target served the volume before, it was removed. Another run may
+    /// not have it yet. The try is over: call [`Self::failed`].
     pub fn missing(&mut self) -> bool {
         let Some(under_way) = &self.under_way else { return false };
         let is_same_run = under_way.instance == Some(self.facts.instance);
@@ -443,7 +443,7 @@ impl Course {
     }
 
     /// The try under way has a path for every queue: requests are served again. `None` when there
-    /// is no such try, or it did not open the volume: then the session is to be given up.
+    /// is no such try, or it did not open the volume: give the session up.
     pub fn arrived(&mut self, now: Instant) -> Option<Arrival> {
         let under_way = self.under_way.take()?;
         let Some(opened) = under_way.opened else {
@@ -480,7 +480,7 @@ impl Course {
     /// The try under way failed.
     pub fn failed(&mut self, why: Failure, now: Instant, random: u64) {
         let Some(UnderWay { attempt, since, .. }) = self.under_way.take() else { return };
-        // An address that does not answer at all would make every round as long as its limit.
+        // A silent address would make every round as long as its limit.
         let is_silent = now.saturating_duration_since(since) >= attempt.limit / 2;
         self.rounds.set_suspect(attempt.address, is_silent);
         if why == Failure::Transient {
@@ -493,22 +493,21 @@ impl Course {
                 return;
             }
             if attempt.resume.is_some() {
-                // The target restarted, or gave the session up: begin a new one there, at once.
+                // The target restarted, or gave the session up: start a new one there, at once.
                 self.rounds.again(attempt.address);
             }
         }
         self.next_of_round(now, random);
     }
 
-    /// The target says that it drains: the mount waits briefly for what was sent, and then leaves
-    /// it.
+    /// The target drains: the mount waits briefly for its replies, and then leaves.
     pub fn draining(&mut self, now: Instant) {
         let hold = (self.rules.detect * 3 / 4).min(DRAIN_HOLD_MAX);
         self.plan(Leaving::Drain, hold, now);
     }
 
-    /// The target says that another program takes its place: the mount waits briefly for what was
-    /// sent, leaves, and is back as soon as the other program answers.
+    /// Another program takes the target's place: the mount waits briefly for its replies, leaves,
+    /// and returns as soon as the new program answers.
     pub fn upgrading(&mut self, now: Instant) {
         let hold = (self.rules.detect * 3 / 4).min(UPGRADE_HOLD_MAX);
         self.plan(Leaving::Upgrade, hold, now);
@@ -520,7 +519,7 @@ impl Course {
         }
         let until = now + hold;
         match &mut self.switch {
-            // Whatever was planned, the reason is now that the target goes.
+            // The departure of the target replaces any planned reason.
             Some(switch) if matches!(leaving, Leaving::Drain | Leaving::Upgrade) => {
                 switch.leaving = leaving;
                 switch.until = switch.until.min(until);
@@ -532,14 +531,14 @@ impl Course {
         }
     }
 
-    /// Nothing that the queues sent is unanswered.
+    /// Every sent request is answered.
     pub fn quiet(&mut self) {
         if let Some(switch) = &mut self.switch {
             switch.quiet |= switch.holding;
         }
     }
 
-    /// A probe ended: whether the same run of the target answers at that address.
+    /// A probe ended. `answers`: this run of the target answers at that address.
     pub fn probed(&mut self, address: usize, answers: bool, now: Instant) {
         match self.failback.probed(address, answers, self.address) {
             Probed::GoBack => {
@@ -551,7 +550,7 @@ impl Course {
         }
     }
 
-    /// When the next probe is due, if there is a better address to go back to.
+    /// The time of the next probe, if there is a better address.
     fn probe_at(&self) -> Option<Instant> {
         let wanted = self.address > 0 && !self.rules.failback.is_zero();
         self.failback.due_at().filter(|_| wanted)

@@ -1,16 +1,16 @@
-//! [`Rounds`]: in which order the addresses of a lost target are tried. Every round tries each
+//! [`Rounds`]: the order of the addresses in tries for a lost target. Every round tries each
 //! address once.
 
 /// The rounds of an outage.
 #[derive(Clone, Debug)]
 pub(super) struct Rounds {
-    // What is left of the present round, the next one last.
+    // The rest of the present round, in reverse order.
     left: Vec<usize>,
-    // Rounds that failed since the target was last there for long.
+    // Rounds that failed since the target was last connected for long.
     failed: u32,
-    // Addresses whose path died, or that did not answer in time: last in a round.
+    // Addresses that lost a path or did not answer in time; the round tries them last.
     suspect: Vec<bool>,
-    // Before all others, once.
+    // An address to try before all others, once.
     first: Option<usize>,
 }
 
@@ -23,12 +23,12 @@ impl Rounds {
         rounds
     }
 
-    /// How many addresses there are.
+    /// The number of addresses.
     pub(super) fn addresses(&self) -> usize {
         self.suspect.len()
     }
 
-    /// The next round begins with this address.
+    /// Puts this address first in the next round.
     pub(super) fn prefer(&mut self, address: usize) {
         self.first = Some(address);
     }
@@ -42,7 +42,7 @@ impl Rounds {
         self.left = order;
     }
 
-    /// The next address to try, of a new round where this one is over.
+    /// The next address to try. Starts a new round if this one is over.
     pub(super) fn next(&mut self) -> usize {
         if self.left.is_empty() {
             self.begin();
@@ -62,12 +62,12 @@ impl Rounds {
         self.failed
     }
 
-    /// The address is tried again next, in this round.
+    /// Tries the address again next, in this round.
     pub(super) fn again(&mut self, address: usize) {
         self.left.push(address);
     }
 
-    /// The target was there for long: the rounds before do not count.
+    /// The target was connected for long: earlier rounds do not count.
     pub(super) fn restart(&mut self) {
         self.failed = 0;
         self.left.clear();
@@ -78,15 +78,15 @@ impl Rounds {
         self.left.clear();
     }
 
-    /// Marks an address as suspect, or not.
+    /// Marks an address as suspect, or clears the mark.
     pub(super) fn set_suspect(&mut self, address: usize, suspect: bool) {
         if let Some(mark) = self.suspect.get_mut(address) {
             *mark = suspect;
         }
     }
 
-    /// Marks an address as suspect, and no other: the newest information counts, and an address
-    /// that was suspect before may work now.
+    /// Marks one address as suspect and clears all other marks: the newest information counts, and
+    /// an address that was suspect before may work now.
     pub(super) fn suspect_only(&mut self, address: usize) {
         self.suspect.fill(false);
         self.set_suspect(address, true);

@@ -1,47 +1,47 @@
-//! What goes into a [`Course`](super::Course), and what comes out.
+//! Inputs and outputs of a [`Course`](super::Course).
 
 use std::time::Duration;
 
 use rblk_protocol::{Epoch, Generation, InstanceId, Name, OpenReply, SessionId, VolumeFlags};
 
-/// The configuration of a course. It does not change.
+/// The fixed configuration of a course.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// Addresses, in the order of preference: they are named by index. At least one.
+    /// Number of addresses, at least one. They are named by index, in the order of preference.
     pub addresses: usize,
     /// Silence after which a path counts as lost.
     pub detect: Duration,
-    /// How long a try to connect may take at most.
+    /// Time limit of a connect.
     pub connect_timeout: Duration,
     /// First pause between two rounds.
     pub reconnect_delay: Duration,
-    /// How long requests wait for a lost target before they fail; without a limit if absent.
+    /// Time until requests for a lost target fail; without a limit if absent.
     pub fail_after: Option<Duration>,
-    /// How often a better address than the one in use is tried; zero never goes back.
+    /// Time between two tries of a better address; zero never goes back.
     pub failback: Duration,
 }
 
 impl Rules {
-    /// How long each step of a try may take: the next address must not wait long for a try at a
-    /// dead one.
+    /// Time limit of each step of a try: the next address must not wait long for a try at a dead
+    /// one.
     #[must_use]
     pub fn try_limit(&self) -> Duration {
         self.connect_timeout.min(self.detect.max(Duration::from_secs(1)))
     }
 }
 
-/// What a mount knows of its volume and its target: enough to reconnect, also for another process.
+/// A mount's facts about its volume and target: enough to reconnect, also for another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
-    /// The session, and the highest epoch that was named in it; `None` when it is gone.
+    /// The session, and the highest epoch named in it; `None` when it is gone.
     pub resume: Option<(SessionId, Epoch)>,
-    /// The last OPEN that was answered: its generation is the one to name.
+    /// The last OPEN reply: a try names its generation.
     pub volume: OpenReply,
-    /// The target's run when the volume was last served.
+    /// The run of the target that served the volume last.
     pub instance: InstanceId,
     /// The target's name.
     pub target_name: Name,
-    /// The host that holds the volume instead: this mount is fenced.
+    /// The host that fenced this mount, and holds the volume.
     pub fenced: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Facts {
     }
 }
 
-/// Where the mount stands.
+/// The state of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Requests are served.
@@ -70,25 +70,25 @@ pub enum State {
     Removed,
     /// Another host holds the volume: every request fails, permanently.
     Fenced,
-    /// The volume became another one: every request fails, permanently.
+    /// The volume was replaced by a different one: every request fails, permanently.
     Changed,
 }
 
-/// Something to be done now.
+/// An act that the caller carries out now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Connect, log in, open, settle if told so, connect the queues. Tell `Course::logged_in`,
-    /// `Course::opened` or `Course::fenced`, and at last `Course::arrived` or `Course::failed`.
-    /// There is one at a time.
+    /// Connect, log in, open, settle on [`Verdict::Settle`], connect the queues. Call
+    /// `Course::logged_in`, `Course::opened` or `Course::fenced`, and at last `Course::arrived` or
+    /// `Course::failed`. There is one try at a time.
     Try(Attempt),
-    /// Requests fail from now on, until an [`Arrival`] says otherwise.
+    /// Fail requests until the next [`Arrival`].
     Fail,
-    /// The queues send nothing new from now on, until the next path. Tell `Course::quiet` when
-    /// nothing that was sent is unanswered.
+    /// Hold new requests until the next path. Call `Course::quiet` when every sent request is
+    /// answered.
     Hold,
     /// End the session and the paths. The target counts as lost now, and a try is due.
     Leave(Leaving),
-    /// See whether the same run of the target answers at that address, and tell `Course::probed`.
+    /// Check whether this run of the target answers at that address, and call `Course::probed`.
     Probe(usize),
 }
 
@@ -101,51 +101,51 @@ pub struct Attempt {
     pub resume: Option<(SessionId, Epoch)>,
     /// The generation to name in OPEN.
     pub generation: Generation,
-    /// How long each step may take, except for a LOGIN or OPEN that waits for the end of older
+    /// Time limit of each step, except for a LOGIN or OPEN that waits for the end of older
     /// connections.
     pub limit: Duration,
 }
 
-/// Why a mount leaves a target that lives.
+/// The reason to leave a target that lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leaving {
-    /// It drains.
+    /// The target drains.
     Drain,
-    /// Another program takes its place.
+    /// Another program takes the target's place.
     Upgrade,
     /// A better address answers again.
     Back {
-        /// Its index.
+        /// The index of the address.
         to: usize,
     },
 }
 
-/// How the target was lost.
+/// The kind of a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
-    /// A connection died, or did not answer.
+    /// A connection died, or was silent.
     Path,
-    /// The path is to be made anew with fewer features.
+    /// The path is remade with fewer features.
     Renegotiate,
 }
 
-/// Why a try failed.
+/// The reason for a failed try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// The target does not know the session, or knows it in a higher epoch: a new one is needed.
+    /// The target does not know the session, or knows it in a higher epoch: start a new one.
     SessionGone,
-    /// Anything else. The next try may succeed.
+    /// Any other reason. The next try may succeed.
     Transient,
 }
 
-/// What the answer to an OPEN means.
+/// The reply to an OPEN, judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Connect the queues.
     Go,
-    /// Settle what became of acknowledged writes first: the verifier is another one.
+    /// First settle the acknowledged writes: the verifier changed.
     Settle,
-    /// It is another volume: the course is over. How it changed.
+    /// A different volume answered: the course is over. How it changed.
     Changed(&'static str),
 }
 
@@ -156,7 +156,7 @@ pub enum Verdict {
      name, start it with `--name {expected}`"
 )]
 pub struct OtherTarget {
-    /// The name there.
+    /// The name of that target.
     pub found: String,
     /// The mount's target.
     pub expected: String,
@@ -167,10 +167,10 @@ pub struct OtherTarget {
 pub struct Arrival {
     /// The index of its address.
     pub address: usize,
-    /// How long it was lost.
+    /// Duration of the loss.
     pub stalled: Duration,
-    /// Requests were failing, for whatever reason, and may wait again.
+    /// Requests failed before, for any reason, and may wait again.
     pub was_failing: bool,
-    /// The verifier is another one than before.
+    /// The verifier changed.
     pub verifier_changed: bool,
 }

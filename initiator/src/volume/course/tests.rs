@@ -94,7 +94,7 @@ impl Way {
         }
     }
 
-    /// Sleeps until something is due; how long that was.
+    /// Sleeps until the deadline. Returns the time slept.
     #[track_caller]
     fn sleep(&mut self) -> Duration {
         let deadline = self.course.deadline().expect("a deadline");
@@ -153,7 +153,7 @@ fn a_lost_path_is_tried_again_at_once_and_then_with_growing_pauses() {
 }
 
 #[test]
-fn jitter_halves_a_pause_at_most_and_a_long_one_is_what_was_asked_for() {
+fn jitter_at_most_halves_a_pause_and_a_long_configured_pause_holds() {
     for (random, pause) in [(0, ms(500)), (u64::MAX, ms(1000))] {
         let mut way = Way::lost(rules(1));
         way.attempt();
@@ -180,7 +180,7 @@ fn the_other_addresses_come_first_and_without_a_pause() {
         }
     }
     assert!(way.sleep() > ms(0), "a pause after a round");
-    // 2 and 0 did not answer in time, 1 refused at once.
+    // Addresses 2 and 0 did not answer in time; 1 refused at once.
     let order: Vec<usize> = (0..3)
         .map(|_| {
             let attempt = way.attempt();
@@ -189,7 +189,7 @@ fn the_other_addresses_come_first_and_without_a_pause() {
         })
         .collect();
     assert_eq!(order, [1, 0, 2]);
-    // All refuse: it is the target that is gone, and the preferred way is the first again.
+    // All refuse: the target itself is gone, and the preferred address is first again.
     way.sleep();
     let attempt = way.attempt();
     assert_eq!(attempt.address, 0);
@@ -197,7 +197,7 @@ fn the_other_addresses_come_first_and_without_a_pause() {
 }
 
 #[test]
-fn who_goes_on_for_another_begins_where_that_one_was() {
+fn a_successor_begins_at_the_last_address() {
     let mut way = Way::lost(rules(3));
     way.course.prefer(7);
     way.course.prefer(2);
@@ -228,7 +228,7 @@ fn a_session_that_does_not_last_is_a_failed_try() {
     way.arrive(attempt);
     way.after(LASTING).lose();
     assert_eq!(way.attempt().address, 0);
-    // One with fewer features is no failure: at once, the same way.
+    // A remade path with fewer features is no failure: try at once, at this address.
     let mut way = Way::connected(rules(2));
     way.course.lose(Loss::Renegotiate, way.now, 0);
     assert_eq!(way.attempt().address, 0);
@@ -243,12 +243,12 @@ fn a_session_that_is_gone_is_begun_anew_with_the_old_generation() {
     let attempt = way.attempt();
     assert_eq!((attempt.address, attempt.resume), (0, None), "at once, there");
     assert_eq!(attempt.generation, Generation(5));
-    // It dies between LOGIN and OPEN: the new session is the one to go on with.
+    // The path dies between LOGIN and OPEN: the next try names the new session.
     let new = SessionId([9; 16]);
     way.course.logged_in(&login(new, Epoch(1))).unwrap();
     way.fail();
     assert_eq!(way.attempt().resume, Some((new, Epoch(2))));
-    // A target that never knows the session it has just made is not asked in a hurry.
+    // A target that does not know a session it has just made is not tried in a hurry.
     way.course.failed(Failure::SessionGone, way.now, u64::MAX);
     assert_eq!(way.attempt().resume, None);
     way.course.failed(Failure::SessionGone, way.now, u64::MAX);
@@ -277,7 +277,7 @@ fn fenced_is_final() {
     assert_eq!(way.course.arrived(way.now), None);
     way.after(ms(100_000)).fail();
     assert_eq!((way.due(), way.course.deadline()), (None, None));
-    // So it is for the process that comes after this one.
+    // The next process inherits this.
     let mut next = Course::connected(rules(2), way.course.facts().clone(), 0, way.now);
     assert_eq!(next.state(), State::Fenced);
     assert_eq!((next.due(way.now, 0), next.deadline()), (None, None));
@@ -351,7 +351,7 @@ fn a_volume_may_grow_and_become_read_only_but_its_writes_stay_to_be_flushed() {
     assert_eq!(course.facts().volume.flags, is(false, true));
     assert!(!course.seen(&VolumeEntry { uuid: [8; 16], ..entry }));
     assert!(!course.seen(&VolumeEntry { block_size: BlockSize::new(512).unwrap(), ..entry }));
-    // By OPEN it is the same.
+    // An OPEN changes the volume in this way, too.
     let mut way =
         Way { course: Course::lost(rules(1), facts, Instant::now()), ..Way::lost(rules(1)) };
     let attempt = way.attempt();
@@ -369,7 +369,7 @@ fn requests_fail_while_the_volume_is_removed_and_go_on_when_it_is_back() {
     way.course.removed(way.now, 0);
     assert_eq!(way.course.state(), State::Removed);
     assert!(!way.course.is_over());
-    // It is not there yet.
+    // The volume is still missing.
     let attempt = way.attempt();
     way.course.logged_in(&login(SESSION, attempt.resume.unwrap().1)).unwrap();
     assert!(!way.course.missing(), "no news");
@@ -400,7 +400,7 @@ fn a_volume_is_removed_if_the_same_run_of_the_target_had_it() {
 }
 
 #[test]
-fn another_target_is_a_failed_try_and_gives_its_session_to_nobody() {
+fn another_target_is_a_failed_try_and_its_session_is_not_used() {
     let mut way = Way::lost(rules(2));
     way.attempt();
     let other = LoginReply { target_name: name("store2"), ..login(SessionId([8; 16]), Epoch(1)) };
@@ -436,7 +436,7 @@ fn a_better_address_is_gone_back_to_when_it_answered_twice() {
     let attempt = way.attempt();
     assert_eq!(attempt.address, 2);
     way.arrive(attempt);
-    // 0 is dead, 1 answers; then 0 answers, too.
+    // First only address 1 answers; then 0 answers, too.
     for (probes, next) in [(&[(0, false), (1, true)][..], true), (&[(0, true)], true)] {
         assert_eq!(way.sleep(), ms(30_000));
         for &(address, answers) in probes {
@@ -461,7 +461,7 @@ fn a_better_address_is_gone_back_to_when_it_answered_twice() {
     assert_eq!(attempt.address, 0);
     way.arrive(attempt);
     assert_eq!(way.course.deadline(), None, "there is none better");
-    // It does not hold: the next probes are rarer.
+    // The connection does not hold: the next probes are rarer.
     way.after(ms(20_000)).lose();
     let attempt = way.attempt();
     assert_eq!(attempt.address, 1);
@@ -505,10 +505,10 @@ fn a_target_that_is_upgraded_is_asked_at_once_and_often() {
     assert_eq!(way.due(), None, "something is unanswered");
     way.course.quiet();
     assert_eq!(way.due(), Some(Act::Leave(Leaving::Upgrade)));
-    // The same address first, without a pause, and in the same session: the upgrade may fail.
+    // First the address and the session of before, without a pause: the upgrade may fail.
     let attempt = way.attempt();
     assert_eq!((attempt.address, attempt.resume), (0, Some((SESSION, Epoch(2)))));
-    // The listener of that address may come back later than the socket of another one.
+    // The listener of that address may return later than the socket of another address.
     for _ in 0..30 {
         way.fail();
         assert_eq!(way.sleep(), ms(100), "shorter than any pause of the configuration");
@@ -529,11 +529,11 @@ fn a_target_that_is_upgraded_is_asked_at_once_and_often() {
         way.fail();
         assert_eq!(way.sleep(), ms(100));
     }
-    // A target that does not come back is asked more rarely after a while.
+    // A target that stays away is tried more rarely after a while.
     way.attempt();
     way.after(ms(10_000)).fail();
     assert!(way.sleep() >= ms(500));
-    // What comes after its return is a loss like others.
+    // A loss after the return counts as any other loss.
     let mut way = Way::connected(rules(1));
     way.course.upgrading(way.now);
     assert_eq!(way.due(), Some(Act::Hold));
@@ -568,7 +568,7 @@ fn a_better_address_is_looked_for_at_once_after_a_start_of_the_target() {
         way.course.probed(0, answers, way.now);
     }
     assert_eq!(way.due(), Some(Act::Hold), "back to it");
-    // Where it stays away, it is looked for as rarely as ever.
+    // A better address that stays away is probed at the normal rate.
     let mut way = arrived_at_the_worse([2; 16]);
     let pauses: Vec<Duration> = (0..20)
         .map(|_| {
@@ -580,7 +580,7 @@ fn a_better_address_is_looked_for_at_once_after_a_start_of_the_target() {
         .collect();
     assert_eq!(pauses.iter().filter(|pause| **pause == ms(1000)).count(), 15, "{pauses:?}");
     assert_eq!(pauses.last(), Some(&ms(30_000)));
-    // The target did not start: something on the way is broken, and may break again.
+    // The target did not restart: the way to it is broken, and may break again.
     let mut way = arrived_at_the_worse([1; 16]);
     assert_eq!(way.sleep(), ms(30_000));
 }
@@ -626,7 +626,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// What the head of the module promises, whatever happens in whatever order.
+    /// The invariants of the module hold for any order of events.
     #[test]
     fn no_order_of_events_breaks_the_promises(
         events in prop::collection::vec((event(), any::<u64>()), 1..120),
@@ -666,7 +666,7 @@ proptest! {
                         fresh = fresh.wrapping_add(1);
                         let (session, epoch) =
                             attempt.resume.unwrap_or((SessionId([fresh; 16]), Epoch(1)));
-                        // One may be answered with less than was asked for.
+                        // The target may reply with a lower epoch.
                         let mut login = login(session, if low { Epoch(1) } else { epoch });
                         if other {
                             login.target_name = name("store2");

@@ -1,4 +1,5 @@
-//! [`Queues`]: the queue threads of a mount as control sees them: mail to each, and what they said.
+//! [`Queues`]: the queue threads of a mount as control sees them: mail to each, and the state that
+//! each reported.
 
 use std::sync::Arc;
 
@@ -23,9 +24,9 @@ pub(crate) struct Queues {
     threads: Vec<Thread>,
     // Threads that left.
     stopped: usize,
-    // QPs of each queue, at least, as of the last time they were connected.
+    // The least number of QPs of a queue, at the last connect.
     lanes: usize,
-    // Whether all of them had digests then.
+    // Whether all queues had digests at the last connect.
     digest: bool,
 }
 
@@ -33,26 +34,26 @@ pub(crate) struct Queues {
 struct Thread {
     // `None` in tests only.
     handle: Option<QueueHandle>,
-    // Paths that did not end yet.
+    // Paths that have not ended.
     paths: u32,
-    // It is held, and everything that it sent is answered.
+    // The queue is held, and every sent request is answered.
     quiet: bool,
-    // It takes no mail any more.
+    // The thread takes no more mail.
     stopped: bool,
 }
 
-/// What the queue threads of a device are made of.
+/// The parts of a device's queue threads.
 #[derive(Debug)]
 pub(crate) struct QueuePlan<'p> {
     pub(crate) setup: &'p Setup,
     pub(crate) block_size: BlockSize,
-    /// The account of what is durable; `None` where every acknowledged write is.
+    /// The account of durable writes; `None` where every acknowledged write is durable.
     pub(crate) durability: Option<&'p Arc<Durability>>,
     /// Memory of each queue for retained writes; 0 retains none.
     pub(crate) retain_bytes: usize,
     pub(crate) pulse: Pulse,
     pub(crate) spin: Spin,
-    /// Whether each thread runs on the CPUs whose requests its queue serves.
+    /// Whether each thread runs on the CPUs that submit to its queue.
     pub(crate) pin: bool,
     pub(crate) outbox: &'p mpsc::UnboundedSender<FromQueue>,
 }
@@ -66,7 +67,7 @@ impl QueuePlan<'_> {
     }
 }
 
-/// The configuration's word for how long to look for work.
+/// The spin mode for a value of the configuration.
 pub(crate) fn spin_mode(spin: Spin) -> SpinMode {
     match spin {
         Spin::Adaptive => SpinMode::ADAPTIVE,
@@ -81,7 +82,7 @@ impl Queues {
         self.threads.push(Thread { handle: Some(handle), ..Thread::default() });
     }
 
-    /// Makes every queue of a volume that has no device: a program drives them. They have no paths:
+    /// Makes every queue of a volume without a device: a program drives them. They have no paths:
     /// requests wait.
     ///
     /// # Errors
@@ -114,7 +115,7 @@ impl Queues {
         self.threads.iter().filter_map(|thread| thread.handle.as_ref())
     }
 
-    /// How many there are.
+    /// The number of queues.
     pub(super) fn len(&self) -> usize {
         self.threads.len()
     }
@@ -124,7 +125,7 @@ impl Queues {
         self.handles().map(|queue| queue.mail.clone()).collect()
     }
 
-    /// I/Os that were answered so far.
+    /// I/Os answered so far.
     pub(super) fn ios(&self) -> u64 {
         self.handles().map(|queue| queue.stats.answered()).sum()
     }
@@ -139,7 +140,7 @@ impl Queues {
         self.handles().map(|queue| queue.stats.times()).collect()
     }
 
-    /// QPs of each queue, at least.
+    /// The least number of QPs of a queue.
     pub(crate) fn lanes(&self) -> usize {
         self.lanes
     }
@@ -149,7 +150,7 @@ impl Queues {
         self.digest
     }
 
-    /// Gives each queue its path. A path of a queue that the driver did not make ends here.
+    /// Gives each queue its path. Destroys a path for a queue that the driver did not make.
     pub(crate) fn connect(&mut self, paths: Vec<(u16, Path)>) {
         if let Some(lanes) = paths.iter().map(|(_, path)| path.lanes()).min() {
             self.lanes = lanes;
@@ -178,23 +179,23 @@ impl Queues {
         self.post_all(|| ToQueue::Disconnect);
     }
 
-    /// Requests fail with that errno from now on, or wait again.
+    /// Fails requests with that errno; with `None` they wait again.
     pub(crate) fn fail(&mut self, errno: Option<i32>) {
         self.post_all(|| ToQueue::Fail(errno));
     }
 
-    /// The queues send nothing new. Each says when it is [quiet](Self::quiet).
+    /// Holds new requests. Each queue reports when it is [quiet](Self::quiet).
     pub(super) fn hold(&mut self) {
         self.threads.iter_mut().for_each(|thread| thread.quiet = thread.stopped);
         self.post_all(|| ToQueue::Hold(true));
     }
 
-    /// The queues send again.
+    /// Ends the hold.
     pub(super) fn release(&mut self) {
         self.post_all(|| ToQueue::Hold(false));
     }
 
-    /// A queue that is held has no request unanswered. Returns whether all of them are so.
+    /// A held queue has no unanswered request. Returns whether all of them are quiet.
     pub(super) fn quiet(&mut self, queue: u16) -> bool {
         if let Some(thread) = self.threads.get_mut(usize::from(queue)) {
             thread.quiet = true;
@@ -202,7 +203,8 @@ impl Queues {
         self.threads.iter().all(|thread| thread.quiet)
     }
 
-    /// The threads leave the device as it is, when what was sent is answered or after that time.
+    /// The threads leave the device as it is: once every sent request is answered, or after that
+    /// time.
     pub(crate) fn leave(&mut self, within: std::time::Duration) {
         self.post_all(|| ToQueue::Leave(within));
     }
@@ -235,7 +237,7 @@ impl Queues {
         self.threads.iter_mut().for_each(|thread| thread.post(message()));
     }
 
-    /// Queues without threads, which have so many paths.
+    /// Queues without threads, with so many paths each.
     #[cfg(test)]
     pub(crate) fn without_threads(paths: &[u32]) -> Self {
         let thread = |&paths| Thread { paths, ..Thread::default() };
@@ -249,7 +251,7 @@ impl Thread {
         let Posted { is_taken, paths } = message.post(&handle.mail);
         self.paths = self.paths.saturating_sub(paths);
         if !is_taken {
-            // The thread left, and says so by `FromQueue::Stopped`.
+            // The thread left, and reports it by `FromQueue::Stopped`.
             tracing::debug!("a queue takes no mail");
         }
     }

@@ -10,7 +10,7 @@ fn path(network: &Network, buffers: &Arc<Region>, epoch: u32) -> Path {
     Path { epoch: Epoch(epoch), ..sample::path(network, buffers, false).0 }
 }
 
-/// However often the target comes and goes while nobody drives the queue.
+/// The target may come and go often while the program does not drive the queue.
 #[test]
 fn a_queue_that_is_not_driven_keeps_one_path_in_its_box() {
     let network = Network::new(1);
@@ -28,7 +28,7 @@ fn a_queue_that_is_not_driven_keeps_one_path_in_its_box() {
     for epoch in 1..=3000 {
         let (reply, answer) = oneshot::channel();
         assert!(ToQueue::TakeStock(reply).post(&mail).is_taken, "epoch {epoch}");
-        // Only the try that runs waits for an answer.
+        // Only the running try waits for an answer.
         last = Some(answer);
         queues.connect(vec![(0, path(&network, &buffers, epoch))]);
         assert_eq!(queues.threads[0].paths, 1, "epoch {epoch}");
@@ -61,7 +61,7 @@ fn a_queue_that_is_not_driven_keeps_one_path_in_its_box() {
     }
     assert_eq!(found, ["stock", "go on", "connect", "wait"]);
     drop(last);
-    // One that has left takes nothing. What it would have got is destroyed.
+    // A queue that left takes no path: the path is destroyed.
     drop(receiver);
     queues.connect(vec![(0, path(&network, &buffers, 3001))]);
     assert_eq!((queues.threads[0].paths, Arc::strong_count(&buffers)), (1, unused));

@@ -1,14 +1,14 @@
-//! [`Credentials`]: by what an initiator proves who it is, what a target has to prove, and whether
-//! the stream is encrypted, whose keys come from these proofs.
+//! [`Credentials`]: the key with which an initiator proves its identity, the keys that a target
+//! must prove, and the encryption of streams. The stream keys come from these proofs.
 
 use rblk_config::Encrypt;
 use rblk_protocol::auth::{PublicKey, SecretKey};
 
-/// Most keys that a target may have: one, or two while it changes its key.
+/// Limit of the keys of a target: one, or two while it changes its key.
 const TARGET_KEYS_MAX: usize = 2;
 
-/// The key of this host, and the keys that the target may prove. An initiator that has them goes to
-/// no target that proves neither.
+/// The key of this host, and the keys that the target may prove. An initiator with credentials uses
+/// no target that proves none of them.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     key: SecretKey,
@@ -16,16 +16,16 @@ pub struct Credentials {
     encrypt: Encrypt,
 }
 
-/// There is no key of a target, or there are too many.
+/// No key of a target, or too many.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0} keys of the target; name one, or two while the target changes its key")]
 pub struct TargetKeysError(usize);
 
 impl Credentials {
-    /// The keys are tried in that order.
+    /// Makes credentials. The keys are tried in that order.
     ///
     /// # Errors
-    /// There is no key of the target, or there are more than two.
+    /// No key of the target, or more than two.
     pub fn new(key: SecretKey, target_keys: Vec<PublicKey>) -> Result<Self, TargetKeysError> {
         let keys = target_keys.len();
         if !(1..=TARGET_KEYS_MAX).contains(&keys) {
@@ -34,7 +34,7 @@ impl Credentials {
         Ok(Self { key, target_keys, encrypt: Encrypt::Auto })
     }
 
-    /// The same, with other encryption of I/O connections over TCP than [`Encrypt::Auto`].
+    /// Replaces the encryption of I/O connections over TCP. The default is [`Encrypt::Auto`].
     #[must_use]
     pub fn encrypting(self, encrypt: Encrypt) -> Self {
         Self { encrypt, ..self }

@@ -1,5 +1,5 @@
-//! [`Crowded`]: what a mount does where the target has no place for a connection that has proven
-//! nothing: it comes again after a pause. Pure.
+//! [`Crowded`]: the retries of a mount after the target refused an unproven connection for lack of
+//! room. Each retry comes after a pause. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -7,28 +7,28 @@ use rblk_protocol::RejectReason;
 
 use crate::volume::error::SessionError;
 
-/// How long to wait for a place, where that is longer than the time for a connect: the target is
-/// there, and takes others, such as all other mounts of this host at boot.
+/// Time to wait for room, if that is longer than the time for a connect: the target lives, and
+/// serves others, such as all other mounts of this host at boot.
 const CROWDED_MAX: Duration = Duration::from_secs(30);
 
-/// Shortest and longest pause before a try where the target had no place. A proof takes some
-/// milliseconds, and hosts that were refused together do not come back together.
+/// Shortest and longest pause before the next try at a crowded target. A proof takes some
+/// milliseconds, and hosts that were refused together must not come back together.
 const PAUSE_MS: (u64, u64) = (5, 40);
 
-/// The time that one connection waits for its place.
+/// The time that one connection waits for room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crowded {
     until: Instant,
 }
 
 impl Crowded {
-    /// Of a connection whose first try begins now. `timeout` is the time for a connect.
+    /// For a connection with its first try now. `timeout` is the time for a connect.
     pub(super) fn new(timeout: Duration, now: Instant) -> Self {
         Self { until: now + timeout.max(CROWDED_MAX) }
     }
 
-    /// The pause before the next try. `None`: the target had a place, or something else failed, or
-    /// it took too long.
+    /// The pause before the next try. `None`: the target had room, or the error is a different one,
+    /// or it took too long.
     pub(super) fn pause_after<T>(
         self,
         tried: &Result<T, SessionError>,

@@ -1,4 +1,4 @@
-//! [`Lanes`]: connects the QPs of an I/O queue, its lanes, and makes a [`Path`] of them.
+//! [`Lanes`]: connects the QPs (lanes) of an I/O queue, and makes a [`Path`] of them.
 
 use std::time::Instant;
 
@@ -22,11 +22,11 @@ use crate::engine::path::registering::Registering;
 use crate::engine::path::{DATA_LIST_SGES, LaneProof, Path, PathLayout, PathMemory, retire};
 use crate::volume::error::SessionError;
 
-/// Most READs of a target that a queue serves at once, where the device can.
+/// Limit of the target's RDMA READs that a queue serves at once, if the device can.
 const READS_IN_MAX: u8 = 16;
 
-/// Connections that are not a path yet, with their CQ. If they do not become a path they are
-/// destroyed, and nothing waits for that.
+/// Connections with their CQ, before they are a path. If they do not become one they are destroyed,
+/// and nothing waits for that.
 struct Made {
     connections: Vec<Connection>,
     proofs: Vec<LaneProof>,
@@ -47,14 +47,14 @@ impl Drop for Made {
     }
 }
 
-/// A QP that was connected.
+/// A connected QP.
 struct Connected {
     connection: Connection,
     accept: HelloAccept,
     proof: Option<LaneProof>,
 }
 
-/// Where the I/O connections of a session go, apart from its admin connection.
+/// The target of a session's I/O connections, apart from its admin connection.
 #[derive(Debug)]
 pub(super) struct Lanes<'s> {
     pub(super) address: &'s Address,
@@ -63,9 +63,9 @@ pub(super) struct Lanes<'s> {
     pub(super) pd: &'s ProtectionDomain,
     pub(super) session: SessionId,
     pub(super) epoch: Epoch,
-    /// What the lanes prove, where the ends proved their keys.
+    /// The secret for the lanes' proofs, if the ends proved their keys.
     pub(super) secret: Option<&'s SessionSecret>,
-    /// Whether they are encrypted where they go over TCP.
+    /// The encryption of lanes over TCP.
     pub(super) encrypt: Encrypt,
 }
 
@@ -95,7 +95,7 @@ impl Lanes<'_> {
             proofs: proof.into_iter().collect(),
             poller: Some(poller),
         };
-        // An encrypted stream finds every change without them.
+        // An encrypted stream detects every change by itself.
         let is_checked = accept.features.0 & Features::DIGEST.or(Features::ENCRYPT).0 != 0;
         if wish.digest == DigestWish::Crc32c && !is_checked {
             return Err(SessionError::NoDigests { address: self.address.to_string() });
@@ -120,7 +120,7 @@ impl Lanes<'_> {
         })
     }
 
-    /// A route by the device of the session.
+    /// A route on the device of the session.
     async fn route(&self) -> Result<Route, SessionError> {
         let route = Route::resolve(self.address, self.options).await?;
         if !route.device().same_as(self.device) {
@@ -129,7 +129,7 @@ impl Lanes<'_> {
         Ok(route)
     }
 
-    /// What a queue asks for, as far as the device can do it.
+    /// The wish of a queue, as far as the device can fulfil it.
     fn hello(&self, queue: u16, wish: QueueWish) -> HelloRequest {
         let caps = self.device.caps();
         let mut features = wish.features.without(Features::DIGEST);
@@ -162,7 +162,7 @@ impl Lanes<'_> {
         }
     }
 
-    /// Whether this end can encrypt, where it has to.
+    /// Checks that this end can encrypt, if it must.
     fn can_encrypt(&self) -> Result<(), SessionError> {
         if !self.must_encrypt() {
             return Ok(());
@@ -178,9 +178,9 @@ impl Lanes<'_> {
         SessionError::NotEncrypted { address: self.address.to_string(), why }
     }
 
-    /// Connects the lanes behind the first one, which was asked for and granted so. They are for
-    /// speed: the queue does without a lane that cannot be connected, and without those after it.
-    /// Their block commands carry no data.
+    /// Connects the lanes after the first one, with its agreed values. They are for speed: the
+    /// queue does without a lane that cannot be connected, and without those after it. Their block
+    /// commands carry no data.
     async fn add_lanes(
         &self,
         made: &mut Made,
@@ -225,7 +225,7 @@ impl Lanes<'_> {
         }
     }
 
-    /// Connects one QP, where need be when the target has a place for it again.
+    /// Connects one QP, and waits for room at the target if it must.
     async fn connect_lane(
         &self,
         poller: &PollerHandle,
@@ -269,7 +269,7 @@ impl Lanes<'_> {
         Ok(Connected { connection: established.connection, accept, proof })
     }
 
-    /// The keys of a lane that both ends encrypt.
+    /// The keys of an encrypted lane.
     fn stream_keys(
         &self,
         asked: &HelloRequest,
@@ -283,7 +283,7 @@ impl Lanes<'_> {
         Some(CipherKeys { send: cipher(&keys.to_target), receive: cipher(&keys.to_initiator) })
     }
 
-    /// What a lane proves, and what the target has to prove on it.
+    /// The proof of a lane, and the proof that the target owes on it.
     fn proof(
         &self,
         asked: &HelloRequest,

@@ -1,5 +1,5 @@
-//! LIST: the volumes of a target, page by page. A target may say anything: the list is bounded in
-//! entries, and all pages together in time.
+//! LIST: the volumes of a target, page by page. The target is not trusted: the number of entries is
+//! bounded, and so is the time of all pages together.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ const ENDLESS: SessionError = SessionError::Protocol("a list that does not add u
 const LONG: SessionError = SessionError::Protocol("a list of more than 65536 volumes");
 const _: () = assert!(LIST_ENTRIES_MAX == 65_536, "the text says so");
 
-/// A list in the making.
+/// A list under construction.
 #[derive(Debug)]
 pub(super) struct VolumeList {
     volumes: Vec<VolumeEntry>,
@@ -21,18 +21,18 @@ pub(super) struct VolumeList {
 }
 
 impl VolumeList {
-    /// An empty list, whose pages may take that long in all.
+    /// An empty list, with a time limit for all its pages.
     pub(super) fn new(timeout: Duration, now: Instant) -> Self {
         Self { volumes: Vec::new(), deadline: now + timeout }
     }
 
-    /// The index of the next entry that is wanted.
+    /// The index of the next entry to request.
     pub(super) fn next(&self) -> u64 {
         // At most LIST_ENTRIES_MAX.
         self.volumes.len() as u64
     }
 
-    /// How long the next page may take.
+    /// Time left for the next page.
     pub(super) fn left(&self, now: Instant) -> Duration {
         self.deadline.saturating_duration_since(now)
     }
@@ -40,7 +40,7 @@ impl VolumeList {
     /// Takes a page. Returns whether the list is complete.
     ///
     /// # Errors
-    /// [`SessionError::Protocol`]: the numbers do not add up, or an entry breaks a rule.
+    /// [`SessionError::Protocol`]: the numbers are inconsistent, or an entry breaks a rule.
     pub(super) fn take(&mut self, page: &[u8]) -> Result<bool, SessionError> {
         let (head, rest) = page.split_at_checked(VolumeListHeader::BYTES).ok_or(ENDLESS)?;
         let header = VolumeListHeader::from_wire(head).map_err(SessionError::Protocol)?;
@@ -48,7 +48,7 @@ impl VolumeList {
             return Err(LONG);
         }
         let (entries, total) = (wide(header.entries), wide(header.total));
-        // Volumes may have gone meanwhile: then there is nothing more.
+        // Volumes may have been removed meanwhile: then the list is complete.
         let wanted = total.saturating_sub(self.volumes.len());
         let room = rest.len() / VolumeEntry::BYTES;
         if entries > room || entries > wanted || (entries == 0 && wanted > 0) {

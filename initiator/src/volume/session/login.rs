@@ -1,7 +1,7 @@
-//! [`Login`]: the begin of a session: an admin connection, the proofs of both ends, LOGIN.
+//! [`Login`]: the start of a session: an admin connection, the proofs of both ends, LOGIN.
 //!
-//! With [`Credentials`] nothing that a peer says before its proof counts for more than that this
-//! try fails: whoever answers at the address may say it.
+//! With [`Credentials`], a peer's messages before its proof can only fail this try: any peer may
+//! answer at the address.
 
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,11 @@ use crate::engine::pulse::Pulse;
 use crate::volume::admin::AdminChannel;
 use crate::volume::error::SessionError;
 
-/// The longest silence of a host that has not logged in. A target gives a stranger 5 s, and
-/// Soft-iWARP may leave the first message of a connection unseen until the next one comes.
+/// The longest silence of a host before LOGIN. A target gives a stranger 5 s, and Soft-iWARP may
+/// leave the first message of a connection unseen until the next one comes.
 const STRANGER_PERIOD: Duration = Duration::from_secs(1);
 
-/// What it takes to log in.
+/// The parameters of a login.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Login<'s> {
     pub(super) address: &'s Address,
@@ -39,11 +39,11 @@ pub(super) struct Login<'s> {
     pub(super) credentials: Option<&'s Credentials>,
     /// The session and the epoch to raise it to; `None` begins a new session.
     pub(super) resume: Option<(SessionId, Epoch)>,
-    /// What is registered while the target answers.
+    /// Memory to register while the target answers.
     pub(super) memory: &'s [QueueMemory],
 }
 
-/// A session that was begun.
+/// A started session.
 #[derive(Debug)]
 pub(super) struct LoggedIn {
     pub(super) admin: AdminChannel,
@@ -52,14 +52,14 @@ pub(super) struct LoggedIn {
     pub(super) reply: LoginReply,
     /// With credentials.
     pub(super) secret: Option<SessionSecret>,
-    /// The memory that is being registered with the domain.
+    /// The memory under registration with the domain.
     pub(super) early: Early,
 }
 
-/// The key of this host, and the one that the target must prove.
+/// The key of this host, and the key that the target must prove.
 type Keys<'s> = (&'s SecretKey, &'s PublicKey);
 
-/// An admin connection on which nothing was said.
+/// An admin connection without a message yet.
 struct Fresh {
     admin: AdminChannel,
     device: Device,
@@ -67,7 +67,7 @@ struct Fresh {
     hellos: Hellos,
 }
 
-/// What carries the connections of a device, as the proofs name it.
+/// The carrier of a device's connections, as the proofs name it.
 fn carrier(device: &Device) -> Carrier {
     match device.caps().transport {
         Transport::Iwarp => Carrier::Iwarp,
@@ -88,7 +88,7 @@ impl Login<'_> {
         for target in credentials.target_keys() {
             match self.with(Some((credentials.key(), target))).await {
                 Err(SessionError::WrongTargetKey { .. }) => {}
-                // It may have ended the connection because it cannot read the message.
+                // The target may have ended the connection because it cannot read the message.
                 Err(error @ SessionError::Lost(_)) => lost = Some(error),
                 result => return result,
             }
@@ -116,7 +116,7 @@ impl Login<'_> {
         Ok(LoggedIn { admin, device, pd, reply, secret, early })
     }
 
-    /// Makes the admin connection, where need be when the target has a place for a stranger again.
+    /// Makes the admin connection, and waits for room at the target if it must.
     async fn find_place(&self, with_keys: bool) -> Result<Fresh, SessionError> {
         let crowded = Crowded::new(self.options.timeout, Instant::now());
         loop {
@@ -143,7 +143,7 @@ impl Login<'_> {
             in_capsule_bytes: limits::IN_CAPSULE_DEFAULT_BYTES,
             io_max_bytes: limits::IO_MIN_BYTES,
             epoch,
-            // The target READs nothing by it.
+            // The target sends no RDMA READ on it.
             reads_in: 0,
             session,
         };
@@ -167,7 +167,7 @@ impl Login<'_> {
         Ok(Fresh { admin, device, pd, hellos })
     }
 
-    /// LOGIN where neither end proves anything.
+    /// LOGIN without proofs of either end.
     async fn log_in(&self, admin: &mut AdminChannel) -> Result<LoginReply, SessionError> {
         let body = self.request().to_wire();
         let reply = admin.call(Opcode::Login, VolumeHandle(0), 0, &body, self.timeout()).await?;
@@ -190,7 +190,7 @@ impl Login<'_> {
         let timeout = self.options.timeout;
         let answer = match admin.call(authenticate, none, 0, &first, timeout).await {
             Ok(answer) if answer.status == Status::Ok => answer,
-            // It cannot read the message.
+            // The target cannot read the message.
             Ok(_) => return Err(self.wrong_key(target.to_string())),
             Err(error) => return Err(error),
         };
@@ -202,7 +202,7 @@ impl Login<'_> {
             Ok(reply) if reply.status == Status::Ok => {
                 Ok(SessionSecret::from_login_payload(&reply.payload)?)
             }
-            // It does not know who this is, so it has no seal.
+            // The target does not know this host's key, so it has no seal.
             Err(Status::NotAllowed) => {
                 Err(self.refused(Status::NotAllowed, String::new(), Some(key)))
             }

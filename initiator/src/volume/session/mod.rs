@@ -1,7 +1,7 @@
 //! [`Session`]: an initiator's use of a target: admin connection, login, volumes, I/O connections.
 //!
-//! Connecting is a function from an address to a session. The owner of a session ([`crate::mount`])
-//! sees that it was lost, and reconnects.
+//! To connect is a function from an address to a session. The owner of a session ([`crate::mount`])
+//! notices its loss, and reconnects.
 
 mod credentials;
 mod crowded;
@@ -34,10 +34,9 @@ use login::{LoggedIn, Login};
 pub(crate) use wish::MESSAGES;
 pub use wish::{QueueWish, REPLAY_QUEUE};
 
-/// How long a command may take that the target answers only when it has finished what older
-/// connections began: the LOGIN of a session that is resumed, and an OPEN for writing. The LOGIN of
-/// a new session is answered at once, or was lost. KEEP_ALIVEs show meanwhile that the target
-/// lives.
+/// Time for commands that the target answers only after it has finished the commands of older
+/// connections: the LOGIN of a resumed session, and an OPEN for writing. The LOGIN of a new session
+/// is answered at once, or was lost. KEEP_ALIVEs prove meanwhile that the target lives.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// The identity of this host to targets.
@@ -49,14 +48,14 @@ pub struct HostIdentity {
     pub name: Name,
 }
 
-/// How a volume is to be opened.
+/// The way to open a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// How it is used.
+    /// The access mode.
     pub mode: AccessMode,
-    /// Fence the host that holds it.
+    /// Fence the host that holds the volume.
     pub take_over: bool,
-    /// The generation of the last OPEN, for a mount that comes back; [`Generation::FRESH`] for a
+    /// The generation of the last OPEN, for a mount that reconnects; [`Generation::FRESH`] for a
     /// new mount.
     pub generation: Generation,
 }
@@ -71,29 +70,28 @@ impl From<AccessMode> for Claim {
 /// A session.
 #[derive(Debug)]
 pub struct Session {
-    /// Where it goes.
+    /// The target's address.
     pub address: Address,
-    /// Its admin connection.
+    /// The admin connection.
     pub admin: AdminChannel,
     options: ConnectOptions,
     device: Device,
-    // Memory of queues that have no path yet.
+    // Memory of queues without a path yet.
     early: Early,
     pd: ProtectionDomain,
     login: LoginReply,
-    // With credentials: what the I/O connections prove.
+    // With credentials: the secret for the proofs of I/O connections.
     secret: Option<SessionSecret>,
-    // Whether I/O connections over TCP are encrypted; without credentials none is.
+    // The encryption of I/O connections over TCP; without credentials there is none.
     encrypt: Encrypt,
-    // A lane could not be connected, so no queue asks for one again.
+    // A lane could not be connected, so no queue requests lanes again.
     without_lanes: bool,
 }
 
 impl Session {
-    /// Connects and logs in. `resume` names a session and the epoch to raise it to. Each step of
-    /// beginning a new session takes at most `options.timeout`; a crowded target is asked again for
-    /// 30 s. With credentials both ends prove
-    /// their keys, or there is no session.
+    /// Connects and logs in. `resume` names a session and the epoch to raise it to. Each step of a
+    /// new session takes at most `options.timeout`; a crowded target is tried again for 30 s. With
+    /// credentials both ends must prove their keys.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -107,11 +105,11 @@ impl Session {
         Self::connect_for(address, options, host, credentials, resume, &[]).await
     }
 
-    /// As [`Self::connect`], for queues with that memory, which is registered while the target
-    /// answers LOGIN.
+    /// As [`Self::connect`], for queues with that memory. It is registered while the target answers
+    /// LOGIN.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Self::connect`].
     pub(crate) async fn connect_for(
         address: &Address,
         options: &ConnectOptions,
@@ -136,8 +134,8 @@ impl Session {
         })
     }
 
-    /// Begins a new session. Tries a second time if LOGIN is not answered: a faulty device or path
-    /// may lose a message, and a target that lives answers at once.
+    /// Starts a new session. Tries a second time if LOGIN is not answered: a faulty device or path
+    /// may lose a message, and a living target answers at once.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -156,13 +154,13 @@ impl Session {
         }
     }
 
-    /// The device the session goes by.
+    /// The device of the session.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// All volumes of the target, which may take the time of one step in all.
+    /// All volumes of the target. The whole list takes at most the time of one step.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -190,12 +188,12 @@ impl Session {
         self.login
     }
 
-    /// Opens a volume. Waits up to 35 s while commands of earlier holders finish.
+    /// Opens a volume. Waits up to 35 s for commands of earlier holders to finish.
     ///
     /// # Errors
-    /// [`SessionError::NoSuchVolume`] with what there is; [`SessionError::Status`] with the
+    /// [`SessionError::NoSuchVolume`] with the target's volumes; [`SessionError::Status`] with the
     /// holder's name when it is in use; [`SessionError::Fenced`] when another host had it since the
-    /// generation that is named.
+    /// named generation.
     pub async fn open(
         &mut self,
         volume: &Name,
@@ -222,7 +220,7 @@ impl Session {
                     has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
                 })
             }
-            // Without a text the session is of no use any more; the volume was not taken.
+            // Without a text, only the session is useless; the volume was not taken over.
             (Status::Fenced, 1..) => {
                 Err(SessionError::Fenced { volume: volume.to_string(), by: text_of(&reply) })
             }
@@ -252,7 +250,7 @@ impl Session {
         volume: VolumeHandle,
         memory: &QueueMemory,
     ) -> Result<Path, SessionError> {
-        // A lane that failed is not tried again and again while requests wait.
+        // A failed lane is not tried again while requests wait.
         let lanes = if self.without_lanes { 1 } else { wish.lanes(self.device.caps()) };
         let wish = QueueWish { lanes: Some(lanes), ..wish };
         let registering = self.early.take(&self.pd, memory);

@@ -1,21 +1,19 @@
-//! [`QueueWish`]: what one I/O queue asks a target for.
+//! [`QueueWish`]: the values that one I/O queue requests from a target.
 
 use rblk_config::DigestWish;
 use rblk_fabric::{DeviceCaps, Transport};
 use rblk_protocol::width::wide;
 use rblk_protocol::{Features, QueueDepth, limits};
 
-/// The queue by which writes are written again. Its number is above those of all queues and lanes
-/// that a mount can have.
+/// The queue of a replay. Its number is above those of all queues and lanes of a mount.
 pub const REPLAY_QUEUE: u16 = limits::MOUNT_QPS_MAX;
 const _: () = assert!(REPLAY_QUEUE < limits::QUEUES_MAX, "targets refuse others");
 
-/// The best form of messages that this version knows. A queue asks for it unless it has a reason
-/// not to.
+/// The best form of messages in this version. A queue asks for it unless it has a reason not to.
 pub(crate) const MESSAGES: Features =
     Features(Features::CAPSULE_LISTS.0 | Features::DATA_LISTS.0 | Features::DATA_FIRST.0);
 
-/// What one I/O queue asks for.
+/// The wish of one I/O queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueWish {
     /// Commands outstanding.
@@ -28,32 +26,32 @@ pub struct QueueWish {
     pub features: Features,
     /// Whether to ask for digests.
     pub digest: DigestWish,
-    /// QPs of each queue; if absent, as many as the device profits from. A queue gets fewer where
-    /// the target has no room for them.
+    /// QPs of each queue; if absent, as many as benefit the device. A queue gets fewer if the
+    /// target has no room for them.
     pub lanes: Option<u16>,
-    /// Queues of the session: lanes other than the first are numbered behind them.
+    /// Queues of the session: lanes other than the first are numbered after them.
     pub queues: u16,
 }
 
 impl QueueWish {
-    /// How many lanes to try on such a device. A card serves one QP with all its power. A software
-    /// device has a kernel thread for each QP, and one thread moves less than its host can.
+    /// The number of lanes to try on a device. A card gives one QP its full speed. A software
+    /// device has a kernel thread for each QP, and one thread moves less than the host can.
     ///
-    /// All queues have as many lanes, and none has the number of the [`REPLAY_QUEUE`]. A
-    /// configuration was checked for that; a number from elsewhere is lowered.
+    /// All queues have that many lanes, and none has the number of the [`REPLAY_QUEUE`]. The
+    /// configuration was checked for that; a number from another source is lowered.
     pub(super) fn lanes(&self, caps: &DeviceCaps) -> u16 {
         let wanted = self.lanes.unwrap_or(if caps.kernel_software { 2 } else { 1 });
         let room = limits::MOUNT_QPS_MAX / self.queues.max(1);
         wanted.min(room).clamp(1, limits::LANES_MAX)
     }
 
-    /// Whether digests may be asked for by some device.
+    /// Whether the session may ask for digests on some device.
     fn may_have_digests(&self) -> bool {
         self.digest != DigestWish::Off && self.io_max_bytes <= limits::DIGEST_IO_MAX_BYTES
     }
 
-    /// Whether to ask for digests by such a device: where only software and a sum of 16 bits see
-    /// what happens to data on the way.
+    /// Whether to ask for digests on a device: where only software and a 16-bit checksum protect
+    /// data on the way.
     pub(super) fn asks_for_digests(&self, caps: &DeviceCaps) -> bool {
         let stream = matches!(caps.transport, Transport::SoftTcp | Transport::SoftMemory);
         let needs = caps.kernel_software || stream;
@@ -61,7 +59,7 @@ impl QueueWish {
     }
 
     /// Bytes from the buffer of one tag to the buffer of the next: the data, and a page for the
-    /// trailer of a READ where digests may be asked for. The data begins at a page.
+    /// trailer of a READ if digests are possible. The data begins at a page.
     #[must_use]
     pub fn buffer_stride(&self) -> usize {
         let room = if self.may_have_digests() { wide(limits::IO_MIN_BYTES) } else { 0 };
@@ -132,7 +130,7 @@ mod tests {
             (63, None, 1, 1),
             (4, Some(1), 1, 1),
             (15, Some(4), 4, 4),
-            // Not from a configuration.
+            // A number from another source than a configuration.
             (16, Some(4), 3, 3),
             (1, Some(9), limits::LANES_MAX, limits::LANES_MAX),
         ] {

@@ -1,18 +1,17 @@
-//! [`Ghost`]: the keys of the blocks that left the small queue last, in fixed memory.
+//! [`Ghost`]: the keys of blocks that recently left the small queue, in fixed memory.
 //!
-//! A ring gives the order of arrival, a table of buckets the answer to "is this key remembered?" in
-//! one cache line. A key is kept as a fingerprint of 32 bits beside 32 other bits that choose its
-//! bucket, so that about one question in 2^29 is answered with a wrong yes, which costs a place in
-//! the main queue and nothing else. There are two cells per remembered key; where more than
-//! [`CELLS`] keys meet in one bucket, the oldest of them is forgotten early (with well mixed keys,
-//! less than one in a hundred).
+//! A ring keeps the order of arrival. A table of buckets answers "is this key remembered?" with one
+//! cache line. A key is kept as a fingerprint of 32 bits; 32 other bits choose its bucket. So about
+//! one lookup in 2^29 wrongly finds its key, which only costs a place in the main queue. There are
+//! two cells per remembered key. Where more than [`CELLS`] keys meet in one bucket, the oldest of
+//! them is forgotten early (with well mixed keys, less than one in a hundred).
 //!
 //! Invariant: `ring[p]` names cell `c` exactly when cell `c` has the stamp `p`; all other stamps
 //! are [`NONE`].
 
 use rblk_protocol::width::{narrow, wide, wide64};
 
-/// Cells of a bucket: what fits in a cache line.
+/// Cells of a bucket: one cache line.
 pub(super) const CELLS: usize = 8;
 
 const NONE: u32 = u32::MAX;
@@ -26,17 +25,17 @@ struct Bucket {
     stamp: [u32; CELLS],
 }
 
-/// The last keys remembered, at most a fixed number of them. About 20 bytes per key.
+/// The last remembered keys, up to a fixed number. About 20 bytes per key.
 pub(super) struct Ghost {
     buckets: Box<[Bucket]>,
-    /// Number of a cell (bucket × `CELLS` + cell), or `NONE`: forgotten since.
+    /// Number of a cell (bucket × `CELLS` + cell), or `NONE` if the key was forgotten.
     ring: Box<[u32]>,
-    /// Ring position that is written next: the oldest one.
+    /// The oldest ring position, which is written next.
     next: u32,
     len: u32,
 }
 
-/// Where a key lives: its bucket and its fingerprint. Mixes the bits, so that plain numbers do as
+/// The place of a key: its bucket and its fingerprint. Mixes the bits, so plain numbers serve as
 /// keys, too.
 fn place(key: u64, buckets: usize) -> (usize, u32) {
     let mut h = key ^ (key >> 32);
@@ -44,12 +43,12 @@ fn place(key: u64, buckets: usize) -> (usize, u32) {
     h ^= h >> 32;
     h = h.wrapping_mul(0xd6e8_feb8_6659_fd93);
     h ^= h >> 32;
-    // Upper half scaled to the number of buckets, lower half as it is.
+    // The upper half, scaled to the number of buckets, and the lower half.
     (wide(((h >> 32) * wide64(buckets)) >> 32), narrow(h & 0xffff_ffff))
 }
 
 impl Ghost {
-    /// Remembers up to `keys` keys. 0 is taken as 1.
+    /// Remembers up to `keys` keys. 0 counts as 1.
     pub(super) fn new(keys: u32) -> Self {
         let keys = keys.max(1) as usize;
         let empty = Bucket { fingerprint: [0; CELLS], stamp: [NONE; CELLS] };
@@ -63,13 +62,12 @@ impl Ghost {
         }
     }
 
-    /// Keys remembered.
+    /// Number of remembered keys.
     pub(super) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Remembers `key` as the newest; the one that is the oldest then is forgotten if there are too
-    /// many.
+    /// Remembers `key` as the newest. A full ghost forgets its oldest key.
     pub(super) fn remember(&mut self, key: u64) {
         self.take(key);
         let expired = self.ring[self.next as usize];
@@ -78,7 +76,7 @@ impl Ghost {
         }
         let (bucket, fingerprint) = place(key, self.buckets.len());
         let (next, keys) = (self.next, self.ring.len() as u64);
-        // The age of an empty cell is larger than any other: it is taken first.
+        // An empty cell has the largest age, so it is taken first.
         let age = |stamp: u32| match stamp {
             NONE => u64::MAX,
             stamp if stamp < next => u64::from(next - stamp),
@@ -103,7 +101,7 @@ impl Ghost {
         self.next = if next as usize + 1 == self.ring.len() { 0 } else { next + 1 };
     }
 
-    /// Forgets `key` and says whether it was remembered.
+    /// Forgets `key`. Returns whether it was remembered.
     pub(super) fn take(&mut self, key: u64) -> bool {
         let (bucket, fingerprint) = place(key, self.buckets.len());
         let b = &self.buckets[bucket];

@@ -1,36 +1,36 @@
-//! [`Policy`]: which slot of the cache is evicted next. S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi:
-//! "FIFO queues are all you need for cache eviction", SOSP 2023) over slot numbers.
+//! [`Policy`]: the choice of the slot to evict next. S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi: "FIFO
+//! queues are all you need for cache eviction", SOSP 2023) over slot numbers.
 //!
-//! New blocks enter a small queue, about a tenth of the resident slots. At its end, those hit more
-//! than once go on to the main queue; the others leave and their keys are remembered in the ghost.
-//! A block that comes back while the ghost remembers it enters the main queue at once. At the main
-//! queue's end a block that was hit goes round again with its count (0 to 3) lowered by one; one
-//! that was not hit leaves. A scan thus runs through the small queue and leaves the main queue
-//! alone.
+//! New blocks enter a small queue, about a tenth of the resident slots. At its end, blocks hit more
+//! than once move to the main queue; the others leave, and the ghost remembers their keys. A block
+//! that comes back while the ghost remembers it enters the main queue at once. At the main queue's
+//! end, a block that was hit goes round again with its count (0 to 3) lowered by one; a block
+//! without a hit leaves. So a scan runs through the small queue and leaves the main queue alone.
 //!
-//! **Slots that may not leave.** Some slots are dirty or pinned; the caller is asked about each. A
-//! slot that is refused is taken out of its queue and put *aside*, so that it is not asked about
-//! again and again. It comes back to the end of its queue, next to be looked at, in one of two
-//! ways:
+//! **Slots that may not leave.** Some slots are dirty or pinned; the policy asks the caller about
+//! each. The policy takes a refused slot out of its queue and puts it *aside*, so that it does not
+//! ask about the slot again and again. The slot comes back to the end of its queue, as the next
+//! candidate, in one of two ways:
 //!
-//! - the caller says so: [`Policy::readmit`], whenever a slot becomes clean or loses its last pin;
-//! - each [`Policy::evict`] looks at a few of those aside, in turn: [`ASIDE_LOOKS`], and
-//!   [`DRY_LOOKS`] more if the queues have nothing. So a forgotten `readmit` costs time and never
-//!   the slot. After [`Policy::ask_again`] it looks at all those aside once more before it gives
-//!   up.
+//! - the caller reports the slot: [`Policy::readmit`], when a slot becomes clean or loses its last
+//!   pin;
+//! - each [`Policy::evict`] asks about a few slots aside, in turn: [`ASIDE_LOOKS`], and
+//!   [`DRY_LOOKS`] more if the queues have no victim. So a forgotten `readmit` costs time and never
+//!   the slot. After [`Policy::ask_again`], `evict` asks about all slots aside once more before it
+//!   gives up.
 //!
-//! **Cost.** Everything but `evict` is a fixed number of steps. A step of `evict` that does not
-//! find the victim moves a slot to the main queue or lowers its count (paid for by a hit), or puts
-//! it aside (paid for by its having become dirty or pinned since it was last looked at, or by a
+//! **Cost.** Every operation but `evict` is a fixed number of steps. A step of `evict` that does
+//! not find the victim moves a slot to the main queue or lowers its count (paid for by a hit), or
+//! puts the slot aside (paid for by the change to dirty or pinned since the last look, or by a
 //! `readmit` that came too early), or is one of the looks above. So over any run of calls the steps
 //! are at most (inserts + hits + slots that became unable to leave + readmits) + (`ASIDE_LOOKS` +
 //! `DRY_LOOKS`) per call of `evict`, however many slots are stuck: when all are, a call asks about
 //! at most 66 of them. These steps may all be due at once, up to 5 per resident slot. So the caller
-//! says how many a call may take. What a call did is not lost: the next goes on from there.
+//! limits the steps of a call. The work of a call is not lost: the next call continues it.
 //!
-//! Pure bookkeeping: nothing allocates after [`Policy::new`]. Invariants: a resident slot is in
-//! exactly one of small, main and aside; small and main count what is linked in them, without those
-//! aside.
+//! Pure bookkeeping: no operation allocates after [`Policy::new`]. Invariants: a resident slot is
+//! in exactly one of small, main and aside; small and main count the slots linked in them, without
+//! slots aside.
 
 mod ghost;
 #[cfg(test)]
@@ -39,10 +39,10 @@ mod tests;
 use ghost::Ghost;
 use rblk_protocol::width::{narrow, wide};
 
-/// Slots aside that are asked about again by each [`Policy::evict`].
+/// Number of slots aside that each [`Policy::evict`] asks about again.
 pub(crate) const ASIDE_LOOKS: u32 = 2;
 
-/// Slots aside that are asked about again by an [`Policy::evict`] that finds nothing in the queues.
+/// Number of slots aside that an [`Policy::evict`] asks about again when the queues have no victim.
 pub(crate) const DRY_LOOKS: u32 = 64;
 
 /// Most slots a policy can have: lists and ghost count in 32 bits.
@@ -53,20 +53,20 @@ pub(crate) const MAX_SLOTS: u32 = 1 << 30;
 pub struct Slot(pub u32);
 
 impl Slot {
-    /// Its number, as an index.
+    /// The slot's number, as an index.
     #[inline(always)]
     pub(crate) fn index(self) -> usize {
         wide(self.0)
     }
 }
 
-/// Hits that are counted. Also what an absent slot has there, so that [`Policy::touch`] tests one
-/// thing only.
+/// Mask and maximum of the hit count. An absent slot has the maximum, so that [`Policy::touch`]
+/// tests one value only.
 const FREQ: u8 = 3;
-/// Which queue a slot is in or, if aside, comes back to.
+/// The queue of the slot; for a slot aside, the queue to which it returns.
 const SMALL: u8 = 4;
 const MAIN: u8 = 8;
-/// Out of its queue: was refused when it was looked at.
+/// Aside: out of its queue, because the caller refused it.
 const ASIDE: u8 = 16;
 /// State of a slot that is not resident.
 const ABSENT: u8 = FREQ;
@@ -80,7 +80,7 @@ const LIST_ASIDE: u32 = 2;
 struct Links {
     newer: u32,
     older: u32,
-    /// Of the block. A sentinel has none.
+    /// The key of the block. A sentinel has none.
     key: u64,
 }
 
@@ -88,13 +88,13 @@ struct Links {
 ///
 /// Memory, fixed by [`Policy::new`]: about 35 bytes per slot (1 state, 16 links and key, 18 ghost).
 pub(crate) struct Policy {
-    /// Hits and place of every slot; the only thing a hit reads and writes.
+    /// Hit count and place of every slot. A hit reads and writes nothing else.
     state: Box<[u8]>,
     /// Rings of newer and older neighbours; one sentinel per list behind the slots.
     links: Box<[Links]>,
     lens: [u32; 3],
     ghost: Ghost,
-    /// So many of the slots aside, the oldest, may have become able to leave without a `readmit`.
+    /// This many of the slots aside, the oldest, may have become able to leave without a `readmit`.
     unasked: u32,
 }
 
@@ -111,8 +111,8 @@ impl std::fmt::Debug for Policy {
 }
 
 impl Policy {
-    /// A policy for the slots `0..slots`, none of them resident. Takes about 35 bytes per slot at
-    /// once.
+    /// A policy for the slots `0..slots`, none of them resident. Allocates about 35 bytes per slot
+    /// at once.
     ///
     /// # Panics
     ///
@@ -129,15 +129,15 @@ impl Policy {
         }
     }
 
-    /// `slot` holds the block of `key` from now on. It enters the small queue, or the main queue if
-    /// the ghost remembers `key` (and then no longer does).
+    /// Makes `slot` hold the block of `key`. The slot enters the small queue, or the main queue if
+    /// the ghost remembers `key`; the ghost then forgets the key.
     ///
-    /// Blocks should have different keys and a block the same one always; a good hash is not
-    /// needed. If `slot` is resident already, this is [`Policy::remove`] first.
+    /// Different blocks should have different keys, and one block always the same key. Keys need no
+    /// good hash. If `slot` is already resident, [`Policy::remove`] is done first.
     ///
     /// # Panics
     ///
-    /// If there is no such slot.
+    /// If `slot` does not exist.
     pub(crate) fn insert(&mut self, slot: Slot, key: u64) {
         self.remove(slot);
         self.links[slot.index()].key = key;
@@ -150,8 +150,8 @@ impl Policy {
         }
     }
 
-    /// A hit. Nothing happens if the slot is not resident. Writes at most one byte, and none of a
-    /// slot that was hit three times already.
+    /// Counts a hit. Has no effect on a slot that is not resident. Writes at most one byte, and
+    /// none if the slot was already hit three times.
     #[inline]
     pub(crate) fn touch(&mut self, slot: Slot) {
         if let Some(state) = self.state.get_mut(slot.index())
@@ -161,7 +161,7 @@ impl Policy {
         }
     }
 
-    /// Lowers the count of hits of a slot. False: it had none.
+    /// Lowers the hit count of a slot. False: the count was 0.
     pub(crate) fn cool(&mut self, slot: Slot) -> bool {
         match self.state.get_mut(slot.index()) {
             Some(state) if *state != ABSENT && *state & FREQ > 0 => {
@@ -173,14 +173,14 @@ impl Policy {
     }
 
     /// The block of `old` moved to `new` (copy on write), which counts as a hit: `new` takes the
-    /// place and key of `old`, and `old` is not resident any more.
+    /// place and key of `old`, and `old` is no longer resident.
     ///
-    /// Nothing happens if `old` is not resident. If `new` is, it is removed first. If `old` may not
-    /// leave but `new` may, that is one more occasion for [`Policy::readmit`].
+    /// Has no effect if `old` is not resident. If `new` is resident, it is removed first. If `old`
+    /// may not leave but `new` may, the caller must call [`Policy::readmit`] for `new`.
     ///
     /// # Panics
     ///
-    /// If `old` is resident and there is no slot `new`.
+    /// If `old` is resident and `new` does not exist.
     #[inline(always)]
     pub(crate) fn replace(&mut self, old: Slot, new: Slot) {
         let Some(&was) = self.state.get(old.index()) else { return };
@@ -203,8 +203,8 @@ impl Policy {
         state[to] = was + u8::from(was & FREQ != FREQ);
     }
 
-    /// The block of `slot` is gone (invalidated); its key is not remembered. Nothing happens if the
-    /// slot is not resident.
+    /// Removes the slot of an invalidated block; the ghost does not remember its key. Has no effect
+    /// if the slot is not resident.
     pub(crate) fn remove(&mut self, slot: Slot) {
         if self.is_resident(slot) {
             self.unlink(list_of(self.state[slot.index()]), slot.0);
@@ -212,9 +212,8 @@ impl Policy {
         }
     }
 
-    /// The slot may leave again: it is clean, or lost its last pin. To be called whenever that
-    /// happens; it costs a look at one byte unless the slot was put aside. Nothing happens if it is
-    /// not resident.
+    /// The slot may leave again: it became clean, or lost its last pin. Call this each time. A call
+    /// tests one byte unless the slot was put aside. Has no effect if the slot is not resident.
     #[inline]
     pub(crate) fn readmit(&mut self, slot: Slot) {
         if self.state.get(slot.index()).is_some_and(|state| state & ASIDE != 0) {
@@ -223,8 +222,7 @@ impl Policy {
         }
     }
 
-    /// The same, if the caller finds that the slot may leave. It is asked only if the slot was put
-    /// aside.
+    /// Like [`Policy::readmit`], if `may_leave` agrees. Asks only about a slot that was put aside.
     #[inline(always)]
     pub(crate) fn readmit_if(&mut self, slot: Slot, may_leave: impl FnOnce() -> bool) {
         if self.state.get(slot.index()).is_some_and(|state| state & ASIDE != 0) && may_leave() {
@@ -232,19 +230,20 @@ impl Policy {
         }
     }
 
-    /// Any slot aside may be able to leave by now, and nobody knows which: all are asked about once
-    /// more before [`Policy::evict`] finds nothing.
+    /// Any slot aside may have become able to leave: [`Policy::evict`] asks about all of them once
+    /// more before it gives up.
     pub(crate) fn ask_again(&mut self) {
         self.unasked = self.aside_len();
     }
 
-    /// Takes the next victim out of the queues and returns it; if it comes from the small queue,
-    /// its key is remembered. Slots for which `may_leave` says no stay resident. Lowers `steps` by
-    /// what it did, besides the first [`ASIDE_LOOKS`].
+    /// Takes the next victim out of the queues and returns it; the ghost remembers the key of a
+    /// victim from the small queue. Slots that `may_leave` refuses stay resident. Lowers `steps` by
+    /// the steps taken, without the first [`ASIDE_LOOKS`].
     ///
-    /// None if no slot of the queues may leave and none of at most 66 that were refused before (see
-    /// the module's description). A caller that waits until a slot can leave must call
-    /// [`Policy::readmit`] when one can. None also if `steps` is 0: then another call may find one.
+    /// `None` if no slot of the queues may leave and none of at most 66 that were refused before
+    /// (see the module's description). A caller that waits until a slot can leave must call
+    /// [`Policy::readmit`] when one can. Also `None` when `steps` reaches 0: then another call may
+    /// find a victim.
     pub(crate) fn evict(
         &mut self,
         steps: &mut u32,
@@ -271,14 +270,14 @@ impl Policy {
         }
     }
 
-    /// Until a victim is found, the queues are empty, or there are no more `steps`.
+    /// Runs until a victim is found, the queues are empty, or `steps` is used up.
     fn evict_from_queues(
         &mut self,
         steps: &mut u32,
         may_leave: &mut impl FnMut(Slot) -> bool,
     ) -> Option<Slot> {
         loop {
-            // The small queue gives while it has a tenth or more of what both have.
+            // The small queue gives while it has at least a tenth of both queues.
             let list = if 9 * u64::from(self.small_len()) >= u64::from(self.main_len()) {
                 LIST_SMALL
             } else {
@@ -308,8 +307,8 @@ impl Policy {
         }
     }
 
-    /// Asks about the slot that is aside and was not asked about for the longest time. True if it
-    /// is back in its queue. There must be one.
+    /// Asks about the slot aside that has waited longest. True if the slot is back in its queue.
+    /// There must be a slot aside.
     fn look_aside(&mut self, may_leave: &mut impl FnMut(Slot) -> bool) -> bool {
         let Some(slot) = self.oldest(LIST_ASIDE) else { return false };
         self.unasked = self.unasked.saturating_sub(1);
@@ -323,7 +322,8 @@ impl Policy {
         back
     }
 
-    /// From aside (unlinked already) to the old end of its queue: it is due since it was refused.
+    /// Moves a slot from aside (already unlinked) to the old end of its queue: its turn came when
+    /// it was refused.
     fn return_to_queue(&mut self, slot: u32) {
         self.state[wide(slot)] &= !ASIDE;
         let list = list_of(self.state[wide(slot)]);
@@ -331,7 +331,7 @@ impl Policy {
         self.link_before(list, sentinel, slot);
     }
 
-    /// Whether the slot holds a block. False for a slot that does not exist.
+    /// Whether the slot holds a block. False for a number without a slot.
     #[must_use]
     #[inline]
     pub(crate) fn is_resident(&self, slot: Slot) -> bool {
@@ -363,13 +363,13 @@ impl Policy {
         self.lens[wide(LIST_MAIN)]
     }
 
-    /// Resident slots in neither queue: refused when they were looked at last.
+    /// Resident slots in neither queue: refused at the last look.
     #[must_use]
     pub(crate) fn aside_len(&self) -> u32 {
         self.lens[wide(LIST_ASIDE)]
     }
 
-    /// Keys remembered of blocks that left the small queue; at most nine tenths of the slots.
+    /// Remembered keys of blocks that left the small queue; at most nine tenths of the slots.
     #[must_use]
     pub(crate) fn ghost_len(&self) -> u32 {
         self.ghost.len()
@@ -378,7 +378,7 @@ impl Policy {
     /// The sentinel's neighbours are the list's ends: `older` is its newest slot, `newer` its
     /// oldest.
     fn sentinel(&self, list: u32) -> u32 {
-        // `new` bounds the number of slots, so all links have numbers of 32 bits.
+        // `new` bounds the number of slots, so all link numbers fit in 32 bits.
         narrow::<u32, _>(self.state.len()) + list
     }
 

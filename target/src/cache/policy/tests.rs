@@ -37,7 +37,7 @@ struct Model {
     from_main: HashSet<u32>,
     freq: HashMap<u32, u8>,
     keys: HashMap<u32, u64>,
-    /// The last keys in the order in which they left; None: forgotten since.
+    /// The last keys in the order in which they left; `None`: forgotten since.
     ghost: VecDeque<Option<u64>>,
     ghost_max: usize,
 }
@@ -219,7 +219,7 @@ enum Op {
     Remove(u32),
     Evict,
     Stick(u32),
-    /// Free again, and the policy is told or not.
+    /// Free again, with or without a `readmit`.
     Unstick(u32, bool),
 }
 
@@ -329,7 +329,7 @@ fn a_million_operations_agree_with_the_model() {
             println!("slots {slots}, seed {seed}");
             let mut rng = Rng(seed << 32 | u64::from(slots));
             let mut pair = Pair::new(slots);
-            // Full at first, then as the operations have it.
+            // Full at first, then as the operations leave it.
             for slot in 0..slots {
                 pair.run(Op::Insert(slot, u64::from(slot)));
             }
@@ -385,7 +385,7 @@ fn a_policy_without_slots_has_no_victim() {
     assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), None);
 }
 
-/// The algorithm by hand: what the model and the policy could both have wrong.
+/// The algorithm by hand: finds errors that the model and the policy may share.
 #[test]
 fn follows_the_paper() {
     let mut policy = Policy::new(20);
@@ -400,7 +400,7 @@ fn follows_the_paper() {
     assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(0)));
     assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(2)));
     assert_eq!((policy.small_len(), policy.main_len(), policy.ghost_len()), (17, 1, 2));
-    // The ghost remembers the block of slot 0, wherever it comes back, and only once.
+    // The ghost remembers the block of slot 0, in any new slot, and only once.
     policy.insert(Slot(2), 100);
     assert_eq!((policy.small_len(), policy.main_len(), policy.ghost_len()), (17, 2, 1));
     policy.remove(Slot(2));
@@ -412,8 +412,9 @@ fn follows_the_paper() {
     assert_eq!(policy.evict(&mut { u32::MAX }, |_| true), Some(Slot(0)));
     policy.insert(Slot(0), 103);
     assert_eq!(policy.main_len(), 2);
-    // All of the small queue is hit: it shrinks below a tenth, then the main queue gives, the
-    // oldest first (slot 1, whose hits do not count any more). What leaves it is not remembered.
+    // All of the small queue is hit: it shrinks below a tenth. Then the main queue gives its oldest
+    // first (slot 1, with hits that do not count any more). The ghost does not remember a block of
+    // the main queue.
     let ghost = policy.ghost_len();
     for slot in 2..20 {
         policy.touch(Slot(slot));
@@ -466,11 +467,11 @@ fn stuck_slots_stay_and_the_rest_can_leave() {
     }
     assert_eq!(left.len(), SLOTS.div_ceil(7) as usize);
     assert!((0..SLOTS).all(|slot| policy.is_resident(Slot(slot)) == stuck(Slot(slot))));
-    // One is told of: it is the next.
+    // After a `readmit`, the slot is the next victim.
     policy.readmit(Slot(500));
     assert_eq!(policy.evict(&mut { u32::MAX }, |slot| slot == Slot(500)), Some(Slot(500)));
     assert_eq!(policy.evict(&mut { u32::MAX }, |_| false), None);
-    // One is not: a bounded number of calls finds it.
+    // Without a `readmit`, a bounded number of calls finds the slot.
     let calls = policy.len().div_ceil(DRY_LOOKS) as usize;
     let found = (0..calls).find_map(|_| policy.evict(&mut { u32::MAX }, |slot| slot == Slot(501)));
     assert_eq!(found, Some(Slot(501)));
@@ -493,7 +494,7 @@ fn slots_that_are_stuck_are_not_asked_about_again_and_again() {
         assert_eq!(none, None);
     }
     assert!(asked <= SLOTS + 1000 * (ASIDE_LOOKS + DRY_LOOKS), "{asked} questions");
-    // All but one, which comes and goes.
+    // All but one slot, which comes and goes.
     asked = 0;
     for key in 0..1000 {
         policy.remove(Slot(9));
@@ -505,7 +506,8 @@ fn slots_that_are_stuck_are_not_asked_about_again_and_again() {
         assert_eq!(victim, Some(Slot(9)));
     }
     assert!(asked <= 1000 * (1 + ASIDE_LOOKS), "{asked} questions");
-    // Told of each in turn: two questions to those aside and one that is answered with yes.
+    // A `readmit` of each in turn: two questions about slots aside, and one that is answered with
+    // yes.
     asked = 0;
     for slot in 10..1010 {
         policy.readmit(Slot(slot));
@@ -524,7 +526,7 @@ fn the_ghost_forgets_few_keys_early() {
         let mut policy = Policy::new(keys);
         let ghost = &mut policy.ghost;
         let most = (keys - keys / 10).max(1);
-        // Keys as regular as they come.
+        // Very regular keys.
         for key in 0..u64::from(keys) * 4 {
             ghost.remember(key << 12);
             assert!(ghost.len() <= most);
@@ -538,7 +540,7 @@ fn the_ghost_forgets_few_keys_early() {
     }
 }
 
-/// What a trace is run against. True: a hit.
+/// A cache under a trace. True: a hit.
 trait Cache {
     fn access(&mut self, block: u64) -> bool;
 }
@@ -626,9 +628,9 @@ impl Zipf {
     }
 }
 
-/// Hits in the hot set per access to it, in percent, after a warm-up: 600 hot blocks, and beside
-/// each access to them three of a scan that goes round over four times as many blocks as there are
-/// slots.
+/// Hits in the hot set per access to it, in percent, after a warm-up. There are 600 hot blocks. For
+/// each access to them there are three accesses of a scan, which cycles over four times as many
+/// blocks as there are slots.
 fn hot_hits_beside_a_scan(cache: &mut dyn Cache, seed: u64) -> f64 {
     const SLOTS: u64 = 1000;
     let zipf = Zipf::new(600, 0.9);

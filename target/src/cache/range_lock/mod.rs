@@ -1,23 +1,22 @@
 //! [`RangeLocks`]: fair exclusive locks on byte ranges of volumes.
 //!
 //! A lock waits for every earlier lock, held or waiting, that overlaps it on the same volume. So
-//! two locks that overlap are never held together. A later lock never overtakes an earlier one that
-//! it overlaps. A lock waits for earlier locks only, so locks cannot wait in a circle: when all
-//! holders release, all locks are held in the end. (An owner that keeps one lock until it is
-//! granted another one that overlaps waits for itself: owners are only numbers here.)
+//! two overlapping locks are never held together, and a later lock never overtakes an earlier one
+//! that it overlaps. A lock waits for earlier locks only, so locks cannot wait in a circle: when
+//! all holders release, all locks are held in the end. (An owner that keeps one lock until it gets
+//! a second, overlapping one waits for itself: owners are only numbers here.)
 //!
 //! A range without bytes (`start >= end`) overlaps nothing. Its lock is held at once and blocks no
 //! other lock. It must be released like any other.
 //!
-//! Each waiting lock counts the locks it waits for. Locks are found by the stripes of 1 MiB they
-//! lie in, in a hash table of chains. Ranges over more than 5 stripes (everything above 4 MiB) are
-//! in a long list that every acquire walks. An acquire looks at the locks that share a stripe with
-//! it. A release looks at no other lock while none waits. A range in the long list looks at all
-//! locks.
+//! Each waiting lock counts the locks it waits for. A hash table of chains finds locks by the 1 MiB
+//! stripes that they touch. Ranges over more than 5 stripes (every range above 4 MiB) are in a long
+//! list that every acquire walks. An acquire looks at the locks that share a stripe with it. A
+//! release looks at no other lock while none waits. A range in the long list looks at all locks.
 //!
-//! Invariants: the count of a lock is the number of earlier locks that overlap it; it is held when
-//! that is 0. A lock is linked once in the chain of each of its stripes or once in the long list;
-//! one without bytes nowhere.
+//! Invariants: the count of a lock is the number of earlier locks that overlap it; the lock is held
+//! when the count is 0. A lock is linked once in the chain of each of its stripes or once in the
+//! long list; a lock without bytes is linked nowhere.
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +27,7 @@ use rblk_protocol::width::{narrow, wide, wide64};
 
 const STRIPE_SHIFT: u32 = 20;
 
-/// Most stripes of a lock that is found by stripe: what 4 MiB touch when they are not aligned.
+/// Most stripes of a lock that is found by stripe: an unaligned range of 4 MiB touches this many.
 const STRIPES: usize = LINKS as usize;
 
 /// Links of a lock: one for each of its stripes.
@@ -36,13 +35,13 @@ const LINKS: u32 = 5;
 
 const NONE: u32 = u32::MAX;
 
-/// Bits of a [`LockId`] that name its entry. The rest counts how often the entry was used.
+/// Bits of a [`LockId`] that name its entry. The rest counts the uses of the entry.
 const INDEX_BITS: u32 = 20;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const USE_MASK: u32 = u32::MAX >> INDEX_BITS;
 
-/// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. Then it names none, until
-/// 4096 later uses of the same entry: after these it could name another lock.
+/// Names a lock from [`RangeLocks::acquire`] to [`RangeLocks::release`]. After that the name is
+/// invalid until 4096 later uses of the same entry; then it could name another lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LockId(u32);
 
@@ -79,7 +78,7 @@ struct Lock {
     uses: u32,
     /// The [`LockId`] of the lock; `NONE` in an unused entry.
     id: u32,
-    /// Its chain, if it lies in one stripe; else `NONE`.
+    /// The lock's chain, if the lock lies in one stripe; else `NONE`.
     chain: u32,
     volume: u16,
 }
@@ -95,15 +94,15 @@ impl Lock {
 }
 
 /// One link of a lock in a chain. Lock `i` has the links `i * STRIPES + k`, `k` for its stripe
-/// number `k`; the first one serves in the long list and the free list, too.
+/// number `k`; the first link also serves in the long list and the free list.
 #[derive(Clone, Copy)]
 struct Link {
     next: u32,
-    /// Link before, or if there is none `NONE`.
+    /// The link before, or `NONE`.
     prev: u32,
 }
 
-/// Where the links of a range belong.
+/// The place where the links of a range belong.
 enum Shelf {
     Nowhere,
     /// First stripe and number of stripes.
@@ -122,12 +121,12 @@ fn shelf(range: &Range<u64>) -> Shelf {
     }
 }
 
-/// Locks held and waiting. About 110 bytes per lock of the capacity.
+/// Locks held and waiting. About 110 bytes for each lock of the capacity.
 pub(crate) struct RangeLocks {
     locks: Vec<Lock>,
     links: Vec<Link>,
-    /// First link of each chain, by hash of volume and stripe. A power of two, twice the locks or
-    /// more.
+    /// First link of each chain, by hash of volume and stripe. The length is a power of two, at
+    /// least twice the locks.
     chains: Vec<u32>,
     /// First link of the locks over many stripes.
     long: u32,
@@ -135,7 +134,7 @@ pub(crate) struct RangeLocks {
     free: u32,
     waiting: usize,
     next_arrival: u64,
-    /// Locks granted by the release under way: arrival and owner.
+    /// Locks granted by the current release: arrival and owner.
     granted: Vec<(u64, u32)>,
 }
 
@@ -150,7 +149,7 @@ impl std::fmt::Debug for RangeLocks {
 }
 
 impl RangeLocks {
-    /// Memory for `capacity` locks, held or waiting. More of them at a time make it double, which
+    /// Memory for `capacity` locks, held or waiting. More locks at a time double it, which
     /// allocates.
     #[must_use]
     pub(crate) fn new(capacity: usize) -> Self {
@@ -168,9 +167,9 @@ impl RangeLocks {
         new
     }
 
-    /// Asks for `range` (bytes) of `volume`. The lock is held now, or later, when
-    /// [`RangeLocks::release`] names its `owner`. A waiting lock blocks later locks as a held one
-    /// does.
+    /// Asks for `range` (bytes) of `volume`. The lock is held at once, or later, when
+    /// [`RangeLocks::release`] names its `owner`. A waiting lock blocks later locks like a held
+    /// one.
     ///
     /// # Panics
     ///
@@ -181,7 +180,7 @@ impl RangeLocks {
         if range.start >= range.end || (range.end - 1) >> STRIPE_SHIFT != stripe {
             return self.acquire_long(volume, range, owner);
         }
-        // In one stripe, as most are.
+        // The usual case: a range in one stripe.
         if self.free == NONE {
             self.grow(self.locks.len() * 2);
         }
@@ -191,8 +190,8 @@ impl RangeLocks {
         self.enter_chain(chain, volume, range, owner, waits_for)
     }
 
-    /// The lock on `range`, which has bytes and lies in one stripe, if nothing is in the way; it is
-    /// held. `None`: another lock overlaps it, and nothing changed.
+    /// The lock on `range`, which has bytes and lies in one stripe, if no other lock overlaps it;
+    /// the lock is then held. `None`: another lock overlaps the range, and nothing changed.
     ///
     /// # Panics
     ///
@@ -211,13 +210,13 @@ impl RangeLocks {
         Some(self.enter_chain(chain, volume, range, NONE, 0).id())
     }
 
-    /// Whether a range of one stripe has no other lock to look at.
+    /// Whether a range of one stripe has no other lock to compare with.
     #[inline(always)]
     fn is_alone(&self, chain: usize) -> bool {
         self.chains[chain] == NONE && self.long == NONE
     }
 
-    /// Takes an entry for a lock of one stripe. There is a free one.
+    /// Takes a free entry for a lock of one stripe. The caller ensures that one exists.
     #[inline(always)]
     fn enter_chain(
         &mut self,
@@ -228,7 +227,7 @@ impl RangeLocks {
         waits_for: u32,
     ) -> Acquired {
         let (index, link) = (wide(self.free), self.free * LINKS);
-        // As `push`, but each entry is looked up once: this is on the way of every write.
+        // Like `push`, but looks each entry up once: every write passes here.
         let (head, own) = (&mut self.chains[chain], &mut self.links[wide(link)]);
         let next = std::mem::replace(head, link);
         self.free = own.next;
@@ -239,10 +238,11 @@ impl RangeLocks {
         self.enter(index, volume, range, owner, waits_for, number(chain))
     }
 
-    /// A lock of none or of several stripes.
+    /// Acquires a lock of no stripe or of several stripes.
     #[inline(never)]
     fn acquire_long(&mut self, volume: u16, range: Range<u64>, owner: u32) -> Acquired {
-        // Without bytes: where nothing can overlap it, not even what covers all.
+        // A range without bytes moves to a place where no lock can overlap it, not even one that
+        // covers the whole volume.
         let range = if range.start < range.end { range } else { u64::MAX..u64::MAX };
         if self.free == NONE {
             self.grow(self.locks.len() * 2);
@@ -254,7 +254,7 @@ impl RangeLocks {
         self.enter(index, volume, range, owner, waits_for, NONE)
     }
 
-    /// Writes the entry of a lock that was linked.
+    /// Writes the entry of a linked lock.
     #[inline(always)]
     fn enter(
         &mut self,
@@ -288,9 +288,8 @@ impl RangeLocks {
         }
     }
 
-    /// Ends a lock that is held, or gives up one that waits. The owners whose locks are held from
-    /// now on are appended to `granted` in the order in which they acquired. Nothing happens if
-    /// there is no such lock.
+    /// Ends a held lock, or withdraws a waiting one. Appends the owners of newly granted locks to
+    /// `granted` in the order in which they acquired. Has no effect if the lock does not exist.
     #[inline(always)]
     pub(crate) fn release(&mut self, lock: LockId, granted: &mut Vec<u32>) {
         let Some(index) = self.find(lock) else { return };
@@ -307,7 +306,7 @@ impl RangeLocks {
         self.free = number(index);
     }
 
-    /// Takes a lock out that lies in several stripes, or that others may wait for.
+    /// Removes a lock that lies in several stripes, or that other locks may wait for.
     #[inline(never)]
     fn release_slowly(&mut self, index: usize, granted: &mut Vec<u32>) {
         let Lock { start, end, arrival, waits_for, volume, .. } = self.locks[index];
@@ -320,7 +319,7 @@ impl RangeLocks {
         }
     }
 
-    /// Appends the owners whose locks are held from now on, that lock being gone.
+    /// Appends the owners of locks granted by the removal of a lock.
     #[inline(never)]
     fn grant(&mut self, volume: u16, range: &Range<u64>, arrival: u64, granted: &mut Vec<u32>) {
         let mut now = std::mem::take(&mut self.granted);
@@ -339,13 +338,13 @@ impl RangeLocks {
         self.granted = now;
     }
 
-    /// Whether there is such a lock and it is held.
+    /// Whether the lock exists and is held.
     #[must_use]
     pub(crate) fn is_held(&self, lock: LockId) -> bool {
         self.find(lock).is_some_and(|index| self.locks[index].waits_for == 0)
     }
 
-    /// Whether any lock, held or waiting, has a byte of `range` of `volume`.
+    /// Whether any lock, held or waiting, overlaps `range` of `volume`.
     #[must_use]
     pub(crate) fn overlaps(&self, volume: u16, range: Range<u64>) -> bool {
         match shelf(&range) {
@@ -374,7 +373,7 @@ impl RangeLocks {
         self.len() == 0
     }
 
-    /// Entry of a lock that was not released.
+    /// The entry of a lock that was not released.
     fn find(&self, lock: LockId) -> Option<usize> {
         let index = wide(lock.0 & INDEX_MASK);
         let entry = self.locks.get(index)?;
@@ -388,7 +387,7 @@ impl RangeLocks {
         count
     }
 
-    /// Calls `f` once for each lock that overlaps.
+    /// Calls `f` once for each overlapping lock.
     fn for_each_overlapping(
         &mut self,
         volume: u16,
@@ -420,7 +419,7 @@ impl RangeLocks {
                         let index = wide(link) / STRIPES;
                         let lock = &self.locks[index];
                         // A lock that shares several stripes, or stripes that share a chain, must
-                        // count once: by the link of the first stripe in common.
+                        // count once: by the link of the first common stripe.
                         let lock_first = lock.start >> STRIPE_SHIFT;
                         let link_stripe = lock_first + wide64(wide(link) % STRIPES);
                         if lock.overlaps(volume, range)
@@ -441,7 +440,7 @@ impl RangeLocks {
         std::iter::successors(some(head), move |&link| some(self.links[wide(link)].next))
     }
 
-    /// The chain of a range that lies in one stripe, as most do; else `NONE`.
+    /// The chain of a range that lies in one stripe, the usual case; else `NONE`.
     #[inline]
     fn chain_of(&self, volume: u16, range: &Range<u64>) -> u32 {
         let stripe = range.start >> STRIPE_SHIFT;
@@ -473,7 +472,7 @@ impl RangeLocks {
         }
     }
 
-    /// Makes `link` the first before `head` and returns it.
+    /// Puts `link` before `head` and returns it as the new head.
     #[inline(always)]
     fn push(&mut self, head: u32, link: u32) -> u32 {
         self.links[wide(link)] = Link { next: head, prev: NONE };
@@ -500,7 +499,7 @@ impl RangeLocks {
         }
     }
 
-    /// Takes a link out of that chain.
+    /// Takes a link out of this chain.
     #[inline]
     fn unlink_from(&mut self, bucket: usize, link: usize) {
         if let Some(head) = self.pull(link) {
@@ -508,7 +507,7 @@ impl RangeLocks {
         }
     }
 
-    /// Takes `link` out of its chain; the chain's new head if it was the first.
+    /// Takes `link` out of its chain. Returns the chain's new head if `link` was the first.
     #[inline(always)]
     fn pull(&mut self, link: usize) -> Option<u32> {
         let Link { next, prev } = self.links[link];
@@ -522,7 +521,7 @@ impl RangeLocks {
         None
     }
 
-    /// To `capacity` entries, all chains made anew.
+    /// Grows to `capacity` entries and rebuilds all chains.
     #[cold]
     fn grow(&mut self, capacity: usize) {
         // The largest index would make the last name `NONE`.

@@ -1,4 +1,4 @@
-//! The locks against a list that is searched from end to end.
+//! The locks against a list that is searched completely.
 
 use std::collections::VecDeque;
 
@@ -32,12 +32,12 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
 }
 
-/// The locks, and all of them in order of arrival.
+/// The locks, and a list of all of them in order of arrival.
 struct Pair {
     locks: RangeLocks,
     entries: Vec<Entry>,
     next_owner: u32,
-    /// Released last.
+    /// The locks released last.
     past: VecDeque<LockId>,
 }
 
@@ -82,7 +82,7 @@ impl Pair {
         assert_eq!(granted, expected);
         assert_eq!(self.locks.len(), self.entries.len());
         assert_eq!(self.locks.is_empty(), self.entries.is_empty());
-        // The id is dead, twice over.
+        // The id is invalid: a second release has no effect.
         self.locks.release(entry.id, &mut granted);
         assert_eq!((granted.len(), self.locks.len()), (expected.len(), self.entries.len()));
         assert!(!self.locks.is_held(entry.id));
@@ -92,7 +92,7 @@ impl Pair {
         }
     }
 
-    /// What has to hold, whatever was done; and every link where it belongs.
+    /// Checks the invariants, and that every link is in its chain or list.
     fn check(&self) {
         assert!(self.past.iter().all(|id| self.locks.find(*id).is_none()));
         for (i, e) in self.entries.iter().enumerate() {
@@ -125,8 +125,8 @@ impl Pair {
         assert_eq!(linked, expected);
     }
 
-    /// Holders release, one after the other, the newest or the oldest first: all were held in the
-    /// end.
+    /// Releases one holder after the other, the newest or the oldest first: in the end all locks
+    /// were held.
     fn drain(&mut self, newest_first: bool) {
         while !self.entries.is_empty() {
             let held = |e: &Entry| e.held;
@@ -142,7 +142,7 @@ impl Pair {
     }
 }
 
-/// Requests as they come: mostly small, some up to 4 MiB, a few without end or bytes.
+/// Typical ranges: mostly small, some up to 4 MiB, a few without end or bytes.
 fn random_range(rng: &mut Rng, blocks: u64) -> Range<u64> {
     let start = rng.below(blocks) * 4096;
     let len = match rng.below(100) {
@@ -180,7 +180,7 @@ fn many_operations_agree_with_the_model() {
                 pair.acquire(volume, random_range(&mut rng, blocks));
                 waited += u32::from(!pair.entries.last().unwrap().held);
             } else {
-                // Mostly one that is held; some give up.
+                // Mostly releases a held lock; sometimes withdraws a waiting one.
                 let at = usize::try_from(rng.below(len)).unwrap();
                 let held = pair.entries[at..].iter().position(|e| e.held);
                 let at = if rng.below(20) == 0 { at } else { held.map_or(0, |more| at + more) };
@@ -246,7 +246,7 @@ fn waiters_take_turns_in_the_order_they_came() {
         panic!("there was no other lock")
     };
     let Acquired::Queued(wide) = locks.acquire(1, 0..u64::MAX, 11) else { panic!("overtook") };
-    // It overlaps no lock that is held, but one that waits.
+    // Overlaps no held lock, but a waiting one.
     let Acquired::Queued(far) = locks.acquire(1, MIB..MIB + 1, 12) else { panic!("overtook") };
     let Acquired::Queued(near) = locks.acquire(1, 0..1, 13) else { panic!("overtook") };
     let Acquired::Now(_) = locks.acquire(2, 0..u64::MAX, 14) else { panic!("other volume") };
@@ -258,7 +258,7 @@ fn waiters_take_turns_in_the_order_they_came() {
 }
 
 #[test]
-fn who_gives_up_waiting_lets_others_pass() {
+fn a_withdrawn_lock_lets_others_pass() {
     let mut locks = RangeLocks::new(4);
     let mut granted = Vec::new();
     let _held = locks.acquire(0, 0..10, 1);
@@ -272,7 +272,7 @@ fn who_gives_up_waiting_lets_others_pass() {
 }
 
 #[test]
-fn a_range_without_bytes_is_in_nobodys_way() {
+fn a_range_without_bytes_blocks_no_lock() {
     let mut locks = RangeLocks::new(4);
     let _all = locks.acquire(0, 0..u64::MAX, 1);
     for range in [5..5, Range { start: 9, end: 3 }, u64::MAX..u64::MAX, 0..0] {
@@ -303,7 +303,7 @@ fn memory_is_reserved_at_first_and_doubles_only_beyond_it() {
 }
 
 #[test]
-fn a_released_id_names_nobody_else() {
+fn a_released_id_names_no_other_lock() {
     let mut locks = RangeLocks::new(1);
     let mut last = None;
     for n in 0..10_000 {

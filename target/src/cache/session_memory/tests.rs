@@ -6,7 +6,7 @@ const THREE: SessionIndex = SessionIndex { index: 3, life: 1 };
 const A: HostIndex = HostIndex::new(1);
 const B: HostIndex = HostIndex::new(2);
 
-/// Sessions of these hosts, over so much memory.
+/// Sessions of these hosts, over this many slots.
 fn sessions(slots: usize, of: &[(SessionIndex, HostIndex)]) -> Sessions {
     let mut sessions = Sessions::default();
     sessions.set_slots(slots);
@@ -14,7 +14,7 @@ fn sessions(slots: usize, of: &[(SessionIndex, HostIndex)]) -> Sessions {
     sessions
 }
 
-/// Each is of a host of its own.
+/// Each session has a host of its own.
 fn strangers(slots: usize) -> Sessions {
     sessions(slots, &[(ONE, A), (TWO, B), (THREE, HostIndex::new(3))])
 }
@@ -23,7 +23,7 @@ fn number(index: u16) -> SessionIndex {
     SessionIndex { index, life: 1 }
 }
 
-/// What a session gets, slot by slot. Nothing comes back.
+/// The slots that a session gets, one by one. None come back.
 fn fill(sessions: &mut Sessions, session: SessionIndex, pinned: &mut usize) -> usize {
     let before = *pinned;
     while sessions.take(session, 1, *pinned) {
@@ -33,7 +33,7 @@ fn fill(sessions: &mut Sessions, session: SessionIndex, pinned: &mut usize) -> u
 }
 
 #[test]
-fn each_further_host_finds_a_part_of_what_is_left() {
+fn each_further_host_gets_a_part_of_the_rest() {
     let mut sessions = strangers(1900);
     let mut pinned = 0;
     assert_eq!(fill(&mut sessions, ONE, &mut pinned), 400);
@@ -41,7 +41,7 @@ fn each_further_host_finds_a_part_of_what_is_left() {
     assert_eq!(second, 316);
     assert!((245..=252).contains(&fill(&mut sessions, THREE, &mut pinned)));
     assert_eq!(sessions.kept(), pinned);
-    // And the first gets more when others keep less.
+    // The first host gets more when others keep less.
     sessions.give_back(TWO, second);
     pinned -= second;
     assert_eq!(fill(&mut sessions, ONE, &mut pinned), 0);
@@ -55,7 +55,7 @@ fn a_host_keeps_a_quarter_whatever_the_number_of_its_sessions() {
         let of: Vec<_> = (10..10 + count).map(|index| (number(index), A)).collect();
         let mut sessions = sessions(4096, &of);
         let mut pinned = 0;
-        // Each asks for the largest request first, as often as it may.
+        // Each asks for the largest request first, as often as possible.
         for need in [256, 16, 1] {
             for (session, _) in &of {
                 while sessions.take(*session, need, pinned) {
@@ -65,7 +65,7 @@ fn a_host_keeps_a_quarter_whatever_the_number_of_its_sessions() {
         }
         assert!((860..=1024).contains(&pinned), "{count} sessions keep {pinned}");
         assert_eq!(sessions.kept(), pinned);
-        // Another host has its part, and its first request is served in any case.
+        // Another host gets its part, and its first request is served in any case.
         sessions.set_host(ONE, B);
         assert!(sessions.take(ONE, 256, pinned), "{count}");
         assert!(sessions.take(ONE, 256, pinned + 256), "{count}");
@@ -73,12 +73,12 @@ fn a_host_keeps_a_quarter_whatever_the_number_of_its_sessions() {
 }
 
 #[test]
-fn a_host_that_keeps_nothing_gets_whatever_it_asks_for() {
+fn a_host_that_keeps_no_memory_gets_its_first_request() {
     let mut sessions = strangers(16);
     assert!(sessions.promise(ONE, 7, 256, 0));
     assert!(!sessions.promise(ONE, 8, 1, 0));
     assert!(sessions.promise(TWO, 9, 16, 0));
-    // Another session of a host that keeps something does not.
+    // Another session of a host that keeps memory gets none.
     sessions.set_host(number(4), A);
     assert!(!sessions.promise(number(4), 10, 1, 0));
     sessions.end_promise(ONE, 256);
@@ -95,7 +95,7 @@ fn jobs_of_a_session_go_on_in_order_and_hosts_in_turn() {
     for session in [ONE, TWO] {
         assert!(sessions.promise(session, 0, 7, 0));
     }
-    // A large one is in front of a small one, which does not overtake it.
+    // A large request is in front of a small one, which does not overtake it.
     for (job, need) in [(1, 8), (2, 1)] {
         assert!(!sessions.promise(ONE, job, need, 0));
         assert!(!sessions.promise(TWO, 10 + job, need, 0));
@@ -108,7 +108,7 @@ fn jobs_of_a_session_go_on_in_order_and_hosts_in_turn() {
     assert_eq!(all, [(1, 8), (11, 8)]);
     sessions.end_promise(TWO, 8);
     assert_eq!(sessions.promise_next(0), Some((12, 1)));
-    // It keeps as much as a session may, of what its host has.
+    // The session keeps the most that a session may have of its host's memory.
     assert_eq!(sessions.promise_next(0), None);
     sessions.end_promise(ONE, 8);
     assert_eq!(sessions.promise_next(0), Some((2, 1)));
@@ -116,13 +116,13 @@ fn jobs_of_a_session_go_on_in_order_and_hosts_in_turn() {
 }
 
 #[test]
-fn small_requests_of_one_session_keep_no_large_one_of_another_waiting() {
+fn small_requests_of_one_session_do_not_delay_a_large_one_of_another() {
     let mut sessions = sessions(120, &[(ONE, A), (TWO, A), (THREE, A)]);
     assert!(sessions.take(ONE, 8, 0) && sessions.take(ONE, 8, 8));
-    // The whole of what the host may keep.
+    // The whole memory that the host may keep.
     assert!(!sessions.promise(TWO, 1, 30, 16));
     assert_eq!(sessions.promise_next(16), None);
-    // Nobody of the host goes before it, however little that wants.
+    // No session of the host overtakes it, not even with a small request.
     sessions.give_back(ONE, 8);
     assert!(!sessions.promise(ONE, 2, 1, 8));
     assert!(!sessions.take(THREE, 1, 8));
@@ -135,7 +135,7 @@ fn small_requests_of_one_session_keep_no_large_one_of_another_waiting() {
 }
 
 #[test]
-fn a_session_that_waits_for_itself_keeps_no_other_one_waiting() {
+fn a_session_at_its_own_limit_does_not_delay_others() {
     let mut sessions = sessions(1200, &[(ONE, A), (TWO, A)]);
     let mut pinned = 0;
     let kept = fill(&mut sessions, ONE, &mut pinned);
@@ -146,8 +146,8 @@ fn a_session_that_waits_for_itself_keeps_no_other_one_waiting() {
 }
 
 #[test]
-fn what_a_session_keeps_goes_with_it_to_its_host() {
-    // It comes before its host is told.
+fn the_memory_of_a_session_moves_with_it_to_its_host() {
+    // The session appears before its host is known.
     let mut sessions = sessions(1200, &[(TWO, A)]);
     assert!(sessions.take(ONE, 200, 0));
     assert!(!sessions.promise(ONE, 1, 200, 200));
@@ -159,7 +159,7 @@ fn what_a_session_keeps_goes_with_it_to_its_host() {
     sessions.give_back(TWO, 150);
     assert_eq!(sessions.promise_next(0), Some((1, 200)));
     sessions.end_promise(ONE, 200);
-    // What control asks for is of no host.
+    // A request of control belongs to no host.
     assert!(sessions.take(SessionIndex::NONE, 10, 0));
     sessions.give_back(SessionIndex::NONE, 10);
     assert_eq!((sessions.kept(), sessions.waiting()), (0, 0));

@@ -1,4 +1,4 @@
-//! Dirty slots: the list of each volume, oldest first, and what write-backs do to the slots.
+//! Dirty slots: the list of each volume, oldest first, and the steps of a write-back.
 
 use super::super::policy::Slot;
 use super::meta::Meta;
@@ -6,7 +6,7 @@ use super::{NONE, Slots, State};
 use crate::volume::ids::VolumeIndex;
 
 impl Slots {
-    // A write-back is done with a slot.
+    // A write-back no longer reads a slot.
     pub(super) fn leave_store(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.index()];
         meta.stores -= 1;
@@ -22,7 +22,7 @@ impl Slots {
         after
     }
 
-    // Puts a slot in its volume's list of dirty ones, behind `after`.
+    // Puts a slot in its volume's dirty list, behind `after`.
     pub(super) fn enter_list(&mut self, slot: Slot, after: u32, order: u64, now_ms: u32) {
         let list = usize::from(self.metas[slot.index()].volume);
         debug_assert!(after == NONE || self.metas[after as usize].since <= order);
@@ -45,8 +45,7 @@ impl Slots {
         self.totals.dirty += 1;
     }
 
-    // Takes a slot out of the count of dirty ones, and out of the list that it is in. The caller
-    // gives it a new state.
+    // Takes a slot out of the dirty count and out of its list. The caller gives it a new state.
     pub(super) fn leave_list(&mut self, slot: Slot) {
         let Meta { prev, next, state, volume, failed, .. } = self.metas[slot.index()];
         if !state.is_dirty() {
@@ -75,14 +74,14 @@ impl Slots {
         }
     }
 
-    /// The slot of a volume that has been dirty for longest and is not with a write-back.
+    /// The slot of a volume that has been dirty for longest, without slots that a write-back reads.
     #[must_use]
     pub(crate) fn oldest_dirty(&self, volume: VolumeIndex) -> Option<Slot> {
         let head = self.lists.get(usize::from(volume.0))?.head;
         (head != NONE).then_some(Slot(head))
     }
 
-    /// A dirty slot goes with a write-back.
+    /// A write-back takes a dirty slot.
     pub(crate) fn begin_writing(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Dirty, "{:?}", self.holders(slot));
         let failed = self.metas[slot.index()].failed;
@@ -110,8 +109,9 @@ impl Slots {
         self.free_if_unpinned(slot);
     }
 
-    /// The store does not have the slot's bytes: it `failed`, or was not asked after all. The slot
-    /// is dirty again. If newer data took its place, the newer slot is now as old as this one.
+    /// The store does not have the slot's bytes: the write-back `failed`, or the slot was recalled
+    /// from it. The slot is dirty again. If newer data took its place, the newer slot takes over
+    /// this slot's age.
     pub(crate) fn not_written(&mut self, slot: Slot, failed: bool) {
         self.leave_store(slot);
         let meta = &self.metas[slot.index()];

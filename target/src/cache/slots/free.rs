@@ -1,8 +1,8 @@
-//! [`FreeSlots`]: the slots of a shard that nothing uses.
+//! [`FreeSlots`]: the free slots of a shard.
 //!
-//! They are in the arena, which joins them with their neighbours, except for a few that became free
-//! last: these are *loose*, and the first to be handed out where a single slot is wanted. Before a
-//! run of slots is wanted, [`FreeSlots::gather`] gives the loose ones to the arena.
+//! Most are in the arena, which joins them with their neighbours. The few slots that became free
+//! last are *loose*: a request for a single slot gets these first. Before a request for a run of
+//! slots, [`FreeSlots::gather`] gives the loose slots to the arena.
 
 use rblk_fabric::Region;
 use rblk_protocol::width::{wide, wide64};
@@ -20,7 +20,7 @@ pub(super) struct FreeSlots {
     arena: Arena,
     // At most `LOOSE`.
     loose: Vec<Slot>,
-    // Of the first slot, in the region.
+    // Offset of the first slot in the region.
     start: usize,
 }
 
@@ -53,7 +53,7 @@ impl FreeSlots {
     #[inline]
     pub(super) fn slot_at(&self, offset: usize) -> Slot {
         debug_assert!(self.arena.range().contains(&offset), "no slot at {offset}");
-        // There are no more slots than that.
+        // The number of slots fits in 32 bits.
         Slot((wide64((offset - self.start) / SLOT_BYTES) & 0xffff_ffff) as u32)
     }
 
@@ -70,7 +70,7 @@ impl FreeSlots {
         Some(self.slot_at(offset))
     }
 
-    /// A slot is free.
+    /// Frees a slot; it may become loose.
     #[inline(always)]
     pub(super) fn give_back(&mut self, slot: Slot) {
         if self.loose.len() < LOOSE {
@@ -80,7 +80,7 @@ impl FreeSlots {
         }
     }
 
-    /// A slot is free, and not loose.
+    /// Frees a slot into the arena.
     #[inline(never)]
     pub(super) fn give_to_arena(&mut self, slot: Slot) {
         self.arena.release_page(self.offset(slot));
@@ -93,18 +93,19 @@ impl FreeSlots {
         }
     }
 
-    /// Slots of the arena that are free.
+    /// Free slots of the arena.
     pub(super) fn len(&self) -> usize {
         self.arena.free_bytes() / SLOT_BYTES
     }
 
-    /// Whether so many slots are free in one run, or as many as there can be in one run.
+    /// Whether `count` slots are free in one run, or the longest possible run if that is shorter.
     pub(super) fn has_run(&self, count: usize) -> bool {
         let run = (count * SLOT_BYTES).next_power_of_two().min(wide(self.arena.extent_max()));
         wide(self.arena.largest_free()) >= run
     }
 
-    /// Hands out `count` slots of the arena, which has as many, in runs as long as possible.
+    /// Hands out `count` slots of the arena in runs as long as possible. The caller ensures that
+    /// the arena has as many.
     pub(super) fn take(&mut self, count: usize, mut each: impl FnMut(Slot)) {
         debug_assert!(count <= self.len(), "{count} slots of {}", self.len());
         let mut left = count;
@@ -125,7 +126,7 @@ impl FreeSlots {
                 left -= used;
                 step = step.min(left.next_power_of_two());
             } else {
-                // One page is always free: `count` of them are.
+                // One page is always free: at least `count` pages are.
                 step = (step / 2).max(1);
             }
         }

@@ -1,19 +1,19 @@
-//! At most how many slots of the index a volume has.
+//! The maximum number of slots of the index for a volume.
 //!
-//! The clean slots of a volume with a maximum stand in a list. A block that would be one too many
-//! takes the place of one of them: of the first that was not hit since it came, or since it was
-//! last looked at. Slots that were hit, or are lent, go to the end of the list. If all of the first
-//! [`LOOKS`] were, the next one leaves all the same. Lent, it is free when it comes back.
+//! The clean slots of a volume with a maximum are in a list. A block that would exceed the maximum
+//! takes the place of one of them: the first that was not hit since it came or since the last look
+//! at it. Slots that were hit or are lent go to the end of the list. If the first [`LOOKS`] slots
+//! all were, the next one leaves in any case. A lent slot that leaves is freed when it comes back.
 //!
-//! Dirty slots count and cannot leave. A volume with nothing else takes no more: what is read is
-//! not kept, and what is written goes to the store. Slots that are not in the index do not count.
+//! Dirty slots count and cannot leave. A volume at its maximum with only dirty slots takes no more:
+//! reads are not kept, and writes go to the store. Slots that are not in the index do not count.
 //!
 //! Invariant: a volume has no more slots than its maximum, unless the maximum was lowered. Then
-//! [`Slots::trim`] takes out a few at a time, and those that are dirty leave when they are written.
-//! Of a volume that has a maximum only since it has clean slots, it first puts these in the list.
+//! [`Slots::trim`] evicts a few slots at a time, and dirty slots leave when they are written. If
+//! the volume got its first maximum while it had clean slots, `trim` first puts these in the list.
 //!
 //! A slot in the list is [`State::Bounded`] and not `Clean`, so the paths of other volumes do not
-//! ask for a maximum. Slots that are in the list when there is no maximum any more stay there.
+//! ask for a maximum. When a maximum is removed, the slots in the list stay there.
 
 use rblk_protocol::width::{narrow, wide};
 
@@ -22,19 +22,19 @@ use super::meta::{BOUNDED, Meta, VolumeSlots};
 use super::{NONE, Slots, State};
 use crate::volume::ids::VolumeIndex;
 
-/// Slots that get another round, at most, before one of their volume leaves.
+/// Most slots that get another round before a slot of their volume leaves.
 const LOOKS: usize = 8;
-/// Slots that one call of [`Slots::trim`] looks at, to put them in lists.
+/// Slots that one call of [`Slots::trim`] examines, to put them in lists.
 const SWEPT: usize = 4096;
-/// Slots that one call of it takes out.
+/// Slots that one call of [`Slots::trim`] evicts.
 const DROPPED: usize = 256;
 
-/// How far [`Slots::trim`] is.
+/// The progress of [`Slots::trim`].
 #[derive(Debug, Default)]
 pub(super) struct Trim {
-    // It has something to do.
+    // Some volume has slots to list or to evict.
     due: bool,
-    // The slot that is looked at next.
+    // The slot to examine next.
     next: usize,
 }
 
@@ -44,20 +44,19 @@ impl VolumeSlots {
         self.watch & BOUNDED != 0
     }
 
-    // Whether clean slots of the volume are not in its list, and have to be.
+    // Whether clean slots of the volume are missing in its list.
     fn is_unlisted(&self) -> bool {
         self.is_bounded() && self.listed < self.counts.clean()
     }
 
-    // Whether a slot has to leave that can.
+    // Whether the volume is above its maximum and has a slot that can leave.
     fn is_above(&self) -> bool {
         self.counts.cached > self.max && self.listed > 0
     }
 }
 
 impl Slots {
-    /// A volume has at most so many slots in the index from now on. It may have more: then
-    /// [`Self::trim`] is due.
+    /// Limits a volume to this many slots in the index. If it has more, [`Self::trim`] becomes due.
     pub(crate) fn set_max(&mut self, volume: VolumeIndex, most: Option<u32>) {
         let Some(list) = self.lists.get_mut(usize::from(volume.0)) else { return };
         list.max = most.unwrap_or(u32::MAX);
@@ -65,13 +64,13 @@ impl Slots {
         self.trim.due |= list.is_unlisted() || list.is_above();
     }
 
-    /// Whether [`Self::trim`] has something to do.
+    /// Whether a volume has slots to list or to evict.
     #[must_use]
     pub(crate) fn is_trim_due(&self) -> bool {
         self.trim.due
     }
 
-    /// Has volumes come closer to their maximums. The work of one call is bounded.
+    /// Evicts slots of volumes above their maximums. The work of one call is bounded.
     pub(crate) fn trim(&mut self) {
         if self.lists.iter().any(VolumeSlots::is_unlisted) {
             self.list_some();
@@ -98,7 +97,8 @@ impl Slots {
         }
     }
 
-    /// Whether a block of a volume may be in the index, clean: another one leaves if it has to.
+    /// Whether a clean block of a volume may enter the index. Evicts another block of the volume if
+    /// needed.
     #[inline(always)]
     pub(crate) fn has_place(&mut self, volume: VolumeIndex, block: u64) -> bool {
         let full = |list: &VolumeSlots| list.counts.cached >= list.max;
@@ -107,7 +107,7 @@ impl Slots {
 
     #[cold]
     fn make_place(&mut self, volume: VolumeIndex, block: u64) -> bool {
-        // A slot of the same block gives its place.
+        // An old slot of this block gives up its place.
         self.find(volume, block).is_some()
             || self.drop_clean(volume) && {
                 let list = &self.lists[usize::from(volume.0)];
@@ -115,7 +115,7 @@ impl Slots {
             }
     }
 
-    /// Whether so many more blocks of a volume may be dirty, as far as the volume is concerned.
+    /// Whether the volume's own limits allow this many more dirty blocks.
     #[inline(always)]
     pub(crate) fn may_be_dirty(&self, volume: VolumeIndex, more: usize) -> bool {
         self.lists.get(usize::from(volume.0)).is_none_or(|list| {
@@ -124,7 +124,7 @@ impl Slots {
         })
     }
 
-    /// Whether so much of what a volume may have is dirty that it should be written.
+    /// Whether so much of a volume's maximum is dirty that write-backs should start.
     #[inline]
     pub(crate) fn is_crowded(&self, volume: VolumeIndex) -> bool {
         self.lists
@@ -132,14 +132,14 @@ impl Slots {
             .is_some_and(|list| list.is_bounded() && list.counts.dirty > list.max / 2)
     }
 
-    /// Whether so many blocks are so much of what a volume may have that they would leave before
-    /// somebody asks for them.
+    /// Whether this many blocks are so large a part of a volume's maximum that they would leave
+    /// before they are read.
     pub(crate) fn is_too_much(&self, volume: VolumeIndex, blocks: usize) -> bool {
         let most = self.lists.get(usize::from(volume.0)).map_or(u32::MAX, |list| list.max);
         blocks > wide(most / 2)
     }
 
-    // A slot in the index is clean now. It may be the one that leaves.
+    // A slot in the index became clean and can leave.
     #[inline]
     pub(super) fn enter_clean(&mut self, slot: Slot) {
         let volume = self.metas[slot.index()].volume;
@@ -153,12 +153,12 @@ impl Slots {
         self.push_clean(slot);
         let volume = VolumeIndex(self.metas[slot.index()].volume);
         if self.lists[usize::from(volume.0)].is_above() {
-            // It was dirty when the maximum was lowered.
+            // The slot was dirty when the maximum was lowered.
             self.drop_clean(volume);
         }
     }
 
-    // Puts a clean slot last in the list of its volume.
+    // Puts a clean slot at the end of its volume's list.
     fn push_clean(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Clean, "{:?}", self.holders(slot));
         let list = &mut self.lists[usize::from(self.metas[slot.index()].volume)];
@@ -189,7 +189,7 @@ impl Slots {
         }
     }
 
-    // Takes a clean slot of a volume with a maximum out of the index, if there is one.
+    // Evicts a clean slot of a volume with a maximum, if it has one.
     #[cold]
     pub(super) fn drop_clean(&mut self, volume: VolumeIndex) -> bool {
         let head = |slots: &Self| Slot(slots.lists[usize::from(volume.0)].clean_head);
@@ -212,7 +212,7 @@ impl Slots {
         true
     }
 
-    /// At most how many slots a volume has.
+    /// The maximum of a volume.
     #[cfg(test)]
     pub(crate) fn max(&self, volume: VolumeIndex) -> Option<u32> {
         let list = self.lists.get(usize::from(volume.0))?;

@@ -1,20 +1,20 @@
-//! What a shard keeps of each slot: its [`State`], its block, and its pins.
+//! The metadata of each slot: its [`State`], its block, and its pins.
 
 use super::NONE;
 use crate::volume::ids::VolumeIndex;
 
-/// Where a slot is in its life. See the module.
+/// The state of a slot in its life cycle. See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// In the arena's free memory, or loose.
     Free,
-    /// A job's own.
+    /// A job owns the slot.
     Private,
-    /// A connection's: what is sent to us lands there.
+    /// A connection owns the slot: data from its peer lands there.
     Landing,
     /// Same as the store.
     Clean,
-    /// The same, and in the list of those of a volume with a maximum.
+    /// As in the store, and in the list of a volume with a maximum.
     Bounded,
     /// Newer than the store.
     Dirty,
@@ -43,27 +43,27 @@ impl State {
     }
 }
 
-/// What is kept of a slot.
+/// The metadata of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meta {
     /// Number of the block in its volume.
     pub(super) block: u64,
-    /// Order of the oldest acknowledged write that is in this slot and not in the store.
+    /// Order of the oldest acknowledged write in this slot that is not in the store.
     pub(super) since: u64,
-    /// When that was, in the shard's milliseconds.
+    /// The time of that write, in the shard's milliseconds.
     pub(super) since_ms: u32,
     /// The next slot of the same bucket of the index.
     pub(super) chain: u32,
-    /// Neighbours in the list of dirty slots, or of clean ones of a volume with a maximum.
+    /// Neighbours in the list of dirty slots, or of clean slots of a volume with a maximum.
     pub(super) prev: u32,
     pub(super) next: u32,
-    /// RDMA reads it: times lent.
+    /// Number of lends: RDMA reads the slot.
     pub(super) sends: u32,
-    /// The store reads it.
+    /// Number of write-backs that read the slot.
     pub(super) stores: u16,
     pub(super) volume: u16,
     pub(super) state: State,
-    /// Its last write-back failed.
+    /// The last write-back failed.
     pub(super) failed: bool,
 }
 
@@ -94,75 +94,76 @@ impl Meta {
     }
 }
 
-/// What holds a slot, for debugging.
+/// The state, block and pins of a slot, for debugging.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holders {
-    /// Where it is in its life.
+    /// The state of the slot.
     pub state: State,
-    /// Volume and block, for slots that hold one.
+    /// Volume and block, if the slot holds one.
     pub block: (VolumeIndex, u64),
-    /// Times lent for sending.
+    /// Number of lends.
     pub sends: u32,
-    /// Write-backs that read it.
+    /// Write-backs that read the slot.
     pub stores: u16,
 }
 
-/// What a slot becomes in the index.
+/// The state of a slot when it enters the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Install {
-    /// The store has the same.
+    /// The store has the same data.
     Clean,
-    /// The store does not have it.
+    /// The store does not have the data.
     Dirty {
         /// Order of the write.
         order: u64,
-        /// When.
+        /// Time of the write.
         now_ms: u32,
     },
-    /// The store has what is new, but perhaps not the rest of the block: dirty if the old slot was.
+    /// The store has the new bytes, but perhaps not the rest of the block: dirty if the old slot
+    /// was.
     Merged,
 }
 
-/// How many slots a volume has in a shard.
+/// The slot counts of a volume in a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SlotCounts {
-    /// In the index.
+    /// Slots in the index.
     pub cached: u32,
-    /// Of these, slots whose bytes the store does not have.
+    /// Dirty slots, part of `cached`.
     pub dirty: u32,
-    /// Of these, slots whose last write-back failed.
+    /// Dirty slots with a failed last write-back.
     pub failed: u32,
-    /// That left to make room, since the start.
+    /// Slots evicted to make room, since the start.
     pub evictions: u64,
 }
 
 /// In [`VolumeSlots::watch`]: the volume has a maximum.
 pub(super) const BOUNDED: u32 = 1 << 31;
 
-/// The slots of a volume: its lists of them, and how many there are.
+/// The slots of a volume: its lists and counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct VolumeSlots {
-    /// Dirty slots: the one that is dirty for longest, and the last.
+    /// The dirty list: the slot that has been dirty for longest, and the last.
     pub(super) head: u32,
     pub(super) tail: u32,
-    /// Without those that failed.
+    /// Counts without `failed`, which [`Self::watch`] has.
     pub(super) counts: SlotCounts,
-    /// Slots whose last write-back failed, and [`BOUNDED`]. Most writes need to know only that this
-    /// is 0.
+    /// Number of slots with a failed last write-back, and [`BOUNDED`]. Most writes only test it for
+    /// 0.
     pub(super) watch: u32,
-    /// Clean slots that stay when others need memory.
+    /// Clean slots that the volume keeps when others need memory.
     pub(super) min: u32,
-    /// Most slots of the index.
+    /// Most slots in the index.
     pub(super) max: u32,
-    /// Clean slots that came while there was a maximum: the next one to leave, and the last.
+    /// The list of clean slots under a maximum: the next one to leave, and the last.
     pub(super) clean_head: u32,
     pub(super) clean_tail: u32,
-    /// How many these are.
+    /// Length of this list.
     pub(super) listed: u32,
 }
 
 impl VolumeSlots {
-    /// Slots whose last write-back failed.
+    /// Slots with a failed last write-back.
     #[inline]
     pub(super) fn failed(&self) -> u32 {
         self.watch & !BOUNDED

@@ -42,10 +42,10 @@ use crate::memory::arena::Arena;
 use crate::volume::ids::VolumeIndex;
 
 const NONE: u32 = u32::MAX;
-/// At most this part of the slots is kept free so that long requests find memory in one run.
+/// At most this part of the slots is kept free, so that long requests find memory in one run.
 const RESERVE: usize = 16;
-/// Steps of the policy that one allocation takes: a fraction of a millisecond. Four times
-/// the blocks of the longest request, since each try may be refused those that the request has.
+/// Steps of the policy for one allocation: a fraction of a millisecond. Four times the blocks of
+/// the longest request, since each try may meet the slots that the request itself has.
 const STEPS: u32 = 4096;
 
 /// The slots of one shard.
@@ -59,9 +59,9 @@ pub struct Slots {
     policy: Policy,
     lists: Vec<VolumeSlots>,
     totals: Totals,
-    // Something was freed since the last failed allocation.
+    // A slot was freed since the last failed allocation.
     freed: bool,
-    // The last search for a slot that can leave took all its steps.
+    // The last search for a victim used up its steps.
     cut: bool,
     trim: Trim,
 }
@@ -69,17 +69,17 @@ pub struct Slots {
 // Slots of all volumes.
 #[derive(Debug, Default)]
 struct Totals {
-    // Landing.
+    // Slots in the state Landing.
     set_apart: usize,
-    // Lent, however often.
+    // Lent slots, each counted once.
     pinned: usize,
-    // Dirty and Writing.
+    // Slots in the states Dirty and Writing.
     dirty: usize,
-    // Detached, and with a write-back.
+    // Detached slots that a write-back reads.
     outdated: usize,
-    // Times lent.
+    // Lends: a slot lent twice counts twice.
     lent: usize,
-    // Slots that left to make room, since the start.
+    // Slots evicted to make room, since the start.
     evictions: u64,
 }
 
@@ -110,7 +110,7 @@ impl Slots {
         self.free.region()
     }
 
-    /// Makes room for the lists and the counts of a volume.
+    /// Makes room for the lists and counts of a volume.
     pub(crate) fn add_volume(&mut self, volume: VolumeIndex) {
         let at = usize::from(volume.0);
         if self.lists.len() <= at {
@@ -118,7 +118,7 @@ impl Slots {
         }
     }
 
-    /// Slots in all.
+    /// Number of all slots.
     #[must_use]
     pub(crate) fn capacity(&self) -> usize {
         self.metas.len()
@@ -130,64 +130,64 @@ impl Slots {
         self.policy.len() as usize
     }
 
-    /// Slots whose bytes the store does not have.
+    /// Slots with data that the store does not have.
     #[must_use]
     pub fn dirty(&self) -> usize {
         self.totals.dirty
     }
 
-    /// Slots that left the index while a write-back has them: memory that comes back when the store
-    /// is done.
+    /// Slots that left the index while a write-back reads them: their memory comes back when the
+    /// store ends the write-back.
     #[must_use]
     pub(crate) fn outdated(&self) -> usize {
         self.totals.outdated
     }
 
-    /// How often slots are lent now: a slot that is lent twice counts twice.
+    /// Number of current lends: a slot lent twice counts twice.
     #[must_use]
     pub fn lent(&self) -> usize {
         self.totals.lent
     }
 
-    /// Slots that are lent now, however often.
+    /// Lent slots, each counted once.
     #[must_use]
     #[inline]
     pub(crate) fn pinned(&self) -> usize {
         self.totals.pinned
     }
 
-    /// Slots that left to make room, since the start.
+    /// Slots evicted to make room, since the start.
     #[must_use]
     pub(crate) fn evictions(&self) -> u64 {
         self.totals.evictions
     }
 
-    /// Slots of a volume whose last write-back failed.
+    /// Slots of a volume with a failed last write-back.
     #[must_use]
     pub(crate) fn failed(&self, volume: VolumeIndex) -> u32 {
         self.counts(volume).failed
     }
 
-    /// How many slots a volume has.
+    /// The slot counts of a volume.
     #[must_use]
     pub(crate) fn counts(&self, volume: VolumeIndex) -> SlotCounts {
         let counts = |list: &VolumeSlots| SlotCounts { failed: list.failed(), ..list.counts };
         self.lists.get(usize::from(volume.0)).map_or_else(SlotCounts::default, counts)
     }
 
-    /// Whether memory was freed since the last call. The call resets it.
+    /// Whether memory was freed since the last call. Resets this.
     pub(crate) fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }
 
-    /// Whether an allocation found nothing, or less than it could use, only because a search for a
-    /// slot that can leave took too long. The next one goes on with it.
+    /// Whether an allocation found too little only because a search for a victim used up its steps.
+    /// The next allocation continues the search.
     #[must_use]
     pub(crate) fn is_cut(&self) -> bool {
         self.cut
     }
 
-    /// What holds a slot.
+    /// The state, block and pins of a slot.
     #[must_use]
     pub(crate) fn holders(&self, slot: Slot) -> Holders {
         let meta = &self.metas[slot.index()];
@@ -199,7 +199,7 @@ impl Slots {
         }
     }
 
-    /// Slots that are pinned or private: none when no request is under way. Slow.
+    /// Slots that are pinned or private: none while no request is running. Slow.
     pub fn held(&self) -> impl Iterator<Item = (Slot, Holders)> {
         (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
             |(_, h)| {
@@ -215,7 +215,7 @@ impl Slots {
         self.free.offset(slot)
     }
 
-    // The counts of the volume whose block a slot holds.
+    // The counts of the volume to which a slot's block belongs.
     fn counts_of(&mut self, slot: Slot) -> &mut SlotCounts {
         &mut self.lists[usize::from(self.metas[slot.index()].volume)].counts
     }
@@ -240,7 +240,7 @@ impl Slots {
         let mut at = self.buckets[self.bucket(self.hash(volume.0, block))];
         let metas = &self.metas[..];
         loop {
-            // There is no slot `NONE`.
+            // No slot has the number `NONE`.
             let meta = metas.get(at as usize)?;
             if meta.holds(volume.0, block) {
                 return Some(Slot(at));
@@ -256,7 +256,7 @@ impl Slots {
         self.metas[slot.index()].state
     }
 
-    /// The block a slot in the index holds.
+    /// The block in a slot of the index.
     #[must_use]
     pub(crate) fn block(&self, slot: Slot) -> u64 {
         self.metas[slot.index()].block
@@ -269,7 +269,7 @@ impl Slots {
         (meta.since, meta.since_ms)
     }
 
-    /// A private slot, making room by eviction if there is none.
+    /// Allocates a private slot, evicting a block if no slot is free.
     #[inline(always)]
     pub(crate) fn allocate_one(&mut self) -> Option<Slot> {
         let slot = match self.free.take_loose() {
@@ -280,14 +280,14 @@ impl Slots {
         Some(slot)
     }
 
-    // A free slot of the arena, or one that leaves the index.
+    // A free slot of the arena, or an evicted one.
     #[inline(never)]
     fn find_one(&mut self) -> Option<Slot> {
         self.free.take_one().or_else(|| self.evict(&mut { STEPS }))
     }
 
-    /// Sets so many slots apart for a connection, making room by eviction; or does nothing, and
-    /// returns `None`. Returns their offsets in the region.
+    /// Sets `count` slots apart for a connection, evicting blocks if needed. Returns their offsets
+    /// in the region. `None`: too few slots can leave, and nothing changed.
     pub(crate) fn set_apart_more(&mut self, count: usize) -> Option<Box<[usize]>> {
         let mut slots = Vec::with_capacity(count);
         while slots.len() < count {
@@ -304,13 +304,13 @@ impl Slots {
         Some(slots.iter().map(|slot| self.offset(*slot)).collect())
     }
 
-    /// Slots that are set apart for connections.
+    /// Slots set apart for connections.
     #[must_use]
     pub fn set_apart(&self) -> usize {
         self.totals.set_apart
     }
 
-    /// A private slot is set apart from now on. The one at `landed`, which was, is private.
+    /// Sets a private slot apart in exchange for the slot at `landed`, which becomes private.
     #[inline(always)]
     pub(crate) fn exchange(&mut self, private: Slot, landed: usize) -> Slot {
         let landed = self.free.slot_at(landed);
@@ -321,7 +321,7 @@ impl Slots {
         landed
     }
 
-    /// A slot that was set apart is free.
+    /// Frees a slot that was set apart.
     pub(crate) fn take_back(&mut self, offset: usize) {
         let slot = self.free.slot_at(offset);
         debug_assert_eq!(self.state(slot), State::Landing, "{:?}", self.holders(slot));
@@ -329,8 +329,8 @@ impl Slots {
         self.free_slot(slot);
     }
 
-    /// Appends `count` private slots to `out`, neighbours where possible, making room by eviction;
-    /// or appends nothing and returns false.
+    /// Appends `count` private slots to `out`, neighbours where possible, evicting blocks if
+    /// needed. False: too few slots can leave, and nothing was appended.
     pub(crate) fn allocate(&mut self, count: usize, out: &mut Vec<Slot>) -> bool {
         if count == 1 {
             let slot = self.allocate_one();
@@ -348,8 +348,8 @@ impl Slots {
             }
         }
         // Memory in one run costs one WR and one store operation. Blocks that came together leave
-        // together, so a little more room is often enough; it is kept small, and what is free now
-        // is not evicted for later.
+        // together, so a little more room is often enough. The room stays small, and later
+        // allocations do not evict blocks for slots that are free now.
         let spare = self.metas.len().div_ceil(RESERVE) + count;
         for _ in 0..count {
             let enough = self.free.has_run(count) || self.free.len() >= spare;
@@ -365,7 +365,7 @@ impl Slots {
         true
     }
 
-    // Makes memory free, if there is a slot that can leave.
+    // Evicts a slot and frees its memory, if a slot can leave.
     fn make_room(&mut self, steps: &mut u32) -> bool {
         let Some(victim) = self.evict(steps) else { return false };
         self.free.give_to_arena(victim);
@@ -373,8 +373,8 @@ impl Slots {
         true
     }
 
-    // Takes a slot that can leave out of the index, if one is found in so many steps. It is the
-    // caller's: neither in the arena nor loose.
+    // Takes a victim out of the index, if the search finds one in `steps`. The slot then belongs to
+    // the caller: it is neither in the arena nor loose.
     fn evict(&mut self, steps: &mut u32) -> Option<Slot> {
         let (metas, lists) = (&self.metas, &self.lists);
         let may_leave = |slot: Slot| {
@@ -440,8 +440,8 @@ impl Slots {
         debug_assert!(false, "not in the index: {:?}", self.holders(slot));
     }
 
-    /// Puts a private slot in the index as a block of a volume. It replaces the slot that was
-    /// there.
+    /// Puts a private slot in the index as a block of a volume, in place of the block's old slot,
+    /// if any.
     pub(crate) fn install(&mut self, slot: Slot, volume: VolumeIndex, block: u64, how: Install) {
         let was = self.put(slot, volume, block);
         let (order, now_ms) = match (how, was) {
@@ -451,11 +451,11 @@ impl Slots {
                 return self.enter_clean(slot);
             }
             (Install::Merged, Some(was)) => (was.since, was.since_ms),
-            // The older data is not in the store. The newer takes over its age.
+            // The store does not have the older data. The newer data takes over its age.
             (_, Some(was)) if was.state == State::Dirty => (was.since, was.since_ms),
             (Install::Dirty { order, now_ms }, _) => (order, now_ms),
         };
-        // In the old one's place, or last: a new order is the highest there is.
+        // Into the old slot's place in the list, or to the end: a new order is the highest.
         let after = match was {
             Some(was) if was.state == State::Dirty => was.prev,
             _ if how == Install::Merged => self.last_as_old(volume.0, order),
@@ -464,7 +464,8 @@ impl Slots {
         self.enter_list(slot, after, order, now_ms);
     }
 
-    /// The same, of a block that the store has. The slot is free if the volume has no place for it.
+    /// Like [`Self::install`] with [`Install::Clean`]. Frees the slot if the volume has no place
+    /// for it.
     #[inline(always)]
     pub(crate) fn install_clean(&mut self, slot: Slot, volume: VolumeIndex, block: u64) {
         let bucket = self.bucket(self.hash(volume.0, block));
@@ -483,7 +484,7 @@ impl Slots {
             }
             _ => self.install_clean_anywhere(slot, volume, block),
         }
-        // It may have taken the place of a slot that could not leave.
+        // The new slot may have replaced one that could not leave.
         self.readmit(slot);
     }
 
@@ -496,8 +497,8 @@ impl Slots {
         self.enter_clean(slot);
     }
 
-    // Puts a private slot in the index, clean. Returns the old one as it was, if the store does not
-    // have it.
+    // Puts a private slot in the index, clean. Returns the old slot's metadata if its data is not
+    // in the store.
     #[inline(always)]
     fn put(&mut self, slot: Slot, volume: VolumeIndex, block: u64) -> Option<Meta> {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
@@ -509,7 +510,7 @@ impl Slots {
             (before, at) = (at, meta.chain);
         }
         let old = metas.get(at as usize).map(|old| (Slot(at), old.chain, old.state));
-        // In the old slot's place in the chain, or at the end of the chain.
+        // Into the old slot's place in the chain, or to the end of the chain.
         match metas.get_mut(before as usize) {
             Some(before) => before.chain = slot.0,
             None => *head = slot.0,
@@ -548,7 +549,7 @@ impl Slots {
         self.detach(slot);
     }
 
-    // A slot left the index. It is free when its last pin is gone.
+    // A slot left the index. Its memory is freed when its last pin is gone.
     #[inline]
     fn detach(&mut self, slot: Slot) {
         let meta = &mut self.metas[slot.index()];
@@ -571,13 +572,13 @@ impl Slots {
         self.totals.lent += 1;
     }
 
-    /// Tells the policy of a hit.
+    /// Reports a hit to the policy.
     #[inline]
     pub(crate) fn touch(&mut self, slot: Slot) {
         self.policy.touch(slot);
     }
 
-    /// Lends a private slot, which is free when it comes back.
+    /// Lends a private slot, which is freed when it comes back.
     pub(crate) fn lend_private(&mut self, slot: Slot) {
         debug_assert_eq!(self.state(slot), State::Private, "{:?}", self.holders(slot));
         let meta = &mut self.metas[slot.index()];
@@ -601,7 +602,7 @@ impl Slots {
         if meta.state == State::Detached {
             return self.free_if_unpinned(slot);
         }
-        // A clean slot may leave now.
+        // A clean slot may leave again.
         self.freed = true;
         self.readmit(slot);
     }

@@ -1,5 +1,5 @@
-//! From ranges to slots and back: those that lent memory is in, those of a range of a volume, and
-//! the bytes of slots in a row.
+//! Conversion between ranges and slots: the slots of lent memory, the slots of a volume's range,
+//! and the bytes of a sequence of slots.
 
 use rblk_protocol::width::{narrow, wide, wide64};
 
@@ -10,7 +10,7 @@ use crate::store::Segment;
 use crate::volume::ids::VolumeIndex;
 
 impl Slots {
-    /// The slot that all of a segment is in. `None`: it is in several.
+    /// The slot of a segment that lies in one slot. `None`: the segment spans several.
     #[inline(always)]
     pub(crate) fn slot_of(&self, segment: Segment) -> Option<Slot> {
         let from = segment.offset - self.free.start();
@@ -26,8 +26,8 @@ impl Slots {
         (first.0..=last.0).map(Slot)
     }
 
-    /// Calls `act` with every slot in the index of a volume's blocks `first..=last`. The cost is
-    /// the number of these blocks, or of all slots if there are fewer.
+    /// Calls `act` with every slot of a volume's blocks `first..=last` in the index. The cost is
+    /// the number of these blocks, or of all slots if that is less.
     pub(crate) fn for_each_in(
         &mut self,
         volume: VolumeIndex,
@@ -54,7 +54,8 @@ impl Slots {
         }
     }
 
-    /// Appends the bytes `skip..skip + len` of slots in a row to `out`, neighbours joined.
+    /// Appends the bytes `skip..skip + len` of a sequence of slots to `out`, with neighbours
+    /// joined.
     pub(crate) fn segments(
         &self,
         slots: impl Iterator<Item = Slot>,

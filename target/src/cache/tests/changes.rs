@@ -11,7 +11,7 @@ fn kinds(offset: u64, len: u64) -> [OpKind; 2] {
 }
 
 /// A shard with blocks 0 and 1 clean, 2 and 3 dirty, 4 and 5 being written back, 6 and 7 absent, 8
-/// and 9 lent; and what they hold.
+/// and 9 lent; and the contents of these blocks.
 fn mixed() -> (Case, Data, Segments) {
     let mut case = Setup::new(CacheMode::WriteBack).case();
     case.warm(0, 2 * 4096);
@@ -28,7 +28,7 @@ fn mixed() -> (Case, Data, Segments) {
 }
 
 impl Case {
-    /// As `warm`, and leaves the store's other ops alone.
+    /// Like `warm`, without effect on the store's other ops.
     fn warm_beside(&mut self, offset: u64, len: u32) {
         let tag = self.read(offset, len);
         let last = self.ops().len() - 1;
@@ -67,7 +67,7 @@ fn the_range_reads_as_zeroes_and_the_rest_as_before() {
             assert!(case.stored(0, 10 * 4096) == all, "{kind:?}: the store");
             assert!(case.read_all(0, 10 * 4096) == all, "{kind:?}: a read after a flush");
             assert_eq!(case.dirty_blocks(), 0, "{kind:?}");
-            // Who reads from slots that are gone is not disturbed.
+            // A reader of dropped slots is not disturbed.
             assert_eq!(case.copy(&lent), bytes(0, 8 * 4096, 2 * 4096));
             case.release(lent);
             case.end();
@@ -76,7 +76,7 @@ fn the_range_reads_as_zeroes_and_the_rest_as_before() {
 }
 
 #[test]
-fn what_is_gone_is_not_written_back() {
+fn discarded_blocks_are_not_written_back() {
     let mut case = Setup::new(CacheMode::WriteBack).case();
     case.dirty(1, 0, 8 * 4096);
     let flush = case.flush();
@@ -101,7 +101,7 @@ fn what_is_gone_is_not_written_back() {
 }
 
 #[test]
-fn a_write_back_that_waits_for_a_change_has_nothing_left_of_it() {
+fn a_change_takes_its_blocks_from_a_waiting_write_back() {
     for (offset, len) in [(0, 8 * 4096), (2 * 4096, 2 * 4096), (2 * 4096 + 512, 2 * 4096)] {
         let mut case = Setup::new(CacheMode::WriteBack).case();
         case.dirty(1, 0, 8 * 4096);
@@ -123,7 +123,7 @@ fn a_write_back_that_waits_for_a_change_has_nothing_left_of_it() {
 }
 
 #[test]
-fn a_failed_change_forgets_what_is_clean_and_keeps_what_is_dirty() {
+fn a_failed_change_drops_clean_blocks_and_keeps_dirty_ones() {
     for kind in kinds(512, 9 * 4096) {
         let (mut case, all, lent) = mixed();
         case.finish_all();
@@ -218,7 +218,7 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
         assert_eq!(case.hit(0, 2 * 4096), bytes(0, 0, 2 * 4096));
         assert_eq!(case.hit(2 * 4096, 2 * 4096), bytes(1, 2 * 4096, 2 * 4096));
         assert!(!case.is_answered(second));
-        // What the holder has done to the store.
+        // The holder's change of the store.
         if outcome == Changed::Yes {
             let from = case.token();
             let kind = OpKind::Discard { offset: 512, len: 8 * 4096 };
@@ -238,7 +238,7 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
                 Changed::No => [true; 4],
             }
         );
-        // A hold that has ended is not ended again: in debug builds that is a panic.
+        // A second end of a hold: debug builds panic.
         if !cfg!(debug_assertions) {
             case.unhold(job, Changed::Yes);
         }
@@ -257,15 +257,15 @@ fn a_hold_keeps_the_store_of_its_range_quiet() {
     }
 }
 
-/// Those whom one release lets go on are let go on once each, also when one of them ends at once.
+/// Jobs granted by one release each continue once, also when one of them ends at once.
 #[test]
-fn who_waits_for_a_hold_goes_on_once() {
+fn a_job_behind_a_hold_continues_once() {
     let mut case = Setup::new(CacheMode::WriteBack).case();
     let hold = case.hold(0, 16 * 4096);
     let job = case.held(hold);
     let second = case.hold(0, 4096);
     let fill = case.read(2 * 4096, 4096);
-    // Its block is there when it gets its lock, so it ends at once.
+    // The read's block is cached when it gets its lock, so it ends at once.
     let read = case.read(4 * 4096, 4096);
     case.dirty(1, 4 * 4096, 4096);
     let last = case.read(6 * 4096, 4096);
@@ -281,9 +281,9 @@ fn who_waits_for_a_hold_goes_on_once() {
     case.end();
 }
 
-/// As above, where who ends at once lets others go on.
+/// As above, with a job that ends at once and grants locks to others.
 #[test]
-fn who_ends_at_once_lets_the_next_go_on() {
+fn a_job_that_ends_at_once_lets_the_next_continue() {
     let mut case = Setup::new(CacheMode::WriteBack).case();
     let hold = case.hold(0, 16 * 4096);
     let job = case.held(hold);

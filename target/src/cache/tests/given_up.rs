@@ -1,9 +1,9 @@
-//! Volumes that are given up while their stores work on them.
+//! Volumes that are abandoned while their stores work on them.
 
 use super::*;
 
 #[test]
-fn what_a_store_still_has_ends_in_memory_that_nobody_else_has() {
+fn operations_at_an_abandoned_store_keep_their_memory() {
     let mut case = Setup::new(CacheMode::WriteBack).case();
     case.dirty(1, 0, 8 * 4096);
     case.dirty(1, 40 * 4096, 4096);
@@ -11,7 +11,7 @@ fn what_a_store_still_has_ends_in_memory_that_nobody_else_has() {
     let read = case.read(64 * 4096, 4096);
     assert_eq!(case.ops().len(), 3);
     case.dirty(2, 80 * 4096, 4096);
-    // One more does not fit.
+    // Another op does not fit.
     case.shard.store_mut().capacity = 3;
     let late = case.read(96 * 4096, 4096);
     assert_eq!((case.ops().len(), case.is_answered(late)), (3, false));

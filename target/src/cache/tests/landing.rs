@@ -1,4 +1,4 @@
-//! Slots that are set apart for data to land in.
+//! Slots set apart for landing data.
 
 use super::super::slots::State;
 use super::*;
@@ -6,10 +6,10 @@ use super::*;
 const SLOT_LEN: u32 = 4096;
 const _: () = assert!(SLOT_LEN as usize == SLOT_BYTES);
 
-/// Data that landed in a slot that is set apart.
+/// Data that landed in a slot set apart.
 struct InSlot<'a> {
     from: PartToken,
-    // The slot, by its offset. Then the one that has its place.
+    // The slot, by its offset; then the slot that took its place.
     at: &'a mut usize,
 }
 
@@ -38,7 +38,7 @@ fn all_landing(case: &Case, offsets: &[usize]) {
 }
 
 #[test]
-fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
+fn a_landed_slot_becomes_the_block_and_another_replaces_it() {
     for cache in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut random = Rng(5);
         let mut case = Setup::new(cache).case();
@@ -48,7 +48,7 @@ fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
         for round in 1..200u8 {
             let block = random.below(versions.len());
             let offset = block as u64 * BLOCK;
-            // As a device writes it there.
+            // Writes like a device.
             let at = &mut offsets[random.below(20)];
             case.region.write(*at, &bytes(round, offset, SLOT_BYTES));
             let (from, fua) = (case.token(), random.below(4) == 0);
@@ -57,7 +57,7 @@ fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
             if done.is_some() {
                 versions[block] = round;
             }
-            // What is written twice at once is one or the other.
+            // Two concurrent writes of a block leave one or the other.
             if cache == CacheMode::None || fua || random.below(3) == 0 {
                 case.finish_all();
                 case.replies.clear();
@@ -84,7 +84,7 @@ fn data_that_landed_is_the_block_and_another_slot_takes_its_place() {
 }
 
 #[test]
-fn what_is_set_apart_is_bounded_and_no_memory_that_volumes_keep() {
+fn slots_set_apart_are_bounded_and_leave_the_minimums() {
     let mut case = Setup { slots: 800, ..Setup::new(CacheMode::WriteThrough) }.case();
     assert!(case.shard.take_landing(101).is_none(), "more than an eighth");
     let first = case.shard.take_landing(60).expect("memory");
@@ -92,7 +92,7 @@ fn what_is_set_apart_is_bounded_and_no_memory_that_volumes_keep() {
     case.shard.give_landing(&first);
     let all = case.shard.take_landing(100).expect("memory");
     case.shard.give_landing(&all);
-    // Half of it may be kept, and then nothing is set apart.
+    // A minimum of half the cache leaves no slot to set apart.
     case.shard.set_cache_min(VOLUME, 400);
     assert!(case.shard.take_landing(1).is_none(), "the volume keeps half");
     case.shard.set_cache_min(VOLUME, 380);

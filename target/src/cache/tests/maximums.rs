@@ -1,4 +1,4 @@
-//! What a volume has of the cache at most.
+//! The most cache that a volume may have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Model {
         Self { slots, index, dirty, writing: Vec::new(), lent: Vec::new() }
     }
 
-    /// What the store has need not be kept. What it took the place of is old in any case.
+    /// The cache need not keep a block that the store has. Its older slot is outdated in any case.
     fn enter(&mut self, slot: Slot, at: (u16, u64), dirty: bool) {
         self.index.insert(at, slot);
         if self.slots.find(VolumeIndex(at.0), at.1).is_none() {
@@ -100,7 +100,7 @@ impl Model {
             return;
         }
         let ((volume, block), slot) = all[random.below(all.len())];
-        // It may have left.
+        // The slot may have left.
         if self.slots.find(VolumeIndex(volume), block) == Some(slot) {
             self.slots.touch(slot);
             self.slots.lend(slot);
@@ -142,7 +142,7 @@ impl Model {
             let (all, dirty) = (of(State::is_in_index), of(State::is_dirty));
             assert_eq!((counts.cached as usize, counts.dirty as usize), (all, dirty), "{what}");
             let Some(max) = slots.max(volume).map(|max| max as usize) else { continue };
-            // What is dirty stays, and what was there before the maximum leaves bit by bit.
+            // Dirty blocks stay, and blocks from before the maximum leave a few at a time.
             let has = format!("{what}: volume {} has {all} of {max}, {dirty} dirty", volume.0);
             assert!(all <= max.max(dirty) || slots.is_trim_due(), "{has}");
             is_full |= all == max;
@@ -150,7 +150,7 @@ impl Model {
         is_full
     }
 
-    /// Everything is held no longer, and then all memory can be allocated.
+    /// Returns all held slots; then all memory can be allocated.
     fn end(mut self, what: &str) {
         while let Some(slot) = self.lent.pop() {
             self.slots.unlend(slot);
@@ -235,13 +235,13 @@ fn a_volume_reads_on_at_its_maximum() {
     for block in 1..1024 {
         assert_eq!(case.read_all(block * BLOCK, 4096), bytes(0, block * BLOCK, 4096));
         assert_eq!(u64::from(cached(&case)), (block + 1).min(40));
-        // What is used stays.
+        // A used block stays.
         assert_eq!(case.hit(0, 4096), bytes(0, 0, 4096));
     }
-    // One read of more than it may have.
+    // One read of more blocks than the maximum.
     assert_eq!(case.read_all(BLOCK, 100 * 4096), bytes(0, BLOCK, 100 * 4096));
     assert_eq!(cached(&case), 40);
-    // Nor does read-ahead push out what it has.
+    // Read-ahead does not push out the volume's blocks either.
     let before = case.shard.counters().prefetched;
     case.prefetch(400 * BLOCK, 21 * 4096);
     assert_eq!((case.shard.counters().prefetched, case.ops()), (before, vec![]));
@@ -251,7 +251,7 @@ fn a_volume_reads_on_at_its_maximum() {
 }
 
 #[test]
-fn what_is_lent_makes_place_and_is_free_when_it_comes_back() {
+fn a_lent_slot_can_leave_and_is_free_when_it_comes_back() {
     let mut case = Setup::new(CacheMode::WriteThrough).case();
     case.shard.set_cache_max(VOLUME, Some(4));
     let tags: Vec<Tag> = (0..9).map(|at| case.read(at * BLOCK, 4096)).collect();
@@ -279,7 +279,7 @@ fn a_volume_full_of_dirty_blocks_writes_to_its_store() {
         assert_eq!(case.got(read).unwrap(), bytes(0, 600 * BLOCK, 4096));
         assert!(!case.is_cached(600), "served, and not kept");
         assert_eq!((cached(&case), case.dirty_blocks()), (20, 20));
-        // More than half of what it may have is dirty: that is written without delay.
+        // More than half of the maximum is dirty: the blocks are written without delay.
         assert!(case.ranges().len() > 10, "{:?}", case.ranges());
         case.finish_all();
         assert_eq!(case.done(last), Ok(()));
@@ -301,7 +301,7 @@ fn a_volume_full_of_dirty_blocks_writes_to_its_store() {
 fn a_write_of_parts_of_blocks_keeps_to_the_maximum() {
     let mut case = Setup::new(CacheMode::WriteBack).case();
     case.shard.set_cache_max(VOLUME, Some(2));
-    // Each reads its edges first; three at a time would be one too many.
+    // Each write reads its edges first; three at a time would exceed the maximum.
     let tags = [0, 10, 20].map(|block| case.write(3, block * BLOCK + 512, 512));
     case.finish_all();
     case.wait(DELAY);
@@ -333,7 +333,7 @@ fn a_lower_maximum_is_reached_bit_by_bit() {
     assert!(turns > 10, "{turns} turns");
     assert_eq!(cached(&case), 100);
     assert!(!case.turn_shard(), "nothing is left to do");
-    // A volume that comes later begins without a maximum, and so does one that is not cached.
+    // A volume that is added later has no maximum, and neither has an uncached one.
     case.shard.reshape_volume(VOLUME, CacheMode::None, 4 << 20);
     assert_eq!(case.shard.slots().max(VOLUME), None);
     case.shard.reshape_volume(VOLUME, CacheMode::WriteThrough, 4 << 20);
@@ -344,7 +344,7 @@ fn a_lower_maximum_is_reached_bit_by_bit() {
     assert_eq!(case.shard.slots().max(VOLUME), None);
 }
 
-/// More is dirty than a lower maximum allows: it is written, and then it leaves.
+/// More blocks are dirty than a lower maximum allows: they are written, and then leave.
 #[test]
 fn dirty_blocks_above_a_lower_maximum_are_written_first() {
     let mut case = Setup::new(CacheMode::WriteBack).case();

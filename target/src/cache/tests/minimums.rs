@@ -1,4 +1,4 @@
-//! What a volume keeps of the cache when others need memory.
+//! The cache that a volume keeps when others need memory.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn all(slots: &Slots, is: impl Fn(State, u16) -> bool) -> Vec<Slot> {
     all.filter(holds).collect()
 }
 
-/// How many clean slots each volume has above its minimum.
+/// Number of clean slots that volumes have above their minimums.
 fn spare(slots: &Slots) -> usize {
     let of = |volume: u16| {
         let clean = all(slots, |state, of| state == State::Clean && of == volume).len();
@@ -89,12 +89,12 @@ fn finds_what_may_leave(seed: u64) {
 }
 
 #[test]
-fn a_volume_above_its_minimum_always_has_a_slot_that_is_found() {
+fn a_search_finds_a_slot_of_a_volume_above_its_minimum() {
     (1..4).for_each(finds_what_may_leave);
 }
 
 /// The first search for a victim after a volume reached its minimum, and the first after many of
-/// its slots were lent, are spread over many calls: others wait for none of them.
+/// its slots were lent, take many short calls: no other request waits for the whole search.
 #[test]
 fn one_call_looks_at_few_slots() {
     const SLOTS: u32 = 10_000;
@@ -130,7 +130,7 @@ fn one_call_looks_at_few_slots() {
     assert!((3..10).contains(&calls), "{calls} calls");
     assert_eq!(found, last);
     assert!(slots.allocate_one().is_none() && !slots.is_cut(), "nothing may leave");
-    // Each slot that is kept is lent and comes back: it is not looked at again.
+    // Each kept slot is lent and comes back: the search does not look at it again.
     for slot in kept {
         slots.touch(slot);
         slots.lend(slot);
@@ -139,7 +139,7 @@ fn one_call_looks_at_few_slots() {
     assert_eq!(slots.aside(), SLOTS - 1);
     slots.install(found, OTHER, 0, Install::Clean);
     assert_eq!(search(&mut slots), (1, found));
-    // A lower minimum: the slots above it are found, a few in each call.
+    // After a lower minimum, the slots above it are found, a few in each call.
     slots.set_min(VOLUME, SLOTS - 101);
     for left in (0..100).rev() {
         assert!(slots.allocate_one().is_some(), "{left} more may leave");
@@ -147,12 +147,12 @@ fn one_call_looks_at_few_slots() {
     assert!(slots.allocate_one().is_none());
 }
 
-/// A request that finds no memory in one call has it some turns later, though nothing was freed and
-/// no time went by.
+/// A request that finds no memory in one call gets it some turns later, although no slot was freed
+/// and no time passed.
 #[test]
 fn a_request_waits_some_turns_for_a_long_search() {
     let mut case = two_over(10_240);
-    // All but a few of the slots; the first are those of the volume.
+    // All but a few of the slots; the first belong to the volume.
     case.shard.set_cache_min(VOLUME, 5000);
     for volume in [VOLUME, OTHER] {
         for block in 0..5000 {
@@ -182,7 +182,7 @@ fn two() -> Case {
     two_over(256)
 }
 
-/// Two cached volumes over so many slots.
+/// Two cached volumes over this many slots.
 fn two_over(slots: usize) -> Case {
     let setup = Setup::new(CacheMode::WriteThrough);
     let size = setup.size * (slots as u64).div_ceil(1024);
@@ -214,7 +214,7 @@ fn a_scan_of_another_volume_leaves_the_minimum() {
     let kept = (0..120).filter(|block| case.is_cached(*block)).count();
     assert_eq!(kept, 100);
     assert!(case.shard.slots().counts(OTHER).cached > 100, "the rest is for the other volume");
-    // Without a minimum it goes like all others.
+    // Without a minimum, the volume's blocks leave like all others.
     case.shard.set_cache_min(VOLUME, 0);
     scan(&mut case);
     scan(&mut case);
@@ -240,7 +240,7 @@ fn a_volume_at_its_minimum_reads_on() {
 }
 
 #[test]
-fn minimums_leave_half_of_what_is_never_dirty() {
+fn minimums_leave_half_of_the_memory_that_is_never_dirty() {
     let mut case = two();
     case.shard.set_cache_min(VOLUME, 1000);
     let mins = |case: &Case| [VOLUME, OTHER].map(|volume| case.shard.slots().min(volume));

@@ -1,9 +1,9 @@
-//! The cache from inside: a [`Shard`] over a [`Script`], a store that does nothing until it is
-//! told.
+//! The cache from inside: a [`Shard`] over a [`Script`], a store that does nothing until a test
+//! tells it to.
 //!
-//! [`Case`] asks the shard as a poll group does and keeps its answers by tag. Contents come in
-//! versions ([`bytes`]): a read that mixes two of them within a sector, or has those of another
-//! place, is not equal to any.
+//! [`Case`] sends requests like a poll group and keeps the answers by tag. Contents have versions
+//! ([`bytes`]): a read that mixes two of them within a sector, or returns bytes of another place,
+//! equals none of them.
 
 mod changes;
 mod given_up;
@@ -45,7 +45,7 @@ const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = SLOT_BYTES as u64;
 const DELAY: Duration = Duration::from_millis(50);
 
-/// Data of a write of one block that is here.
+/// The landed data of a write of one block.
 struct Here<'a>(PartToken, &'a [u8]);
 
 impl Landed for Here<'_> {
@@ -93,7 +93,7 @@ impl DerefMut for Data {
     }
 }
 
-/// One number for each sector that is all the same, as those of a version are.
+/// One number for each sector with equal bytes, as in every version.
 impl Debug for Data {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let one = |part: &[u8]| part.iter().all(|byte| *byte == part[0]).then_some(part[0]);
@@ -101,11 +101,11 @@ impl Debug for Data {
     }
 }
 
-/// The bytes of a version of a range of the volume. Offsets are those of sectors.
+/// The bytes of a version in a range of the volume. Offsets are multiples of a sector.
 fn bytes(version: u8, offset: u64, len: usize) -> Data {
     let mut all = vec![0; len];
     for (sector, part) in (offset / 512..).zip(all.chunks_mut(512)) {
-        // Never 0, which is what was discarded.
+        // Never 0, the content after a discard.
         part.fill(1 + u8::try_from((sector * 37 + u64::from(version) * 101) % 255).unwrap());
     }
     Data(all)
@@ -114,7 +114,7 @@ fn bytes(version: u8, offset: u64, len: usize) -> Data {
 #[derive(Clone, Copy)]
 struct Setup {
     cache: CacheMode,
-    /// Of the volume; its content is version 0.
+    /// Size of the volume. Its content is version 0.
     size: u64,
     slots: usize,
     dirty_max: usize,
@@ -152,7 +152,7 @@ struct Case {
     now: Instant,
     tags: u16,
     replies: HashMap<Tag, ShardReply>,
-    /// Writes are asked for as the shard's own poll group does, where they can be.
+    /// Makes writes by the direct way of the shard's own poll group, where possible.
     at_home: bool,
 }
 
@@ -167,7 +167,7 @@ impl Case {
         self.collect();
     }
 
-    /// A turn, whose answers are collected later. Returns whether anything happened.
+    /// A turn without the collection of its answers. Returns whether there was any work.
     fn turn_shard(&mut self) -> bool {
         self.shard.tick(Moment::from(self.now).us());
         let reaped = self.shard.reap();
@@ -197,7 +197,7 @@ impl Case {
     fn token(&mut self) -> PartToken {
         self.tags += 1;
         let connection = ConnectionId { index: 0, generation: 1 };
-        // Sessions and hosts of their own: what one keeps does not bound what another gets.
+        // Each request has its own session and host: the limit of one does not affect another.
         let session = SessionIndex { index: self.tags, life: 1 };
         self.shard.set_host(session, HostIndex::new(self.tags + 1));
         PartToken { group: 0, session, connection, tag: Tag(self.tags), part: 0 }
@@ -213,7 +213,7 @@ impl Case {
         from.tag
     }
 
-    /// What a read got, still lent.
+    /// The result of a read, still lent.
     fn lent(&mut self, tag: Tag) -> Result<Segments, Errno> {
         match self.replies.remove(&tag) {
             Some(ShardReply::Read { result, .. }) => result,
@@ -235,7 +235,7 @@ impl Case {
         self.request(ShardRequest::Release { memory });
     }
 
-    /// What a read got; it is given back.
+    /// The result of a read. Returns its slots.
     fn got(&mut self, tag: Tag) -> Result<Data, Errno> {
         let memory = self.lent(tag)?;
         let data = self.copy(&memory);
@@ -243,7 +243,7 @@ impl Case {
         Ok(data)
     }
 
-    /// Reads what must be cached.
+    /// Reads bytes that must be cached.
     fn hit(&mut self, offset: u64, len: u32) -> Data {
         let (ops, copied) = (self.ops().len(), self.shard.counters().copied_bytes);
         let tag = self.read(offset, len);
@@ -253,7 +253,7 @@ impl Case {
         self.got(tag).unwrap()
     }
 
-    /// Reads, whatever it takes.
+    /// Reads, from the cache or the store.
     fn read_all(&mut self, offset: u64, len: u32) -> Data {
         let tag = self.read(offset, len);
         self.finish_all();
@@ -278,7 +278,7 @@ impl Case {
         }
     }
 
-    /// The data of a reservation lands and is written.
+    /// Fills the memory of a reservation and writes it.
     fn land(&mut self, tag: Tag, data: &[u8], fua: bool) -> Tag {
         let (job, memory) = self.reserved(tag);
         let mut at = 0;
@@ -292,7 +292,7 @@ impl Case {
         tag
     }
 
-    /// Whether a write is done, or will be told; `None`: it must be reserved.
+    /// Whether a write is done at once, or answered later; `None`: it must be reserved.
     fn write_one(&mut self, from: PartToken, at: u64, data: &[u8], fua: bool) -> Option<bool> {
         let len = u32::try_from(data.len()).unwrap();
         self.shard.write_one(OneBlock { volume: VOLUME, offset: at, len, fua }, Here(from, data))
@@ -320,7 +320,7 @@ impl Case {
         self.write_bytes(offset, &bytes(version, offset, len), false)
     }
 
-    /// Writes what must be acknowledged from memory.
+    /// Writes bytes that must be acknowledged from memory.
     fn dirty(&mut self, version: u8, offset: u64, len: usize) {
         let ops = self.ops().len();
         let tag = self.write(version, offset, len);
@@ -370,7 +370,7 @@ impl Case {
         assert_eq!(self.done(from.tag), Ok(()));
     }
 
-    /// The ops that the store has, in the order in which it got them.
+    /// The store's ops, in the order of their submission.
     fn ops(&self) -> Vec<OpKind> {
         self.shard.core.store.store().ops()
     }
@@ -380,25 +380,25 @@ impl Case {
         self.ops().iter().map(OpKind::range).collect()
     }
 
-    /// The place of the op that begins there.
+    /// Index of the op that begins at this offset.
     fn op_at(&self, offset: u64) -> usize {
         let at = self.ranges().iter().position(|(at, _)| *at == offset);
         at.unwrap_or_else(|| panic!("nothing at {offset}: {:?}", self.ops()))
     }
 
-    /// The op in that place ends well.
+    /// Ends the op at this index with success.
     fn finish(&mut self, at: usize) {
         self.shard.store_mut().finish(at);
         self.turn();
     }
 
-    /// The op in that place ends like that, and without effect.
+    /// Ends the op at this index with this result, and without effect.
     fn finish_with(&mut self, at: usize, result: Result<u32, Errno>) {
         self.shard.store_mut().finish_with(at, result);
         self.turn();
     }
 
-    /// Everything ends well, also what comes of that.
+    /// Ends all ops with success, and the ops that follow from them.
     fn finish_all(&mut self) {
         for _ in 0..1000 {
             if self.ops().is_empty() {
@@ -409,12 +409,12 @@ impl Case {
         panic!("the store is asked without an end: {:?}", self.ops());
     }
 
-    /// What the store has of a range.
+    /// The store's content of a range.
     fn stored(&self, offset: u64, len: usize) -> Data {
         Data(self.shard.core.store.store().bytes(offset, len))
     }
 
-    /// Reads a range of cold blocks in, to have them in the cache.
+    /// Reads a range of cold blocks into the cache.
     fn warm(&mut self, offset: u64, len: u32) {
         let data = self.read_all(offset, len);
         assert_eq!(data, self.stored(offset, len as usize));
@@ -428,7 +428,7 @@ impl Case {
         self.shard.core.slots.dirty()
     }
 
-    /// Nothing is left of what was asked: no job, no lock, no pin, no answer.
+    /// Checks that no job, no lock, no pin and no answer is left.
     fn end(&mut self) {
         self.finish_all();
         assert!(self.replies.is_empty(), "{:?}", self.replies);

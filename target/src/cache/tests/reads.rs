@@ -7,7 +7,7 @@ fn cached() -> [Case; 2] {
 }
 
 #[test]
-fn one_fill_for_all_who_read_a_cold_block() {
+fn readers_of_a_cold_block_share_one_fill() {
     for mut case in cached() {
         let tags: Vec<_> = (0..8).map(|at| case.read(at * 512, 512)).collect();
         assert_eq!(case.ranges(), [(0, 4096)]);
@@ -57,7 +57,7 @@ fn a_hit_lends_the_slot_itself() {
 }
 
 #[test]
-fn fills_only_what_is_missing() {
+fn a_fill_reads_only_missing_blocks() {
     for mut case in cached() {
         case.warm(0, 4096);
         case.warm(3 * 4096, 4096);
@@ -74,7 +74,7 @@ fn fills_only_what_is_missing() {
 }
 
 #[test]
-fn what_fails_or_ends_early_is_an_error_and_not_kept() {
+fn a_failed_or_short_operation_is_an_error_and_not_cached() {
     let early = [Ok(4096 * 2 - 512), Ok(0), Ok(4096 * 3), Err(Errno::ENODATA)];
     for mut case in cached() {
         for result in early {
@@ -83,7 +83,7 @@ fn what_fails_or_ends_early_is_an_error_and_not_kept() {
             case.finish_with(0, result);
             assert_eq!(case.got(first), Err(result.err().unwrap_or(Errno::EIO)));
             assert!(!case.is_cached(0) && !case.is_cached(1));
-            // The read that waited tries for itself.
+            // The waiting read tries on its own.
             assert_eq!(case.ranges(), [(4096, 4096)]);
             case.finish(0);
             assert_eq!(case.got(second), Ok(bytes(0, 4096, 4096)));
@@ -121,7 +121,7 @@ fn the_last_block_of_a_volume_may_be_short() {
         case.finish(0);
         assert_eq!(case.got(tag), Ok(bytes(0, 2 * 4096, 4096 + 1536)));
         assert_eq!(case.read_all(size - 512, 512), bytes(0, size - 512, 512));
-        // The whole of it, and a part of it.
+        // The whole block, and a part of it.
         for (version, offset) in [(1, 3 * 4096), (2, 3 * 4096 + 512)] {
             let len = usize::try_from(size - offset).unwrap();
             let tag = case.write(version, offset, len);
@@ -211,7 +211,7 @@ fn a_read_in_more_pieces_than_one_op_may_have() {
     let mut setup = Setup { slots: 2 * count.next_multiple_of(4), ..Setup::new(CacheMode::None) };
     setup.size = 16 << 20;
     let mut case = setup.case();
-    // Every second slot is lent, so that no two free ones are neighbours.
+    // Lends every second slot, so that no two free ones are neighbours.
     let mut lent = Vec::new();
     for at in 0..setup.slots as u64 {
         let tag = case.read(at * 4096, 4096);
@@ -245,7 +245,7 @@ fn lend_all(case: &mut Case) -> Vec<Segments> {
 }
 
 #[test]
-fn memory_goes_to_who_came_first() {
+fn memory_goes_to_the_first_job() {
     let modes = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
     for mode in modes {
         let mut case = Setup { slots: 16, ..Setup::new(mode) }.case();
@@ -256,8 +256,8 @@ fn memory_goes_to_who_came_first() {
         assert!(case.shard.is_short());
         assert_eq!(case.ops(), []);
         assert_eq!(case.shard.counters().memory_waits, 3);
-        // Enough for those behind, also for one that comes now, not for the first; time alone
-        // brings nothing.
+        // Enough memory for the jobs behind and for a new one, but not for the first. Time alone
+        // changes nothing.
         for _ in 0..3 {
             case.release(lent.pop().unwrap());
             case.wait(Duration::from_millis(20));
@@ -288,14 +288,14 @@ fn memory_goes_to_who_came_first() {
 }
 
 #[test]
-fn who_waits_for_memory_finds_what_was_filled_meanwhile() {
+fn a_job_that_waited_for_memory_finds_blocks_filled_meanwhile() {
     for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut case = Setup { slots: 16, ..Setup::new(mode) }.case();
         let mut lent = lend_all(&mut case);
         let tags = [(); 3].map(|()| case.read(4096, 4096));
         case.release(lent.pop().unwrap());
         case.turn();
-        // One slot is enough for the first; the others wait for one of their own or for the fill.
+        // One slot is enough for the first read; the others wait for a slot or for the fill.
         assert_eq!(case.ranges(), [(4096, 4096)]);
         case.finish(0);
         case.wait(Duration::from_millis(20));
@@ -327,7 +327,8 @@ fn a_reservation_that_is_cancelled_leaves_nothing() {
         for tag in tags {
             let (job, memory) = case.reserved(tag);
             case.request(ShardRequest::Cancel { job, memory });
-            // Twice, and too late: bugs, which panic in debug builds and change nothing in others.
+            // Twice, and too late: both are bugs, which panic in debug builds and change nothing in
+            // others.
             if !cfg!(debug_assertions) {
                 case.request(ShardRequest::Cancel { job, memory: Segments::default() });
                 let (from, memory) = (case.token(), Segments::default());
@@ -348,14 +349,14 @@ fn a_prefetch_fills_silently() {
         case.warm(2 * 4096, 4096);
         case.prefetch(0, 4 * 4096);
         assert_eq!(case.ranges(), [(0, 2 * 4096), (3 * 4096, 4096)]);
-        // A read of some of it waits for it.
+        // A read of a part of the range waits for the prefetch.
         let tag = case.read(4096, 4096);
         assert_eq!(case.ops().len(), 2);
         case.finish_all();
         assert_eq!(case.got(tag), Ok(bytes(0, 4096, 4096)));
         assert_eq!(case.hit(0, 4 * 4096), bytes(0, 0, 4 * 4096));
         assert_eq!(case.shard.counters().prefetched, 3);
-        // Nothing to do.
+        // Ranges without work.
         case.prefetch(512, 512);
         case.prefetch(0, 0);
         assert_eq!(case.ops(), []);
@@ -364,7 +365,7 @@ fn a_prefetch_fills_silently() {
 }
 
 #[test]
-fn a_prefetch_that_fails_is_not_heard_of() {
+fn a_failed_prefetch_is_not_reported() {
     for mut case in cached() {
         case.prefetch(0, 4 * 4096);
         let tag = case.read(4096, 4096);
@@ -378,7 +379,7 @@ fn a_prefetch_that_fails_is_not_heard_of() {
 }
 
 #[test]
-fn a_prefetch_waits_for_nobody() {
+fn a_prefetch_waits_for_no_job() {
     let mut case = Setup::new(CacheMode::None).case();
     case.prefetch(0, 4096);
     assert_eq!(case.ops(), []);
@@ -391,7 +392,7 @@ fn a_prefetch_waits_for_nobody() {
         case.finish_all();
         assert_eq!(case.got(read), Ok(bytes(0, 0, 4096)));
         assert!(!case.is_cached(1));
-        // A job waits for memory: what comes back is for it.
+        // A job waits for memory, so a returned slot is for that job.
         let mut lent = lend_all(&mut case);
         let read = case.read(0, 2 * 4096);
         case.release(lent.pop().unwrap());
@@ -422,7 +423,7 @@ fn a_prefetch_takes_neither_dirty_nor_lent_slots() {
         assert_eq!(case.copy(&memory).len(), 4096);
         case.release(memory);
     }
-    // Now it may.
+    // Now the prefetch may start.
     case.prefetch(STRIPE_BYTES, 12 * 4096);
     assert_eq!(case.ranges(), [(STRIPE_BYTES, 12 * 4096)]);
     case.finish_all();

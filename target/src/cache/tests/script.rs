@@ -8,15 +8,15 @@ use rblk_fabric::Region;
 use crate::store::{Op, OpDone, OpKind, Segment, Store};
 use crate::volume::ids::VolumeIndex;
 
-/// See the module. A write's bytes are looked at when it ends: until then they are lent.
+/// See the module. The store reads a write's bytes when it ends: until then they are lent.
 pub(super) struct Script {
     region: Arc<Region>,
     volumes: Vec<Vec<u8>>,
     pending: Vec<(Op, Vec<Segment>)>,
     done: Vec<OpDone>,
-    /// More ops are refused.
+    /// Limit of pending ops; more are refused.
     pub(super) capacity: usize,
-    /// Ops accepted, ever.
+    /// Number of ops accepted so far.
     pub(super) accepted: usize,
 }
 
@@ -40,7 +40,7 @@ impl Script {
         self.pending.iter().map(|(op, _)| op.kind).collect()
     }
 
-    /// Whose they are.
+    /// The volumes of the pending ops.
     pub(super) fn volumes(&self) -> Vec<VolumeIndex> {
         self.pending.iter().map(|(op, _)| op.volume).collect()
     }

@@ -1,13 +1,13 @@
-//! Two volumes, and a store that has forgotten one of them: the other goes on.
+//! Two volumes, and a store that ignores the ops of one: the other goes on.
 
 use super::*;
 
-/// Whose store takes ops and ends none.
+/// The volume with the stuck store, which takes ops and ends none.
 const STUCK: VolumeIndex = VOLUME;
 const WELL: VolumeIndex = VolumeIndex(1);
 const MODES: [CacheMode; 3] = [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack];
 
-/// A shard of so many slots, half of which may be dirty, and of these volumes.
+/// A shard of this many slots, half of which may be dirty, with these volumes.
 fn shard(slots: usize, modes: &[CacheMode]) -> Case {
     let setup = Setup { slots, dirty_max: slots * SLOT_BYTES / 2, ..Setup::new(modes[0]) };
     let mut case = setup.case();
@@ -33,7 +33,8 @@ impl Case {
         self.ask(|from| ShardRequest::Reserve { from, volume, offset, len })
     }
 
-    /// Everything of the well volume's ends, and what comes of that; nothing of the other's.
+    /// Ends all ops of the well volume, and those that follow from them, and none of the other
+    /// volume.
     fn work(&mut self) {
         self.turn();
         while let Some(at) = self.shard.core.store.store().volumes().iter().position(|v| *v == WELL)
@@ -85,12 +86,12 @@ impl Case {
         assert_eq!(self.done(change), Ok(()), "{what}");
     }
 
-    /// The store wakes up. Everything ends, and nothing is left.
+    /// The store recovers: everything ends, and nothing is left.
     fn recovers(&mut self, reads: &[Tag], writes: &[Tag], what: &str) {
         let mut open: Vec<Tag> = writes.to_vec();
         for _ in 0..10_000 {
             let answered = |case: &Self, tag: &Tag| case.is_answered(*tag);
-            // The memory of one lets the next go on.
+            // The memory of one read lets the next go on.
             for tag in reads {
                 if answered(self, tag) {
                     self.got(*tag).unwrap();
@@ -130,7 +131,7 @@ impl Case {
     }
 }
 
-/// Requests for as much of the stuck volume as there is memory, and more.
+/// More requests to the stuck volume than memory allows.
 #[test]
 fn a_stuck_store_has_half_of_the_memory() {
     for stuck in MODES {
@@ -153,15 +154,15 @@ fn a_stuck_store_has_half_of_the_memory() {
     }
 }
 
-/// A write-back volume has dirty blocks besides its jobs: both together leave room.
+/// A write-back volume has dirty blocks on top of its jobs: both together leave room.
 #[test]
-fn what_is_dirty_and_what_waits_leave_memory_to_others() {
+fn dirty_blocks_and_waiting_jobs_leave_memory_to_others() {
     for well in MODES {
         let what = format!("{well:?}");
         let mut case = shard(256, &[CacheMode::WriteBack, well]);
         let (mut writes, mut at) = (Vec::new(), 0);
-        // As long as they are acknowledged from memory; then as many as want to.
-        // Of lengths that fill both parts.
+        // As many writes as are acknowledged from memory, then as many as wait. Their lengths fill
+        // both parts.
         for _ in 0..16 {
             let tag = case.reserve_of(STUCK, at, 62 * 4096);
             if case.is_answered(tag) {
@@ -186,7 +187,7 @@ fn what_is_dirty_and_what_waits_leave_memory_to_others() {
     }
 }
 
-/// Small requests: it is operations that run out, not memory. The store takes 1024, as a ring does.
+/// Small requests use up operations, not memory. The store takes 1024, like a ring.
 #[test]
 fn a_stuck_store_has_half_of_the_operations() {
     for (at, stuck) in MODES.into_iter().enumerate() {
@@ -194,7 +195,7 @@ fn a_stuck_store_has_half_of_the_operations() {
             let what = format!("{stuck:?} is stuck, {well:?} is not");
             let mut case = shard(4096, &[stuck, well]);
             case.shard.store_mut().capacity = 1024;
-            // Every second block: no two of them are neighbours.
+            // Every second block, so that no two are neighbours.
             let reads: Vec<_> =
                 (0..300).map(|at| case.read_of(STUCK, at * 2 * BLOCK, 4096)).collect();
             let changes: Vec<_> = (0..600)
@@ -205,7 +206,7 @@ fn a_stuck_store_has_half_of_the_operations() {
                     case.ask(|from| ShardRequest::Change { from, volume, kind, held: false })
                 })
                 .collect();
-            // Those of a cache wait for each other, where they share a block; these do not.
+            // Ops of a cache that share a block wait for each other; these do not.
             let syncs: Vec<_> = (0..600)
                 .map(|_| case.ask(|from| ShardRequest::Sync { from, volume: STUCK }))
                 .collect();
@@ -225,9 +226,9 @@ fn a_stuck_store_has_half_of_the_operations() {
     }
 }
 
-/// Jobs that waited for their share, or for the store, go on in the order in which they came.
+/// Jobs that waited for their share, or for the store, continue in order of arrival.
 #[test]
-fn who_waited_goes_on_in_order() {
+fn waiting_jobs_continue_in_order() {
     let mut case = shard(64, &[CacheMode::None, CacheMode::None]);
     let tags: Vec<_> = (0..40).map(|at| case.read_of(STUCK, at * 8 * BLOCK, 8 * 4096)).collect();
     case.goes_on(1, "order");
@@ -248,7 +249,7 @@ fn who_waited_goes_on_in_order() {
     }
     assert_eq!(order, tags);
     assert!(seen.is_sorted(), "{seen:?}");
-    // The same for operations.
+    // Waiting operations, too.
     let syncs: Vec<_> =
         (0..600).map(|_| case.ask(|from| ShardRequest::Sync { from, volume: STUCK })).collect();
     let last = case.read_of(STUCK, 0, 4096);
@@ -264,7 +265,7 @@ fn who_waited_goes_on_in_order() {
     case.end();
 }
 
-/// Alone, a volume may have everything: memory, and every operation.
+/// A volume alone may use all memory and all operations.
 #[test]
 fn a_volume_alone_has_no_share() {
     for mode in MODES {
@@ -285,7 +286,7 @@ fn a_volume_alone_has_no_share() {
     }
 }
 
-/// A request that is longer than the share is served, alone.
+/// A request that is longer than the share is served alone.
 #[test]
 fn a_request_longer_than_the_share_goes_alone() {
     for mode in MODES {

@@ -26,7 +26,7 @@ struct Kept {
     failed: bool,
 }
 
-/// What every slot should be.
+/// The expected state of every slot.
 struct Model {
     slots: Vec<Kept>,
     index: BTreeMap<(u16, u64), usize>,
@@ -58,7 +58,7 @@ impl Model {
         self.all(|kept| kept.state == State::Clean && kept.at.0 == volume).len()
     }
 
-    /// How many slots may leave, one after the other.
+    /// Number of slots that may leave, one after the other.
     fn spare(&self) -> usize {
         let of = |volume: u16| {
             let may = |kept: &Kept| kept.at.0 == volume && Self::may_leave(kept);
@@ -145,7 +145,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
         let of = |kept: &Kept| kept.at.0 == volume;
         let failed = model.all(|kept| dirty(kept) && of(kept) && kept.failed).len();
         assert_eq!(slots.failed(VolumeIndex(volume)) as usize, failed, "seed {seed}");
-        // The list, oldest first; then it is put together again.
+        // Empties the list, oldest first, and then rebuilds it.
         let mut list = Vec::new();
         while let Some(slot) = slots.oldest_dirty(VolumeIndex(volume)) {
             list.push((slots.since(slot).0, slot));
@@ -167,7 +167,7 @@ fn agree(slots: &mut Slots, model: &Model, seed: u64) {
     assert_eq!(slots.lent(), lent as usize, "seed {seed}");
 }
 
-/// Exactly as many slots as are free or may leave can be allocated; only those that may leave do.
+/// As many slots can be allocated as are free or may leave, and only those that may leave do.
 fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
     let free = model.all(|kept| kept.state == State::Free).len();
     let leave = model.spare();
@@ -189,7 +189,7 @@ fn allocate(slots: &mut Slots, model: &mut Model, count: usize, seed: u64) {
         let (at, is) = (usize::from(volume), model.clean(volume));
         assert!(is >= clean[at].min(model.mins[at]), "seed {seed}: {is} of {clean:?} are left");
     }
-    // Room for a run may take up to as many more.
+    // Room for a run may evict up to as many again.
     let needed = count.saturating_sub(free);
     assert!((needed..=needed + count).contains(&left) || !got, "seed {seed}: {left} left");
     for slot in out {
@@ -291,7 +291,7 @@ fn run(seed: u64, steps: usize) {
             }
             _ => {
                 let (first, width) = (random.below(blocks) as u64, random.below(6));
-                // Half of them over more blocks than there are slots.
+                // Half of the ranges have more blocks than there are slots.
                 let last = first + [width as u64, 1 << 40][random.below(2)];
                 let mut seen = Vec::new();
                 let forget = random.below(4) == 0;
@@ -315,7 +315,7 @@ fn run(seed: u64, steps: usize) {
             agree(&mut slots, &model, seed);
         }
     }
-    // Everything that is held comes back, and then all memory can be allocated at once.
+    // Returns everything that is held; then all memory can be allocated at once.
     for at in 0..SLOTS {
         while model.slots[at].sends > 0 {
             slots.unlend(name(at));
@@ -351,7 +351,7 @@ fn agrees_with_the_model() {
     }
 }
 
-/// What a long list of dirty blocks should be: order of the oldest write and block, oldest first.
+/// The expected long list of dirty blocks: order of the oldest write and block, oldest first.
 struct Line(Vec<(u64, u64)>);
 
 impl Line {
@@ -359,15 +359,16 @@ impl Line {
         self.0.iter().position(|(_, other)| *other == block)
     }
 
-    /// Behind everything that is as old.
+    /// Behind all blocks of at least this age.
     fn put(&mut self, order: u64, block: u64) {
         let at = self.0.partition_point(|(other, _)| *other <= order);
         self.0.insert(at, (order, block));
     }
 }
 
-/// The places in a long list of dirty blocks, exactly: who is written again, in the middle or at an
-/// end, keeps its own; a block that comes back from a write-back stands behind those as old.
+/// The exact places in a long list of dirty blocks. A block that is written again, in the middle or
+/// at an end, keeps its place. A block that comes back from a write-back goes behind those of its
+/// age.
 #[expect(clippy::too_many_lines, reason = "one arm for each event")]
 fn keeps_its_places(seed: u64) {
     const BLOCKS: usize = 300;
@@ -385,7 +386,7 @@ fn keeps_its_places(seed: u64) {
             .iter()
             .any(|(_, other, slot)| *other == block && slots.state(*slot) == State::Writing);
         match random.below(8) {
-            // Of several blocks now and then, which then are equally old.
+            // Sometimes several blocks have one order, and so one age.
             0..4 => {
                 order += u64::from(random.below(3) > 0);
                 let mut slot = Vec::new();
@@ -419,7 +420,7 @@ fn keeps_its_places(seed: u64) {
                 } else {
                     let was_writing = slots.state(slot) == State::Writing;
                     slots.not_written(slot, random.below(2) == 0);
-                    // What is newer is as old as this now.
+                    // The newer data takes over this slot's age.
                     if let Some(at) = line.at(block) {
                         let (other, _) = line.0.remove(at);
                         line.put(order.min(other), block);
@@ -439,7 +440,7 @@ fn keeps_its_places(seed: u64) {
         assert_eq!(oldest, line.0.first().map(|(_, block)| *block), "seed {seed}, step {step}");
     }
     assert!(line.0.len() > BLOCKS / 2, "seed {seed}: a short list: {}", line.0.len());
-    // Out from anywhere: both directions of the list are whole. Then the rest, in its order.
+    // Removes from anywhere, so both directions of the list are checked. Then the rest, in order.
     for _ in 0..line.0.len() / 2 {
         let (_, block) = line.0.remove(random.below(line.0.len()));
         slots.begin_writing(block_at(&slots, block));
@@ -495,7 +496,7 @@ fn segments_join_neighbours_and_name_their_slots() {
 }
 
 #[test]
-fn slots_that_were_handed_out_alone_make_a_run_again() {
+fn single_slots_join_into_a_run_again() {
     let region = Region::allocate(SLOTS * SLOT_BYTES, PageKind::Normal).unwrap();
     let mut slots = Slots::new(Arena::new(region, 256 << 10).unwrap(), 1);
     let alone: Vec<_> = (0..SLOTS).map(|_| slots.allocate_one().unwrap()).collect();

@@ -62,12 +62,12 @@ fn a_crowd_of_dirty_blocks_does_not_wait_for_the_delay() {
     // The oldest first.
     assert_eq!(case.ranges()[0], (0, 4096));
     case.end();
-    // As soon as there is no crowd, the others may wait again.
+    // Below the limit, the others may wait again.
     assert!(case.dirty_blocks() > 0 && case.dirty_blocks() <= 32, "{}", case.dirty_blocks());
 }
 
 #[test]
-fn a_flush_waits_for_what_was_dirty_before_it_only() {
+fn a_flush_waits_only_for_earlier_dirty_blocks() {
     let mut case = back();
     let nothing = case.flush();
     assert_eq!(case.done(nothing), Ok(()));
@@ -111,7 +111,7 @@ fn a_block_that_is_rewritten_during_its_write_back_goes_again() {
     case.dirty(2, 0, 4096);
     assert_eq!(case.hit(0, 4096), bytes(2, 0, 4096));
     let second = case.flush();
-    // Never two at a time of the same block.
+    // A block is never in two running write-backs.
     assert_eq!(case.ranges(), [(0, 4096)]);
     case.finish(0);
     assert_eq!(case.done(first), Ok(()));
@@ -137,7 +137,7 @@ fn a_failed_write_back_fails_every_flush_until_it_succeeds() {
         assert_eq!(case.done(flush), Err(result.err().unwrap_or(Errno::EIO)));
         assert_eq!(case.hit(0, 2 * 4096), bytes(1, 0, 2 * 4096));
         assert_eq!(case.shard.core.slots.failed(VOLUME), 2);
-        // New writes are told by the store itself.
+        // The store itself answers new writes.
         let write = case.write(2, 8 * 4096, 4096);
         assert_eq!(case.ranges(), [(8 * 4096, 4096)]);
         case.finish_with(0, Err(Errno::EROFS));
@@ -154,7 +154,7 @@ fn a_failed_write_back_fails_every_flush_until_it_succeeds() {
 }
 
 #[test]
-fn control_is_told_of_the_first_failure_of_a_burst() {
+fn control_learns_of_the_first_failure_of_a_burst() {
     let mut case = back();
     case.dirty(1, 0, 4096);
     assert_eq!(case.shard.take_failure(), None);
@@ -193,7 +193,7 @@ fn a_failed_block_that_is_rewritten_meanwhile_is_as_old_as_it_was() {
 }
 
 #[test]
-fn we_try_again_by_ourselves_less_and_less_often() {
+fn retries_become_less_and_less_frequent() {
     let mut case = back();
     case.dirty(1, 0, 4096);
     case.wait(DELAY);
@@ -208,7 +208,7 @@ fn we_try_again_by_ourselves_less_and_less_often() {
     }
     case.finish_all();
     assert_eq!(case.dirty_blocks(), 0);
-    // And from the beginning.
+    // The backoff starts again.
     case.dirty(1, 0, 4096);
     case.wait(DELAY);
     case.finish_with(0, Err(Errno::EIO));
@@ -217,10 +217,10 @@ fn we_try_again_by_ourselves_less_and_less_often() {
     case.end();
 }
 
-/// The rest after a failure ends with what failed. The shard's clock goes round after 49 days: a
-/// rest that were kept would be one of weeks, weeks later.
+/// The pause after a failure ends with the failed blocks. The shard's clock wraps after 49 days: a
+/// pause that was kept would delay write-backs for weeks, weeks later.
 #[test]
-fn a_rest_does_not_outlive_its_failure() {
+fn a_pause_does_not_outlive_its_failure() {
     const LATER: Duration = Duration::from_secs(25 * 24 * 3600);
     let ends: [fn(&mut Case); 3] = [
         |case| {
@@ -229,7 +229,7 @@ fn a_rest_does_not_outlive_its_failure() {
             assert_eq!(case.done(tag), Ok(()));
         },
         |case| {
-            // The store takes this one.
+            // The store takes this write.
             let tag = case.write(2, 0, 4096);
             case.finish(0);
             assert_eq!(case.done(tag), Ok(()));
@@ -249,7 +249,7 @@ fn a_rest_does_not_outlive_its_failure() {
             assert_eq!(case.shard.next_deadline(), Some(Duration::from_secs(1)));
             end(&mut case);
             assert_eq!((case.dirty_blocks(), case.shard.core.slots.failed(VOLUME)), (0, 0), "{at}");
-            // Only the clock of the thread turns the shard.
+            // The shard's clock follows the thread's clock.
             case.wait(later);
             case.dirty(3, 8 * 4096, 4096);
             case.turn();
@@ -261,9 +261,9 @@ fn a_rest_does_not_outlive_its_failure() {
     }
 }
 
-/// A rest that has ended stays ended, however long no turn looked.
+/// A pause stays ended, even after weeks without a turn.
 #[test]
-fn a_rest_ends_though_nobody_looks_for_weeks() {
+fn a_pause_ends_even_without_turns_for_weeks() {
     let mut case = back();
     case.dirty(1, 0, 4096);
     case.wait(DELAY);
@@ -273,8 +273,8 @@ fn a_rest_ends_though_nobody_looks_for_weeks() {
     case.end();
 }
 
-/// Two write-backs of the same block wait behind a write. The newer of them has all that the older
-/// had: who flushed before it came waits for it.
+/// Two write-backs of a block wait behind a write. The newer one has all the older's data, so a
+/// flush from before the newer one waits for it.
 #[test]
 fn a_flush_does_not_lose_a_block_that_two_write_backs_wait_for() {
     let mut case = back();
@@ -286,7 +286,7 @@ fn a_flush_does_not_lose_a_block_that_two_write_backs_wait_for() {
     case.wait(DELAY);
     assert_eq!(case.shard.write_backs.counts().0, 2);
     assert_eq!(case.ranges(), [(4096, 512)]);
-    // The write with FUA goes into the dirty block.
+    // The write with FUA merges into the dirty block.
     case.finish(0);
     assert_eq!(case.done(fua), Ok(()));
     let mut expected = bytes(2, 4096, 4096);
@@ -309,7 +309,7 @@ fn a_write_through_overtakes_a_write_back_that_waits() {
     case.finish(0);
     assert_eq!(case.done(fua), Ok(()));
     assert_eq!(case.hit(0, 4096), bytes(9, 0, 4096));
-    // Only what it did not overwrite goes.
+    // Only the block that was not overwritten is written.
     assert_eq!(case.ranges(), [(4096, 4096)]);
     case.finish_all();
     assert_eq!(case.done(flush), Ok(()));
@@ -365,7 +365,7 @@ fn the_end_writes_everything_and_makes_it_durable() {
 }
 
 #[test]
-fn what_the_store_refuses_at_the_end_is_tried_until_it_is_taken() {
+fn refused_blocks_are_retried_at_the_end_until_they_are_written() {
     let mut case = back();
     case.dirty(1, 0, 4096);
     case.dirty(1, 8 * 4096, 4096);
@@ -387,7 +387,7 @@ fn what_the_store_refuses_at_the_end_is_tried_until_it_is_taken() {
     case.end();
 }
 
-/// Many old blocks that the store refuses keep no younger one from it.
+/// Many old blocks that the store refuses do not hold back a younger one.
 #[test]
 fn every_block_is_tried_at_the_end() {
     let mut case = back();
@@ -400,7 +400,7 @@ fn every_block_is_tried_at_the_end() {
 }
 
 #[test]
-fn a_store_that_hangs_at_the_end_keeps_no_other_from_its_data() {
+fn a_store_that_hangs_at_the_end_does_not_hold_back_others() {
     let mut case = back();
     let other = VolumeIndex(1);
     case.shard.store_mut().add_volume(vec![0; 1 << 20]);
@@ -419,7 +419,7 @@ fn a_store_that_hangs_at_the_end_keeps_no_other_from_its_data() {
 }
 
 #[test]
-fn an_end_that_loses_something_is_not_clean() {
+fn an_end_with_a_loss_is_not_clean() {
     for mode in [CacheMode::None, CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut case = Setup::new(mode).case();
         case.shard.stop();
@@ -430,7 +430,7 @@ fn an_end_that_loses_something_is_not_clean() {
 }
 
 #[test]
-fn at_the_end_nothing_is_acknowledged_from_memory() {
+fn at_the_end_writes_are_acknowledged_only_from_the_store() {
     let mut case = back();
     case.shard.stop();
     let write = case.write(1, 0, 4096);

@@ -17,7 +17,7 @@ enum Way {
 const WAYS: [Way; 6] =
     [Way::None, Way::Through, Way::ThroughFua, Way::Back, Way::BackFua, Way::BackLimited];
 
-/// Every way, asked for in a request or by the shard's own poll group.
+/// Every way, by a request or by the direct way of the shard's own poll group.
 fn ways() -> impl Iterator<Item = (Way, bool)> {
     WAYS.into_iter().flat_map(|way| [(way, false), (way, true)])
 }
@@ -40,7 +40,7 @@ impl Way {
         matches!(self, Self::ThroughFua | Self::BackFua)
     }
 
-    /// Takes the room that is there.
+    /// Uses up the room for dirty blocks, if the way needs that.
     fn prepare(self, case: &mut Case) {
         if self == Self::BackLimited {
             let room = 4 - case.dirty_blocks();
@@ -64,7 +64,7 @@ fn a_write_through_is_seen_when_it_is_acknowledged() {
         assert_eq!(case.done(write), Ok(()));
         assert_eq!(case.hit(4096, 2 * 4096), bytes(1, 4096, 2 * 4096));
         assert_eq!(case.hit(0, 4096), bytes(0, 0, 4096));
-        // Who reads from the old slots is not disturbed.
+        // A reader of the old slots is not disturbed.
         case.warm(STRIPE_BYTES, 128 * 4096);
         assert_eq!(case.copy(&before), bytes(0, 0, 4 * 4096));
         case.release(before);
@@ -156,7 +156,7 @@ fn a_failed_write_leaves_nothing_clean() {
 }
 
 #[test]
-fn a_failed_write_keeps_what_is_dirty() {
+fn a_failed_write_keeps_dirty_blocks() {
     let mut case = Way::BackFua.case();
     case.warm(0, 4096);
     case.dirty(1, 4096, 4096);
@@ -192,9 +192,9 @@ fn a_failed_write_of_one_block_leaves_nothing_clean() {
     }
 }
 
-/// What a poll group cannot have at once from its own shard leaves no trace, nor does its data.
+/// A write that the shard cannot take directly leaves no trace, nor does its data.
 #[test]
-fn what_must_be_reserved_is_not_written_at_once() {
+fn a_write_that_needs_a_reservation_is_not_written_at_once() {
     for way in WAYS {
         let mut case = way.case();
         way.prepare(&mut case);
@@ -214,7 +214,7 @@ fn what_must_be_reserved_is_not_written_at_once() {
         if way == Way::BackLimited {
             declines(&mut case, 0, 4096);
         }
-        // Other jobs wait for memory: a write at once does not overtake them.
+        // Other jobs wait for memory: a direct write does not overtake them.
         let all = case.reserve(STRIPE_BYTES / 2, 16 * 4096);
         let waits = case.reserve(STRIPE_BYTES / 4, 32 * 4096);
         assert!(!case.is_answered(waits));
@@ -249,21 +249,21 @@ fn a_write_at_once_waits_for_a_full_store() {
     }
 }
 
-/// What is known of a block before a part of it is written.
+/// The state of a block before a part of it is written.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Before {
     Absent,
     Clean,
     Dirty,
-    /// Dirty, and its write-back is under way.
+    /// Dirty, with a running write-back.
     Writing,
-    /// Clean when the write begins, gone before it ends.
+    /// Clean when the write begins, evicted before it ends.
     Evicted,
 }
 
 /// Every way, every state of the block, ranges with one edge, two edges, and none.
 #[test]
-fn parts_of_blocks_are_written_whatever_is_cached() {
+fn parts_of_blocks_are_written_in_every_cache_state() {
     use Before::{Absent, Clean, Dirty, Evicted, Writing};
     let ranges = [
         (4096 + 512, 512),
@@ -310,7 +310,7 @@ fn partial(way: Way, at_home: bool, before: Before, offset: u64, len: usize) {
     let data = bytes(2, offset, len);
     let write = case.write_bytes(offset, &data, way.fua());
     if before == Before::Evicted {
-        // The write is with the store, or waits for it, or is done.
+        // The write is at the store, or waits for it, or is done.
         let mut blocks = (0..64).map(|at| 2 * STRIPE_BYTES + at * BLOCK);
         while (case.is_cached(1) || case.is_cached(2))
             && let Some(at) = blocks.next()
@@ -388,7 +388,7 @@ fn an_edge_that_cannot_be_read_fails_the_write() {
 }
 
 #[test]
-fn what_finds_no_room_for_dirty_blocks_goes_to_the_store() {
+fn a_write_without_room_for_dirty_blocks_goes_to_the_store() {
     let mut case = Way::Back.case();
     case.dirty(1, 0, 4 * 4096);
     let write = case.write(2, 8 * 4096, 4096);
@@ -401,14 +401,13 @@ fn what_finds_no_room_for_dirty_blocks_goes_to_the_store() {
     case.end();
 }
 
-/// The bound holds at any moment, also when many writes of parts of blocks read their edges at
-/// once.
+/// The bound always holds, even when many writes of parts of blocks read their edges at once.
 #[test]
 fn dirty_blocks_stay_within_their_bound() {
     let mut case = Way::Back.case();
     let writes: Vec<_> = (0..8).map(|at| case.write(1, at * 2 * 4096 + 512, 512)).collect();
     let mut most = 0;
-    // All that is read, before anything is written.
+    // Ends all reads first, before any write.
     while let Some(at) = case.ops().iter().position(|op| !op.changes()) {
         case.finish(at);
         most = most.max(case.dirty_blocks());
@@ -423,15 +422,15 @@ fn dirty_blocks_stay_within_their_bound() {
     }
 }
 
-/// Slots that were rewritten while the store has them are memory, too: what is acknowledged never
-/// takes all.
+/// Slots that were rewritten while the store reads them also count as memory: acknowledged writes
+/// never take all memory.
 #[test]
-fn a_store_that_takes_nothing_leaves_memory_to_others() {
+fn a_store_that_takes_no_writes_leaves_memory_to_others() {
     let slots = 32;
     let setup = Setup { slots, dirty_max: slots * SLOT_BYTES, ..Setup::new(CacheMode::WriteBack) };
     let mut case = setup.case();
-    // The same blocks again and again, one after the other, as long as they are acknowledged; and
-    // write-backs that wait for the first.
+    // Rewrites a few blocks, one after the other, as long as the writes are acknowledged; the
+    // write-backs wait for the first.
     let mut writes = (0..64).map(|at| at % 8 * BLOCK);
     let waits = writes.find_map(|at| {
         let tag = case.write(2, at, 4096);

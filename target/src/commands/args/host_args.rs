@@ -10,7 +10,7 @@ use rblk_protocol::auth::PublicKey;
 use crate::commands::args::limit_args::LimitArgs;
 use crate::commands::args::running_args::{CONFIG, RunningArgs};
 
-/// What `rblk-target key` can do.
+/// The commands of `rblk-target key`.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
     /// Make the secret key of this target, and print its public key. A key that is there stays.
@@ -27,18 +27,18 @@ pub struct KeyArgs {
     pub file: PathBuf,
 }
 
-/// What `rblk-target host` can do.
+/// The commands of `rblk-target host`.
 #[derive(Debug, Subcommand)]
 pub enum HostCommand {
-    /// Let a host connect, or change what it may do. A running target uses that at once.
+    /// Let a host connect, or change its rights. A running target applies that at once.
     ///
-    /// For a host that is there: --key adds a second key, --volume adds a right or replaces the
-    /// right to the same volume, and the rest stays.
+    /// For a known host: --key adds a second key, --volume adds a right or replaces the right to
+    /// the same volume, and the rest stays.
     Add(HostAddArgs),
-    /// Change what a host may have per second, all its mounts together. What is not named stays.
+    /// Change the limits of a host per second, all its mounts together. The other limits stay.
     Set(HostSetArgs),
     /// Let a host connect no longer, or take one key or one right from it. Its sessions that need
-    /// what is taken end at once.
+    /// the key or the right end at once.
     Remove(HostRemoveArgs),
     /// Show the hosts of the configuration.
     List {
@@ -48,7 +48,7 @@ pub enum HostCommand {
     },
 }
 
-/// Which configuration is changed, and which target is told.
+/// The configuration to change, and the target that has to read it.
 #[derive(Debug, Args)]
 pub struct HostPlace {
     /// Configuration file of the target; the host is written beside it, into FILE.d/host-NAME.toml.
@@ -62,19 +62,19 @@ pub struct HostPlace {
 /// A host to let in.
 #[derive(Debug, Args)]
 pub struct HostAddArgs {
-    /// Name of the host, by which the target shows it and remembers what it holds.
+    /// Name of the host: the target shows it under this name, and remembers its volumes by it.
     pub name: String,
     /// Public key, as `rblk-initiator key show` prints it on the host. At most two.
     #[arg(long, value_name = "KEY")]
     pub key: Vec<PublicKey>,
-    /// What the host may open: VOLUME:rw, VOLUME:ro, or "*:rw" for every volume. Repeat for
-    /// several.
+    /// A volume that the host may open: VOLUME:rw, VOLUME:ro, or "*:rw" for every volume. Repeat
+    /// for several.
     #[arg(long, value_name = "VOLUME:rw|ro")]
     pub volume: Vec<VolumeRight>,
     /// Whether the host may take a volume over from the host that holds it.
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub take_over: Option<bool>,
-    /// Where.
+    /// The configuration and the target.
     #[command(flatten)]
     pub place: HostPlace,
 }
@@ -86,14 +86,14 @@ pub struct HostAddArgs {
 pub struct HostSetArgs {
     /// Name of the host.
     pub name: String,
-    /// How much it may have.
+    /// The limits.
     #[command(flatten)]
     pub limits: LimitArgs,
     /// Write the change into the configuration too, so that it stays after a restart: into
     /// FILE.d/host-NAME.toml.
     #[arg(long)]
     pub persist: bool,
-    /// Which target.
+    /// The target.
     #[command(flatten)]
     pub running: RunningArgs,
 }
@@ -110,7 +110,7 @@ pub struct HostRemoveArgs {
     /// every volume that is not named.
     #[arg(long, value_name = "VOLUME", conflicts_with = "key")]
     pub volume: Option<String>,
-    /// Where.
+    /// The configuration and the target.
     #[command(flatten)]
     pub place: HostPlace,
 }

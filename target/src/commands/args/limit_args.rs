@@ -5,7 +5,7 @@ use rblk_config::{ByteRate, ByteSize};
 
 use crate::operate::ask::{LimitsWish, Wish};
 
-/// How much a volume or a host may have per second.
+/// The most that a volume or a host may have per second.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
     /// Most commands per second, or none.
@@ -23,7 +23,7 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// What is asked for.
+    /// The changes of the limits.
     #[must_use]
     pub fn wish(&self) -> LimitsWish {
         let Self { iops, bandwidth, iops_burst, bandwidth_burst } = *self;

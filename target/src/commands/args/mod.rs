@@ -29,7 +29,7 @@ pub use volume_args::{
     VolumeSetArgs, VolumeSnapshotArgs,
 };
 
-/// Where a running target listens for `status` and `drain`, unless told otherwise.
+/// The control socket of a target by default.
 pub const CONTROL_SOCKET: &str = "/run/rblk/target/control.sock";
 
 /// Serves volumes to initiators over RDMA.
@@ -46,12 +46,12 @@ pub struct Cli {
     /// Form of the answer, and of an error: "table" for people, "json" for programs.
     #[arg(short, long, global = true, value_name = "table|json", default_value_t)]
     pub output: Output,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What stands below `--help`, before the exit codes.
+/// The text below `--help`, before the exit codes.
 const EXAMPLES: &str = "\
 Examples:
   One file, over RDMA and TCP:
@@ -81,7 +81,8 @@ impl Cli {
     /// The command line of this process.
     ///
     /// # Errors
-    /// It is wrong, or asked for help, which is told: the program ends with that code.
+    /// The command line is wrong, or asked for help. The text is printed already: the program ends
+    /// with that code.
     pub fn of_process() -> Result<Self, ExitCode> {
         Self::try_parse().map_err(|error| {
             let asked = !error.use_stderr();
@@ -90,7 +91,7 @@ impl Cli {
     }
 }
 
-/// What `rblk-target` can do.
+/// The commands of `rblk-target`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve volumes until SIGTERM, which drains and ends.
@@ -101,7 +102,7 @@ pub enum Command {
     /// Make or show the key by which this target authenticates.
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Say which hosts may connect, and what each may open.
+    /// Manage the hosts that may connect, and their rights to volumes.
     #[command(subcommand)]
     Host(HostCommand),
     /// Add, remove and change the volumes of the running target.
@@ -110,48 +111,48 @@ pub enum Command {
     /// Show and end the sessions of the running target.
     #[command(subcommand)]
     Session(SessionCommand),
-    /// Make the running target read its configuration again, and change its hosts and volumes to
-    /// what that says: all of it, or nothing.
+    /// Make the running target read its configuration again, and change its hosts and volumes
+    /// accordingly: all of them, or none.
     ///
     /// Hosts and keys that are gone lose their sessions at once. A volume that is gone must not be
     /// in use. Other keys need a restart, and are named.
     Reload {
-        /// Only show what would change.
+        /// Only show the changes.
         #[arg(long)]
         dry_run: bool,
         /// Only the hosts: keys and rights that are gone are revoked, also where the rest of the
         /// configuration would be refused.
         #[arg(long, conflicts_with = "dry_run")]
         hosts: bool,
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
     },
     /// Print the configuration that the target runs with, with every change since its start, as a
     /// file that gives the same again.
     Dump {
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
     },
     /// Check a configuration, its key files, the stores it names and this host, without serving.
     ///
-    /// It may be the configuration of the target that runs. Nothing is waited for.
+    /// The running target may use this configuration. Does not wait for any lock.
     Check {
         /// Configuration file.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Find what keeps this host from serving, and print the command that fixes it.
+    /// Find the faults that keep this host from serving, and print the commands that fix them.
     ///
     /// Looks at kernel, io_uring, memory, RDMA devices, addresses, keys, stores, directories, units
     /// and the running target. Changes nothing. Run it as root, or as the user of the target. The
     /// exit code is 7 if something fails.
     Doctor(DoctorArgs),
-    /// Show what the running target does: devices, volumes, sessions. Rates are those of the last
-    /// second; the first call takes a second, to measure them.
+    /// Show the state of the running target: devices, volumes, sessions. Rates are those of the
+    /// last second; the first call takes a second, to measure them.
     Status {
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
         /// Show every counter, too.
@@ -161,7 +162,7 @@ pub enum Command {
     /// Show recent events: hosts that connected, were lost or fenced, lost writes, errors of
     /// stores.
     Events {
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
         /// Then print new events as they come, also after a restart of the target.
@@ -170,7 +171,7 @@ pub enum Command {
     },
     /// Show rates, latencies and depth of each volume, refreshed until q or ctrl-C.
     Top {
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
         /// Time between two refreshes.
@@ -197,30 +198,30 @@ pub enum Command {
         /// How long the other program and the mounts may take.
         #[arg(long, value_name = "TIME", default_value = "30s")]
         timeout: Duration,
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
     },
-    /// Show each command of a volume that takes long, as it is answered: what it was, whose, and
-    /// what it waited for. Ends by ctrl-C.
+    /// Show each command of a volume that takes long, as it is answered: its kind, its host, and
+    /// the causes of its waits. Ends by ctrl-C.
     ///
     /// A command that never waited is not shown. One trace at a time.
     Trace {
         /// Name of the volume.
         volume: String,
-        /// How long a command takes to be shown.
+        /// The shortest time of a command to be shown.
         #[arg(long, value_name = "TIME", default_value = "10ms")]
         slower: Duration,
         /// End after N commands.
         #[arg(long, value_name = "N")]
         count: Option<u64>,
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
     },
     /// Let I/O finish, tell the initiators, and stop the running target. Waits until it has ended.
     Drain {
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         socket: SocketArgs,
         /// Begin the drain, and do not wait for its end.
@@ -229,13 +230,13 @@ pub enum Command {
     },
 }
 
-/// What to look at.
+/// The scope of the doctor.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Configuration file; /etc/rblk/target.toml by default, if there is one.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Become this user, and print what it finds of the configuration. Not for people.
+    /// Become this user, and print how the configuration looks to it. Not for people.
     #[arg(long, hide = true, value_name = "UID", requires = "config")]
     pub as_user: Option<u32>,
     /// Try the stores, too.
@@ -251,7 +252,8 @@ pub struct SocketArgs {
     pub path: PathBuf,
 }
 
-/// What to serve and how. Everything here can also stand in the configuration file; flags win.
+/// The volumes to serve, and the settings. All of this can also stand in the configuration file;
+/// flags win.
 #[derive(Debug, Args, Default)]
 pub struct ServeArgs {
     /// Configuration file (TOML). For X.toml, the files X.d/*.toml beside it are read too.
@@ -308,21 +310,22 @@ pub struct ServeArgs {
     /// How long a drain waits for initiators to leave.
     #[arg(long, value_name = "TIME")]
     pub drain_timeout: Option<Duration>,
-    /// How long a target that stops tries to write what is dirty to a store that refuses it.
+    /// How long a target that stops goes on with the write of dirty data to a store that refuses
+    /// it.
     #[arg(long, value_name = "TIME")]
     pub stop_timeout: Option<Duration>,
     /// How long an initiator without connections keeps its volumes.
     #[arg(long, value_name = "TIME")]
     pub lease: Option<Duration>,
     /// Serve metrics, health and a live page over HTTP at this address and port, such as
-    /// 127.0.0.1:9720. Nobody has to prove anything there, and nothing can be changed.
+    /// 127.0.0.1:9720. Read-only, and without authentication.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<SocketAddr>,
-    /// Who may connect: "required" lets in hosts that prove their keys, "none" everybody. Without
-    /// it: "none" if only this host reaches the addresses, else "required".
+    /// Hosts that may connect: "required" lets in hosts that prove their keys, "none" all hosts.
+    /// Without it: "none" if only this host reaches the addresses, else "required".
     #[arg(long, value_name = "none|required")]
     pub auth: Option<Auth>,
-    /// Let everybody who reaches an address read, write and take over every volume.
+    /// Let every host that reaches an address read, write and take over every volume.
     #[arg(long)]
     pub insecure: bool,
     /// File of the secret key of this target, or credential:NAME.
@@ -389,7 +392,8 @@ impl ServeArgs {
         config.lease = self.lease.unwrap_or(config.lease);
         config.http = self.http.or(config.http);
         config.validate()?;
-        // A target of a file may get its volumes while it runs, and may have lost the last of them.
+        // The volumes of a target with a file may come while it runs, and the last of them may have
+        // gone.
         if config.volumes.is_empty() && self.config.is_none() {
             return Err(NoVolumes.into());
         }
@@ -437,7 +441,7 @@ impl ServeArgs {
         Ok(volumes)
     }
 
-    /// Adds what the flags say about who may connect.
+    /// Adds the flags about the hosts that may connect.
     fn protect(&self, config: &mut TargetConfig) -> anyhow::Result<()> {
         config.auth = self.auth.or(config.auth);
         config.insecure |= self.insecure;
@@ -450,7 +454,7 @@ impl ServeArgs {
                 text.split_once('=').ok_or_else(|| bad("write --host NAME=KEY".to_owned()))?;
             let key: PublicKey = key.parse().map_err(|error| BadFlag {
                 flag: "host",
-                // It may be a secret key.
+                // The value may be a secret key.
                 text: format!("{name}=..."),
                 reason: format!("{error}"),
             })?;

@@ -1,10 +1,10 @@
-//! [`RunningArgs`]: which running target a command is for.
+//! [`RunningArgs`]: the running target that a command is for.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-/// The configuration of a target, unless told otherwise.
+/// The configuration of a target by default.
 pub const CONFIG: &str = "/etc/rblk/target.toml";
 
 /// Names a running target.

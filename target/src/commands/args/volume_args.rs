@@ -9,24 +9,24 @@ use crate::commands::args::limit_args::LimitArgs;
 use crate::commands::args::running_args::RunningArgs;
 use crate::operate::ask::Wish;
 
-/// What `rblk-target volume` can do.
+/// The commands of `rblk-target volume`.
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
     /// Serve another volume.
     Add(VolumeAddArgs),
-    /// Stop serving a volume. What is dirty is written first, and its file is closed.
+    /// Stop serving a volume. Dirty data is written first, and its file is closed.
     ///
-    /// A volume that a host has open stays, unless --force or --drain says what to do about that.
+    /// A volume that a host has open stays, unless --force or --drain is given.
     Remove(VolumeRemoveArgs),
     /// Give a volume another size: a file is made longer, a device is measured again.
     ///
     /// Hosts that have it open go on; they learn of the size at once, or when they connect again.
     Resize(VolumeResizeArgs),
-    /// Change how a volume is served. What is not named stays.
+    /// Change how a volume is served. The other settings stay.
     Set(VolumeSetArgs),
     /// Clone the file of a volume while hosts use it, and serve the clone read-only.
     ///
-    /// The clone shares its blocks with the volume, so it takes a moment and no space, whatever the
+    /// The clone shares its blocks with the volume, so it takes a moment and no space, for any
     /// size. It holds every write that was acknowledged before one instant, and nothing later; new
     /// writes wait for that instant. The file system has to be XFS with reflink=1, or btrfs.
     Snapshot(VolumeSnapshotArgs),
@@ -34,35 +34,35 @@ pub enum VolumeCommand {
     List(RunningArgs),
 }
 
-/// What `rblk-target session` can do.
+/// The commands of `rblk-target session`.
 #[derive(Debug, Subcommand)]
 pub enum SessionCommand {
     /// Show the sessions of the running target.
     List(RunningArgs),
-    /// End a session: what it has open is free, and its connections end.
+    /// End a session: its volumes are free, and its connections end.
     ///
-    /// Its mount connects again as after a loss of the link, and sends again what was not answered,
+    /// Its mount connects again as after a loss of the link, and repeats its unanswered requests,
     /// unless another host has the volume then. To keep a host out, take its right away first:
     /// `rblk-target host remove`.
     Kick {
         /// Host, peer or number of the session, as `session list` shows them. A host may have
-        /// several sessions; all of them end. Where a host is named like the number of a session,
-        /// `host:NAME` or `number:N` says which is meant.
+        /// several sessions; all of them end. If a host is named like the number of a session,
+        /// write `host:NAME` or `number:N`.
         session: String,
-        /// Which target.
+        /// The target.
         #[command(flatten)]
         running: RunningArgs,
     },
 }
 
-/// Which target, and whether the change stays.
+/// The target, and whether the change stays.
 #[derive(Debug, Args)]
 pub struct ChangeArgs {
     /// Write the change into the configuration too, so that it stays after a restart: into
     /// FILE.d/volume-NAME.toml.
     #[arg(long)]
     pub persist: bool,
-    /// Which target.
+    /// The target.
     #[command(flatten)]
     pub running: RunningArgs,
 }
@@ -88,7 +88,7 @@ pub struct VolumeAddArgs {
     /// Refuse writes.
     #[arg(long)]
     pub read_only: bool,
-    /// What the block cache does for it: none, write-through or write-back.
+    /// Mode of the block cache for it: none, write-through or write-back.
     #[arg(long, value_name = "MODE")]
     pub cache: Option<CacheMode>,
     /// How far ahead of a sequential reader to read; 0 is off.
@@ -100,10 +100,10 @@ pub struct VolumeAddArgs {
     /// How much of the cache it has at most.
     #[arg(long, value_name = "SIZE")]
     pub cache_max: Option<ByteSize>,
-    /// How much it may have.
+    /// The limits.
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// Where.
+    /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
 }
@@ -114,13 +114,14 @@ pub struct VolumeRemoveArgs {
     /// Name of the volume.
     pub name: String,
     /// Take it from the hosts that have it open: their connections end, and they do not get it
-    /// again. It goes even if its store takes nothing any more; then the answer says what is lost.
+    /// again. It goes even if its store takes nothing any more; then the answer names the lost
+    /// data.
     #[arg(long, conflicts_with = "drain")]
     pub force: bool,
-    /// Let no further host open it, and wait until nobody has it open.
+    /// Let no further host open it, and wait until no host has it open.
     #[arg(long)]
     pub drain: bool,
-    /// Where.
+    /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
 }
@@ -136,7 +137,7 @@ pub struct VolumeResizeArgs {
     /// cut off for a moment.
     #[arg(long)]
     pub shrink: bool,
-    /// Where.
+    /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
 }
@@ -152,12 +153,12 @@ pub struct VolumeSnapshotArgs {
     /// The new file, in the file system of the volume; without it beside the file of the volume.
     #[arg(long, value_name = "FILE")]
     pub path: Option<PathBuf>,
-    /// Where.
+    /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
 }
 
-/// How a volume is to be served.
+/// The new settings of a volume.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
     .args([
@@ -170,7 +171,7 @@ pub struct VolumeSetArgs {
     /// Whether writes are refused, also those of hosts that have it open.
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub read_only: Option<bool>,
-    /// What the block cache does for it: none, write-through or write-back. Dirty data is written
+    /// Mode of the block cache for it: none, write-through or write-back. Dirty data is written
     /// first; hosts that have it open are cut off for a moment.
     #[arg(long, value_name = "MODE")]
     pub cache: Option<CacheMode>,
@@ -183,10 +184,10 @@ pub struct VolumeSetArgs {
     /// How much of the cache it has at most; or none: as much as there is.
     #[arg(long, value_name = "SIZE|none")]
     pub cache_max: Option<Wish<ByteSize>>,
-    /// How much it may have.
+    /// The limits.
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// Where.
+    /// The target.
     #[command(flatten)]
     pub place: ChangeArgs,
 }

@@ -1,9 +1,9 @@
-//! `rblk-target doctor`: what keeps this host from serving, each thing with the command that mends
-//! it.
+//! `rblk-target doctor`: the faults that keep this host from serving, each with the command that
+//! mends it.
 //!
-//! `facts` reads the host, and `seen` what the user of the target may read and write; `judge` makes
-//! findings of that and does no I/O. A target that runs has
-//! its stores, ports and memory already: then they are not tried again.
+//! `facts` reads the host, and `seen` the files as the user of the target finds them; `judge` makes
+//! findings of them and does no I/O. A running target has its stores, ports and memory already:
+//! then they are not tried again.
 
 mod seen;
 mod target_facts;
@@ -19,17 +19,17 @@ use crate::commands::args::CONFIG;
 pub use seen::{Seen, Trouble};
 use target_facts::Facts;
 
-/// Looks at this host, as far as a configuration asks for it: the one that is named, or the usual
-/// one if it is there.
+/// Examines this host, as far as a configuration asks for it: the one at `path`, or the usual one
+/// if it exists.
 ///
 /// # Errors
-/// No runtime can be had.
+/// No runtime can be made.
 pub fn doctor(path: Option<&Path>) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let usual = Path::new(CONFIG);
     let path = path.or_else(|| usual.exists().then_some(usual));
     let loaded = path.map(TargetConfig::load);
-    // Where it names no address, those are judged that `serve` would listen on.
+    // Without an address in the file, judges the addresses that `serve` would listen on.
     let loaded = loaded.map(|loaded| {
         loaded.map(|mut config| {
             crate::commands::listen::fill_in(&mut config);
@@ -37,7 +37,7 @@ pub fn doctor(path: Option<&Path>) -> anyhow::Result<Report> {
         })
     });
     let read = loaded.as_ref().and_then(|loaded| loaded.as_ref().ok());
-    // Where this process cannot read it, nobody else is asked.
+    // If this process cannot read it, no other user is asked.
     let facts = Facts::read(Path::new("/"), path.filter(|_| read.is_some()), read)?;
     report.add([target_findings::config(path, loaded.as_ref(), &facts.seen)]);
     let config = loaded.and_then(Result::ok);

@@ -1,5 +1,5 @@
-//! [`Seen`]: what the user that runs the target finds of the configuration, the keys and the
-//! stores. Root may read and write everything, so root's own look says nothing about a target that
+//! [`Seen`]: the configuration, the keys and the stores as the user that runs the target finds
+//! them. Root may read and write everything, so root's own look says nothing about a target that
 //! runs as another user: a process that became that user looks, and root reads its answer.
 
 use std::os::unix::fs::MetadataExt;
@@ -18,16 +18,16 @@ use crate::operate::defaults::target_name;
 use crate::pool::opening::open_volumes;
 use crate::store::StoreError;
 
-/// Something that cannot be used.
+/// A fault of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Trouble {
-    /// Why, without the fix.
+    /// The fault, without the fix.
     pub why: String,
     /// The command that mends it.
     pub fix: Option<String>,
 }
 
-/// What one user finds.
+/// The findings of one user.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
     /// Why the configuration cannot be used.
@@ -39,10 +39,10 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Looks as a user. This process does so itself, if it is that user.
+    /// Examines the files as a user. This process does so itself, if it is that user.
     ///
     /// # Errors
-    /// The process of the other user cannot be started, or says nothing.
+    /// The process of the other user cannot be started, or prints no findings.
     pub(super) fn by(user: u32, config: &Path, with_stores: bool) -> anyhow::Result<Self> {
         if geteuid().as_raw() == user || !geteuid().is_root() {
             return Ok(Self::here(config, with_stores));
@@ -59,7 +59,7 @@ impl Seen {
         })
     }
 
-    /// Becomes a user for good, and looks. Call it while the process has one thread.
+    /// Becomes a user for good, and examines the files. Call it while the process has one thread.
     ///
     /// # Errors
     /// There is no such user, or this process is not root.
@@ -96,7 +96,7 @@ fn word(path: &Path) -> String {
     Quoted(&path.to_string_lossy()).to_string()
 }
 
-/// Each fault says itself what to write, but for the rights to a file.
+/// The text of each fault contains its remedy, except for the rights to a file.
 fn of_config(error: &ConfigError) -> Trouble {
     let denied = match error {
         ConfigError::Read { path, error }
@@ -110,7 +110,7 @@ fn of_config(error: &ConfigError) -> Trouble {
         let metadata = std::fs::metadata(path).ok()?;
         let group = nix::unistd::getegid().as_raw();
         let group = nix::unistd::Group::from_gid(group.into()).ok().flatten()?.name;
-        // A group that may read it already is another one.
+        // If the group may read it already, the group is the wrong one.
         let reads = metadata.mode() & 0o040 != 0;
         let path = word(path);
         Some(match reads {
@@ -176,7 +176,7 @@ fn of_store(error: &anyhow::Error) -> Trouble {
     });
     if let Some((path, access)) = denied {
         let name = own_name();
-        // A directory on the way may be what refuses.
+        // A directory on the way may refuse.
         let fix = path.metadata().is_ok().then(|| format!("chown {name} {}", word(path)));
         let path = path.display();
         return Trouble {

@@ -1,4 +1,4 @@
-//! [`Facts`]: what there is to know of this host, read once.
+//! [`Facts`]: the facts about this host, read once.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -30,13 +30,13 @@ pub(super) struct Listen {
     pub address: Address,
     /// Its IP address; `None` for a name.
     pub ip: Option<IpAddr>,
-    /// Why a TCP socket cannot listen there. `None` where that was not tried.
+    /// Why a TCP socket cannot listen there. `None`: it can, or that was not tried.
     pub refused: Option<io::Error>,
-    /// The process that has the port, where one has it.
+    /// The process that has the port, if any.
     pub taken_by: Option<String>,
 }
 
-/// What there is to know of this host.
+/// The facts about this host.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub host: HostFacts,
@@ -46,7 +46,7 @@ pub(super) struct Facts {
     pub listens: Vec<Listen>,
     /// The configuration, the keys and the stores, as the user of the target finds them.
     pub seen: Seen,
-    /// Whether the kernel encrypts, where that is wanted.
+    /// Whether the kernel encrypts, if the configuration wants that.
     pub tls: Option<Result<(), NoTls>>,
     /// The user that the target runs as.
     pub user: (u32, String),
@@ -60,10 +60,10 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Reads them. Tries an io_uring, the ports and the stores.
+    /// Reads the facts. Tries an io_uring, the ports and the stores.
     ///
     /// # Errors
-    /// No runtime can be had.
+    /// No runtime can be made.
     pub(super) fn read(
         root: &Path,
         path: Option<&Path>,
@@ -98,8 +98,8 @@ impl Facts {
     }
 }
 
-/// Who runs the target. If root asks, that is the user of the process that runs, else the user of
-/// the unit; else it is who asks.
+/// The user that runs the target. For root: the user of the running process, otherwise the user of
+/// the unit. For other users: themselves.
 fn user_of(running: Option<u32>, systemd: &SystemdFacts, me: u32) -> (u32, String) {
     let named = |user: u32| {
         let name = User::from_uid(user.into()).ok().flatten().map(|user| user.name);

@@ -1,4 +1,4 @@
-//! What the facts mean: findings, in the order of the report. No I/O.
+//! Findings from the facts, in the order of the report. No I/O.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::memory::demand::{Demand, NotEnoughMemory};
 use crate::operate::defaults::{NO_HOST, default_poll_groups};
 use crate::operate::status::{TargetStatus, VolumeStatus};
 
-/// The first kernel whose io_uring has what the stores use.
+/// The first kernel with the io_uring operations of the stores.
 const KERNEL_MIN: KernelVersion = KernelVersion(5, 19);
 
 /// The configuration itself.
@@ -32,7 +32,7 @@ pub(super) fn config(
             Some(trouble) => failed("config", trouble.why.clone(), trouble),
             None => Finding::ok("config", path.display().to_string()),
         },
-        // Each fault says itself what to write.
+        // The text of each fault contains its remedy.
         (Some(_), Some(Err(error))) => Finding::fail("config", error.to_string()),
         _ => Finding::skip("config", "no /etc/rblk/target.toml; name a file with --config"),
     }
@@ -142,7 +142,7 @@ fn judge_address(listen: &Listen, ip: Option<IpAddr>, facts: &Facts) -> Finding 
     }
 }
 
-/// Key files, and whether somebody may connect.
+/// Key files, and whether any host may connect.
 pub(super) fn keys(facts: &Facts, config: &TargetConfig) -> Vec<Finding> {
     if config.authentication() == Auth::None {
         return vec![match config.exposed() {

@@ -1,11 +1,11 @@
-//! Every counter of a target: what `status -v` adds.
+//! Every counter of a target: the part that `status -v` adds.
 
 use std::fmt::Write;
 
 use crate::operate::status::{SessionStatus, TargetStatus, VolumeStatus};
-use rblk_operate::table::{Column, Table, wrapped};
 use rblk_config::{ByteSize, CacheMode};
 use rblk_operate::figures;
+use rblk_operate::table::{Column, Table, wrapped};
 use rblk_runtime::LatencyCounts;
 
 /// Every counter of a target.
@@ -29,7 +29,7 @@ pub(super) fn of(status: &TargetStatus) -> String {
     text
 }
 
-/// Who may log in.
+/// The hosts that may log in.
 fn authentication(status: &TargetStatus) -> String {
     let who = match status.auth.as_str() {
         "required" => "hosts prove their keys",
@@ -82,7 +82,7 @@ fn generation(volume: &VolumeStatus) -> String {
     }
 }
 
-/// What the cache does for volumes with a store.
+/// The caches of volumes with a store.
 fn caches(volumes: &[VolumeStatus]) -> Table {
     let mut table = Table::new([
         Column::name("CACHE OF"),
@@ -123,7 +123,7 @@ fn caches(volumes: &[VolumeStatus]) -> Table {
     table
 }
 
-/// Volumes with limits, and those whose commands waited for the limit of a host.
+/// Volumes with limits, and those with commands that waited for the limit of a host.
 fn limits(volumes: &[VolumeStatus]) -> Table {
     let mut table = Table::new([
         Column::name("LIMITS OF"),
@@ -146,7 +146,7 @@ fn limits(volumes: &[VolumeStatus]) -> Table {
     table
 }
 
-/// The times of commands since the start, and what they waited for: the mean of each stage.
+/// The times of commands since the start, and their waits: the mean of each stage.
 fn latencies(volumes: &[VolumeStatus]) -> Table {
     let mut table = Table::new([
         Column::name("LATENCY OF"),
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_by_what_was_waited_for() {
+    fn times_are_shown_by_stage() {
         let mut v = volume("v", "file", CacheMode::None);
         let read = &mut v.latency.read;
         (1..=100).for_each(|us| read.total.record(us * 10));

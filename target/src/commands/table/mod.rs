@@ -1,4 +1,4 @@
-//! Tables for people: what `status` shows. [`details`] has the rest, for `-v`.
+//! Tables for people: the output of `status`. [`details`] has the rest, for `-v`.
 
 mod details;
 
@@ -9,9 +9,9 @@ use crate::operate::status::{
     DrainStatus, HolderStatus, SessionStatus, TargetStatus, VolumeStatus,
 };
 use crate::operate::warnings::warnings;
-use rblk_operate::table::{Column, Table, wrapped};
 use rblk_config::{CacheMode, HostConfig};
 use rblk_operate::figures;
+use rblk_operate::table::{Column, Table, wrapped};
 
 /// The state of a target; with `details`, every counter.
 pub(crate) fn status(status: &TargetStatus, details: bool) -> String {
@@ -141,7 +141,7 @@ fn volumes(volumes: &[VolumeStatus]) -> Table {
     table
 }
 
-/// What caches a volume; `ro` where writes are refused.
+/// The cache of a volume; with `ro` if it refuses writes.
 fn cache(volume: &VolumeStatus) -> String {
     let mode = match volume.cache {
         _ if volume.store != "file" => volume.store.as_str(),
@@ -156,7 +156,7 @@ fn cache(volume: &VolumeStatus) -> String {
     format!("{mode}{access}")
 }
 
-/// Who may write to a volume.
+/// The hosts that may write to a volume.
 fn holder(holder: Option<&HolderStatus>) -> String {
     let Some(holder) = holder else { return "-".to_owned() };
     let more = if holder.shared { " and others" } else { "" };
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_is_told_in_words() {
+    fn a_drain_in_words() {
         let told = |sessions, left_ms| {
             draining(&DrainStatus { left_ms, sessions, ..DrainStatus::default() })
         };
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_are_told_in_words() {
+    fn holders_in_words() {
         let of = |shared, present| HolderStatus { host: "db1".to_owned(), shared, present };
         assert_eq!(holder(None), "-");
         assert_eq!(holder(Some(&of(false, true))), "db1");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_takes_no_writes_is_shown_where_the_mode_is() {
+    fn a_store_that_takes_no_writes_shows_in_the_mode() {
         let fault = crate::store::StoreFault {
             kind: crate::store::StoreFaultKind::ReadOnly,
             text: "its device /dev/x is read-only".to_owned(),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_errors_of_a_store_are_told_for_a_while() {
+    fn the_errors_of_a_store_are_shown_for_a_while() {
         let told = |age| {
             let mut status = busy();
             status.volumes[1].last_error_age_s = age;
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_screen_says_what_is_there_and_what_is_wrong() {
+    fn the_status_screen_shows_state_and_faults() {
         let text = status(&busy(), false);
         let expected = "\
 store1  serving, up 3d 4h, rblk 0.2.0, pid 121

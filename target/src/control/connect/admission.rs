@@ -1,4 +1,4 @@
-//! What a connect request is granted, and how a refusal is sent. Control decides
+//! The terms that a connect request is granted, and the form of a refusal. Control decides
 //! ([`crate::control::Control`] and [`crate::control::core`]); the steps that need none of its
 //! state are here.
 
@@ -24,17 +24,17 @@ use crate::data::connection::{
     BounceMemory, ConnectionParams, INLINE_BYTES, Layout, ProofDue, SpareMemory, slots_of_recv,
 };
 
-/// Most RDMA READs that a target has outstanding on one connection, where device and peer allow
-/// more.
+/// Most RDMA READs that a target has outstanding on one connection, if device and peer allow as
+/// many.
 const READS_OUT_MAX: u8 = 16;
-/// The text for a peer when no QP can be made for it, or its poll group cannot take it. The log
-/// says which.
+/// The text for a peer when no QP can be made for it, or its poll group cannot take it. The log has
+/// the reason.
 const NO_ROOM: &str = "no room: use fewer --queues or --lanes, less --queue-depth, or more --poll-groups at the target";
 
-/// The text for a peer over TCP that does not encrypt, where it has to.
+/// The text for a peer over TCP that does not encrypt, although it must.
 const NOT_ENCRYPTED: &str =
     "tcp:// is encrypted here (encrypt = \"required\"), and the initiator does not offer it";
-/// The text for a peer over TCP where the target has to encrypt, and cannot.
+/// The text for a peer over TCP when the target must encrypt and cannot.
 const CANNOT_ENCRYPT: &str =
     "tcp:// is encrypted here (encrypt = \"required\"), and this kernel cannot: `modprobe tls`";
 
@@ -44,10 +44,10 @@ const _: () = {
     assert!(CANNOT_ENCRYPT.len() <= limits::REJECT_TEXT_BYTES, "it would be cut");
 };
 
-/// What this target asks of all its peers.
+/// The terms of this target for all its peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::control) struct House {
-    /// What it offers.
+    /// The parameters that it offers.
     pub(in crate::control) limits: Limits,
     /// Its run.
     pub(in crate::control) instance: InstanceId,
@@ -58,9 +58,9 @@ pub(in crate::control) struct House {
 /// A connection that control has decided to make.
 #[derive(Debug)]
 pub(in crate::control) struct Granted {
-    /// What the peer and this target agreed on.
+    /// The terms that the peer and this target agreed on.
     pub(in crate::control) accept: HelloAccept,
-    /// What it is.
+    /// The admission by core.
     pub(in crate::control) admitted: Admitted,
     /// The place of its device.
     pub(in crate::control) place: usize,
@@ -72,19 +72,19 @@ pub(in crate::control) struct Granted {
     pub(in crate::control) ack_timeout: AckTimeout,
     /// The domain of its device.
     pub(in crate::control) pd: ProtectionDomain,
-    /// Of an admin connection: what others left in that domain.
+    /// For an admin connection: memory that earlier ones left in that domain.
     pub(in crate::control) spares: Option<SpareMemory>,
     /// Its CQ.
     pub(in crate::control) poller: PollerHandle,
 }
 
-/// What this target offers on a connection by a device.
+/// The offer of this target for a connection by a device.
 fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> Offer {
     let House { limits, instance, requires_proof } = *house;
     let proof = if requires_proof { Features::AUTH } else { Features::default() };
     let depth_max = match kind {
         ConnectionKind::Admin => limits::ADMIN_DEPTH,
-        // The configuration was checked.
+        // The check of the configuration bounds it.
         ConnectionKind::Io { .. } => limits.queue_depth_max,
     };
     let depth = QueueDepth::new(depth_max.clamp(1, limits::QUEUE_DEPTH_MAX))
@@ -98,8 +98,8 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
         true => Features::WRITE_WITH_IMM,
         false => Features::default(),
     };
-    // Data of several commands in one message needs larger receive slots. That pays where each
-    // message has a cost of its own, and over a stream it has none.
+    // Data of several commands in one message needs larger receive slots. That pays if each message
+    // has a cost of its own, which is not so over a stream.
     let lists = match device.caps().transport {
         Transport::SoftTcp | Transport::SoftMemory => Features::CAPSULE_LISTS,
         _ => Features::CAPSULE_LISTS.or(Features::DATA_LISTS),
@@ -123,10 +123,10 @@ fn offer(house: &House, nonce: Nonce, device: &Device, kind: ConnectionKind) -> 
     }
 }
 
-/// What a peer that asked for this gets.
+/// Negotiates the terms of a connection.
 ///
 /// # Errors
-/// Why there is nothing to agree on.
+/// Why there are no common terms.
 pub(in crate::control) fn agree(
     asked: &HelloRequest,
     house: &House,
@@ -156,8 +156,8 @@ pub(in crate::control) fn agree(
     Ok(agreed)
 }
 
-/// Whether a connection may have these features, where the configuration asks for encryption. An
-/// admin connection seals its commands itself.
+/// Whether a connection may have these features, if the configuration asks for encryption. An admin
+/// connection seals its commands itself.
 fn check_encryption(
     kind: ConnectionKind,
     house: &House,
@@ -175,7 +175,7 @@ fn check_encryption(
     Err(Refused { reason: RejectReason::NotEncrypted, text: text.to_owned() })
 }
 
-/// What the handshake of an admin connection covers on which this was agreed.
+/// The part of an agreed admin connection that its handshake covers.
 pub(in crate::control) fn introduction(
     incoming: &Incoming,
     accept: &HelloAccept,
@@ -198,7 +198,7 @@ fn hellos(incoming: &Incoming, accept: &HelloAccept) -> Result<Hellos, Refused> 
         .map_err(|error| Refused { reason: RejectReason::Malformed, text: error.to_string() })
 }
 
-/// Bytes of memory that a connection takes by a device, on which this was agreed.
+/// Bytes of memory that a connection on these terms takes by a device.
 pub(in crate::control) fn memory_bytes(
     accept: &HelloAccept,
     kind: ConnectionKind,
@@ -213,7 +213,7 @@ pub(in crate::control) fn memory_bytes(
     layout(accept, kind).bytes() + bounce
 }
 
-/// Entries of a CQ that such a connection takes.
+/// Entries of a CQ that a connection on these terms takes.
 pub(in crate::control) fn cq_entries(accept: &HelloAccept, kind: ConnectionKind) -> u32 {
     let layout = layout(accept, kind);
     layout.send_wrs() + layout.recv_wrs()
@@ -226,7 +226,7 @@ fn layout(accept: &HelloAccept, kind: ConnectionKind) -> Layout {
 /// READs that may be outstanding on a connection.
 ///
 /// # Errors
-/// The peer's device serves none, and a queue needs them.
+/// The peer's device serves no READs, which an I/O queue needs.
 pub(in crate::control) fn reads_out(
     incoming: &Incoming,
     asked: &HelloRequest,
@@ -234,7 +234,7 @@ pub(in crate::control) fn reads_out(
     if asked.kind == ConnectionKind::Admin {
         return Ok(0);
     }
-    // A driver may say here what its own device can do (irdma).
+    // A driver may report its own device's limit here (irdma).
     let (of_cm, _) = incoming.peer_reads();
     let peer_serves = asked.reads_out(of_cm);
     let reads_out = peer_serves.min(incoming.device().caps().max_reads_out).min(READS_OUT_MAX);
@@ -244,10 +244,10 @@ pub(in crate::control) fn reads_out(
     Ok(reads_out)
 }
 
-/// Makes the QP of a connection, and what its poll group needs to serve it.
+/// Makes the QP of a connection, and the rest that its poll group needs to serve it.
 ///
 /// # Errors
-/// Why there is no QP. The peer was told [`NO_ROOM`].
+/// Why there is no QP. The peer got [`NO_ROOM`].
 pub(in crate::control) fn prepare(
     mut incoming: Incoming,
     asked: &HelloRequest,
@@ -257,20 +257,20 @@ pub(in crate::control) fn prepare(
     let Granted { accept, admitted, reads_out, ack_timeout, pd, spares, poller, .. } = granted;
     incoming.set_ack_timeout(ack_timeout);
     let peer = incoming.peer();
-    // Answers gather slots of the cache.
+    // Replies gather slots of the cache.
     let send_sges = narrow::<u32, _>(MAX_SGE).min(incoming.device().caps().max_sges).max(1);
-    // From here on the request may end where no better text is known, as in a poll group that has
-    // no room.
+    // From here on the request may end at a place without a better text, for example in a poll
+    // group without room.
     incoming.refuse_with(refusal(RejectReason::LimitReached, NO_ROOM));
     let is_queue = admitted.queue.is_some();
     let own = own_domain(&incoming.device(), &pd, is_queue, accept.io_max_bytes)?;
     let (pd, bounce) = own.map_or((pd, None), |(pd, bounce)| (pd, Some(bounce)));
     let terms = Terms::new(&pd, accept, spares.as_ref()).map_err(|e| e.to_string())?;
-    // Of what is granted in the end.
+    // Of the final terms.
     let hellos = hellos(&incoming, &terms.accept).map_err(|refused| refused.text)?;
     let stream_keys = stream_keys(&admitted, &terms.accept, &hellos);
     let proof = proof_due(&admitted, hellos);
-    // Where the domain is its own, no slot of the arena can be named.
+    // A domain of its own does not reach the slots of the arena.
     let landing_slots = match bounce {
         None => landing_slots(&admitted, &terms.accept, incoming.device().caps().max_sges),
         Some(_) => 0,
@@ -313,15 +313,15 @@ pub(in crate::control) fn prepare(
     Ok((connection, params, AcceptParams { hello, reads_out, reads_in: 0 }))
 }
 
-/// Slots of the cache that a RECV of a connection names. A stranger gets none: they would be
-/// missing where hosts write.
+/// Slots of the cache that a RECV of a connection names. A stranger gets none, since hosts need
+/// them for writes.
 fn landing_slots(admitted: &Admitted, accept: &HelloAccept, device_sges: u32) -> u32 {
     if admitted.is_stranger { 0 } else { slots_of_recv(accept, device_sges) }
 }
 
-/// A domain for one connection alone, and memory in it that the data of the connection passes
-/// through, where [`data_passes_through`]. An admin connection READs nothing: nothing of it can be
-/// written from afar in any domain.
+/// A domain for one connection alone, with memory that its data passes through, if
+/// [`data_passes_through`]. An admin connection posts no READs: no peer can write to its memory in
+/// any domain.
 ///
 /// # Errors
 /// The device makes no more domains, or there is no memory.
@@ -339,13 +339,13 @@ fn own_domain(
     Ok(Some((pd, bounce)))
 }
 
-/// Whether the data of a connection passes through memory of its own: on devices where READs land
-/// only in memory that can be written from afar (iWARP).
+/// Whether the data of a connection passes through memory of its own: on devices where a READ lands
+/// only in memory that is open to remote writes (iWARP).
 fn data_passes_through(device: &Device) -> bool {
     device.caps().read_sink_needs_remote_write
 }
 
-/// What a connection has to prove in its self-test, if anything.
+/// The proof that a connection owes in its self-test, if any.
 fn proof_due(admitted: &Admitted, hellos: Hellos) -> Option<Box<ProofDue>> {
     let (secret, within) = admitted.secret.as_ref()?;
     let key = QueueKey::new(secret, admitted.epoch, admitted.queue?);
@@ -370,13 +370,13 @@ fn most_in_capsule(accept: &HelloAccept) -> u32 {
     }
 }
 
-/// A refusal because something is short.
+/// A refusal for lack of resources.
 pub(in crate::control) fn no_room(text: impl Into<String>) -> Refused {
     Refused { reason: RejectReason::LimitReached, text: text.into() }
 }
 
-/// Says in the log that a connection was refused. What initiators do after every start of a target
-/// is no warning.
+/// Logs that a connection was refused. The usual retries of initiators after a start of the target
+/// are no warnings.
 pub(in crate::control) fn log_refusal(
     lines: &mut PeerLines,
     asked: &HelloRequest,
@@ -400,7 +400,7 @@ pub(in crate::control) fn log_refusal(
     }
 }
 
-/// A refusal as the peer gets it.
+/// A refusal in the form for the peer.
 pub(in crate::control) fn refusal(reason: RejectReason, text: &str) -> ConnectionHello {
     let reject = HelloReject {
         reason: Some(reason),
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_cannot_prove_a_key_is_told_how() {
+    fn a_peer_without_keys_is_refused_with_the_reason() {
         let device = Device::Soft(Network::new(1).device());
         for kind in [ConnectionKind::Admin, ConnectionKind::Io { queue: 0 }] {
             let refused = agree(&asked(kind), &house(true), &device).unwrap_err();
@@ -460,7 +460,7 @@ mod tests {
             assert!(refused.text.contains("prove their keys"), "{}", refused.text);
             let able = HelloRequest { features: Features::AUTH, ..asked(kind) };
             assert!(agree(&able, &house(true), &device).unwrap().features.has(Features::AUTH));
-            // One that asks for no proof says so, and the initiator decides.
+            // A target that asks for no proof says so, and the initiator decides.
             assert!(!agree(&able, &house(false), &device).unwrap().features.has(Features::AUTH));
         }
     }
@@ -483,7 +483,7 @@ mod tests {
         assert_eq!(agreed(Encrypt::Auto, &tcp, io, both), Ok(can));
         assert_eq!(agreed(Encrypt::Auto, &tcp, io, Features::AUTH), Ok(false));
         assert_eq!(agreed(Encrypt::Off, &tcp, io, both), Ok(false));
-        // It is about TCP, and about data: admin commands have seals.
+        // This concerns TCP, and data: admin commands have seals.
         assert_eq!(agreed(Encrypt::Required, &memory, io, both), Ok(false));
         assert_eq!(agreed(Encrypt::Required, &tcp, ConnectionKind::Admin, both), Ok(false));
         let refused = agreed(Encrypt::Required, &tcp, io, Features::AUTH).unwrap_err();
@@ -545,7 +545,7 @@ mod tests {
         let [elsewhere, iwarp] = [Network::new(1), Network::with_iwarp_rules(1)]
             .map(|network| Device::Soft(network.device()));
         let more = kinds.map(|kind| {
-            // What both agree on.
+            // The terms that both agree on.
             let granted = agree(&asked(kind), &house(false), &iwarp).unwrap();
             let bytes = |device| memory_bytes(&granted, kind, device);
             bytes(&iwarp) - bytes(&elsewhere)

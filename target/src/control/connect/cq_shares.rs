@@ -1,10 +1,10 @@
-//! [`CqShares`]: who has how many entries of which CQ. Pure.
+//! [`CqShares`]: the entries that each account has of each CQ. Pure.
 //!
 //! A CQ of a poll group has room for the WRs of many connections, and no more. An [`Account`] may
-//! have at most three quarters of what the others leave, so that one that connects often or deep
-//! leaves room for a next one. A connection is booked on where it comes from until it has proven
-//! whose it is. All strangers together have at most a quarter of a CQ, from however many addresses
-//! they come.
+//! have at most three quarters of the entries that the others leave, so that one that connects
+//! often or deep leaves room for a next one. A connection is booked on its address until it has
+//! proven its session. All strangers together have at most a quarter of a CQ, from however many
+//! addresses they come.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ pub(in crate::control) struct CqShares {
 pub(in crate::control) enum NoEntries {
     /// Its account would have too large a part.
     Share(&'static str),
-    /// Strangers have their part. They prove themselves in a moment, or end.
+    /// Strangers have their part. The earlier ones soon prove themselves or end.
     Crowded(&'static str),
 }
 
@@ -83,7 +83,7 @@ impl CqShares {
         capacity: u32,
     ) -> Result<(), NoEntries> {
         let theirs = self.by_strangers.get(&cq).copied().unwrap_or(0);
-        // One that is larger than all of it fits where no other is.
+        // A connection above the whole part fits if no other is there.
         if theirs > 0 && theirs.saturating_add(entries) > capacity / 4 {
             return Err(NoEntries::Crowded(
                 "too many connections have proven nothing here: connect again",
@@ -124,11 +124,11 @@ impl CqShares {
         Ok(())
     }
 
-    /// A connection has proven whose it is: its entries are booked there. `capacity` says how many
-    /// a CQ has.
+    /// A connection has proven its session: books its entries there. `capacity` is the number of
+    /// entries of a CQ.
     ///
     /// # Errors
-    /// The account would have too large a part: they stay booked where it comes from.
+    /// The account would have too large a part: they stay booked on the address.
     pub(in crate::control) fn book_on(
         &mut self,
         id: AdmissionId,
@@ -157,7 +157,7 @@ impl CqShares {
         self.by_connection.insert(id, share);
     }
 
-    /// A connection ended. One that took nothing gives nothing back.
+    /// A connection ended. Without entries this does nothing.
     pub(in crate::control) fn gone(&mut self, id: AdmissionId) {
         self.give_back(id);
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_a_session_takes_nothing_of_its_host() {
+    fn naming_a_session_takes_no_share_of_its_host() {
         let mut shares = CqShares::default();
         let (cq, host) = (CqPlace { device: 0, group: 0 }, Account::Host(HostId([1; 16])));
         let take = |shares: &mut CqShares, id, peer: &str, entries| {
@@ -232,7 +232,7 @@ mod tests {
         let Err(NoEntries::Crowded(text)) = stranger(&mut shares, 6, 50) else { panic!("room") };
         assert!(text.len() <= REJECT_TEXT_BYTES, "{} bytes", text.len());
         shares.take(AdmissionId(7), cq, host.clone(), 560, 1000).expect("of what they leave");
-        // One that has proven itself is no stranger, and neither is one that ended.
+        // A proven connection is no stranger, and neither is one that ended.
         shares.book_on(AdmissionId(1), host, |_| 1000).unwrap_err();
         stranger(&mut shares, 6, 50).unwrap();
         stranger(&mut shares, 8, 50).unwrap_err();
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(fill(&mut shares, "b", 10).len(), 18);
         assert_eq!(fill(&mut shares, "c", 10).len(), 5, "and still there is room");
         shares.take(AdmissionId(9999), other, from("a"), 700, 1000).expect("of another CQ");
-        // What a peer gives back is everybody's.
+        // All accounts may have the entries that a peer gives back.
         first.into_iter().for_each(|id| shares.gone(id));
         shares.gone(AdmissionId(12345));
         assert_eq!(fill(&mut shares, "b", 10).len(), 71 - 18);

@@ -1,22 +1,22 @@
-//! [`Destroyer`]: QPs of connections that ended are destroyed here, where nothing waits for it.
+//! [`Destroyer`]: destroys the QPs of connections that ended, without a wait in control.
 //!
 //! Some drivers destroy the QP of a silent peer only after a timeout. A host that was cut off has
 //! such a QP for every queue. Control does not wait for them, because every other host needs it for
 //! LOGIN and OPEN.
 //!
-//! The order stays: first the QP is destroyed. Then its poll group gets back what it lent to the
-//! device. Then the connection's memory is freed. Only then control hears of it, and may give the
-//! volume to another host.
+//! The order stays: first the QP is destroyed. Then its poll group gets back the memory that it
+//! lent to the device. Then the connection's memory is freed. Only then control hears of it, and
+//! may give the volume to another host.
 
 use rblk_fabric::Connection;
 use tokio::sync::mpsc;
 
 use crate::volume::ids::{AdmissionId, ConnectionId};
 
-/// What was destroyed.
+/// A destroyed resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::control) enum Destroyed {
-    /// A connection, with its memory: nothing of it is in use any more.
+    /// A connection, with its memory: all of it is unused.
     Connection {
         /// Its name for control.
         admission: AdmissionId,
@@ -51,7 +51,7 @@ impl Drop for OnDrop {
 }
 
 impl Destroyer {
-    /// A destroyer, and where its news arrives.
+    /// A destroyer, and the receiver of its news.
     pub(in crate::control) fn new() -> (Self, mpsc::UnboundedReceiver<Destroyed>) {
         let (news, destroyed) = mpsc::unbounded_channel();
         (Self { news }, destroyed)
@@ -71,7 +71,7 @@ impl Destroyer {
         });
     }
 
-    /// `retire` destroys, and drops what it is given afterwards, now or later.
+    /// `retire` destroys the QP, then drops its argument, perhaps later.
     fn begin<M>(&self, memory: M, destroyed: Destroyed, retire: impl FnOnce((M, OnDrop))) {
         // Fields of a tuple are dropped in their order: the memory, then the news.
         retire((memory, OnDrop { news: self.news.clone(), destroyed }));
@@ -111,7 +111,7 @@ mod tests {
         let memory = Memory(Arc::clone(&told), Arc::clone(&freed));
         destroyer.begin(memory, gone(1), |rest| slow = Some(rest));
         assert_eq!(next(&told), None);
-        // Another one does not wait for it.
+        // Another QP does not wait for it.
         destroyer.destroy(None, (), gone(2));
         assert_eq!(next(&told), Some(gone(2)));
         assert_eq!(next(&told), None);

@@ -1,13 +1,13 @@
 //! [`Devices`]: the RDMA devices that a target serves by: one protection domain each, one CQ per
-//! poll group. On iWARP each I/O connection has a domain of its own beside it
-//! ([`crate::data::connection::BounceMemory`]), and what connections share is not registered.
+//! poll group. On iWARP each I/O connection has a domain of its own as well
+//! ([`crate::data::connection::BounceMemory`]), and shared memory is not registered.
 //!
 //! A device has a place in the table. The same number names its CQ in every poll group.
 //!
 //! A CQ that broke is made anew when the next connection for it comes, but only after its poll
-//! group gave the old CQ back: until then the old QPs are being destroyed. A device whose CQs are
-//! all gone leaves the table. When a connection comes by it again, it is registered as a new
-//! device, as after a reset or when it is plugged in again (`registering`).
+//! group gave the old CQ back: until then the old QPs are being destroyed. A device without any CQ
+//! leaves the table. When a connection comes by it again, it is registered as a new device, as
+//! after a reset or when it is plugged in again (`registering`).
 
 use std::sync::Arc;
 
@@ -27,21 +27,21 @@ use crate::memory::demand::Human;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
-/// Entries of one CQ, where the device allows as many: enough for about a hundred I/O queues of
+/// Entries of one CQ, if the device allows as many: enough for about a hundred I/O queues of
 /// default depth.
 const CQ_ENTRIES: u32 = 1 << 16;
-/// The same for the software provider, which allocates an entry when it is first used: enough for
-/// thousands of sessions.
+/// Entries of one CQ of the software provider, which allocates an entry when it is first used:
+/// enough for thousands of sessions.
 const CQ_ENTRIES_SOFTWARE: u32 = 1 << 20;
 
 /// The CQ of a device in one poll group.
 #[derive(Debug)]
 enum Cq {
-    /// It takes connections.
+    /// The CQ takes connections.
     Works(PollerHandle),
-    /// It broke, and its QPs are not destroyed yet.
+    /// The CQ broke, and its QPs are not destroyed yet.
     Ends,
-    /// It broke, and the poll group has given it back.
+    /// The CQ broke, and the poll group has given it back.
     Gone,
 }
 
@@ -51,7 +51,7 @@ struct DeviceEntry {
     // Of admin connections.
     spares: SpareMemory,
     pd: ProtectionDomain,
-    // `None` where no connection uses what others use.
+    // `None` if its connections share no memory.
     memory: Option<PollerMemory>,
     // By poll group.
     cqs: Vec<Cq>,
@@ -78,7 +78,7 @@ impl DeviceEntry {
     }
 }
 
-/// The memory that each device is given.
+/// The memory that every device registers.
 #[derive(Clone, Debug)]
 pub(in crate::control) struct Shared {
     // One region, cut among the poll groups.
@@ -89,24 +89,25 @@ pub(in crate::control) struct Shared {
     order: MemoryOrder,
 }
 
-/// Whether connections by a device are taken, where only the named RDMA devices are used.
+/// Whether connections by a device are taken: `allowed` are the names of the only RDMA devices in
+/// use.
 pub(crate) fn may_serve(allowed: Option<&[String]>, device: &Device) -> bool {
     let caps = device.caps();
     let is_rdma = !matches!(caps.transport, Transport::SoftTcp | Transport::SoftMemory);
     !is_rdma || allowed.is_none_or(|names| names.contains(&caps.name))
 }
 
-/// A device with what is registered there.
+/// A device with its registrations.
 #[derive(Debug)]
 pub(in crate::control) struct Registered {
     device: Device,
     pd: ProtectionDomain,
-    // `None` where no connection uses what others use.
+    // `None` if its connections share no memory.
     memory: Option<PollerMemory>,
 }
 
 impl Shared {
-    /// Registers the memory that all connections share, if they do. Takes long where that is much.
+    /// Registers the memory that all connections share, if they do. Much memory takes long.
     ///
     /// # Errors
     /// Memory cannot be registered.
@@ -120,7 +121,7 @@ impl Shared {
     fn register_in(&self, device: &Device, pd: &ProtectionDomain) -> Result<PollerMemory> {
         let begin = std::time::Instant::now();
         let register = |region: &Arc<Region>, access| pd.register(region, access).map(Arc::new);
-        // Never remote: no peer reaches the arena, whatever key it guesses.
+        // Never remote: no peer reaches the arena, whichever key it guesses.
         let arena = register(&self.arena, Access::LOCAL_WRITE)?;
         let zeros = register(&self.zeros, Access::LOCAL_READ)?;
         let mut bytes = wide64(self.arena.len());
@@ -136,8 +137,8 @@ impl Shared {
 }
 
 impl Registered {
-    /// Catches up with the volumes that came, went or got other memory since it was begun. A
-    /// volume in memory that is resized keeps its index and has another region.
+    /// Catches up with the volumes that came, went or got other memory since the start. A volume in
+    /// memory that is resized keeps its index and has another region.
     fn follow(&mut self, shared: &Shared) -> Result<()> {
         let Some(memory) = self.memory.as_mut() else { return Ok(()) };
         let is_of = |index: VolumeIndex, mr: &MemoryRegion, of: &(VolumeIndex, Arc<Region>)| {
@@ -155,7 +156,7 @@ impl Registered {
     }
 }
 
-/// Every device of a target, with what is registered there.
+/// Every device of a target, with its registrations.
 #[derive(Debug)]
 pub(in crate::control) struct Devices {
     // By place.
@@ -188,7 +189,7 @@ impl Devices {
         Self { entries: Vec::new(), shared, allowed: running.devices.clone(), vectors }
     }
 
-    /// What devices are given.
+    /// The memory that devices register.
     pub(in crate::control) fn shared(&self) -> &Shared {
         &self.shared
     }
@@ -234,7 +235,7 @@ impl Devices {
         }
     }
 
-    /// The place of a device that the memory was registered with. It gets its CQs.
+    /// The place of a device that has registered the memory. The device gets its CQs.
     ///
     /// # Errors
     /// A CQ cannot be made, a volume that came since cannot be registered, or the target has too
@@ -281,7 +282,7 @@ impl Devices {
     /// registrations by place.
     ///
     /// # Errors
-    /// A device does not register it. Then none knows it.
+    /// A device does not register it. Then no device knows it.
     pub(in crate::control) fn add_volume(
         &mut self,
         volume: VolumeIndex,
@@ -304,7 +305,7 @@ impl Devices {
         Ok(registered)
     }
 
-    /// No device knows a volume in memory any more. Poll groups may still have registrations.
+    /// Makes every device forget a volume in memory. Poll groups may still have registrations.
     pub(in crate::control) fn remove_volume(&mut self, volume: VolumeIndex) {
         for memory in self.entries.iter_mut().flatten().filter_map(|entry| entry.memory.as_mut()) {
             memory.volumes.retain(|(index, _)| *index != volume);
@@ -312,10 +313,10 @@ impl Devices {
         self.shared.volumes.retain(|(index, _)| *index != volume);
     }
 
-    /// The domain of the device at a place, and its CQ in a poll group, made anew where that broke.
+    /// The domain of the device at a place, and its CQ in a poll group, made anew if that broke.
     ///
     /// # Errors
-    /// A text for the peer: the CQ broke and is not gone yet, or the device makes no other.
+    /// The text for the peer: the CQ broke and is not gone yet, or the device makes no other.
     pub(in crate::control) fn poller(
         &mut self,
         place: usize,
@@ -345,7 +346,7 @@ impl Devices {
         Ok((pd, handle))
     }
 
-    /// Memory that admin connections by the device at a place left, in the domain of the device.
+    /// Memory that earlier admin connections left in the domain of the device at a place.
     pub(in crate::control) fn spares(&self, place: usize) -> SpareMemory {
         let entry = self.entries.get(place).and_then(Option::as_ref);
         entry.map(|entry| entry.spares.clone()).unwrap_or_default()
@@ -366,8 +367,8 @@ impl Devices {
         }
     }
 
-    /// A CQ that broke has no connection left. It is destroyed, and with the last CQ of a device
-    /// everything that was made there.
+    /// A broken CQ has no connection left. It is destroyed, and with the last CQ of a device the
+    /// whole device entry.
     pub(in crate::control) fn poller_gone(
         &mut self,
         group: usize,
@@ -386,8 +387,8 @@ impl Devices {
                 last = place.take();
             }
         }
-        // Deregistering much memory takes long, and the device's last owner waits for its event
-        // thread. The CQ goes first. Without a thread the closure, and so all of it, is dropped
+        // To deregister much memory takes long, and the device's last owner waits for its event
+        // thread. The CQ goes first. If no thread starts, the closure, with all of it, is dropped
         // here.
         let leaving = (poller, memory, last);
         let _ = std::thread::Builder::new().name("rblk-cq-gone".into()).spawn(move || {
@@ -420,7 +421,7 @@ mod tests {
             order: MemoryOrder::Strict,
         };
         let mut new = before.register(&Device::Soft(Network::new(1).device())).unwrap();
-        // It is resized meanwhile: it has other memory, and its index.
+        // The volume is resized meanwhile: it keeps its index and has other memory.
         let resized = region();
         let after = Shared {
             volumes: vec![(other, Arc::clone(&before.volumes[1].1)), (index, Arc::clone(&resized))],

@@ -1,7 +1,7 @@
 //! [`FileRoom`]: whether the connections of sessions come near the files that this process may have
 //! open. Over tcp:// each connection is one. Pure.
 
-/// Shares of the limit in percent: above the first it is told, below the second it may be told
+/// Shares of the limit in percent: above the first the log warns, below the second it may warn
 /// again.
 const NEAR: u64 = 80;
 const FAR: u64 = 60;
@@ -15,13 +15,13 @@ pub(in crate::control) struct FileRoom {
 }
 
 impl FileRoom {
-    /// For so many files, where one of these addresses is of connections that take some.
+    /// The room for `limit` files, if an address in `listening` takes files for its connections.
     pub(in crate::control) fn new(limit: Option<u64>, listening: &[String]) -> Self {
         let takes_files = listening.iter().any(|address| address.starts_with("tcp://"));
         Self { limit: limit.filter(|_| takes_files), is_told: false }
     }
 
-    /// What is to be said of so many open files.
+    /// The warning for this many open files, if it is due.
     pub(in crate::control) fn look(&mut self, files: u64) -> Option<String> {
         let limit = self.limit?;
         let share = files.saturating_mul(100) / limit.max(1);
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_once_when_connections_come_near() {
+    fn the_warning_comes_once_near_the_limit() {
         let listening = ["0.0.0.0:7720".to_owned(), "tcp://0.0.0.0:7720".to_owned()];
         let mut room = FileRoom::new(Some(1000), &listening);
         assert_eq!((room.look(0), room.look(799)), (None, None));

@@ -1,27 +1,26 @@
-//! [`Terms`]: what a connection is granted, with the memory for it.
+//! [`Terms`]: the grant of a connection, with the memory for it.
 //!
-//! Invariant: the memory was laid out for exactly what is granted. Hello and parameters of a
-//! connection are made from its terms, so the peer is granted no feature that the receive slots
-//! have no room for.
+//! Invariant: the memory was laid out for exactly this grant. Hello and parameters of a connection
+//! are made from its terms, so the peer gets no feature that the receive slots have no room for.
 
 use rblk_fabric::ProtectionDomain;
 use rblk_protocol::{Features, HelloAccept};
 
 use crate::data::connection::{ConnectionMemory, Layout, NoMemory, SpareMemory};
 
-/// What a connection is granted, with the memory for it.
+/// The grant of a connection, with the memory for it.
 #[derive(Debug)]
 pub struct Terms {
-    /// What the peer is told.
+    /// The grant, as the peer gets it.
     pub accept: HelloAccept,
     /// The memory.
     pub memory: ConnectionMemory,
 }
 
 impl Terms {
-    /// Allocates and registers memory for what was negotiated. Where there is none for the data of
+    /// Allocates and registers memory for the negotiated grant. Without memory for the data of
     /// several commands in a message, [`Features::DATA_LISTS`] is not granted. An admin connection
-    /// names the `spares` of its domain, and has memory of those where there is some.
+    /// names the `spares` of its domain, and takes memory of those if there is some.
     ///
     /// # Errors
     /// There is no memory for small receive slots either.
@@ -57,7 +56,7 @@ mod tests {
 
     const LISTS: Features = Features::CAPSULE_LISTS;
 
-    /// The terms where so many bytes can be registered, and how many are.
+    /// The terms when this many bytes can be registered, and the number of registered bytes.
     fn granted(features: Features, max: usize) -> Option<(HelloAccept, usize)> {
         let network = Network::with_region_max(1, max as u64);
         let pd = Device::Soft(network.device()).alloc_pd().unwrap();

@@ -1,6 +1,6 @@
-//! [`HostPlaces`]: which sessions are of one host, for the shares of the arena. Pure.
+//! [`HostPlaces`]: the hosts of sessions, for the shares of the arena. Pure.
 //!
-//! A host is what the connections of a session are booked on: its [`Account`].
+//! A host is the [`Account`] of the connections of a session.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(in crate::control) struct HostPlaces {
 }
 
 impl HostPlaces {
-    /// A session is of that host. Returns its place, if the poll groups must be told.
+    /// Notes the host of a session. Returns its place, if the poll groups must learn it.
     pub(in crate::control) fn put(
         &mut self,
         session: SessionIndex,
@@ -34,7 +34,8 @@ impl HostPlaces {
             return None;
         }
         self.end(session);
-        // There is a place for every session: place 0 is of no host, and one session index of none.
+        // The places suffice for all sessions: place 0 is of no host, and one session index of
+        // none.
         let next = u16::try_from(self.places.len() + 1).unwrap_or(u16::MAX);
         let place = self.places.entry(host.clone()).or_insert_with(|| {
             let index = self.free.pop().unwrap_or(HostIndex::new(next));
@@ -78,7 +79,7 @@ mod tests {
         assert_eq!(places.put(session(1, 2), of("a")), Some(first));
         let second = places.put(session(2, 3), of("b")).unwrap();
         assert_ne!(first, second);
-        // It comes back, from the same host and from another one.
+        // The session comes back, from the same host and from another one.
         assert_eq!(places.put(session(1, 2), of("a")), None);
         assert_eq!(places.put(session(1, 2), of("b")), Some(second));
         places.end(session(0, 1));

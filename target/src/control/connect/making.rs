@@ -1,10 +1,10 @@
-//! [`Making`]: connections that control granted, whose QP and memory are being made.
+//! [`Making`]: granted connections, while their QP and memory are being made.
 //!
 //! A card takes milliseconds to make a QP and to register memory. So threads make them, and control
 //! answers other hosts meanwhile.
 //!
-//! Invariant: what ends connections also ends those that are being made. Their poll group does not
-//! know them yet, so it would serve them later as if nothing had been said.
+//! Invariant: an end of connections also ends those that are being made. Their poll group does not
+//! know them yet, so it would otherwise serve them later as if nothing had happened.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,24 +31,24 @@ use crate::volume::ids::{AdmissionId, SessionIndex};
 /// Threads at most. The kernel and the firmware of a card make few QPs at once.
 const THREADS_MAX: usize = 8;
 
-/// What control knows of a connection that is being made.
+/// The facts about a connection that is being made.
 #[derive(Clone, Debug)]
 pub(in crate::control) struct UnderWay {
-    /// What was granted.
+    /// The grant.
     pub(in crate::control) admitted: Admitted,
-    /// What was asked for.
+    /// The request.
     pub(in crate::control) asked: HelloRequest,
     /// Its CQ.
     pub(in crate::control) cq: CqPlace,
-    /// Where it comes from.
+    /// The peer's address.
     pub(in crate::control) peer: String,
     /// The name of its device.
     pub(in crate::control) device: String,
-    /// Nothing has ended it meanwhile. Its thread looks at it before it begins.
+    /// No end of it was ordered. Its thread looks at this before it begins.
     pub(in crate::control) is_wanted: Arc<AtomicBool>,
 }
 
-/// A connection as its poll group needs it, or why there is none.
+/// A connection as its poll group needs it, or the reason for its failure.
 type Prepared = Result<(Connection, Box<ConnectionParams>, AcceptParams), String>;
 
 /// The end of the making of a connection.
@@ -56,7 +56,7 @@ type Prepared = Result<(Connection, Box<ConnectionParams>, AcceptParams), String
 pub(in crate::control) struct Made {
     /// Its name.
     pub(in crate::control) id: AdmissionId,
-    /// What there is of it.
+    /// The connection, or the failure.
     pub(in crate::control) result: Prepared,
 }
 
@@ -70,14 +70,14 @@ struct Job {
 }
 
 impl Job {
-    /// A panic is a bug, which is printed. It must not leave the connection under way for ever.
+    /// A panic is a bug, and is printed. It must not leave the connection under way for ever.
     fn run(self) -> Made {
         let Self { incoming, asked, granted, progress_max, is_wanted } = self;
         let id = granted.admitted.id;
         if !is_wanted.load(Ordering::Relaxed) {
             return Made { id, result: Err("it ended before it was made".to_owned()) };
         }
-        // What was moved in is gone after a panic, so nobody sees it half made.
+        // A panic drops all that was moved in, so no caller sees it half made.
         let make = AssertUnwindSafe(|| admission::prepare(incoming, &asked, granted, progress_max));
         let result = catch_unwind(make).unwrap_or_else(|_| Err("its making panicked".to_owned()));
         let boxed = |(connection, params, accept)| (connection, Box::new(params), accept);
@@ -96,7 +96,7 @@ pub(in crate::control) struct Making {
 }
 
 impl Making {
-    /// None, and where the ends are told.
+    /// No connections, and the receiver of the ends.
     pub(in crate::control) fn new() -> (Self, mpsc::UnboundedReceiver<Made>) {
         let (made, ends) = mpsc::unbounded_channel();
         let (jobs, queue) = channel();
@@ -104,7 +104,7 @@ impl Making {
         (Self { under_way: Vec::new(), jobs, queue, threads: 0, made }, ends)
     }
 
-    /// Has a connection made that was granted.
+    /// Begins to make a granted connection.
     pub(in crate::control) fn begin(
         &mut self,
         incoming: Incoming,
@@ -129,7 +129,7 @@ impl Making {
             let _ = self.made.send(job.run());
             return;
         }
-        // `self` has the receiver.
+        // The receiver is in `self`, so this cannot fail.
         let _ = self.jobs.send(job);
     }
 
@@ -140,7 +140,7 @@ impl Making {
                 // One thread waits in the queue, and the others for that one.
                 let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 let Ok(job) = job else { return };
-                // It fails when the target has ended: the connection is destroyed here.
+                // An error means that the target has ended: the connection is destroyed here.
                 let _ = made.send(job.run());
             }
         };
@@ -156,24 +156,24 @@ impl Making {
         Some(self.under_way.swap_remove(at))
     }
 
-    /// Connections of a session that are of an older epoch end.
+    /// Ends the connections of older epochs of a session.
     pub(in crate::control) fn end_connections(&mut self, session: SessionIndex, before: Epoch) {
         self.end_where(|way| way.admitted.session == session && way.admitted.epoch < before);
     }
 
-    /// A connection ends. Returns whether it was being made.
+    /// Ends a connection. Returns whether it was being made.
     pub(in crate::control) fn end_one(&mut self, id: AdmissionId) -> bool {
         let is_it = |way: &UnderWay| way.admitted.id == id;
         self.end_where(is_it);
         self.under_way.iter().any(is_it)
     }
 
-    /// All connections by a CQ end.
+    /// Ends all connections by a CQ.
     pub(in crate::control) fn end_by(&mut self, cq: CqPlace) {
         self.end_where(|way| way.cq == cq);
     }
 
-    /// All connections end.
+    /// Ends all connections.
     pub(in crate::control) fn end_all(&mut self) {
         self.end_where(|_| true);
     }
@@ -185,7 +185,7 @@ impl Making {
 }
 
 impl Control {
-    /// Has the QP of a connection made that was granted.
+    /// Begins to make the QP of a granted connection.
     pub(in crate::control) fn connect(
         &mut self,
         incoming: Incoming,
@@ -199,7 +199,7 @@ impl Control {
         self.making.begin(incoming, asked, granted, progress_max(detect));
     }
 
-    /// Hands a connection that was made to its poll group, if nothing has ended it meanwhile.
+    /// Hands a connection that was made to its poll group, unless it was ended meanwhile.
     pub(in crate::control) fn on_made(&mut self, made: Made) {
         let Some(way) = self.making.end(made.id) else { return };
         let UnderWay { admitted, asked, cq, peer, device, is_wanted } = way;

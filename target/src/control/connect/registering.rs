@@ -1,8 +1,8 @@
-//! [`Registering`]: devices that the memory of the target is being registered with, because the
-//! first connection came by them.
+//! [`Registering`]: the registration of the target's memory with a device, begun when the first
+//! connection comes by it.
 //!
-//! It takes seconds where there is much memory. So a thread does it, and the peers that come by the
-//! device meanwhile wait for the end. All others are served as ever.
+//! Much memory takes seconds. So a thread does it, and peers that come by the device meanwhile wait
+//! for the end. All others are served as usual.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::control::Control;
 use crate::control::peers::account::Origin;
 use crate::control::peers::peer_lines::PeerLine;
 
-/// Peers that wait for one device, at most. Of more, some are asked to come again.
+/// Peers that wait for one device, at most. Beyond that, some are refused and have to try again.
 const PEERS_MAX: usize = 64;
 
 /// A device that the memory was registered with, or why not.
@@ -26,7 +26,7 @@ pub(in crate::control) struct Done {
     result: Result<Registered, FabricError>,
 }
 
-/// The devices, and who waits for each.
+/// The devices, and the peers that wait for each.
 #[derive(Debug)]
 pub(in crate::control) struct Registering {
     waiting: Vec<(Device, Vec<Incoming>)>,
@@ -34,7 +34,7 @@ pub(in crate::control) struct Registering {
 }
 
 impl Registering {
-    /// None, and where the ends are told.
+    /// No devices, and the receiver of the ends.
     pub(in crate::control) fn new() -> (Self, mpsc::UnboundedReceiver<Done>) {
         let (done, receiver) = mpsc::unbounded_channel();
         (Self { waiting: Vec::new(), done }, receiver)
@@ -46,7 +46,8 @@ impl Registering {
         match self.waiting.iter_mut().find(|(known, _)| known.same_as(&device)) {
             Some((_, peers)) => {
                 if peers.len() >= PEERS_MAX {
-                    // They wait for the same device. Whoever has most waits again.
+                    // All wait for the same device. The origin with most peers loses its oldest
+                    // one.
                     let from: Vec<Origin> = peers.iter().map(|p| Origin::of(&p.peer())).collect();
                     peers.remove(oldest_of_most(&from)).reject(&busy());
                 }
@@ -57,27 +58,27 @@ impl Registering {
                 self.waiting.push((device.clone(), vec![incoming]));
                 let register = move || {
                     let result = shared.register(&device);
-                    // It fails when the target has ended.
+                    // An error means that the target has ended.
                     let _ = done.send(Done { device, result });
                 };
                 let thread = std::thread::Builder::new().name("rblk-register".into());
                 if let Err(error) = thread.spawn(register) {
                     tracing::error!(%error, "no thread to register memory with a device");
-                    // Those who wait are rejected as they are dropped.
+                    // The peers that wait are rejected as they are dropped.
                     self.waiting.pop();
                 }
             }
         }
     }
 
-    /// Those who waited for a device.
+    /// The peers that waited for a device.
     fn end(&mut self, device: &Device) -> Vec<Incoming> {
         let at = self.waiting.iter().position(|(known, _)| known.same_as(device));
         at.map(|at| self.waiting.swap_remove(at).1).unwrap_or_default()
     }
 }
 
-/// The place of the oldest of the origin that has most.
+/// The place of the oldest peer of the origin that has most.
 fn oldest_of_most(from: &[Origin]) -> usize {
     let count = |origin: &Origin| from.iter().filter(|other| *other == origin).count();
     let counts: Vec<usize> = from.iter().map(count).collect();
@@ -85,13 +86,13 @@ fn oldest_of_most(from: &[Origin]) -> usize {
     counts.iter().position(|count| Some(count) == top).unwrap_or(0)
 }
 
-/// What a peer is told for which there is no place in a queue.
+/// The refusal when the queue is full.
 pub(crate) fn busy() -> ConnectionHello {
     refusal(RejectReason::Crowded, "too many connections are being made: connect again")
 }
 
 impl Control {
-    /// Takes a peer that comes by a device that the target does not serve by yet, if it may.
+    /// Takes a peer that comes by a device that is not in use yet, if the target may serve by it.
     pub(in crate::control) fn come_by_new_device(&mut self, incoming: Incoming) {
         let (device, peer) = (incoming.device(), incoming.peer());
         if !self.devices.may_serve(&device) {
@@ -105,7 +106,7 @@ impl Control {
         self.registering.wait(incoming, || self.devices.shared().clone());
     }
 
-    /// Serves by a device that the memory was registered with, and answers those who waited.
+    /// Serves by a device that has registered the memory, and answers the peers that waited.
     pub(in crate::control) fn on_registered(&mut self, done: Done) {
         let Done { device, result } = done;
         let placed = result.and_then(|new| self.devices.take(new, &mut self.groups));
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_those_who_wait_the_oldest_of_the_most_goes() {
+    fn the_origin_with_most_waiting_peers_loses_its_oldest() {
         let from = |peers: &[&str]| peers.iter().map(|p| Origin::of(p)).collect::<Vec<_>>();
         assert_eq!(oldest_of_most(&from(&["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:2"])), 1);
         assert_eq!(oldest_of_most(&from(&["10.0.0.1:1", "10.0.0.2:1"])), 0);

@@ -19,11 +19,11 @@ pub(in crate::control) struct Queue {
     pub(in crate::control) group: usize,
     /// The name of its device.
     pub(in crate::control) device: String,
-    /// Where its poll group counts.
+    /// The counters of its poll group.
     pub(in crate::control) io: Arc<IoStats>,
 }
 
-/// The I/O connections, and what is left of those that ended.
+/// The I/O connections, and the counts of those that ended.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Tally {
     queues: BTreeMap<AdmissionId, Queue>,
@@ -33,12 +33,13 @@ pub(in crate::control) struct Tally {
 }
 
 impl Tally {
-    /// A connection begins.
+    /// Adds a connection.
     pub(in crate::control) fn add(&mut self, id: AdmissionId, queue: Queue) {
         self.queues.insert(id, queue);
     }
 
-    /// Nothing of a connection is in use any more. `lives`: whether a session is still there.
+    /// Removes a connection after the last use of its resources. `lives`: whether a session still
+    /// exists.
     pub(in crate::control) fn ended(
         &mut self,
         id: AdmissionId,
@@ -85,7 +86,7 @@ mod tests {
     use crate::volume::traffic::IoKind;
 
     #[test]
-    fn what_ended_connections_did_stays_with_their_session_and_device() {
+    fn counts_of_ended_connections_stay_with_their_session_and_device() {
         let [first, second] = [1, 2].map(|index| SessionIndex { index, life: 1 });
         let mut tally = Tally::default();
         let read = IoKind::of(Opcode::Read).unwrap();

@@ -1,4 +1,4 @@
-//! [`Vectors`]: which interrupt vector of a device a poll group has.
+//! [`Vectors`]: the interrupt vector of a device for each poll group.
 //!
 //! An interrupt wakes a poll group that sleeps. It should come to the CPU where the poll group
 //! runs. Most drivers give their vectors to CPUs one after the other: first to those of the
@@ -15,17 +15,17 @@ use rblk_protocol::width::narrow;
 /// The vectors of poll groups.
 #[derive(Debug)]
 pub(in crate::control) struct Vectors {
-    // By poll group, where they have some.
+    // By poll group, if they have CPUs.
     cpus: Vec<u16>,
 }
 
 impl Vectors {
-    /// Of poll groups that run on these CPUs.
+    /// The vectors of poll groups that run on these CPUs.
     pub(in crate::control) fn of_cpus(cpus: Vec<u16>) -> Self {
         Self { cpus }
     }
 
-    /// That of a poll group and the device of this name.
+    /// The vector for a poll group and the device of this name.
     pub(in crate::control) fn of(&self, group: usize, device: &str) -> CompletionVector {
         let Some(cpu) = self.cpus.get(group) else { return CompletionVector::Turn };
         // None for Soft-RoCE, which is on no node.

@@ -1,16 +1,15 @@
-//! [`Admissions`]: every connection that was admitted and has not ended, and what it is.
+//! [`Admissions`]: every admitted connection that has not ended, and its state.
 //!
 //! An admin connection is a *stranger* until its LOGIN is accepted. Then it is a *member* of a
-//! session. An I/O connection is a member from the start, and proves that in its self-test, where
-//! it has to.
+//! session. An I/O connection is a member from the start. If proofs are required, it proves its
+//! membership in its self-test.
 //!
-//! Whoever has proven nothing has [places](super::places) of its own and takes nothing else: no
-//! session, and nothing of another's. Strangers, and I/O connections that come from elsewhere than
-//! their session, share one set of places. I/O connections that come from where their session comes
-//! from have another, so that a host can connect all its queues at once. When the places are full,
-//! one that has proven nothing [ends](Evicted) for the newcomer,
-//! or the newcomer is told to come again. Their poll group ends them all when
-//! they have not proven themselves in time.
+//! An unproven connection has a [place](super::places) and takes nothing else: no session, and
+//! nothing of another's. Strangers, and I/O connections from another address than their session,
+//! share one set of places. I/O connections from the address of their session have another set, so
+//! that a host can connect all its queues at once. When the places are full, an unproven connection
+//! [ends](Evicted) for the newcomer, or the newcomer is refused and has to try again. Their poll
+//! group ends all that have not proven themselves in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -26,8 +25,8 @@ use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// Strangers at a time.
 pub(super) const STRANGERS_MAX: usize = 64;
-/// What may join one session at a time, of connections that come from where it comes from: several
-/// times what it may have in the end, so that its own ones have the time to prove themselves.
+/// The most that may join one session at a time, of connections from the address of the session:
+/// several times its final budget, so that its own connections have the time to prove themselves.
 const JOINING: Budget = Budget {
     connections_max: 4 * Budget::OF_A_SESSION.connections_max,
     memory_max: Budget::OF_A_SESSION.memory_max,
@@ -38,7 +37,7 @@ pub(super) const ENDING_MAX: usize = 4 * STRANGERS_MAX;
 /// An admin connection that has not logged in.
 #[derive(Debug)]
 pub(super) struct Stranger {
-    /// Where it comes from, for people.
+    /// Its address, for people.
     pub(super) peer: String,
     /// The id of the session that its LOGIN begins, if it begins one.
     pub(super) fresh: SessionId,
@@ -46,7 +45,7 @@ pub(super) struct Stranger {
     pub(super) resume: Option<(SessionId, Epoch)>,
     /// Bytes of its memory.
     pub(super) memory_bytes: u64,
-    /// How it proves who it is, where it has to.
+    /// Its proof of identity, if one is required.
     pub(super) handshake: Option<TargetHandshake>,
 }
 
@@ -61,7 +60,7 @@ pub(super) struct Member {
     pub(super) queue: Option<u16>,
     /// Bytes of its memory.
     pub(super) memory_bytes: u64,
-    /// It has proven that it is of the session, or need not. Else it does not own its queue number.
+    /// Proven to be of the session, or exempt. Otherwise it does not own its queue number.
     pub(super) is_proven: bool,
     /// Its stream is encrypted.
     pub(super) is_encrypted: bool,
@@ -79,20 +78,20 @@ pub(super) struct Admissions {
     count: u64,
     strangers: BTreeMap<AdmissionId, Stranger>,
     members: BTreeMap<AdmissionId, Member>,
-    // Of strangers, and of unproven members that come from elsewhere than their session.
+    // Of strangers, and of unproven members from another address than their session.
     places: Places<Origin>,
-    // Of unproven members that come from where their session comes from.
+    // Of unproven members from the address of their session.
     joining: Places<SessionIndex>,
     // Of all that are joining.
     joining_max: Budget,
-    // What gave its place up in either set and has not ended yet.
+    // Connections that gave up a place in either set and have not ended yet.
     ending: BTreeSet<AdmissionId>,
     ending_to_join: BTreeSet<AdmissionId>,
 }
 
 impl Admissions {
-    /// None yet. Those who join their sessions may take so much together until they have proven
-    /// themselves.
+    /// No connections yet. `joining_max`: the most that all joining connections may take together
+    /// until they have proven themselves.
     pub(super) fn new(joining_max: Budget) -> Self {
         Self {
             count: 0,
@@ -106,10 +105,10 @@ impl Admissions {
         }
     }
 
-    /// Makes a place for another stranger from there. Returns who gave it up.
+    /// Makes a place for another stranger from there. Returns the connection that gave it up.
     ///
     /// # Errors
-    /// There is none, for the peer.
+    /// The text for the peer: there is no place.
     pub(super) fn make_place(
         &mut self,
         origin: &Origin,
@@ -125,12 +124,12 @@ impl Admissions {
         }
     }
 
-    /// Makes room for another I/O connection that comes from where its session comes from and has
-    /// proven nothing. Returns who gave their places up. Of one session the newest ends the oldest;
-    /// of different sessions, those end that [may](Places::in_place_of).
+    /// Makes room for another unproven I/O connection from the address of its session. Returns the
+    /// connections that gave up their places. Within one session the newest ends the oldest;
+    /// between sessions, those end that [may](Places::in_place_of).
     ///
     /// # Errors
-    /// There is none, for the peer. Nobody gave a place up.
+    /// The text for the peer: there is no room. No connection gave up its place.
     pub(super) fn make_room_to_join(
         &mut self,
         session: SessionIndex,
@@ -152,10 +151,10 @@ impl Admissions {
         if self.ending_to_join.len() >= ENDING_MAX {
             return Err(crowded());
         }
-        // Nobody goes in vain: first it is seen whether there would be room.
+        // No connection ends in vain: first see whether there would be room.
         let (mut left, mut going) = (self.joining.clone(), Vec::new());
         loop {
-            // Of more than a session may have in the end, not all are its own.
+            // Of more connections than a session may have in the end, not all are its own.
             let has_strange = || left.of(&session).0 >= wide(Budget::OF_A_SESSION.connections_max);
             let its_own = || left.oldest_of(&session);
             let next = if is_its_own_full(&left) {
@@ -174,7 +173,7 @@ impl Admissions {
     }
 
     fn give_place_up(&mut self, id: AdmissionId) -> Evicted {
-        // What it says after this is not heard.
+        // Its later commands are ignored.
         self.strangers.remove(&id);
         if self.joining.remove(id) {
             self.ending_to_join.insert(id);
@@ -185,7 +184,7 @@ impl Admissions {
         Evicted(id)
     }
 
-    /// An admin connection is admitted, for which there is a [place](Self::make_place).
+    /// Adds an admin connection that has a [place](Self::make_place).
     pub(super) fn add_stranger(
         &mut self,
         stranger: Stranger,
@@ -198,8 +197,7 @@ impl Admissions {
         id
     }
 
-    /// An I/O connection is admitted. One that is not proven has a place: that of a stranger if it
-    /// is `foreign`.
+    /// Adds an I/O connection. An unproven one has a place: that of a stranger if it is `foreign`.
     pub(super) fn add_member(
         &mut self,
         member: Member,
@@ -232,7 +230,7 @@ impl Admissions {
         self.members.get(&id).copied()
     }
 
-    /// A connection of a session that has proven nothing yet and may.
+    /// A connection of a session that is unproven and still has its place.
     pub(super) fn unproven(&self, id: AdmissionId) -> Option<Member> {
         self.member(id).filter(|_| self.places.has(id) || self.joining.has(id))
     }
@@ -265,7 +263,7 @@ impl Admissions {
         }
     }
 
-    /// A connection ended. Returns what it was if it was of a session.
+    /// A connection ended. Returns its membership if it was of a session.
     pub(super) fn remove(&mut self, id: AdmissionId) -> Option<Member> {
         self.strangers.remove(&id);
         self.places.remove(id);
@@ -315,7 +313,7 @@ mod tests {
         assert!(all.make_place(&origin("a"), now).is_err(), "all may log in in a moment");
         all.adopt(ids[0], member(one, None, true));
         assert_eq!(all.make_place(&origin("a"), now), Ok(None));
-        // One that has not proven that it is of its session.
+        // A connection that has not proven its session.
         let foreign = all.add_member(member(one, Some(1), false), Some(origin("a")), now);
         assert!(all.make_place(&origin("a"), now).is_err());
         all.add_member(member(one, Some(2), true), None, now);
@@ -330,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_gave_its_place_up_is_not_heard_and_counts_until_it_is_gone() {
+    fn an_evicted_connection_is_ignored_and_counts_until_it_ends() {
         let (mut all, now) = (Admissions::new(BUDGET), Instant::now());
         let ids: Vec<_> = (0..STRANGERS_MAX)
             .map(|n| all.add_stranger(stranger(&format!("a:{n}")), origin("a"), now))
@@ -345,7 +343,7 @@ mod tests {
         }
         let last = all.add_stranger(stranger("c"), origin("d"), now);
         assert!(all.make_place(&origin("e"), now).is_err());
-        // A place that is free is nobody's who ends.
+        // A place that becomes free goes to none of the connections that are ending.
         while all.strangers() >= STRANGERS_MAX {
             let other = all.strangers.keys().copied().find(|id| *id != last).unwrap();
             all.remove(other);
@@ -361,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_who_join_a_session_the_newest_ends_the_oldest() {
+    fn joining_a_full_session_ends_its_oldest_joiner() {
         let (mut all, now) = (Admissions::new(BUDGET), Instant::now());
         let join = |all: &mut Admissions, of: u16| {
             let gone = all.make_room_to_join(session(of), 1, now).unwrap();
@@ -385,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_join_at_once_end_nobody_who_may_prove_itself() {
+    fn sessions_that_join_at_once_end_no_timely_joiner() {
         let few = Budget { connections_max: 100, memory_max: 80 << 20 };
         let (mut all, now) = (Admissions::new(few), Instant::now());
         let lane = 10 << 20;
@@ -395,21 +393,21 @@ mod tests {
             Ok::<_, String>((all.add_member(member, None, now), gone))
         };
         let ids: Vec<_> = (0..8).map(|of| join(&mut all, of / 2, now).unwrap().0).collect();
-        // Others have as many, or one more: it comes again.
+        // Others have as many, or one more: the newcomer has to try again.
         for _ in 0..10 {
             let text = join(&mut all, 0, now).unwrap_err();
             assert!(text.contains("connect again"), "{text}");
         }
         assert!(ids.iter().all(|id| all.unproven(*id).is_some()), "nobody ended");
-        // One of a session that has none finds its place, and no more.
+        // A connection of a session without any finds its place, and no more.
         let (first, gone) = join(&mut all, 9, now).unwrap();
         assert_eq!(gone, [Evicted(ids[0])]);
         join(&mut all, 9, now).unwrap_err();
-        // A large one for which there is no room ends nobody in vain.
+        // A large connection without room ends none in vain.
         let text = all.make_room_to_join(session(8), 80 << 20, now).unwrap_err();
         assert!(text.len() <= rblk_protocol::limits::REJECT_TEXT_BYTES, "{text}");
         assert_eq!((all.joining.len(), all.ending_to_join.len()), (8, 1));
-        // Those that had their time make room.
+        // Connections that had their time make room.
         let late = now + super::super::places::GRACE + std::time::Duration::from_millis(1);
         assert_eq!(join(&mut all, 9, late).unwrap().1, [Evicted(ids[2])]);
         all.prove(first);

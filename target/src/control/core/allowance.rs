@@ -1,9 +1,9 @@
-//! Whether a host may have another session, and a session another connection: what they have is
-//! compared with their [budgets](super::budget).
+//! Whether a host may have another session, and a session another connection: compares their use
+//! with their [budgets](super::budget).
 //!
-//! What counts is proven. A session is booked on its host when its LOGIN is accepted, and an I/O
-//! connection when it has proven that it is of its session. Until then they have
-//! [places](super::places) that are no host's.
+//! Only proven use counts. A session is booked on its host when its LOGIN is accepted, and an I/O
+//! connection when it has proven its session. Until then they have [places](super::places) that
+//! belong to no host.
 
 use rblk_protocol::RejectReason;
 use rblk_protocol::width::wide64;
@@ -16,7 +16,7 @@ use crate::control::peers::account::Account;
 use crate::control::peers::session::Session;
 use crate::volume::ids::SessionIndex;
 
-/// What a host has.
+/// The resources in use by a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Used {
     // Those with connections.
@@ -33,7 +33,7 @@ impl Used {
         Self {
             sessions: self.sessions + u64::from(!is_kept),
             kept_sessions: self.kept_sessions + u64::from(is_kept),
-            // A session that lost all of them may come back to one at any time.
+            // A session without connections may come back with one at any time.
             connections: self.connections + wide64(session.connections()).max(1),
             memory_bytes: self.memory_bytes.saturating_add(session.memory_bytes()),
         }
@@ -46,17 +46,17 @@ impl Core {
         theirs.fold(Used::default(), Used::and)
     }
 
-    /// What the connections of a host may take, where hosts prove who they are and its entry may
-    /// say it.
+    /// The budget of the connections of a host. Where hosts prove their identity, its entry may set
+    /// it.
     fn budget_of(&self, host: Option<&Host>) -> Budget {
         let usual = self.capacity.of_a_host();
         host.map_or(usual, |host| host.budget(usual))
     }
 
-    /// Whether a host may begin another session, whose admin connection has so much memory.
+    /// Whether a host may begin another session with this much memory for its admin connection.
     ///
     /// # Errors
-    /// The text for the peer: which limit it reached.
+    /// The text for the peer names the limit.
     pub(super) fn check_new_session(
         &self,
         account: &Account,
@@ -79,8 +79,7 @@ impl Core {
         self.budget_of(host).check(used.connections, used.memory_bytes, memory_bytes)
     }
 
-    /// Whether the session may have another proven connection with so much memory, and so may its
-    /// host.
+    /// Whether the session and its host may have another proven connection with this much memory.
     pub(super) fn check_budget(
         &self,
         session: SessionIndex,

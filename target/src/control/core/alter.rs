@@ -1,10 +1,10 @@
-//! Volumes that are added, removed and changed while the target runs: what may be done, in which
-//! steps, and what follows when a step fails.
+//! Volumes that are added, removed and changed while the target runs: which changes are allowed,
+//! their steps, and the way back when a step fails.
 //!
 //! One alteration at a time. Its steps are carried out by every poll group, or at the store, and
 //! each waits for the one before ([`Core::stepped`]).
 //!
-//! | what changes | steps |
+//! | change | steps |
 //! | --- | --- |
 //! | a new volume | record, add, access |
 //! | hosts may write, or their writes are more at risk | record, and then as below |
@@ -15,29 +15,29 @@
 //! | less is at risk | lower, before the last access |
 //! | a volume in memory gets another size | close, quiet, store, drop, add, access |
 //! | removed | close, write back, quiet, drop, lower |
-//! | nothing: what is dirty is made durable | write back |
+//! | nothing: dirty blocks are made durable | write back |
 //! | a snapshot | probe, write back, hold, write back, clone, access |
 //!
 //! Every step that waits for hosts or for a store has a deadline, and comes before the steps that
-//! change something in each poll group. So what fails late leads back to the volume as it was.
-//! There are two exceptions. A step that changes the length of a file (store, cut back) is waited
-//! for: if it were given up, it could cut the file later, under what hosts wrote since. And a
-//! removal by force ends, since its hosts have lost the volume when it begins. What cannot be
-//! written is given up ([`Step::Abandon`]), and no host that held the volume may resume.
+//! change something in each poll group. So a late failure leads back to the volume as it was. There
+//! are two exceptions. A step that changes the length of a file (store, cut back) is waited for: if
+//! it were given up, it could cut the file later, under newer writes of hosts. And a removal by
+//! force always ends, since its hosts have lost the volume when it begins. Blocks that cannot be
+//! written are given up ([`Step::Abandon`]), and no host that held the volume may resume.
 //!
 //! "Record" makes durable, before a host may write, that writes are at risk
-//! ([`AtRisk`](crate::record::AtRisk)). "Lower" says that less is. Where that cannot be written,
-//! the record says too much, which is safe.
+//! ([`AtRisk`](crate::record::AtRisk)). "Lower" records a smaller risk. If that cannot be written,
+//! the record overstates the risk, which is safe.
 //!
 //! "Close" ends the connections of the hosts that have the volume open, and an OPEN that comes
-//! meanwhile waits for the end of the alteration. So to its hosts the volume looks like a target
-//! that was out of reach for a moment: they connect again, and send again what was not answered.
+//! meanwhile waits for the end of the alteration. To its hosts the volume looks like a target that
+//! was out of reach for a moment: they connect again, and resend all commands without a reply.
 //!
 //! "Hold" lets no new write begin, at any poll group, and waits for those in flight. So the clone
 //! has every write that was acknowledged before it, none that a host sent because it saw a later
-//! answer, and each request whole or not at all. Most of what is dirty is written before that, and
-//! no host waits for it. A volume that becomes read-only is held for the same reason: when that is
-//! answered, its file changes no more, and whoever copies it has all of it.
+//! reply, and each request whole or not at all. Most dirty blocks are written before that, and no
+//! host waits for them. A volume that becomes read-only is held for that reason, too: once the
+//! order is answered, its file changes no more, and a copy of it is complete.
 //!
 //! A place among the volumes ([`VolumeIndex`]) is used once in a run. A host may have a command on
 //! its way that names the place and is older than the removal. It must never reach another volume,
@@ -64,7 +64,7 @@ const STEP_DEADLINE: Duration = Duration::from_secs(60);
 /// How long writes may be held, all steps together.
 const HOLD_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What is to be done with a volume.
+/// A change of a volume.
 #[derive(Clone, Debug)]
 pub enum VolumeOrder {
     /// Serve it. Its index was never used in this run.
@@ -73,20 +73,20 @@ pub enum VolumeOrder {
     Remove {
         /// The volume.
         volume: VolumeIndex,
-        /// Also if hosts have it open: they lose it. Also if its store does not take what is dirty:
-        /// that is lost.
+        /// Also if hosts have it open: they lose it. Also if its store does not take the dirty
+        /// blocks: they are lost.
         force: bool,
     },
-    /// What is dirty of it is made durable. Nothing else changes, and it is served meanwhile.
+    /// Make its dirty blocks durable. The volume is served meanwhile and does not change.
     WriteBack(VolumeIndex),
-    /// The volume with the same index is like this from now on.
+    /// Change the volume that has this index.
     Alter {
-        /// How.
+        /// The volume as it shall be.
         volume: Arc<Volume>,
-        /// It may become smaller.
+        /// Whether it may become smaller.
         shrink: bool,
     },
-    /// The file of this volume is cloned. The volume stays as it is.
+    /// Clone the file of this volume. The volume stays as it is.
     Snapshot(Arc<Volume>),
 }
 
@@ -96,7 +96,7 @@ pub enum OrderError {
     /// The name is taken.
     #[error("there is a volume {0} already")]
     Exists(Name),
-    /// It is not served.
+    /// The volume is not served.
     #[error("there is no such volume; `rblk-target volume list` shows all")]
     Unknown,
     /// Hosts have it.
@@ -104,7 +104,7 @@ pub enum OrderError {
     InUse {
         /// The volume.
         volume: Name,
-        /// Who has it open, or may come back.
+        /// The hosts that have it open or may come back.
         users: Vec<String>,
     },
     /// Another order is under way.
@@ -113,7 +113,7 @@ pub enum OrderError {
     /// The target stops.
     #[error("the target is stopping")]
     Stopping,
-    /// It would lose data.
+    /// The volume would lose data.
     #[error(
         "{volume} would lose the data behind its new end: it has {was} bytes, and {bytes} are fewer; --shrink does it"
     )]
@@ -133,20 +133,20 @@ pub enum OrderError {
     WriteBackInUse {
         /// The volume.
         volume: Name,
-        /// Who has it open, or may come back.
+        /// The hosts that have it open or may come back.
         users: Vec<String>,
     },
 }
 
 impl Step {
-    // A step that may fail late, and can be given up: what it waits for changes nothing. The length
-    // of a file is something: a change of it that came later would cut off what hosts wrote since.
+    // A step that may fail late and can be given up, since its wait changes nothing. A file's
+    // length does not qualify: a late change would cut off newer writes of hosts.
     fn has_deadline(self) -> bool {
         use Step::{Clone, Close, Hold, Lower, Probe, Quiet, Record, WriteBack};
         matches!(self, Record | Lower | Close | WriteBack | Quiet | Probe | Hold | Clone)
     }
 
-    // What did not end in time.
+    // The work that did not end in time.
     fn waits_for(self) -> &'static str {
         match self {
             Self::Record | Self::Lower => "the write of its record (state_dir)",
@@ -157,7 +157,7 @@ impl Step {
     }
 }
 
-/// What becomes of the volume in the end.
+/// The volume's state after the alteration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Served,
@@ -197,7 +197,7 @@ impl Alteration {
 }
 
 impl Alteration {
-    /// Says once that a step takes long that cannot be given up, and that other changes wait for
+    /// Logs once that a step that cannot be given up takes long, and that other changes wait for
     /// it.
     fn tell_if_late(&mut self, now: Instant) {
         let at_store = matches!(self.steps.front(), Some(Step::Store | Step::CutBack));
@@ -251,7 +251,8 @@ fn steps_to(before: &Volume, after: &Volume) -> Vec<Step> {
         Placement::Store if before.cache != after.cache => {
             vec![Close, WriteBack, Quiet, Reshape, Access]
         }
-        // None is write-back: such a volume gets another cache mode, too, which closes it.
+        // A write-back volume does not come here: read-only changes its cache mode, too, which
+        // closes it.
         Placement::Store if becomes_read_only => vec![Hold, Access],
         Placement::Store => vec![Access],
     }
@@ -406,7 +407,7 @@ impl Core {
         })
     }
 
-    /// Whether an alteration is under way, whose step may take too long.
+    /// Whether an alteration is under way. Its step may take too long.
     pub(super) fn is_altering(&self) -> bool {
         self.alteration.is_some()
     }
@@ -420,7 +421,7 @@ impl Core {
         match if cannot_fail { Ok(()) } else { result } {
             Ok(()) => alteration.done.extend(alteration.steps.pop_front()),
             Err(_) if alteration.failure.is_some() => {
-                // It cannot be led back either: what is served is what the poll groups have.
+                // The rollback failed too. Keep what the poll groups serve.
                 alteration.steps.pop_front();
             }
             Err(failure) if alteration.must_go() => {
@@ -490,7 +491,7 @@ impl Core {
         self.finish_opens();
     }
 
-    /// A new volume may have a holder of before, who may come back.
+    /// A new volume may have an earlier holder that may come back.
     fn keep_for_absent(&mut self, volume: &Volume) {
         let record = self.holders.record(&volume.uuid);
         if record.is_some_and(|record| record.present) {
@@ -498,7 +499,7 @@ impl Core {
         }
     }
 
-    /// No session has a volume from now on.
+    /// Takes the volume from every session.
     fn take_from_all(&mut self, volume: VolumeIndex) {
         let has =
             |session: &&crate::control::peers::session::Session| session.mode_of(volume).is_some();
@@ -512,7 +513,7 @@ impl Core {
         }
     }
 
-    /// Ends an alteration whose step takes too long.
+    /// Ends an alteration if its step takes too long.
     pub(super) fn end_late_step(&mut self, now: Instant) {
         let Some(alteration) = &mut self.alteration else { return };
         let Some(step) = alteration.steps.front().filter(|step| step.has_deadline()) else {
@@ -548,7 +549,7 @@ impl Core {
         served == Served::Replaced
     }
 
-    /// Who has a volume open, or may come back to it.
+    /// The hosts that have a volume open, or may come back to it.
     #[must_use]
     pub fn users(&self, volume: VolumeIndex) -> Vec<String> {
         let has =
@@ -566,7 +567,7 @@ impl Core {
         users
     }
 
-    /// From now on only hosts that have a volume open may open it, or (false) all may again.
+    /// Closes a volume to hosts that do not have it open, or opens it (false) to all again.
     pub fn close_to_others(&mut self, volume: VolumeIndex, close: bool) {
         match close {
             true => self.closing.insert(volume),
@@ -574,15 +575,14 @@ impl Core {
         };
     }
 
-    /// Ends a session: what it has open is free, and its connections end. Its host may connect
-    /// again at once, and is then let in as after a loss of the link. Returns whether there is such
-    /// a session.
+    /// Ends a session: its volumes are free, and its connections end. Its host may connect again at
+    /// once, and is then admitted as after a loss of the link. Returns whether there was such a
+    /// session.
     pub fn kick(&mut self, session: SessionIndex, now: Instant) -> bool {
         self.latest = now;
         let Some(state) = self.sessions.get(session) else { return false };
         tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: it is kicked");
-        // First the connections: so nothing that is under way is refused, and the host sends it
-        // again.
+        // The connections first: so no command under way is refused, and the host resends them all.
         if let Some(before) = state.epoch.next() {
             self.all(Notice::EndConnections { session, before });
         }

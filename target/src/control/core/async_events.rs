@@ -1,9 +1,9 @@
-//! [`Events`]: the ASYNC_EVENTs that wait for something to happen, and what their sessions have not
-//! been told yet.
+//! [`Events`]: the ASYNC_EVENTs that are parked until there is news, and the news that their
+//! sessions still miss.
 //!
-//! An event says that there is news, not what it is: it is not sealed, so a host asks for the new
-//! state by a command that is (`list.rs`). So news of volumes add up to one event. A session that
-//! has no ASYNC_EVENT parked is told at its next one; nothing is lost. A host that connects anew
+//! An event says that there is news, but not which: it is not sealed, so a host asks for the new
+//! state by a sealed command (`list.rs`). So news of volumes add up to one event. A session without
+//! a parked ASYNC_EVENT gets the news at its next one; nothing is lost. A host that connects anew
 //! learns the state from OPEN.
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use crate::volume::ids::VolumeIndex;
 /// ASYNC_EVENTs one session may park.
 const PARKED_PER_SESSION: usize = 4;
 
-/// An ASYNC_EVENT that waits for something to happen.
+/// A parked ASYNC_EVENT.
 #[derive(Debug)]
 struct Parked {
     from: ConnectionRef,
@@ -32,7 +32,7 @@ struct Parked {
 pub(super) struct Events {
     // In the order in which they came.
     parked: Vec<Parked>,
-    // Sessions that have not been told that a volume changed, and have nothing parked.
+    // Sessions that miss the news of a changed volume, and have nothing parked.
     untold: BTreeSet<SessionIndex>,
 }
 
@@ -52,7 +52,7 @@ impl Events {
         self.parked.iter().filter(|parked| parked.session == session).count()
     }
 
-    /// The newest: an older one may be of a connection that is dying.
+    /// The newest: the connection of an older one may be dying.
     fn take_of(&mut self, session: SessionIndex) -> Option<Parked> {
         let at = self.parked.iter().rposition(|parked| parked.session == session)?;
         Some(self.parked.remove(at))
@@ -60,8 +60,8 @@ impl Events {
 }
 
 impl Core {
-    /// A volume has another size, became read-only or writable, or is about to be taken from those
-    /// who have it open. Tells the sessions that have it open. Call it
+    /// A volume has another size, became read-only or writable, or is about to be taken from its
+    /// users. Tells the sessions that have it open. Call it
     ///
     /// - after a change, when LIST and OPEN answer with the new state;
     /// - for a removal, before the sessions lose the volume.
@@ -83,7 +83,7 @@ impl Core {
         self.reply(parked.from, parked.tag, Status::Ok, event as u32, Vec::new());
     }
 
-    /// Answers everything that is parked. Returns who has been told.
+    /// Answers every parked command. Returns the sessions that it told.
     pub(super) fn tell_all(&mut self, event: AsyncEvent) -> BTreeSet<(SessionIndex, Epoch)> {
         let parked = std::mem::take(&mut self.events.parked);
         parked.iter().for_each(|parked| self.tell(parked, event));

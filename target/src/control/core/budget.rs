@@ -1,7 +1,7 @@
-//! [`Budget`] and [`Capacity`]: what connections may take together. Pure.
+//! [`Budget`] and [`Capacity`]: the resources that connections may take together. Pure.
 //!
-//! Every host has a part of what the target has, whether or not its entry says so: no host uses
-//! more than a quarter, so that there is room for others whatever a host does.
+//! Every host has a part of the target's resources, whether or not its entry says so: no host uses
+//! more than a quarter, so the others always have room.
 
 use rblk_protocol::limits::QUEUES_MAX;
 use rblk_protocol::width::wide64;
@@ -10,10 +10,10 @@ use rblk_protocol::width::wide64;
 const OF_A_SESSION: u32 = QUEUES_MAX as u32 + 1;
 /// Memory of the connections of a session.
 const SESSION_MEMORY: u64 = 512 << 20;
-/// Sessions that a host may have however few the target has.
+/// The least number of sessions for a host, however few the target has.
 const SESSIONS_MIN: u32 = 8;
 
-/// What a target has for connections.
+/// The target's resources for connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
     /// Sessions at a time.
@@ -24,7 +24,7 @@ pub struct Capacity {
     pub memory_bytes: u64,
 }
 
-/// What connections may take together.
+/// The most that connections may take together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Budget {
     /// Connections at a time, admin included.
@@ -34,8 +34,8 @@ pub(super) struct Budget {
 }
 
 impl Capacity {
-    /// Of a target with so many sessions at a time, which may have so many files open for
-    /// connections, if they take files, and has so much memory.
+    /// The capacity of a target with this many sessions and this much memory. `files`: the most
+    /// files it may have open for connections, if they take files.
     #[must_use]
     pub fn new(sessions: u32, files: Option<u64>, memory_bytes: u64) -> Self {
         let connections = u64::from(sessions) * u64::from(OF_A_SESSION);
@@ -48,14 +48,14 @@ impl Capacity {
         self.sessions.div_ceil(4).max(SESSIONS_MIN).min(self.sessions)
     }
 
-    /// The same, with those that lost their connections and are kept: twice as many. So a host that
-    /// died finds room beside what its lease keeps.
+    /// Sessions with connections, and those that lost theirs and are kept: twice as many. So a host
+    /// that crashed finds room beside the sessions that its lease keeps.
     pub(super) fn kept_sessions_of_a_host(self) -> u32 {
         self.sessions_of_a_host().saturating_mul(2).min(self.sessions)
     }
 
-    /// What the connections of one host may take: a quarter. At the least what one session may,
-    /// and two connections for each of the fewest sessions.
+    /// The budget of the connections of one host: a quarter. At least that of one session, and two
+    /// connections for each of the fewest sessions.
     pub(super) fn of_a_host(self) -> Budget {
         let connections = u32::try_from(self.connections / 4).unwrap_or(u32::MAX);
         Budget {
@@ -66,22 +66,22 @@ impl Capacity {
 }
 
 impl Budget {
-    /// Of one session: every queue that the protocol allows.
+    /// The budget of one session: every queue that the protocol allows.
     pub(super) const OF_A_SESSION: Self =
         Self { connections_max: OF_A_SESSION, memory_max: SESSION_MEMORY };
 
-    /// Whether another connection with so much memory fits.
+    /// Whether another connection with this much memory fits.
     pub(super) fn has_room(self, connections: usize, used: u64, memory_bytes: u64) -> bool {
-        // One that is larger than all of it fits where nothing else is.
+        // A connection above the whole budget fits if it is the only one.
         connections == 0
             || wide64(connections) < u64::from(self.connections_max)
                 && used.saturating_add(memory_bytes) <= self.memory_max
     }
 
-    /// The same.
+    /// Checks that another connection with this much memory fits, without that exception.
     ///
     /// # Errors
-    /// The text for the peer: which limit it reached, and its key.
+    /// The text for the peer names the limit and its key.
     pub(super) fn check(
         self,
         connections: u64,
@@ -126,12 +126,12 @@ mod tests {
         assert_eq!((usual.connections, usual.sessions_of_a_host()), (1024 * 65, 256));
         let budget = usual.of_a_host();
         assert_eq!((budget.connections_max, budget.memory_max), (256 * 65, 16 << 30));
-        // Few files; a small machine. One session has what it may have.
+        // Few files; a small machine. One session keeps its full budget.
         let small = Capacity::new(1024, Some(512), 1 << 30);
         let budget = small.of_a_host();
         assert_eq!((small.connections, budget.connections_max), (512, 128));
         assert_eq!(budget.memory_max, 512 << 20);
-        // Whoever allows few sessions does not mean a quarter of them.
+        // A small sessions_max is not divided by four.
         let sessions = [1, 4, 8, 20, 64].map(|n| Capacity::new(n, None, 0).sessions_of_a_host());
         assert_eq!(sessions, [1, 4, 8, 8, 16]);
         let kept = [1, 4, 8, 20, 64].map(|n| Capacity::new(n, None, 0).kept_sessions_of_a_host());

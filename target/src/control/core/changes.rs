@@ -3,8 +3,9 @@
 //!
 //! There are two kinds. A *claim* is the record of a new holder: it takes effect when it is
 //! durable, and a volume has one at a time. A *change* of the record in force has taken effect
-//! already, and an answer that tells of it waits until it is durable. While a volume has a claim,
-//! no change of its record is written: on the disk, too, a generation that was told never falls.
+//! already, and a reply that reveals it waits until it is durable. While a volume has a claim, no
+//! change of its record is written: a generation that a peer has seen never falls, not even on
+//! the disk.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +18,13 @@ const UNCONFIRMED_MAX: u64 = 1024;
 /// A record in force that may not be durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Undurable {
-    /// It is being written.
+    /// The record is being written.
     Writing(Ticket),
-    /// It could not be written, or has to wait for a claim.
+    /// The record could not be written, or has to wait for a claim.
     NotWritten,
 }
 
-/// A new holder whose record is being written.
+/// A new holder; its record is being written.
 #[derive(Debug)]
 struct Claim {
     ticket: Ticket,
@@ -78,7 +79,7 @@ impl Changes {
         self.undurable.get(volume).copied()
     }
 
-    /// The disk has answered for a ticket: whether its record is durable.
+    /// The disk has confirmed or failed the record of a ticket.
     pub(super) fn confirmed(&mut self, ticket: Ticket, durable: bool) {
         debug_assert!(self.unconfirmed > 0, "{ticket:?} is confirmed twice");
         self.unconfirmed = self.unconfirmed.saturating_sub(1);

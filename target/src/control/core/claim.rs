@@ -1,8 +1,8 @@
-//! A *claim*: a new holder of a volume whose record is being written.
+//! A *claim*: a new holder of a volume, while its record is being written.
 //!
 //! Nothing changes before the record is durable: the holder of the volume goes on, and may even
-//! come back. Then everything changes at once, if the session that claimed still lives. If it does
-//! not, or if the disk fails (which may have written the record all the same), the record of the
+//! come back. Then everything changes at once, if the session that claimed still lives. If it is
+//! gone, or if the disk fails (which may have written the record all the same), the record of the
 //! holder is written again, so that the next run knows no other.
 //!
 //! A volume has one claim at a time ([`Changes`](super::changes::Changes)). Every other OPEN for
@@ -19,7 +19,7 @@ use crate::volume::Volume;
 use crate::volume::ids::SessionIndex;
 
 impl Core {
-    /// Writes the record of a new holder. The host becomes the holder when it is durable.
+    /// Writes the record of a new holder. Once it is durable, the host is the holder.
     pub(super) fn claim(&mut self, record: HolderRecord, take_over: bool) -> Stage {
         let ticket = self.persist(record.clone());
         self.changes.claim(record, ticket);
@@ -66,13 +66,13 @@ impl Core {
         if self.changes.undurable(volume).is_some() {
             self.persist_change(record);
         } else {
-            // What it says was durable before: a holder that comes back in that generation need not
+            // This record was durable before: a holder that comes back in that generation need not
             // wait for it.
             self.persist(record);
         }
     }
 
-    /// The session holds the volume from now on, and the sessions that exclude it do not.
+    /// Gives the volume to the session and takes it from the sessions that exclude the opener.
     pub(super) fn enter(
         &mut self,
         session: SessionIndex,
@@ -138,8 +138,8 @@ impl Core {
         }
     }
 
-    /// Decides the next OPEN that waited for the claim of another session, in the order in which
-    /// they came. Returns false if there is none.
+    /// Decides the next OPEN that waited for the claim of another session, in order of arrival.
+    /// Returns false if there is none.
     pub(super) fn decide_waiting(&mut self) -> bool {
         let ready = self.waiting_opens.iter().enumerate().find_map(|(at, open)| {
             let Stage::Undecided(request) = open.stage else { return None };

@@ -17,11 +17,11 @@ use crate::volume::ids::{AdmissionId, SessionIndex};
 /// A connect request.
 #[derive(Clone, Copy, Debug)]
 pub struct Knock<'a> {
-    /// What it asks for.
+    /// The request of its hello.
     pub asked: &'a HelloRequest,
-    /// Both hellos, where the ends have agreed to prove their keys.
+    /// Both hellos, if the ends have agreed to prove their keys.
     pub introduction: Option<Introduction>,
-    /// Where it comes from.
+    /// The peer's address.
     pub peer: &'a str,
     /// Bytes of memory that the connection would take.
     pub memory_bytes: u64,
@@ -31,8 +31,8 @@ pub struct Knock<'a> {
     pub is_encrypted: bool,
 }
 
-/// A connection that may be made. It counts as made from now on: if it cannot be made after all,
-/// the caller must call [`Core::gone`].
+/// A connection that may be made. It counts as made: if it cannot be made after all, the caller
+/// must call [`Core::gone`].
 #[derive(Clone, Debug)]
 pub struct Admitted {
     /// Its name.
@@ -43,15 +43,15 @@ pub struct Admitted {
     pub epoch: Epoch,
     /// Its index, for an I/O queue.
     pub queue: Option<u16>,
-    /// It has the place of a stranger: it is an admin connection, or has to prove itself and comes
-    /// from elsewhere than its session.
+    /// It has the place of a stranger: it is an admin connection, or an unproven one from another
+    /// address than its session.
     pub is_stranger: bool,
-    /// The secret of its session, with which it must prove itself in its self-test, for an I/O
-    /// queue that has to, and the time that it has for that. Then [`Core::proved`] must be called.
+    /// The secret of its session and the time for the proof, for an I/O queue that has to prove
+    /// itself in its self-test. After the proof, [`Core::proved`] must be called.
     pub secret: Option<(SessionSecret, Duration)>,
 }
 
-/// There is no place for another connection now that has proven nothing.
+/// The refusal when no place is left for an unproven connection.
 fn crowded(text: String) -> Refused {
     refused(RejectReason::Crowded, text)
 }
@@ -60,7 +60,7 @@ impl Core {
     /// An initiator wants to connect.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the connection is refused.
     pub fn connect(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, Refused> {
         self.latest = now;
         if self.drain.has_begun() {
@@ -72,9 +72,9 @@ impl Core {
         }
     }
 
-    /// An admin connection is a stranger. Whether its LOGIN can be accepted is looked at now, so
-    /// that it is refused early, and decided then. Where hosts prove their keys, only the sealed
-    /// answer to LOGIN says that a session is lost: anybody could say it here.
+    /// An admin connection is a stranger. Its LOGIN decides; the check here only refuses a hopeless
+    /// one early. If hosts prove their keys, only the sealed reply to LOGIN says that a session is
+    /// lost: an impostor could say it here.
     fn connect_admin(&mut self, knock: &Knock<'_>, now: Instant) -> Result<Admitted, Refused> {
         let Knock { asked, introduction, peer, memory_bytes, fresh, .. } = *knock;
         let limit = |text: String| refused(RejectReason::LimitReached, text);
@@ -99,9 +99,8 @@ impl Core {
         Ok(Admitted { id, session, epoch, queue: None, is_stranger: true, secret: None })
     }
 
-    /// An I/O connection. One that has to prove itself takes nothing of its host until then: the id
-    /// of a session is no secret. If it comes from elsewhere than its session, it takes the place
-    /// of a stranger.
+    /// An I/O connection. Before its proof it takes nothing of its host: the id of a session is no
+    /// secret. From another address than its session, it takes the place of a stranger.
     fn connect_queue(
         &mut self,
         knock: &Knock<'_>,
@@ -124,7 +123,7 @@ impl Core {
         let is_foreign =
             secret.is_some() && state.is_some_and(|state| Origin::of(&state.peer) != origin);
         if secret.is_some() && !state.is_some_and(Session::has_admin) {
-            // Its queues do not outlive it, so nobody has to wait for new ones.
+            // Its queues do not outlive it, so no session waits for new ones.
             return Err(limit("the session is lost: log in in a new epoch".to_owned()));
         }
         self.check_budget(session, memory_bytes)?;
@@ -145,7 +144,7 @@ impl Core {
         Ok(Admitted { id, session, epoch, queue, is_stranger: is_foreign, secret })
     }
 
-    /// Connections that gave their places up end.
+    /// Ends the connections that gave up their places.
     fn end_all_of(&mut self, evicted: impl IntoIterator<Item = Evicted>) {
         let ended = evicted.into_iter().map(|Evicted(admission)| Effect::Evict { admission });
         self.effects.extend(ended);

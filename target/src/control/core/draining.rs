@@ -1,5 +1,5 @@
-//! [`Drain`]: the initiators are told that the target goes, and the poll groups are stopped when
-//! all initiators have left or the time is over.
+//! [`Drain`]: tells the initiators that the target goes, and stops the poll groups when all
+//! initiators have left or the time is over.
 //!
 //! A target goes to stop, or to make room for the next program ([`Going::Upgrade`]). A stop that is
 //! ordered while it makes room wins.
@@ -13,13 +13,13 @@ use super::{Core, Effect, EventKind, Occurrence};
 use crate::volume::ids::SessionIndex;
 
 /// How long mounts may take to leave a target that is being upgraded. They leave a little sooner,
-/// whatever is unanswered.
+/// even with commands unanswered.
 const UPGRADE_WAIT: Duration = Duration::from_millis(1500);
 
 /// Why a target goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Going {
-    /// It stops.
+    /// The target stops.
     Stop,
     /// Another program takes its place.
     Upgrade,
@@ -40,12 +40,12 @@ struct Begun {
     stopped: bool,
     // Sessions that had not left by then.
     stayed: usize,
-    // What each session was told last. When it asks again, there is nothing else to tell it.
+    // The last event of each session, which it does not get again.
     told: BTreeMap<(SessionIndex, Epoch), AsyncEvent>,
 }
 
 impl Drain {
-    /// No drain yet. A drain that stops the target may take that long.
+    /// No drain yet. A drain that stops the target may take `timeout`.
     pub(super) fn new(timeout: Duration) -> Self {
         Self { timeout, begun: None }
     }
@@ -54,13 +54,14 @@ impl Drain {
         self.begun.is_some()
     }
 
-    /// Whether it has begun, and has not ended the sessions that stay.
+    /// Whether the drain has begun, but has not ended the sessions that stay.
     pub(super) fn is_about_to_stop(&self) -> bool {
         self.begun.as_ref().is_some_and(|begun| !begun.stopped)
     }
 
-    /// What a session has to be told now that it has begun: once in each epoch. Who asks again
-    /// after [`AsyncEvent::Upgrading`] does not know it, and is told what every version knows.
+    /// The event for a session after the drain began: once in each epoch. A session that asks again
+    /// after [`AsyncEvent::Upgrading`] does not know it, and gets the event that every version
+    /// knows.
     pub(super) fn news_for(&mut self, session: SessionIndex, epoch: Epoch) -> Option<AsyncEvent> {
         let begun = self.begun.as_mut()?;
         let before = begun.told.get(&(session, epoch));
@@ -77,7 +78,7 @@ impl Drain {
 /// How far a drain is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DrainState {
-    /// How long it has taken so far.
+    /// How long the drain has taken so far.
     pub lasted: Duration,
     /// Time until the sessions that stay are ended, at the latest.
     pub left: Duration,
@@ -86,8 +87,8 @@ pub struct DrainState {
 }
 
 impl Core {
-    /// Takes no new connections from now on, tells the initiators, and stops the poll groups when
-    /// they have left or after the drain's time. Does nothing the second time.
+    /// Begins to drain: refuses new connections, tells the initiators, and stops the poll groups
+    /// when they have left or after the drain's time. Does nothing the second time.
     pub fn drain(&mut self, now: Instant) {
         match &mut self.drain.begun {
             Some(begun) if begun.going == Going::Upgrade => {
@@ -102,7 +103,7 @@ impl Core {
         }
     }
 
-    /// The same, because another program takes the place of this one. Mounts have little time to
+    /// Drains because another program takes the place of this one. Mounts have little time to
     /// leave.
     pub fn drain_for_upgrade(&mut self, now: Instant) {
         if !self.drain.has_begun() {
@@ -132,13 +133,13 @@ impl Core {
         self.stop_if_drained(now);
     }
 
-    /// Whether it drains.
+    /// Whether the target drains.
     #[must_use]
     pub(crate) fn is_draining(&self) -> bool {
         self.drain.has_begun()
     }
 
-    /// Whether it drains to make room for another program.
+    /// Whether the target drains to make room for another program.
     #[must_use]
     pub fn is_upgrading(&self) -> bool {
         self.drain.begun.as_ref().is_some_and(|begun| begun.going == Going::Upgrade)

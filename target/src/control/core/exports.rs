@@ -1,4 +1,4 @@
-//! [`Exports`]: what this run of the target exports, and under which identity.
+//! [`Exports`]: the volumes of this run of the target, and its identity.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::record::holders::VolumeUuid;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::{Placement, Volume};
 
-/// What a run of the target exports.
+/// The volumes and the identity of a run of the target.
 #[derive(Debug)]
 pub(super) struct Exports {
     name: Name,
@@ -72,8 +72,8 @@ impl Exports {
         self.volumes.iter().find(|volume| volume.uuid == *uuid)
     }
 
-    /// The write verifier of a volume. It stays the same for the whole run, also when the cache
-    /// mode changes. Where no record has one, nothing outlives the run.
+    /// The write verifier of a volume. It stays for the whole run, also when the cache mode
+    /// changes. A volume without a verifier in its record keeps no data beyond the run.
     pub(super) fn verifier_of(&self, volume: &Volume) -> WriteVerifier {
         let of_record = self.verifiers.get(&volume.uuid);
         let of_record = of_record.filter(|_| matches!(volume.placement, Placement::Store));

@@ -1,6 +1,6 @@
-//! Volumes that were removed although not all that hosts wrote is in their stores. No host that
-//! held one may resume, in the next run neither: its record is written until it is durable, and a
-//! run that ends before that does not end clean.
+//! Volumes that were removed although their stores miss writes of hosts. No host that held one may
+//! resume, not even after a restart: the target repeats the write of the record until it is
+//! durable, and a run that ends before that does not end clean.
 
 use crate::record::holders::VolumeUuid;
 use crate::volume::Volume;
@@ -9,7 +9,7 @@ use super::changes::Undurable;
 use super::{Core, Effect};
 
 impl Core {
-    /// A volume goes although not all that hosts wrote is in its store.
+    /// Gives up a volume although its store misses writes of hosts.
     pub(super) fn abandon(&mut self, volume: &Volume, why: String) {
         tracing::error!(volume = %volume.name, why, "a volume is removed without its store");
         if let Some(record) = self.holders.fence(volume.uuid) {
@@ -23,13 +23,13 @@ impl Core {
         self.effects.push_back(Effect::GivenUp(why));
     }
 
-    /// Whether the next run may not know that hosts of a volume may not resume.
+    /// True while a fence is not durable.
     #[must_use]
     pub fn owes_fences(&self) -> bool {
         !self.given_up.is_empty()
     }
 
-    /// The volumes of which that is so. Their mounts must learn of a loss.
+    /// The volumes with such a fence. Their mounts must learn of a loss.
     pub(crate) fn owed_fences(&self) -> impl Iterator<Item = VolumeUuid> {
         self.given_up.iter().copied()
     }

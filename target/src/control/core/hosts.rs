@@ -1,7 +1,7 @@
-//! [`Hosts`]: the hosts that may log in, by their keys, and what each may do. Pure.
+//! [`Hosts`]: the hosts that may log in, by their keys, and their rights. Pure.
 //!
 //! A host is known by the name of its `[[host]]` entry, whichever of its keys it proves: so it
-//! stays the same host when it gets a new key. What it may not see does not exist for it.
+//! stays the same host when it gets a new key. A volume that it may not see does not exist for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Hosts {
 /// Why a table of hosts cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HostsError {
-    /// A name that is none on the wire.
+    /// A name that the wire does not allow.
     #[error("host {0:?}: the name is empty, too long, or has a character that no name may have")]
     Name(String),
     /// One key of two hosts.
@@ -69,8 +69,7 @@ impl Hosts {
         self.limits.get(&host)
     }
 
-    /// This table takes the place of another: hosts whose limits are the same go on with what they
-    /// have used.
+    /// Takes the place of another table: hosts with unchanged limits keep their use of them.
     pub(super) fn follow(&mut self, before: &Self) {
         for (host, limiter) in &mut self.limits {
             if let Some(same) = Limiter::renewed(before.limits.get(host), limiter.limits()) {
@@ -94,7 +93,7 @@ fn id_of(name: Name) -> HostId {
 }
 
 impl Host {
-    /// What the target knows it by.
+    /// The target's id of the host.
     pub(super) fn id(&self) -> HostId {
         self.id
     }
@@ -104,12 +103,12 @@ impl Host {
         self.name
     }
 
-    /// Whether it may know of a volume.
+    /// Whether the host may know of a volume.
     pub(super) fn may_see(&self, volume: Name) -> bool {
         self.rights.access(volume.as_str()).is_some()
     }
 
-    /// Whether it may have a volume open in that mode.
+    /// Whether the host may have a volume open in that mode.
     pub(super) fn may_open(&self, volume: Name, mode: AccessMode) -> bool {
         match self.rights.access(volume.as_str()) {
             Some(VolumeAccess::ReadWrite) => true,
@@ -133,7 +132,7 @@ impl Host {
             );
             return Err((Status::NotAllowed, text));
         }
-        // One that comes back takes nothing over, whatever it asks for.
+        // A host that comes back takes nothing over, even if it asks to.
         if request.take_over && request.generation.is_fresh() && !self.rights.take_over {
             let text =
                 format!("host {host} may take no volume over (take_over in its [[host]] entry)");
@@ -142,7 +141,7 @@ impl Host {
         Ok(())
     }
 
-    /// What the connections of the host may take together: what its entry says, or what is usual.
+    /// The budget of the connections of the host: from its entry, or the usual one.
     pub(super) fn budget(&self, usual: Budget) -> Budget {
         Budget {
             connections_max: self.rights.connections_max.unwrap_or(usual.connections_max),
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_cannot_be() {
+    fn bad_tables_are_refused() {
         let twice = Hosts::new(&[entry("a", &[1], &[]), entry("b", &[1], &[])]).unwrap_err();
         assert_eq!(twice, HostsError::Key("a".to_owned(), "b".to_owned()));
         let nameless = Hosts::new(&[entry("", &[1], &[])]).unwrap_err();

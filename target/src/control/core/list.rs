@@ -55,7 +55,7 @@ impl Core {
         Answer::Now(Status::Ok, narrow(payload.len()), payload)
     }
 
-    /// A volume as who opens it so sees it.
+    /// The entry of a volume for a session that opens it in that mode.
     fn entry(&self, volume: &Volume, mode: AccessMode) -> VolumeEntry {
         VolumeEntry {
             name: volume.name,

@@ -1,9 +1,9 @@
 //! LOGIN: a stranger becomes the admin connection of a session, which begins or is resumed. The
-//! answer waits until nothing of the session's older epochs is left.
+//! reply waits until the session's older epochs have no connection left.
 //!
-//! Until LOGIN is accepted, nothing of any session changes: a connection that names a session and
-//! a higher epoch proves nothing by that. Of two that name one epoch, the LOGIN that comes first
-//! has it.
+//! Until LOGIN is accepted, nothing of any session changes: a connection that names a session and a
+//! higher epoch proves nothing by that. Of two connections that name one epoch, the first LOGIN
+//! gets it.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::volume::ids::{AdmissionId, SessionIndex};
 
 /// Silence that every initiator may keep before its session counts as lost.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
-/// The longest `detect` of a mount's configuration. What a LOGIN says beyond it is cut.
+/// The longest `detect` of a mount's configuration. A LOGIN that names more gets this.
 pub(crate) const DETECT_MAX: Duration = Duration::from_secs(300);
 
 /// A LOGIN that waits for the connections of older epochs to end. A session has one: the LOGIN of a
@@ -82,7 +82,7 @@ impl Core {
             Err(reason) => return self.no_session(host_name, reason, now),
         };
         if resume.is_some() {
-            // It was of an older epoch, which gets no answer any more.
+            // The older login was of an older epoch, which gets no reply any more.
             self.waiting_logins.remove(&session);
             self.all(Notice::EndConnections { session, before: epoch });
         }
@@ -97,7 +97,7 @@ impl Core {
         Answer::Later
     }
 
-    /// The session of a LOGIN is not there for it. All reasons get one answer.
+    /// Refuses a LOGIN without such a session. All reasons get one reply.
     fn no_session(&mut self, host: Name, reason: RejectReason, now: Instant) -> Answer {
         if self.lines.may_write(PeerLine::NoSession, now) {
             tracing::info!(
@@ -127,7 +127,7 @@ impl Core {
         self.effects.push_back(Effect::Adopt { connection, admission, session, epoch, silence });
     }
 
-    /// LOGIN of a connection whose first LOGIN was accepted.
+    /// A later LOGIN of a connection, after its first was accepted.
     pub(super) fn login_again(
         &mut self,
         from: ConnectionRef,
@@ -139,12 +139,12 @@ impl Core {
         if answered || self.waiting_logins.contains_key(&session) {
             return refuse(Status::NotReady);
         }
-        // It waited too long, and was told so.
+        // Its first LOGIN timed out, and the peer knows.
         self.wait_for_older(from, session, tag, now);
         Answer::Later
     }
 
-    /// The answer to LOGIN waits until nothing of an older epoch is left.
+    /// Holds the reply to LOGIN until no connection of an older epoch is left.
     fn wait_for_older(&mut self, from: ConnectionRef, index: SessionIndex, tag: Tag, now: Instant) {
         let Some(session) = self.sessions.get(index) else { return };
         let waits = session.has_older_connections() && !Mutation::EpochOrderLogin.is_on();
@@ -163,12 +163,12 @@ impl Core {
         }
     }
 
-    /// The text for a peer that finds no place in the table of the sessions.
+    /// The text for a peer when the table of sessions is full.
     pub(super) fn too_many_sessions(&self) -> String {
         format!("{} sessions are the limit (sessions_max)", self.sessions.max())
     }
 
-    /// Nothing of an older epoch is left: the new epoch may begin.
+    /// No connection of an older epoch is left: the new epoch may begin.
     pub(super) fn finish_login(&mut self, index: SessionIndex) {
         let Some(login) = self.waiting_logins.remove(&index) else { return };
         let Some(session) = self.sessions.get_mut(index) else { return };

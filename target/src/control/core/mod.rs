@@ -1,22 +1,22 @@
-//! [`Core`]: the decisions of control. Who may connect, who has which session, who may use which
-//! volume, and when an answer may be given. Pure: the time is an argument, and what has to be done
-//! comes out as [`Effect`]s.
+//! [`Core`]: the decisions of control. Core decides which host may connect, which session belongs
+//! to it, which volumes it may use, and when a command is answered. Pure: the time is an argument,
+//! and the actions come out as [`Effect`]s.
 //!
 //! The caller makes one call at a time and then takes the effects, in order, until there is none:
 //! mail to the poll groups must be sent in that order, and behind the connections that were
-//! admitted before. What Core promises:
+//! admitted before. Core promises:
 //!
 //! - A connection that has not logged in changes nothing but the count of strangers
 //!   (`admissions.rs`).
-//! - LOGIN is answered when no connection of an older epoch of its session is left (`login.rs`).
+//! - LOGIN is answered when its session has no connection of an older epoch left (`login.rs`).
 //! - OPEN for writing is answered when three things hold (`open.rs`). Every session that held the
-//!   volume before, and does not any more, has no connection of that time left. The next run of the
-//!   target would know of the change of holder. And what the holders before wrote is durable.
+//!   volume before and lost it has no connection of that time left. The next run of the target
+//!   would know of the change of holder. And all writes of earlier holders are durable.
 //! - Fencing takes effect once the record of the new holder is durable. A take-over that cannot be
 //!   remembered leaves the holder as it is.
 //! - So a command of an earlier holder takes effect before the answer, or never.
 //! - A volume changes while the target runs, and no command sees half of a change (`alter.rs`).
-//! - Every wait ends: by what it waits for, or by [`QUIESCE_DEADLINE`].
+//! - Every wait ends: by its event, or by [`QUIESCE_DEADLINE`].
 
 mod admissions;
 mod allowance;
@@ -86,7 +86,7 @@ use seals::{Opened, Seals};
 /// earlier holders.
 pub(crate) const QUIESCE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The connection that an admin command came by, and its answer goes to.
+/// The connection of an admin command, which also takes its reply.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ConnectionRef {
     /// The poll group.
@@ -99,10 +99,10 @@ pub struct ConnectionRef {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);
 
-/// What the caller has to do.
+/// An action for the caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Answer an admin command. Its connection may be gone by now; then nothing is to be done.
+    /// Answer an admin command. Does nothing if the connection is gone by now.
     Reply {
         /// The connection.
         to: ConnectionRef,
@@ -115,9 +115,9 @@ pub enum Effect {
         /// Written to the command's descriptor first.
         payload: Vec<u8>,
     },
-    /// The LOGIN of an admin connection was accepted: tell its poll group whose it is.
+    /// The LOGIN of an admin connection was accepted: tell its poll group the session.
     Adopt {
-        /// The connection. It may be gone by now; then nothing is to be done.
+        /// The connection. May be gone by now; then there is nothing to do.
         connection: ConnectionRef,
         /// Its name.
         admission: AdmissionId,
@@ -128,21 +128,21 @@ pub enum Effect {
         /// The connection ends when it is silent for longer.
         silence: Duration,
     },
-    /// End a connection that did not prove what it had to, when the answers before are sent.
+    /// End a connection that failed its proof, once the replies before are sent.
     Expel {
-        /// The connection. It may be gone by now; then nothing is to be done.
+        /// The connection. May be gone by now; then there is nothing to do.
         connection: ConnectionRef,
     },
     /// End a connection that has proven nothing: its place went to a newer one.
     Evict {
-        /// Its name. It may be gone by now; then nothing is to be done.
+        /// Its name. The connection may be gone by now; then there is nothing to do.
         admission: AdmissionId,
     },
-    /// Tell every poll group how much the host of a session may have per second.
+    /// Tell every poll group the limits per second of the host of a session.
     LimitHost {
         /// The session.
         session: SessionIndex,
-        /// None: as much as comes.
+        /// `None`: no limit.
         limits: Option<Arc<Limiter>>,
     },
     /// Tell every poll group.
@@ -152,10 +152,10 @@ pub enum Effect {
     Persist {
         /// To name in that call.
         ticket: Ticket,
-        /// What changed.
+        /// The new record.
         record: HolderRecord,
     },
-    /// Make durable what hosts wrote to the volume so far, and then call [`Core::settled`].
+    /// Make durable all writes of hosts to the volume so far, and then call [`Core::settled`].
     Settle {
         /// To name in that call.
         ticket: SettleTicket,
@@ -164,7 +164,7 @@ pub enum Effect {
     },
     /// Carry out a step of the alteration of [`Core::altered`], and then call [`Core::stepped`].
     Step(Step),
-    /// The step before has taken too long. Nothing waits for it any more.
+    /// The step before has taken too long. Stop waiting for it.
     GiveUpStep,
     /// A removal by force goes on without the store, for this reason.
     GivenUp(String),
@@ -174,36 +174,36 @@ pub enum Effect {
     StopGroups,
 }
 
-/// What a core is made of.
+/// The parts of a core.
 #[derive(Debug)]
 pub struct CoreParts {
     /// The target's name.
     pub name: Name,
     /// This run.
     pub instance: InstanceId,
-    /// What is exported at first.
+    /// The volumes that are exported at first.
     pub volumes: Vec<Arc<Volume>>,
-    /// What it has for connections.
+    /// The target's resources for connections.
     pub capacity: Capacity,
-    /// How long a session without connections keeps what it opened, and how long a holder of the
-    /// run before may come back.
+    /// How long a session without connections keeps its volumes, and how long a holder of the run
+    /// before may come back.
     pub lease: Duration,
     /// How long a drain may take.
     pub drain_timeout: Duration,
-    /// What earlier runs left.
+    /// The holders that earlier runs left.
     pub holders: Holders,
-    /// How hosts prove who they are; `None`: nobody has to prove anything.
+    /// How hosts prove their identity; `None`: no host has to.
     pub auth: Option<AuthConfig>,
 }
 
-/// Counters of what was decided.
+/// Counters of decisions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Decisions {
     /// Sessions that were fenced by a take-over.
     pub take_overs: u64,
     /// OPENs that were refused because the volume had another holder meanwhile.
     pub refused_returns: u64,
-    /// Initiators that did not prove who they are.
+    /// Initiators that failed to prove their identity.
     pub unproven: u64,
 }
 
@@ -214,9 +214,9 @@ pub struct Core {
     auth: Option<AuthConfig>,
     admissions: Admissions,
     capacity: Capacity,
-    // Admin connections whose commands are sealed.
+    // Admin connections with sealed commands.
     seals: Seals,
-    // What the hosts of the sessions have proven. Of every session, or of none.
+    // The proven identity of the host of each session. Of every session, or of none.
     proven: BTreeMap<SessionIndex, Proven>,
     sessions: SessionTable,
     holders: Holders,
@@ -227,23 +227,22 @@ pub struct Core {
     waiting_logins: BTreeMap<SessionIndex, WaitingLogin>,
     // In the order in which they came.
     waiting_opens: Vec<WaitingOpen>,
-    // Settles that were asked for, and those under way: one for a volume, however long its store
-    // takes.
+    // Settles so far, and those under way: one for each volume, however long its store takes.
     settles: u64,
     settling: BTreeMap<VolumeIndex, SettleTicket>,
     // The volume that is being added, removed or changed.
     alteration: Option<Alteration>,
-    // Volumes that only those who have them open may open.
+    // Volumes that only their present users may open.
     closing: BTreeSet<VolumeIndex>,
-    // Volumes that were given up, as long as the next run may not know.
+    // Volumes that were given up, while their fence may not be durable.
     given_up: BTreeSet<VolumeUuid>,
     events: Events,
     drain: Drain,
     decisions: Decisions,
     effects: VecDeque<Effect>,
-    // What the caller has not taken yet.
+    // Occurrences for the log of events that the caller has not taken yet.
     occurrences: VecDeque<Occurrence>,
-    // What peers made control log.
+    // Lines that peers made control log.
     lines: PeerLines,
     // The time of the last call that named one.
     latest: Instant,
@@ -265,8 +264,8 @@ fn refuse_saying(status: Status, text: String) -> Answer {
 }
 
 impl Core {
-    /// Hosts can connect from `now` on: so long as a lease after that, volumes are kept for those
-    /// who held them. Registering a large arena may have taken longer than a lease.
+    /// Hosts can connect from `now` on. For a lease after that, volumes are kept for their last
+    /// holders. Registering a large arena may have taken longer than a lease.
     pub fn ready(&mut self, now: Instant) {
         let (until, holders) = (now + self.sessions.lease(), &self.holders);
         let may_come_back = |volume: &&Arc<Volume>| {
@@ -307,7 +306,7 @@ impl Core {
         }
     }
 
-    /// What peers made control log, here and at the caller.
+    /// The lines that peers made control log, here and at the caller.
     pub(super) fn lines(&mut self) -> &mut PeerLines {
         &mut self.lines
     }
@@ -317,7 +316,7 @@ impl Core {
         self.exports.vouch(volume, verifier);
     }
 
-    /// What an earlier run left of a volume that is about to be served.
+    /// Takes over the records that an earlier run left of a volume, before it is served.
     pub fn adopt(
         &mut self,
         volume: VolumeUuid,
@@ -327,12 +326,12 @@ impl Core {
         self.holders.adopt(volume, holder, store);
     }
 
-    /// The next thing to do. After every other call, take all effects.
+    /// The next action for the caller. After every other call, take all effects.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// An admitted connection ended and nothing of it is in use any more, or it could not be made.
+    /// An admitted connection ended and is used no more, or it could not be made.
     pub fn gone(&mut self, id: AdmissionId, now: Instant) {
         self.latest = now;
         self.seals.end(id);
@@ -397,7 +396,7 @@ impl Core {
         now: Instant,
     ) -> Answer {
         if self.admissions.stranger_mut(id).is_none() {
-            // It ended meanwhile, and nobody hears the answer.
+            // The connection ended meanwhile: there is no peer to answer.
             return Answer::Later;
         }
         match command.opcode {
@@ -492,7 +491,7 @@ impl Core {
             || !self.changes.are_confirmed()
     }
 
-    /// Ends the waits whose time is over. Needed while [`Self::needs_ticks`].
+    /// Ends the waits that are over. Needed while [`Self::needs_ticks`].
     pub fn tick(&mut self, now: Instant) {
         self.latest = now;
         let told = self.expiries();
@@ -542,7 +541,7 @@ impl Core {
         &self.holders
     }
 
-    /// What is exported.
+    /// The exported volumes.
     #[must_use]
     pub(crate) fn volumes(&self) -> &[Arc<Volume>] {
         self.exports.volumes()
@@ -561,7 +560,7 @@ impl Core {
         self.kept_for.contains_key(&volume)
     }
 
-    /// What was decided so far.
+    /// The counters of decisions.
     #[must_use]
     pub(crate) fn decisions(&self) -> Decisions {
         self.decisions

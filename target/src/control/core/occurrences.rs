@@ -1,5 +1,5 @@
-//! What happened to hosts and volumes, in the words of the events. Core decides and goes on; its
-//! caller takes the occurrences when it takes the effects.
+//! Occurrences of hosts and volumes, for the log of events. Core decides and goes on; its caller
+//! takes the occurrences together with the effects.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::control::peers::session::Session;
 use crate::operate::events::{EventKind, Occurrence};
 use crate::volume::ids::SessionIndex;
 
-/// Occurrences that wait for the caller. Beyond them the oldest are forgotten: a caller that takes
+/// Occurrences that wait for the caller. Beyond them the oldest are dropped, so a caller that takes
 /// none, such as a test, costs no memory.
 const WAITING_MAX: usize = 256;
 
 impl Core {
-    /// The next thing that happened. After every call, take all.
+    /// The next occurrence. After every call, take all.
     pub fn next_occurrence(&mut self) -> Option<Occurrence> {
         self.occurrences.pop_front()
     }
@@ -40,8 +40,8 @@ impl Core {
         self.happened(what.of_host(session.host_name, &session.peer));
     }
 
-    /// The admin connection of an epoch is gone. Nobody lost anything if the session is ending, if
-    /// the host is back in a newer epoch, or if the target stops.
+    /// The admin connection of an epoch is gone. That is no loss if the session is ending, if the
+    /// host is back in a newer epoch, or if the target stops.
     pub(super) fn told_gone(&mut self, index: SessionIndex, epoch: Epoch) {
         let Some(session) = self.sessions.get(index) else { return };
         let is_lost = session.leave().is_none() && session.logged_in && session.epoch == epoch;
@@ -50,7 +50,7 @@ impl Core {
         }
         let lease = in_words(self.sessions.lease());
         let held = self.held_by(session);
-        // One that was refused what it wanted leaves without a word.
+        // A host that was refused its volume leaves without a LOGOUT.
         let what = match held.is_empty() {
             true => Occurrence::new(EventKind::Leave, "the host left; it held no volume"),
             false => {
@@ -61,20 +61,21 @@ impl Core {
         self.happened(what.of_host(session.host_name, &session.peer));
     }
 
-    /// A host has as much as it may have, and wanted more.
+    /// A host reached a limit and wanted more.
     pub(super) fn told_limit(&mut self, host: Name, peer: &str, why: &str) {
         let what = Occurrence::new(EventKind::Refuse, format!("the host wanted more: {why}"));
         self.happened(what.of_host(host, peer));
     }
 
-    /// A host says that it leaves.
+    /// A host logs out.
     pub(super) fn told_logout(&mut self, index: SessionIndex) {
         let Some(session) = self.sessions.get(index) else { return };
         let what = Occurrence::new(EventKind::Leave, "the host ended its session");
         self.happened(what.of_host(session.host_name, &session.peer));
     }
 
-    /// What to say of the sessions whose lease may end now. Taken before they are gone.
+    /// The occurrences for sessions that may lose their lease now. Taken before the sessions are
+    /// gone.
     pub(super) fn expiries(&self) -> Vec<(SessionIndex, Occurrence)> {
         let silent = self.sessions.iter().filter(|session| session.connections() == 0);
         let told = silent.filter_map(|session| {
@@ -94,7 +95,7 @@ impl Core {
     }
 }
 
-/// A time for people, in whole seconds where it has some.
+/// A time for people: in whole seconds, from one second on.
 fn in_words(time: Duration) -> String {
     match time.as_secs() {
         0 => format!("{} ms", time.as_millis()),

@@ -1,15 +1,15 @@
-//! OPEN, CLOSE, LOGOUT: who may use which volume, and the take-over of a volume.
+//! OPEN, CLOSE, LOGOUT: access to volumes, and the take-over of a volume.
 //!
-//! An OPEN for writing is decided when it comes, or when no [claim](super::claim) to the volume is
-//! being written any more. If the opener may have the volume, it claims it in a new generation. The
-//! OPEN is answered, and the opener may send commands, when
+//! An OPEN for writing is decided when it comes, or once no [claim](super::claim) to the volume is
+//! being written. If the opener may have the volume, it claims it in a new generation. The OPEN is
+//! answered, and the opener may send commands, when
 //!
-//! - the change of holder is durable, so that the next run fences the same hosts. From then on the
-//!   hosts that it fences are out;
+//! - the change of holder is durable, so that the next run fences the same hosts. At that moment
+//!   the fenced hosts lose the volume;
 //! - no session is *leaving* the volume: no connection is left by which a command came while
 //!   another session held the volume;
-//! - in a new generation: what the holders before wrote is durable. The opener reads it, and nobody
-//!   would tell the opener if a crash took it back.
+//! - in a new generation: all writes of earlier holders are durable. The opener may read them, and
+//!   would not hear of it if a crash took them back.
 //!
 //! | the opener names | it is | generation |
 //! | --- | --- | --- |
@@ -19,10 +19,10 @@
 //! | none, and a holder of the last run may come back | the same | the same |
 //! | none | let in | next; kept among hosts that share |
 //!
-//! A host may take at once the place of its own session that has no connections, and of its own
-//! absent holder: it is taken for the same machine, whose old process is gone. Machines cloned from
-//! one another have one host id, so each clone needs its own `/etc/rblk/host-id`. Otherwise it
-//! takes the volume from another clone that is only cut off.
+//! A host may at once replace its own session without connections, and its own absent holder: the
+//! target takes it for the same machine after its old process ended. Machines cloned from one
+//! another have one host id, so each clone needs its own `/etc/rblk/host-id`. Otherwise a clone
+//! takes the volume from another one that is only cut off.
 //!
 //! Openers that only read neither exclude nor wait, and need no generation.
 
@@ -60,16 +60,16 @@ pub(super) struct WaitingOpen {
     since: Instant,
 }
 
-/// Whether what the holders before wrote is durable.
+/// Whether the writes of earlier holders are durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Settling {
-    /// That is of no matter to the opener.
+    /// The opener does not need it.
     NotNeeded,
-    /// It has to become so when no session is leaving any more.
+    /// Required, once no session is leaving any more.
     Needed,
-    /// It is being made durable.
+    /// Under way.
     Begun(SettleTicket),
-    /// It is.
+    /// Done.
     Settled,
 }
 
@@ -78,11 +78,11 @@ pub(super) enum Settling {
 pub(super) enum Stage {
     /// The claim of another session is being written.
     Undecided(OpenRequest),
-    /// Its own claim is being written.
+    /// The claim of this OPEN is being written.
     Claims {
         /// The ticket of the claim.
         ticket: Ticket,
-        /// Sessions that exclude it are fenced.
+        /// Also fences the sessions that exclude the opener.
         take_over: bool,
     },
     /// The session has the volume. The answer waits for this ticket.
@@ -103,7 +103,7 @@ impl WaitingOpen {
     }
 }
 
-/// Who holds a volume, for a host that asks.
+/// Names the holder of a volume, for a host that asks.
 pub(super) fn held_by(session: &Session, asks: HostId) -> String {
     match session.host == asks {
         true => format!("held by another mount of this host ({})", session.peer),
@@ -135,7 +135,7 @@ impl Core {
         let Some(volume) = self.exports.named(request.name).cloned() else {
             return refuse(Status::NoSuchVolume);
         };
-        // A volume that was made read-only is given back to its holder, whose writes are refused.
+        // A volume that was made read-only is given back to its holder, but refuses its writes.
         let is_fresh = request.generation.is_fresh();
         if volume.read_only && request.mode != AccessMode::ReadOnly && is_fresh {
             return refuse(Status::ReadOnly);
@@ -177,7 +177,7 @@ impl Core {
             // way.
             self.give_up(session, volume, Status::NoSuchVolume);
         }
-        // It asked again before the answer: the newer OPEN counts.
+        // The host asked again before the reply: the newer OPEN counts.
         for open in older {
             self.reply(open.from, open.tag, Status::NotReady, 0, Vec::new());
         }
@@ -187,8 +187,8 @@ impl Core {
         self.sessions.get(session)?.mode_of(volume)
     }
 
-    /// Decides whether a session gets a volume that has no claim. If so, everything that the answer
-    /// waits for has begun.
+    /// Decides whether a session gets a volume that has no claim. If so, starts all that the reply
+    /// waits for.
     pub(super) fn decide(
         &mut self,
         session: SessionIndex,
@@ -297,7 +297,7 @@ impl Core {
         refuse_saying(Status::InUse, text)
     }
 
-    /// Refuses an opener that may not take the volume from its holder: says who has it.
+    /// Refuses an opener that may not take the volume from its holder, and names the holder.
     fn must_not_be_excluded(
         &self,
         session: SessionIndex,
@@ -349,7 +349,7 @@ impl Core {
         }
     }
 
-    /// Answers every OPEN that waits for nothing any more.
+    /// Answers every OPEN that has nothing left to wait for.
     pub(super) fn finish_opens(&mut self) {
         self.begin_settles();
         loop {
@@ -375,7 +375,7 @@ impl Core {
             && (leaving.next().is_none() || Mutation::FencingWait.is_on())
     }
 
-    /// Has made durable what the holders before wrote, for every OPEN that waits for nothing else.
+    /// Makes the writes of earlier holders durable for every OPEN that waits for nothing else.
     fn begin_settles(&mut self) {
         let due =
             |open: &WaitingOpen| open.settling == Settling::Needed && self.has_volume_alone(open);
@@ -384,7 +384,7 @@ impl Core {
         for at in due {
             let volume = self.waiting_opens[at].volume;
             if self.settling.contains_key(&volume) {
-                // One at a time. It does not cover what was written since it began.
+                // One at a time. The one under way does not cover writes since it began.
                 continue;
             }
             let has_store = self
@@ -404,8 +404,8 @@ impl Core {
         }
     }
 
-    /// What hosts had written to the volume of an [`Effect::Settle`] is durable, or not all of it
-    /// is, for that reason.
+    /// The store has answered an [`Effect::Settle`]: the earlier writes to the volume are durable,
+    /// or not all of them are, for this reason.
     pub fn settled(&mut self, ticket: SettleTicket, result: Result<(), String>) {
         self.settling.retain(|_, under_way| *under_way != ticket);
         let is_it = |open: &WaitingOpen| open.settling == Settling::Begun(ticket);
@@ -512,7 +512,7 @@ impl Core {
         }
     }
 
-    /// The admin connection of that epoch is gone: its OPENs cannot be answered, and their session
+    /// The admin connection of that epoch is gone: its OPENs cannot be answered, and the session
     /// was not let in.
     pub(super) fn drop_opens_of(&mut self, session: SessionIndex, epoch: Epoch) {
         for open in self.take_opens(|open| (open.session, open.epoch) == (session, epoch)) {
@@ -522,7 +522,7 @@ impl Core {
         }
     }
 
-    /// An OPEN that waited fails.
+    /// Refuses an OPEN that waited.
     fn fail_open(&mut self, open: &WaitingOpen, status: Status, text: String) {
         if open.is_granted() {
             self.give_up(open.session, open.volume, Status::NoSuchVolume);
@@ -537,7 +537,7 @@ impl Core {
         taken
     }
 
-    /// The session does not have the volume any more. Returns false if it did not have it before.
+    /// Takes a volume from a session. Returns false if the session did not have it.
     pub(super) fn give_up(
         &mut self,
         session: SessionIndex,
@@ -552,7 +552,7 @@ impl Core {
         true
     }
 
-    /// A writer left the volume in good order: no opener has to wait for it to come back.
+    /// A writer left the volume in good order: no opener has to wait for its return.
     fn left(&mut self, volume: VolumeIndex) {
         if self.sessions.writer(volume).is_some() {
             return;
@@ -564,7 +564,7 @@ impl Core {
         }
         let Some(record) = self.holders.leave(&uuid) else { return };
         if self.changes.has_claim(&uuid) {
-            // It is written if the claim fails.
+            // The record is written if the claim fails.
             self.changes.postpone(uuid);
         } else {
             self.persist_change(record);
@@ -599,8 +599,8 @@ impl Core {
         Answer::Now(Status::Ok, 0, Vec::new())
     }
 
-    /// The host of a session may not be here any more: the session holds nothing from now on, and
-    /// ends with its connections.
+    /// Ends a session after its host lost its place in the table. The session loses its volumes
+    /// now, and ends with its connections.
     pub(super) fn revoke(&mut self, session: SessionIndex) {
         let Some(state) = self.sessions.get(session) else { return };
         tracing::warn!(host = %state.host_name, peer = state.peer, "ending a session: its key is revoked");
@@ -618,15 +618,15 @@ impl Core {
         }
     }
 
-    /// A session ends with its connections, which the caller has ended.
+    /// Ends a session with its connections, which the caller has ended.
     pub(super) fn end_session(&mut self, session: SessionIndex, refusal: Status) {
         if self.take_everything(session, refusal) {
             self.forget(session);
         }
     }
 
-    /// A session has nothing from now on, and cannot be resumed. Returns whether it has no
-    /// connection either.
+    /// Takes all volumes from a session and forbids to resume it. Returns whether it has no
+    /// connection left either.
     fn take_everything(&mut self, session: SessionIndex, refusal: Status) -> bool {
         for open in self.take_opens(|open| open.session == session) {
             self.reply(open.from, open.tag, refusal, 0, Vec::new());
@@ -641,7 +641,7 @@ impl Core {
         ended
     }
 
-    /// Takes from a session what its host has no right to any more.
+    /// Closes the volumes that the host of a session has no right to any more.
     pub(super) fn close_forbidden(&mut self, session: SessionIndex) {
         let exports = &self.exports;
         let rights = self.rights(session);

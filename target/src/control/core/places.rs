@@ -1,18 +1,17 @@
-//! [`Places`]: connections that have proven nothing yet. They have places of their own, few in all.
-//! Pure.
+//! [`Places`]: the places of unproven connections, few in all. Pure.
 //!
-//! Whoever comes first is not the one who keeps a place: nothing but a proof does that. Each place
-//! has a key: where its connection comes from, or the session that it says it is of. When the
-//! places are full, a key that has more than the newcomer's gives one up, and of its connections
-//! the oldest. Connections of one key wait for each other.
+//! An early arrival does not keep its place for that: only a proof counts. Each place has a key:
+//! the address that its connection comes from, or the session that it names. When the places are
+//! full, a key that has more than the newcomer's gives one up, and of its connections the oldest.
+//! Connections of one key wait for each other.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::volume::ids::AdmissionId;
 
-/// How long a connection that proves itself may need for that where others wait for its place. A
-/// LOGIN takes milliseconds, and on a busy host or a long way some more.
+/// How long a connection may take for its proof while others wait for its place. A LOGIN takes
+/// milliseconds, and more on a busy host or a long way.
 pub(super) const GRACE: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
@@ -33,12 +32,12 @@ pub(super) struct Places<K> {
 /// Whether there is a place for another connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Room {
-    /// There is.
+    /// A place is free.
     Free,
-    /// This one has to go.
+    /// This connection has to go.
     InPlaceOf(AdmissionId),
-    /// None: the key has about as many as any other. Those before it prove themselves in a moment,
-    /// or end.
+    /// None: the key has about as many as any other. The connections before the newcomer soon prove
+    /// themselves or end.
     None,
 }
 
@@ -55,13 +54,13 @@ impl<K> Default for Places<K> {
 }
 
 impl<K: Ord + Clone> Places<K> {
-    /// A connection has a place.
+    /// Gives a connection a place.
     pub(super) fn add(&mut self, id: AdmissionId, key: K, memory_bytes: u64, now: Instant) {
         self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
         self.waiting.insert(id, Waiting { key, since: now, memory_bytes });
     }
 
-    /// A connection proved itself, or ended, or gave its place up. Returns whether it had one.
+    /// A connection proved itself, or ended, or gave its place up. Returns whether it had a place.
     pub(super) fn remove(&mut self, id: AdmissionId) -> bool {
         let Some(waiting) = self.waiting.remove(&id) else { return false };
         self.memory_bytes = self.memory_bytes.saturating_sub(waiting.memory_bytes);
@@ -73,23 +72,23 @@ impl<K: Ord + Clone> Places<K> {
         self.waiting.contains_key(&id)
     }
 
-    /// How many there are.
+    /// The number of places taken.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// How many have that key, and the bytes of their memory.
+    /// The number of places of that key, and the bytes of their memory.
     pub(super) fn of(&self, key: &K) -> (usize, u64) {
         let theirs = self.waiting.values().filter(|waiting| waiting.key == *key);
         theirs.fold((0, 0), |(count, bytes), one| (count + 1, bytes + one.memory_bytes))
     }
 
-    /// The bytes of the memory of all.
+    /// The bytes of memory of all.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 
-    /// The oldest one of a key.
+    /// The oldest connection of a key.
     pub(super) fn oldest_of(&self, key: &K) -> Option<AdmissionId> {
         self.waiting.iter().find(|(_, waiting)| waiting.key == *key).map(|(id, _)| *id)
     }
@@ -100,8 +99,9 @@ impl<K: Ord + Clone> Places<K> {
         counts
     }
 
-    // Of the key that has most among those that may go, where it says so of one and of how many its
-    // key has. Of several such keys, the oldest of all.
+    // The oldest connection of the key with most places, among connections that may go. `may_go`
+    // takes the connection and the number of places of its key. Of several such keys, the oldest
+    // connection of all.
     fn oldest_where(&self, may_go: impl Fn(&Waiting<K>, usize) -> bool) -> Option<AdmissionId> {
         let counts = self.counts();
         let of = |waiting: &Waiting<K>| counts.get(&waiting.key).copied().unwrap_or(0);
@@ -109,20 +109,20 @@ impl<K: Ord + Clone> Places<K> {
         may_go.min_by_key(|(id, waiting)| (usize::MAX - of(waiting), **id)).map(|(id, _)| *id)
     }
 
-    /// The one that goes for another connection of that key where all together are too many: one
-    /// that has had the time to prove itself, if its key has no fewer than the newcomer's. Else the
-    /// oldest one of the key that has most, if that would still have no fewer than the newcomer's.
-    /// `None`: all may prove themselves in a moment.
+    /// The connection that goes for another one of that key when all together are too many: one
+    /// that had its time for the proof, if its key has no fewer places than the newcomer's.
+    /// Otherwise the oldest one of the key with most places, if that key would still have no fewer
+    /// than the newcomer's. `None`: all may prove themselves in a moment.
     pub(super) fn in_place_of(&self, key: &K, now: Instant) -> Option<AdmissionId> {
         let own = self.of(key).0;
         let late = self.oldest_where(|waiting, count| waiting.is_late(now) && count >= own);
         late.or_else(|| self.oldest_where(|_, count| count > own + 1))
     }
 
-    /// Whether another connection of that key has one of so many places. First one goes that has
-    /// had the time to prove itself, if its key has more than the newcomer's. Else a key that has
-    /// none yet takes from the one that has most, and so does one that would still have less than
-    /// that.
+    /// Whether another connection of that key gets one of `most` places. First a connection goes
+    /// that had its time for the proof, if its key has more places than the newcomer's. Otherwise a
+    /// key without a place takes one from the key with most, and so does a key that would still
+    /// have fewer than that.
     pub(super) fn room_for(&self, key: &K, most: usize, now: Instant) -> Room {
         if self.len() < most {
             return Room::Free;
@@ -147,24 +147,24 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_most_gives_a_place_up() {
+    fn the_key_with_most_places_gives_one_up() {
         let now = Instant::now();
         let all = places(&["a", "b", "b", "c", "c", "c"], now);
         assert_eq!(all.room_for(&"z", 7, now), Room::Free);
         // The oldest of c, although others are older.
         assert_eq!(all.room_for(&"z", 6, now), Room::InPlaceOf(AdmissionId(4)));
         assert_eq!(all.room_for(&"a", 6, now), Room::InPlaceOf(AdmissionId(4)), "2 of a, 2 of c");
-        // It would only change sides for ever.
+        // A place would only change sides for ever.
         assert_eq!(all.room_for(&"b", 6, now), Room::None);
         assert_eq!(all.room_for(&"c", 6, now), Room::None);
-        // Of many that have one each, the oldest.
+        // Of many keys with one place each, the oldest.
         let all = places(&["d", "a", "b"], now);
         assert_eq!(all.room_for(&"z", 3, now), Room::InPlaceOf(AdmissionId(1)));
         assert_eq!(all.oldest_of(&"b"), Some(AdmissionId(3)));
     }
 
     #[test]
-    fn whoever_has_had_its_time_goes_first_for_a_key_with_less() {
+    fn a_late_connection_goes_first_for_a_key_with_fewer_places() {
         let now = Instant::now();
         let mut all = places(&["a", "b"], now);
         let later = now + GRACE + Duration::from_millis(1);
@@ -173,7 +173,7 @@ mod tests {
         }
         assert_eq!(all.room_for(&"z", 5, now), Room::InPlaceOf(AdmissionId(3)));
         assert_eq!(all.room_for(&"z", 5, later), Room::InPlaceOf(AdmissionId(1)));
-        // A crowd of one key ends nobody who is slow.
+        // A crowd of one key ends no slow connection of another.
         assert_eq!(all.room_for(&"c", 5, later), Room::None);
         assert_eq!(all.room_for(&"a", 5, later), Room::InPlaceOf(AdmissionId(3)));
         assert_eq!((all.of(&"c"), all.memory_bytes()), ((3, 30), 50));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn of_keys_with_as_many_only_the_late_go() {
+    fn between_equal_keys_only_late_connections_go() {
         let now = Instant::now();
         let later = now + GRACE + Duration::from_millis(1);
         let all = places(&["a", "b", "b", "c", "c", "c"], now);

@@ -1,7 +1,7 @@
-//! Who proves what: keys on admin connections, session secrets on I/O connections, and what a new
-//! table of hosts does to the sessions that are there.
+//! The proofs of identity: keys on admin connections, session secrets on I/O connections. And the
+//! effect of a new table of hosts on running sessions.
 //!
-//! With `auth = "none"` nobody proves anything, and a session is whoever names it.
+//! With `auth = "none"` there are no proofs, and a session belongs to any peer that names it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,25 +19,25 @@ use crate::control::peers::peer_lines::PeerLine;
 use crate::volume::ids::{AdmissionId, SessionIndex};
 use crate::volume::limits::Limiter;
 
-/// How hosts prove who they are, at a target that asks for it.
+/// How hosts prove their identity, at a target that requires it.
 #[derive(Debug)]
 pub struct AuthConfig {
     /// The target's keys: one, or two while it changes its key.
     pub keys: Vec<SecretKey>,
-    /// Who may log in.
+    /// The hosts that may log in.
     pub hosts: Hosts,
 }
 
-/// Both hellos of an admin connection, and what carries it: the handshake covers them.
+/// Both hellos of an admin connection, and its carrier: the handshake covers them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Introduction {
     /// The hellos, as they are sent.
     pub hellos: Hellos,
-    /// What carries the connection.
+    /// The carrier of the connection.
     pub carrier: Carrier,
 }
 
-/// What the host of a session has proven.
+/// The proven identity of the host of a session.
 #[derive(Debug)]
 pub(super) struct Proven {
     pub(super) key: PublicKey,
@@ -46,19 +46,19 @@ pub(super) struct Proven {
     pub(super) secret: SessionSecret,
 }
 
-/// What a session may do.
+/// The rights of a session.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rights<'a> {
-    /// Everything: nobody has to prove anything here.
+    /// Everything: no proof is required here.
     All,
-    /// What its host may.
+    /// The rights of its host.
     Of(&'a Host),
     /// Nothing.
     None,
 }
 
 impl Rights<'_> {
-    /// Whether it may know of a volume.
+    /// Whether the session may know of a volume.
     pub(super) fn may_see(self, volume: Name) -> bool {
         match self {
             Self::All => true,
@@ -67,7 +67,7 @@ impl Rights<'_> {
         }
     }
 
-    /// Whether it may have a volume open in that mode.
+    /// Whether the session may have a volume open in that mode.
     pub(super) fn may_open(self, volume: Name, mode: AccessMode) -> bool {
         match self {
             Self::All => true,
@@ -90,7 +90,7 @@ impl Rights<'_> {
 }
 
 impl Core {
-    /// What a session may do.
+    /// The rights of a session.
     pub(super) fn rights(&self, session: SessionIndex) -> Rights<'_> {
         match (&self.auth, self.proven.get(&session)) {
             (None, _) => Rights::All,
@@ -122,7 +122,7 @@ impl Core {
         self.effects.push_back(Effect::LimitHost { session, limits });
     }
 
-    /// The handshake of a new admin connection, where there has to be one.
+    /// The handshake of a new admin connection, if proofs are required.
     ///
     /// # Errors
     /// The initiator has no keys.
@@ -137,8 +137,8 @@ impl Core {
         Ok(Some(TargetHandshake::new(keys, hellos, *carrier)))
     }
 
-    /// The secret with which an I/O connection proves that it is of a session; `None` where nobody
-    /// has to prove anything.
+    /// The secret with which an I/O connection proves that it is of a session; `None` if no proof
+    /// is required.
     ///
     /// # Errors
     /// The session has proven nothing.
@@ -166,7 +166,7 @@ impl Core {
             return refuse(Status::NotReady);
         };
         let Some(handshake) = &mut stranger.handshake else {
-            // Nobody has to prove anything here, or this one did not.
+            // No proof is required here, or this connection failed its own.
             return refuse(Status::NotAllowed);
         };
         match handshake.read_first(body) {
@@ -178,7 +178,7 @@ impl Core {
         }
     }
 
-    /// The LOGIN of a stranger: what it says, and what its host has proven.
+    /// The LOGIN of a stranger: the request, and the proven identity of its host.
     ///
     /// # Errors
     /// The answer, if it is refused.
@@ -193,7 +193,7 @@ impl Core {
             return Ok((self.parsed_login(body)?, None));
         }
         let handshake = self.admissions.stranger_mut(id).and_then(|s| s.handshake.as_mut());
-        // One that has not proven who it is has no second try.
+        // A failed proof gets no second try.
         let Some(handshake) = handshake else { return Err(refuse(Status::NotAllowed)) };
         let logged_in = match handshake.read_last(body, command.sequence) {
             Ok(logged_in) => logged_in,
@@ -214,7 +214,7 @@ impl Core {
             tracing::error!(%error, "LOGIN refused");
             refuse(Status::Internal)
         })?;
-        // What it says of its host is for people, and they have written a name themselves.
+        // The host's own name for itself is informal; the administrator wrote one into the table.
         let request = LoginRequest { host: host.id(), host_name: host.name(), ..request };
         Ok((request, Some(Proven { key, host, secret })))
     }
@@ -228,7 +228,7 @@ impl Core {
         })
     }
 
-    /// A peer has not proven who it is: its connection ends when it has been told.
+    /// A peer failed its proof: its connection ends once the reply is sent.
     pub(super) fn distrust(&mut self, from: ConnectionRef, id: AdmissionId, why: &str) {
         self.decisions.unproven += 1;
         let stranger = self.admissions.stranger_mut(id);
@@ -245,8 +245,8 @@ impl Core {
         self.effects.push_back(Effect::Expel { connection: from });
     }
 
-    /// An I/O connection has proven that it is of its session: the queue number is its own, and
-    /// what it takes is booked on its host. Returns its session if that is so.
+    /// An I/O connection has proven that it is of its session: it now owns its queue number, and
+    /// its memory is booked on its host. Returns its session if that worked.
     pub fn proved(
         &mut self,
         from: ConnectionRef,
@@ -254,12 +254,12 @@ impl Core {
         now: Instant,
     ) -> Option<SessionIndex> {
         self.latest = now;
-        // One that gave its place up meanwhile is ending.
+        // A connection that gave its place up meanwhile is ending.
         let member = self.admissions.unproven(id)?;
         let Member { session, epoch, queue: Some(queue), memory_bytes, .. } = member else {
             return None;
         };
-        // Like all that are unproven, one that cannot have the number, or takes too much, keeps
+        // Like any unproven connection, one that cannot have its number or exceeds its budget keeps
         // nothing.
         let fits = self.check_budget(session, memory_bytes);
         if let (Err(Refused { text, .. }), Some(state)) = (&fits, self.sessions.get(session)) {
@@ -279,9 +279,9 @@ impl Core {
         is_booked.then_some(session)
     }
 
-    /// Replaces the table of the hosts. Sessions whose key or host is not in it end at once, and so
-    /// does the use of volumes to which a host has no right any more. Returns the hosts whose
-    /// sessions ended. Does nothing where nobody has to prove anything.
+    /// Replaces the table of the hosts. Sessions without their key or host in it end at once, and
+    /// so does the use of volumes to which a host has no right any more. Returns the hosts that
+    /// lost sessions. Does nothing if no proof is required.
     pub fn set_hosts(&mut self, mut hosts: Hosts, now: Instant) -> Vec<Name> {
         self.latest = now;
         let Some(auth) = &mut self.auth else { return Vec::new() };

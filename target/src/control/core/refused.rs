@@ -1,11 +1,11 @@
-//! [`Refused`]: why a connection is not made.
+//! [`Refused`]: the reason why a connection is refused.
 
 use rblk_protocol::RejectReason;
 
 /// Why a connection is refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {
-    /// Why.
+    /// The reason on the wire.
     pub reason: RejectReason,
     /// The reason in words.
     pub text: String,

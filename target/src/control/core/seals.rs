@@ -1,5 +1,5 @@
-//! [`Seals`]: the admin connections whose ends have proven their keys. Their commands are opened
-//! here, and their answers sealed.
+//! [`Seals`]: the admin connections with proven keys at both ends. Opens their commands and seals
+//! the replies.
 //!
 //! A command that came in the clear is answered in the clear: KEEP_ALIVE and ASYNC_EVENT are hints.
 
@@ -21,16 +21,16 @@ struct Sealed {
     is_broken: bool,
 }
 
-/// A command as control takes it.
+/// A command for control.
 #[derive(Debug)]
 pub(super) enum Opened {
-    /// In the clear, as it came.
+    /// The command came in the clear.
     Plain,
-    /// Its body.
+    /// The opened body.
     Sealed(Zeroizing<Vec<u8>>),
-    /// It is not what the host sealed: the connection must end.
+    /// The host did not seal it like this: the connection must end.
     Broken(AuthError),
-    /// Its connection was broken before, and ends.
+    /// The connection was broken before, and ends.
     Ignored,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Seals {
 }
 
 impl Seals {
-    /// A connection is sealed from now on. The LOGIN with that tag has the ticket.
+    /// Seals a connection. The LOGIN with that tag has the ticket.
     pub(super) fn begin(
         &mut self,
         id: AdmissionId,
@@ -108,7 +108,7 @@ impl Seals {
         }
     }
 
-    /// By how much the seal makes an answer there longer, in bytes.
+    /// The bytes by which the seal makes a reply there longer.
     pub(super) fn overhead(&self, to: ConnectionRef) -> usize {
         if self.by_connection.contains_key(&to) { REPLY_SEAL_BYTES } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Whether another program can take over: what it says of itself, and what must be so. Pure.
+//! Whether another program can take over: its own report, and the conditions. Pure.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use crate::memory::demand::Demand;
 /// The flag of `serve` that makes a program print its [`Checked`], and end.
 pub const CHECK_FLAG: &str = "--check-take-over";
 
-/// What a program says that was asked whether it can take over, with the arguments of the running
-/// one: its configuration is valid, and its keys can be read.
+/// The report of a program that was asked whether it can take over, with the arguments of the
+/// running one: its configuration is valid, and its keys can be read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Checked {
     /// Its version.
@@ -22,11 +22,11 @@ pub struct Checked {
     pub hand_over_forms: [u32; 2],
     /// The name of its target.
     pub name: String,
-    /// Where it remembers what must outlive it.
+    /// Its directory of records.
     pub state_dir: PathBuf,
-    /// Where commands reach it.
+    /// The path of its control socket.
     pub control_socket: PathBuf,
-    /// Where it would listen.
+    /// The addresses that it would listen on.
     pub listen: Vec<String>,
     /// The deepest I/O queue that it would grant.
     pub queue_depth_max: u16,
@@ -35,16 +35,16 @@ pub struct Checked {
     /// The RDMA devices that connections may come by; `None`: all.
     #[serde(default)]
     pub(crate) devices: Option<Vec<String>>,
-    /// Where it would serve metrics and the live page.
+    /// The address that it would serve metrics and the live page on.
     #[serde(default)]
     pub(crate) http: Option<SocketAddr>,
-    /// What it would serve.
+    /// The volumes that it would serve.
     pub volumes: Vec<CheckedVolume>,
-    /// The configuration that all this follows from, in TOML, for the program itself. Not every
-    /// version says it.
+    /// The configuration behind this report, in TOML, for the program itself. Not every version
+    /// reports it.
     #[serde(default)]
     pub(crate) config: Option<String>,
-    /// The memory that it would take. Not every version says it.
+    /// The memory that it would take. Not every version reports it.
     #[serde(default)]
     pub(crate) demand: Option<Demand>,
 }
@@ -92,7 +92,7 @@ impl From<&VolumeConfig> for CheckedVolume {
 }
 
 impl Checked {
-    /// What this program says, with that configuration, name, addresses and memory.
+    /// The report of this program, with that configuration, name, addresses and memory.
     #[must_use]
     pub(crate) fn of_this_program(
         config: &TargetConfig,
@@ -118,11 +118,11 @@ impl Checked {
 }
 
 /// Whether a program can take the place of the running one, so that mounts notice nothing but a
-/// pause. It must serve what is served, and no more: a volume that cannot be opened, or an address
-/// that is taken, would keep it from starting, and this program from serving again.
+/// pause. It must serve the same volumes, and no more: a volume that cannot be opened, or an
+/// address that is taken, would keep it from starting, and this program from serving again.
 ///
 /// # Errors
-/// What is different, and what to do.
+/// The difference, and the remedy.
 pub fn judge(served: &Checked, checked: &Checked) -> Result<(), String> {
     let [oldest, newest] = checked.hand_over_forms;
     if !(oldest..=newest).contains(&FORMS[1]) {
@@ -180,7 +180,7 @@ fn judge_paths(served: &Checked, checked: &Checked) -> Result<(), String> {
     })
 }
 
-/// A mount was made with what was granted, and cannot go on with less.
+/// A mount was made with the running grants, and cannot go on with less.
 fn judge_grants(served: &Checked, checked: &Checked) -> Result<(), String> {
     let grants = [
         ("queue_depth_max", u64::from(served.queue_depth_max), u64::from(checked.queue_depth_max)),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_mounts_would_not_take_for_theirs_is_refused() {
+    fn a_program_that_mounts_would_not_accept_is_refused() {
         type Fault = fn(&mut Checked);
         let faults: [(Fault, &str); 17] = [
             (|c| c.hand_over_forms = [3, 4], "drain, install, start"),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_says_of_itself_is_understood() {
+    fn the_report_of_a_later_version_is_understood() {
         let (_, checked) = pair();
         let mut json = serde_json::to_value(&checked).unwrap();
         json["more"] = 1.into();

@@ -1,5 +1,5 @@
-//! Handing a target over to another program in the same process: what the one tells the other, and
-//! how the one becomes the other.
+//! Handing a target over to another program in the same process: the message from one to the other,
+//! and the exec.
 //!
 //! ```text
 //! old program                                             new program
@@ -9,19 +9,19 @@
 //! papers: configurations and stores, in memory (papers.rs)
 //! sockets and stores left open over exec (sockets.rs)
 //! exec (program.rs) ------------------------------------> takes note, papers, sockets and stores,
-//!                                                         starts with what was judged
+//!                                                         starts with the judged configuration
 //!                                                         cannot start: exec of the old program,
-//!                                                         whose file the note names: it starts
-//!                                                         with what ran
+//!                                                         by the note's descriptor: it starts
+//!                                                         with the configuration that ran
 //! ```
 //!
 //! Rules:
 //! - The note is for one process. A process that finds the note of another one, such as its child,
 //!   ignores it.
-//! - Nothing of the note is believed without a look. A socket that does not listen is made anew. A
-//!   store that is not the one that was noted keeps the program from starting.
-//! - What is open is handed over, and never looked up a second time: whatever lies at the paths or
-//!   in the files of the configuration by then, the next program and the one before can serve.
+//! - The note is checked against the system. A socket that does not listen is made anew. A store
+//!   that differs from the note keeps the program from starting.
+//! - Open files are handed over, and never looked up a second time: so both programs can serve,
+//!   even if the paths or the files of the configuration have changed by then.
 //! - A program reads the forms of [`FORMS`]. Fields are added, with a default; a field that changes
 //!   its meaning is a new form.
 //!
@@ -63,14 +63,14 @@ const NOTE_MAX: usize = 96 << 10;
 pub struct Moment(pub u64);
 
 impl Moment {
-    /// The present one; 0 where the system has no such clock.
+    /// The present time; 0 if the system has no such clock.
     #[must_use]
     pub fn now() -> Self {
         let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
         Self(u64::try_from(time.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// The time from that one to this one.
+    /// The time from `earlier` to this moment.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -89,38 +89,38 @@ pub struct Listening {
 /// A session that had volumes open.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Mounted {
-    /// Its host.
+    /// The session's host.
     pub host: String,
-    /// The volumes that it had open, in alphabetical order.
+    /// Its open volumes, in alphabetical order.
     pub volumes: Vec<String>,
-    /// It had I/O connections.
+    /// Whether it had I/O connections.
     pub queues: bool,
 }
 
-/// What a program of a target tells the next one.
+/// The message of a program of a target to the next one.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct HandOver {
     /// The form of this note.
     pub form: u32,
-    /// The process that it is for.
+    /// The process that the note is for.
     pub pid: u32,
     /// The version of the program that wrote it.
     pub version: String,
-    /// When the mounts were told: the begin of the pause.
+    /// When the mounts got the event: the begin of the pause.
     pub told: Moment,
     /// The sockets that stay open.
     #[serde(default)]
     pub sockets: Vec<Listening>,
-    /// The sessions that had volumes open when they were told. Only the first of very many.
+    /// The sessions that had volumes open at that time. Only the first of very many.
     #[serde(default)]
     pub mounts: Vec<Mounted>,
     /// Sessions that had not left in time.
     #[serde(default)]
     pub stayed: usize,
-    /// Commands that were not answered: their mounts send them again.
+    /// Commands without a reply: their mounts send them again.
     #[serde(default)]
     pub unanswered: u64,
-    /// Everything acknowledged was made durable.
+    /// All acknowledged data was made durable.
     #[serde(default)]
     pub clean: bool,
     /// The descriptor of the file with the configurations and the stores.
@@ -135,7 +135,7 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// The note as text. Of very many mounts, as many as there is room for.
+    /// The note as text. Of very many mounts, as many as fit.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut note = self.clone();
@@ -151,7 +151,7 @@ impl HandOver {
     /// The note in that text, if it is for this process.
     ///
     /// # Errors
-    /// It is of another form, or says what cannot be.
+    /// The note is of another form, or its content is impossible.
     pub fn from_text(text: &str, pid: u32) -> Result<Option<Self>, String> {
         #[derive(Deserialize)]
         struct Head {
@@ -179,7 +179,7 @@ impl HandOver {
         Ok(Some(note))
     }
 
-    /// The descriptors that it names.
+    /// The descriptors that the note names.
     fn descriptors(&self) -> Vec<i32> {
         let sockets = self.sockets.iter().map(|socket| socket.descriptor);
         sockets.chain(self.papers).chain(self.back).collect()
@@ -212,14 +212,15 @@ mod tests {
         let text = note().to_text();
         assert_eq!(HandOver::from_text(&text, 77), Ok(Some(note())));
         assert_eq!(HandOver::from_text(&text, 78), Ok(None));
-        // What a later version adds is ignored, and what it leaves out has a default.
+        // Fields that a later version adds are ignored, and fields that it leaves out have a
+        // default.
         let later = r#"{"form":2,"pid":77,"version":"9","told":1,"more":[1]}"#;
         let read = HandOver::from_text(later, 77).unwrap().unwrap();
         assert_eq!((read.told, read.sockets.len(), read.back), (Moment(1), 0, None));
     }
 
     #[test]
-    fn a_note_that_cannot_be_is_refused() {
+    fn an_impossible_note_is_refused() {
         for (text, why) in [
             ("", "EOF"),
             (r#"{"form":3,"pid":77,"version":"9","told":1}"#, "form 3"),
@@ -235,7 +236,7 @@ mod tests {
             let error = HandOver::from_text(text, 77).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
         }
-        // Of another process nothing is looked at.
+        // A note of another process is not examined.
         assert_eq!(HandOver::from_text(r#"{"form":9,"pid":1}"#, 77), Ok(None));
     }
 

@@ -1,9 +1,9 @@
-//! [`Papers`]: what is too long for the note: the configurations that the next program may start
-//! with, the stores that are left open, and the records of the volumes. They are in a sealed file
-//! in memory, whose descriptor the note names.
+//! [`Papers`]: the data that is too long for the note: the configurations that the next program may
+//! start with, the stores that are left open, and the records of the volumes. The papers are in a
+//! sealed file in memory, and the note names its descriptor.
 //!
-//! The next program starts with the configuration that was judged, not with what the files say by
-//! then. A program that is gone back to starts with the one that ran.
+//! The next program starts with the judged configuration, even if the files have changed by then.
+//! If the program before has to serve again, it starts with the configuration that ran.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,18 +18,18 @@ use serde::{Deserialize, Serialize};
 
 /// Longest papers: two configurations with all the volumes that a target can have.
 const PAPERS_MAX: u64 = 128 << 20;
-/// Nobody changes what is in the file, or how long it is.
+/// The content of the file and its length cannot change.
 const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
     .union(SealFlag::F_SEAL_SHRINK)
     .union(SealFlag::F_SEAL_GROW)
     .union(SealFlag::F_SEAL_WRITE);
 
-/// A store that is left open, and what can be seen of it.
+/// A store that is left open, and its visible identity.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct StoreLeft {
     /// Its volume.
     pub(super) volume: String,
-    /// Where it was opened.
+    /// The path by which it was opened.
     pub(super) path: PathBuf,
     /// The number of its descriptor.
     pub(super) descriptor: i32,
@@ -48,11 +48,11 @@ pub(super) struct Papers {
     pub(super) name: String,
     /// The configuration that ran, in TOML.
     pub(super) ran: String,
-    /// The configuration that the next program said it would start with, in TOML.
+    /// The configuration, in TOML, that the next program would start with by its own report.
     #[serde(default)]
     pub(super) judged: Option<String>,
-    /// The hosts that may connect, if that changed after the program was asked: those that were
-    /// judged are not used then.
+    /// The hosts that may connect, if that changed after the program was asked: then they replace
+    /// the judged ones.
     #[serde(default)]
     pub(super) hosts: Option<Vec<HostConfig>>,
     /// The stores.
@@ -64,10 +64,10 @@ pub(super) struct Papers {
 }
 
 impl Papers {
-    /// Writes them into a sealed file in memory, which does not outlive an exec yet.
+    /// Writes the papers into a sealed file in memory, which does not outlive an exec yet.
     ///
     /// # Errors
-    /// The system's, or they are too long.
+    /// The system's, or the papers are too long.
     pub(super) fn seal(&self) -> io::Result<OwnedFd> {
         let text = serde_json::to_vec(self)?;
         if u64::try_from(text.len()).map_or(true, |len| len > PAPERS_MAX) {
@@ -80,10 +80,10 @@ impl Papers {
         Ok(file.into())
     }
 
-    /// Reads them. `taken` are the descriptors that the note names.
+    /// Reads the papers. `taken` are the descriptors that the note names.
     ///
     /// # Errors
-    /// It is no such file, or says what cannot be.
+    /// The file is not sealed, or its content is impossible.
     pub(super) fn read(file: &File, taken: &[i32]) -> Result<Self, String> {
         let unreadable = |error: io::Error| format!("the papers: {error}");
         let seals = fcntl(file, FcntlArg::F_GET_SEALS).map_err(|error| unreadable(error.into()))?;
@@ -102,7 +102,7 @@ impl Papers {
         Ok(papers)
     }
 
-    /// A descriptor has one owner.
+    /// Checks that each descriptor has one owner.
     fn check(&self, taken: &[i32]) -> Result<(), String> {
         let mut numbers: Vec<i32> = self.stores.iter().map(|store| store.descriptor).collect();
         numbers.extend(taken);
@@ -113,13 +113,13 @@ impl Papers {
     }
 }
 
-/// Whether descriptors can be what they are said to be: each once, and no standard stream.
+/// Whether descriptors are possible: each once, and no standard stream.
 pub(super) fn are_possible(numbers: &mut [i32]) -> bool {
     numbers.sort_unstable();
     numbers.first().is_none_or(|first| *first > 2) && numbers.windows(2).all(|two| two[0] != two[1])
 }
 
-/// Reads a file from its start, wherever its offset is: the program that is gone back to reads it
+/// Reads a file from its start, wherever its offset is: the program before may have to read it
 /// again.
 struct FromStart<'f> {
     file: &'f File,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_sealed_is_not_believed() {
+    fn unsealed_papers_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("papers");
         std::fs::write(&path, serde_json::to_vec(&papers()).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! [`ask_program`]: another program is asked whether it can take over.
+//! [`ask_program`]: asks another program whether it can take over.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,19 +19,18 @@ use nix::unistd::Pid;
 use super::program::{variables, words};
 use super::{CHECK_FLAG, Checked};
 
-/// How long a program may take to say whether it can take over.
+/// How long a program may take to answer whether it can take over.
 const CHECK_TIME: Duration = Duration::from_secs(10);
 /// Time between two looks at it.
 const CHECK_STEP: Duration = Duration::from_millis(5);
-/// Most that is read of what it says: its configuration, with all the volumes that a target can
-/// have.
+/// Most bytes read of its answer: its configuration, with all the volumes that a target can have.
 const SAID_MAX: u64 = 64 << 20;
 
 /// Asks a program whether it can take over a target with the arguments of this one. Blocks, for 10
 /// s at most.
 ///
 /// # Errors
-/// It cannot, and why.
+/// The program cannot take over, and why.
 pub fn ask_program(program: &Path) -> Result<Checked, String> {
     let shown = program.display();
     if !program.is_absolute() {
@@ -47,7 +46,7 @@ pub fn ask_program(program: &Path) -> Result<Checked, String> {
     let (said, complaint) = (text(said), text(complaint));
     let ended = child.wait().map_err(|error| format!("{shown}: {error}"))?;
     let ended = ended.ok_or_else(silent)?;
-    // Whom the child left behind may hold the pipes.
+    // Processes that the child left behind may hold the pipes.
     let left = || (CHECK_TIME + CHECK_STEP).saturating_sub(begun.elapsed());
     let said = said.recv_timeout(left()).map_err(|_| silent())?;
     if ended != Ended::Exit(0) {
@@ -59,7 +58,7 @@ pub fn ask_program(program: &Path) -> Result<Checked, String> {
     })
 }
 
-/// A process that this one began. It does not outlive this value.
+/// A process that this one began. Dropping the value ends the process.
 #[derive(Debug)]
 struct Child {
     pid: Pid,
@@ -82,10 +81,10 @@ impl fmt::Display for Ended {
     }
 }
 
-/// Runs the program beside this one, and lets go of its ends of the pipes.
+/// Runs the program beside this one, and closes its ends of the pipes here.
 ///
-/// posix_spawn does not copy this process, so nothing that a device uses is touched. The threads of
-/// this process hold signals, which a process inherits: that one begins without.
+/// posix_spawn does not copy this process, so the memory of devices is untouched. The threads of
+/// this process block signals, which a child inherits: this child begins with none blocked.
 fn spawn(program: &Path, said: PipeWriter, complaint: PipeWriter) -> io::Result<Child> {
     let own = std::env::args_os().skip(1);
     let arguments = std::iter::once(program.as_os_str().to_owned())
@@ -100,7 +99,7 @@ fn spawn(program: &Path, said: PipeWriter, complaint: PipeWriter) -> io::Result<
         PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
     )?;
     attributes.set_sigmask(&SigSet::empty())?;
-    // This process ignores it, as every program in Rust.
+    // This process ignores SIGPIPE, as every program in Rust.
     attributes.set_sigdefault(&SigSet::from(Signal::SIGPIPE))?;
     let (arguments, variables) = (words(arguments)?, variables(None)?);
     let pid = posix_spawn(program, &streams, &attributes, &arguments, &variables)?;
@@ -108,7 +107,7 @@ fn spawn(program: &Path, said: PipeWriter, complaint: PipeWriter) -> io::Result<
 }
 
 impl Child {
-    /// How it ended. `None`: not in time.
+    /// The end of the process. `None`: not in time.
     fn wait(mut self) -> io::Result<Option<Ended>> {
         let begun = Instant::now();
         loop {
@@ -129,7 +128,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // The number of one that was waited for may be another process's by now.
+        // The number of a process that was waited for may belong to another one by now.
         if !self.has_ended {
             let _ = kill(self.pid, Signal::SIGKILL);
             while waitpid(self.pid, None) == Err(Errno::EINTR) {}
@@ -143,7 +142,7 @@ fn text(said: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = said.take(SAID_MAX).read_to_end(&mut bytes);
-        // Nobody waits for it any more if it took too long.
+        // An error means that the receiver gave up.
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
     });
     text

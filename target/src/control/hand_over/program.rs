@@ -21,15 +21,15 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 /// The name that a daemon has in lists of processes.
 const NAME: &str = "rblk-targetd";
 
-/// What a run leaves to the next program beside its sockets.
+/// The things that a run leaves to the next program beside its sockets.
 #[derive(Debug)]
 pub(crate) struct Leaves {
     /// The name of the target.
     pub name: String,
     /// The configuration that it ran with, in TOML.
     pub ran: String,
-    /// The configuration that the next program was judged by, in TOML; `None`: it did not say it,
-    /// and reads the files.
+    /// The configuration that the next program was judged by, in TOML; `None`: it did not report
+    /// one, and reads the files.
     pub judged: Option<String>,
     /// The hosts that may connect, if that changed since.
     pub hosts: Option<Vec<HostConfig>>,
@@ -72,25 +72,25 @@ fn left(volume: &str, backing: &Backing) -> io::Result<StoreLeft> {
 /// Whether this process could hand over now, as far as that depends on the system.
 ///
 /// # Errors
-/// Why not.
+/// Why it cannot.
 pub(crate) fn can_hand_over() -> io::Result<()> {
     File::open(THIS_PROGRAM)?;
     Papers::default().seal().map(drop)
 }
 
-/// A program that takes the place of this one, with what it needs. Nothing serves any more.
+/// A program that takes the place of this one, with its inheritance. Nothing is served any more.
 #[derive(Debug)]
 pub struct Successor {
     program: PathBuf,
     note: HandOver,
     leaves: Leaves,
-    // They stay open.
+    // These stay open.
     sockets: Vec<OwnedFd>,
 }
 
 impl Successor {
-    /// This program, what it is told, what is left to it, and the sockets that stay open, by
-    /// address.
+    /// The program, the message and the things that are left to it, and the sockets that stay open,
+    /// by address.
     #[must_use]
     pub(crate) fn new(
         program: PathBuf,
@@ -107,8 +107,8 @@ impl Successor {
         Self { program, note, leaves, sockets }
     }
 
-    /// Becomes the program. Where that fails, this program begins anew, and serves as before.
-    /// Returns only if that fails, too.
+    /// Becomes the program. If that fails, this program begins anew, and serves as before. Returns
+    /// only if that fails, too.
     #[must_use]
     pub fn take_over(mut self) -> io::Error {
         let this = match self.keep_open() {
@@ -129,7 +129,7 @@ impl Successor {
         become_program(Path::new(THIS_PROGRAM), &note)
     }
 
-    /// From now on the sockets outlive an exec, and so does the file of this program.
+    /// Makes the sockets and the file of this program outlive an exec.
     fn keep_open(&self) -> io::Result<File> {
         let this = File::open(THIS_PROGRAM)?;
         for socket in &self.sockets {
@@ -172,12 +172,12 @@ fn become_program(program: &Path, note: &HandOver) -> io::Error {
     }
 }
 
-/// As the system takes them.
+/// Words in the form of the system.
 pub(super) fn words(words: impl Iterator<Item = OsString>) -> Result<Vec<CString>, NulError> {
     words.map(|word| CString::new(word.into_vec())).collect()
 }
 
-/// The environment of this process, without the note that it may have got, and with that one.
+/// The environment of this process, with this note in place of an earlier one.
 pub(super) fn variables(note: Option<(OsString, OsString)>) -> Result<Vec<CString>, NulError> {
     let others = std::env::vars_os().filter(|(name, _)| name != VARIABLE);
     words(others.chain(note).map(|(mut name, value)| {

@@ -1,8 +1,8 @@
-//! [`Inherited`]: what the program before this one left open, and its note.
+//! [`Inherited`]: the descriptors that the program before this one left open, and its note.
 //!
 //! The descriptors stay open and inheritable until this program is ready ([`Inherited`] is
-//! dropped): until then it may have to go back to the program before. What it uses meanwhile are
-//! copies, which do not outlive an exec.
+//! dropped): until then it may have to go back to the program before. Meanwhile it uses copies,
+//! which do not outlive an exec.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use super::papers::{Papers, StoreLeft};
 use super::{HandOver, VARIABLE};
 use crate::store::backing::LeftOpen;
 
-/// Set when the note was taken: its descriptors have an owner from then on.
+/// Set when the note was taken: since then its descriptors have an owner.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The name of a control socket among the sockets that are left open.
@@ -29,27 +29,27 @@ pub(crate) fn name_of_control(path: &Path) -> String {
     format!("unix:{}", path.display())
 }
 
-/// The name of the socket of metrics and live page among them.
+/// The name of the socket of metrics and live page among these sockets.
 pub(crate) fn name_of_http(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-/// What the program before this one left.
+/// The inheritance from the program before this one.
 #[derive(Debug)]
 pub struct Inherited {
     note: HandOver,
     sockets: Vec<(String, OwnedFd)>,
     // A note of form 1 has none.
     papers: Option<(Papers, File)>,
-    // Why the papers say nothing: this program cannot start, and goes back.
+    // Why the papers cannot be used: this program cannot start, and goes back.
     fault: Option<String>,
     stores: Vec<(StoreLeft, Option<File>)>,
     back: Option<OwnedFd>,
 }
 
 impl Inherited {
-    /// What the program left that became this one; `None` if this process began with this program.
-    /// Only the first call gets it. Call it before anything opens a descriptor.
+    /// The inheritance from the program that became this one; `None` if this process began with
+    /// this program. Only the first call gets it. Call it before the process opens any descriptor.
     ///
     /// # Errors
     /// The note cannot be understood: this program starts as if there were none.
@@ -61,8 +61,8 @@ impl Inherited {
         Ok(note.map(Self::of))
     }
 
-    /// Whether a program left descriptors open to this process, which [`take`](Self::take) would
-    /// give. Takes nothing.
+    /// Whether a program left an inheritance to this process, for [`take`](Self::take). Takes
+    /// nothing.
     #[must_use]
     pub fn is_there() -> bool {
         let text = std::env::var(VARIABLE).unwrap_or_default();
@@ -81,7 +81,7 @@ impl Inherited {
                 match Papers::read(&file, &note.descriptors()) {
                     Ok(papers) => (Some((papers, file)), None),
                     Err(error) => {
-                        // The program that this one goes back to reads them itself.
+                        // The program that this one goes back to reads the papers itself.
                         let _ = file.into_raw_fd();
                         (None, Some(error))
                     }
@@ -103,14 +103,14 @@ impl Inherited {
         Self { note, sockets, papers, fault, stores, back }
     }
 
-    /// What the program before this one tells.
+    /// The note of the program before this one.
     #[must_use]
     pub fn note(&self) -> &HandOver {
         &self.note
     }
 
-    /// The configuration to start with: the one that was judged, or, in a program that was gone
-    /// back to, the one that ran. `None`: the files say it.
+    /// The configuration to start with: the judged one, or, after a failed take-over by another
+    /// program, the one that ran. `None`: it is in the files.
     ///
     /// # Errors
     /// This program does not understand it.
@@ -137,15 +137,15 @@ impl Inherited {
         self.papers.as_ref().map_or(&[], |(papers, _)| &papers.records)
     }
 
-    /// Whether this program was gone back to: another one could not take its place.
+    /// Whether this program is back after another one could not take its place.
     pub(crate) fn is_back(&self) -> bool {
         self.note.failed.is_some()
     }
 
-    /// Copies of the stores that are left open, by volume. Each is what the note says it is.
+    /// Copies of the stores that are left open, by volume. Each is checked against the note.
     ///
     /// # Errors
-    /// One is not: its volume is named. Or nothing is known of them.
+    /// The volume of a store that differs from the note. Or the papers cannot be used.
     pub(crate) fn stores(&self) -> Result<HashMap<String, LeftOpen>, String> {
         if let Some(fault) = &self.fault {
             return Err(format!("what the program before handed over: {fault}"));
@@ -170,13 +170,13 @@ impl Inherited {
         self.socket(address).map(TcpListener::from)
     }
 
-    /// The same of the control socket.
+    /// A copy of the control socket, if it still listens.
     #[must_use]
     pub(crate) fn control(&self, path: &Path) -> Option<UnixListener> {
         self.socket(&name_of_control(path)).map(UnixListener::from)
     }
 
-    /// The same of the socket of metrics and live page.
+    /// A copy of the socket of metrics and live page, if it still listens.
     #[must_use]
     pub(crate) fn http(&self, address: SocketAddr) -> Option<TcpListener> {
         self.listener(&name_of_http(address))
@@ -200,7 +200,7 @@ impl Inherited {
     }
 }
 
-/// A copy of a store that is left open, which is what the note says.
+/// A copy of a store that is left open, checked against the note.
 fn copy_of(left: &StoreLeft, file: Option<&File>) -> Result<File, String> {
     let file = file.ok_or("it is not open")?;
     let said = |error: io::Error| error.to_string();
@@ -221,11 +221,11 @@ fn copy_of(left: &StoreLeft, file: Option<&File>) -> Result<File, String> {
 fn take_open(number: i32, is_right: impl Fn(&str) -> bool) -> Option<OwnedFd> {
     let what = fs::read_link(Path::new("/proc/self/fd").join(number.to_string())).ok()?;
     if number <= 2 || !is_right(&what.to_string_lossy()) {
-        // A listener is made anew then.
+        // The caller makes such a listener anew.
         return None;
     }
     // SAFETY: the descriptor is open. The note and its papers name its number once, which was
-    // looked at, and it is taken once, before this program opens anything that it keeps: so it was
+    // checked, and it is taken once, before this program opens anything that it keeps: so it was
     // open when this program began, and nothing else owns it.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
@@ -258,7 +258,7 @@ mod tests {
         assert!(std::net::TcpStream::connect(port).is_err());
     }
 
-    /// What a program finds after one with this store left it open under that number.
+    /// The inheritance of a program after one that left this store open under that number.
     fn left(store: StoreLeft) -> Inherited {
         let papers = Papers {
             records: Vec::new(),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_gone_on_with_if_it_is_what_was_noted() {
+    fn a_store_goes_on_if_it_matches_the_note() {
         let directory = tempfile::tempdir().unwrap();
         let (path, other) = (directory.path().join("v"), directory.path().join("other"));
         fs::write(&path, "its data").unwrap();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_starts_with_what_was_judged_and_one_that_is_back_with_what_ran() {
+    fn a_new_program_starts_with_the_judged_configuration_and_an_old_one_with_its_own() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("v");
         fs::write(&path, "its data").unwrap();
@@ -327,14 +327,14 @@ mod tests {
         let config = inherited.configuration().unwrap().unwrap();
         assert_eq!((config.max_io.0, config.hosts.len()), (2 << 20, 0));
         assert_eq!(inherited.target_name(), Some("store1"));
-        // Of the version before: the files say it.
+        // From the version before: the configuration is in the files.
         let before = Inherited::of(HandOver { form: 1, ..HandOver::default() });
         assert_eq!((before.configuration().unwrap(), before.target_name()), (None, None));
         assert!(before.stores().unwrap().is_empty());
     }
 
     #[test]
-    fn papers_that_are_none_are_not_read() {
+    fn files_that_are_no_papers_are_refused() {
         let other = File::open("/dev/null").unwrap().into_raw_fd();
         let of = |papers| Inherited::of(HandOver { papers: Some(papers), ..HandOver::default() });
         assert!(of(other).stores().is_err(), "so this program goes back");
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_listen_is_not_taken() {
+    fn a_socket_that_does_not_listen_is_not_taken() {
         let socket = nix::sys::socket::socket(
             nix::sys::socket::AddressFamily::Inet,
             nix::sys::socket::SockType::Stream,

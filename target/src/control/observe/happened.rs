@@ -1,4 +1,4 @@
-//! What control tells of: the events, and the lines of the journal that carry them.
+//! The events of control, and the lines of the journal that carry them.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use crate::volume::ids::VolumeIndex;
 use crate::volume::traffic::Stages;
 
 impl Control {
-    /// Notes that something happened.
+    /// Notes an occurrence.
     pub(in crate::control) fn happened(&mut self, what: Occurrence) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
@@ -22,7 +22,7 @@ impl Control {
         }
     }
 
-    /// What happened after this number.
+    /// The events after this number.
     pub(in crate::control) fn events_after(&self, number: u64) -> EventsReport {
         let (last, events) = self.events.after(number);
         EventsReport { instance: self.description.instance.to_string(), last, events }
@@ -40,7 +40,7 @@ impl Control {
         let named = volume.as_deref().unwrap_or("(removed)");
         tracing::error!(volume = named, job, %errno, since_last, "the store failed");
         self.happened(Occurrence { volume, ..what });
-        // It may be the file: cut, or read-only.
+        // The cause may be the file: cut, or read-only.
         self.look_at_stores();
     }
 
@@ -70,7 +70,7 @@ impl Control {
     }
 }
 
-/// What a slow command was, how long it took, and what it waited for.
+/// A slow command in words: its time, and the causes of its waits.
 fn slow_text(group: usize, slow: &SlowIo) -> String {
     let op = match slow.opcode {
         Opcode::Read => "a READ",
@@ -120,7 +120,7 @@ mod tests {
     use crate::volume::ids::SessionIndex;
 
     #[test]
-    fn a_slow_command_is_told_with_what_it_waited_for() {
+    fn a_slow_command_is_reported_with_its_waits() {
         let stages = Stages { queue: 400, store: 151_234, ..Stages::default() };
         let session = SessionIndex { index: 0, life: 1 };
         let (volume, opcode) = (VolumeIndex(0), Opcode::Read);

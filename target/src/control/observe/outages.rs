@@ -1,5 +1,5 @@
-//! [`Outages`]: the addresses of a target at which nobody can connect now, because their listener
-//! broke and is not made anew yet.
+//! [`Outages`]: the unreachable addresses of a target: their listener broke and is not made anew
+//! yet.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// Longest pause. A device may be away for long, and comes back without notice.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 
-/// The listeners that broke, by address. Those who accept write it, and control shows it.
+/// The listeners that broke, by address. The tasks that accept write it, and control shows it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outages(Arc<Mutex<BTreeMap<String, Outage>>>);
 
@@ -34,7 +34,7 @@ impl Outages {
         self.lock().insert(address.to_owned(), outage);
     }
 
-    /// It could not be made anew. Returns whether the reason is another one than before.
+    /// A try to make the listener anew failed. Returns whether the reason is a new one.
     pub(crate) fn failed(&self, address: &str, why: String) -> bool {
         let mut outages = self.lock();
         let Some(outage) = outages.get_mut(address) else { return true };
@@ -44,12 +44,12 @@ impl Outages {
         is_new
     }
 
-    /// It listens again.
+    /// The address has a listener again.
     pub(crate) fn end(&self, address: &str) {
         self.lock().remove(address);
     }
 
-    /// What people are told of an address; `None` where it is listened on.
+    /// The outage of an address; `None` if it has a listener.
     pub(crate) fn of(&self, address: &str) -> Option<ListenerStatus> {
         let outages = self.lock();
         let outage = outages.get(address)?;
@@ -62,7 +62,7 @@ impl Outages {
     }
 }
 
-/// How long to wait before the next try, after so many that failed.
+/// How long to wait before the next try, after this many failed ones.
 pub(crate) fn pause(tries: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << tries.min(16)).min(PAUSE_MAX)
 }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_is_told_until_it_ends() {
+    fn an_outage_is_shown_until_it_ends() {
         let outages = Outages::default();
         let why = || outages.of("a").map(|told| (told.why, told.tries));
         assert_eq!(why(), None);

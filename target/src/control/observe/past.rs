@@ -1,9 +1,8 @@
-//! [`Past`]: what the volumes of a target did in each of the last seconds, for a page that opens in
-//! the middle of an outage. Pure: the time is an argument.
+//! [`Past`]: the work of the volumes of a target in each of the last seconds, for a page that opens
+//! in the middle of an outage. Pure: the time is an argument.
 //!
 //! Bounded: [`MOMENTS_MAX`] moments, and the room of [`BUCKETS_MAX`] buckets of histograms in all
-//! of them. Where many volumes are busy, the past is shorter. A second in which nothing was
-//! answered takes no memory.
+//! of them. With many busy volumes the past is shorter. A second without replies takes no memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -13,18 +12,18 @@ use serde::Serialize;
 
 /// Moments that are kept: a little more than two minutes of seconds.
 pub const MOMENTS_MAX: usize = 130;
-/// Buckets for which there is room, of 12 bytes each and about as much again as JSON. What a volume
-/// did takes the room of [`DEEDS`] besides.
+/// The most buckets that are kept, of 12 bytes each and about as much again as JSON. Each [`Deeds`]
+/// takes the room of [`DEEDS`] buckets besides.
 pub const BUCKETS_MAX: usize = 128 << 10;
 
-/// The room of what a volume did in a moment without its histograms, in buckets.
+/// The room of a volume's work in a moment without its histograms, in buckets.
 const DEEDS: usize = 24;
 
-/// A bucket of a histogram: the microseconds that its times do not reach (none: it is open), and
-/// how many it has.
+/// A bucket of a histogram: its upper bound in microseconds, exclusive (none: it is open), and its
+/// count.
 type Bucket = (Option<u32>, u32);
 
-/// What a volume did in a moment.
+/// The work of a volume in a moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Deeds {
     /// The volume.
@@ -60,16 +59,16 @@ pub fn buckets(times: &LatencyCounts) -> Vec<Bucket> {
     times.buckets().map(|(upper, count)| (upper.map(narrow), narrow(count))).collect()
 }
 
-/// A moment: a second, or longer where nobody counted.
+/// A moment: a second, or longer after a break in the counting.
 #[derive(Debug, Serialize)]
 pub struct Moment {
-    /// Each is higher than those before, from 1 in each run of the target.
+    /// Its number, higher than those before, from 1 in each run of the target.
     pub number: u64,
     /// Its end, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// How long it was, in milliseconds.
+    /// Its length, in milliseconds.
     pub lasted_ms: u64,
-    /// The volumes that answered something.
+    /// The volumes that sent replies.
     pub volumes: Vec<Deeds>,
     #[serde(skip)]
     json: OnceLock<String>,
@@ -80,7 +79,7 @@ impl Moment {
         self.volumes.iter().map(Deeds::buckets).sum()
     }
 
-    /// As JSON, which is made when it is wanted first.
+    /// The moment as JSON, which is made for its first reader.
     #[must_use]
     pub fn json(&self) -> &str {
         self.json.get_or_init(|| serde_json::to_string(self).unwrap_or_default())
@@ -103,7 +102,7 @@ pub struct PastReport {
 }
 
 impl PastReport {
-    /// With the moments after a number, as JSON.
+    /// The report with the moments after a number, as JSON.
     #[must_use]
     pub fn after(&self, number: u64) -> String {
         let Self { last, started_unix_ms, now_unix_ms, .. } = self;
@@ -126,7 +125,7 @@ pub struct Past {
 }
 
 impl Past {
-    /// Takes in what the volumes did until now. Those that did nothing are not among them.
+    /// Takes the work of the volumes until now, idle ones left out.
     pub fn note(&mut self, unix_ms: u64, lasted_ms: u64, volumes: Vec<Deeds>) {
         if volumes.is_empty() {
             return;

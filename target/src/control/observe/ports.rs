@@ -1,5 +1,5 @@
-//! The ports of RDMA devices and the network interfaces, as sysfs shows them. For people: nothing
-//! is decided by it.
+//! The ports of RDMA devices and the network interfaces, as sysfs shows them. For people only: no
+//! decision depends on them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_told_as_sysfs_shows_them() {
+    fn ports_are_read_from_sysfs() {
         let root = tempfile::tempdir().unwrap();
         let port = root.path().join("sys/class/infiniband/mlx5_0/ports/1");
         fs::create_dir_all(&port).unwrap();

@@ -14,19 +14,19 @@ use crate::volume::ids::VolumeIndex;
 /// Work by volume.
 type Counted = HashMap<VolumeIndex, Work>;
 
-/// What each volume did per second.
+/// The work of each volume per second.
 #[derive(Debug, Default)]
 pub(in crate::control) struct VolumeRates {
     window: RateWindow<Counted>,
 }
 
 impl VolumeRates {
-    /// Somebody asks. Returns whether [`Self::take`] is due now.
+    /// Notes that a client asks. Returns whether [`Self::take`] is due now.
     pub(in crate::control) fn ask(&mut self, now: Instant) -> bool {
         self.window.ask(now)
     }
 
-    /// When [`Self::take`] is due next, which is never while nobody asks.
+    /// When [`Self::take`] is due next: never without a client that asks.
     pub(in crate::control) async fn due(&self) {
         match self.window.due() {
             Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -34,7 +34,7 @@ impl VolumeRates {
         }
     }
 
-    /// Takes what was counted up to now.
+    /// Takes the counts up to now.
     pub(in crate::control) fn take(
         &mut self,
         groups: &Groups,
@@ -45,14 +45,14 @@ impl VolumeRates {
         self.window.take(now, volumes.iter().map(of).collect());
     }
 
-    /// What a volume does.
+    /// The rates of a volume.
     pub(in crate::control) fn of(&self, volume: VolumeIndex) -> Option<Rates> {
         let (earlier, later, apart) = self.window.moments()?;
         // A volume that is new has no rates yet.
         Some(Rates::between(earlier.get(&volume)?, later.get(&volume)?, apart))
     }
 
-    /// What all volumes do together.
+    /// The rates of all volumes together.
     pub(in crate::control) fn of_all(&self) -> Option<Rates> {
         let (earlier, later, apart) = self.window.moments()?;
         let sum = |counted: &Counted| {
@@ -65,7 +65,7 @@ impl VolumeRates {
     }
 }
 
-/// What a volume did so far, by all poll groups.
+/// The work of a volume so far, by all poll groups.
 fn work(groups: &Groups, volume: VolumeIndex) -> Work {
     let mut work = Work::default();
     for stats in groups.iter().filter_map(|group| group.volume_stats(volume)) {

@@ -21,7 +21,7 @@ use crate::volume::limits::DelayCounts;
 use crate::volume::traffic::{IoCounts, VolumeTimes};
 use crate::volume::{Placement, Volume};
 
-/// The state of a target now, without what is concluded from it (`summary.rs`).
+/// The state of a target now, without the conclusions of `summary.rs`.
 pub(crate) fn of(control: &Control) -> TargetStatus {
     let Control { description, core, groups, devices, .. } = control;
     let poll_groups: Vec<StatsSnapshot> = groups.iter().map(|g| g.stats.snapshot()).collect();
@@ -90,7 +90,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
     let (mut io, mut latency) = (IoCounts::default(), VolumeTimes::default());
     let mut delays = DelayCounts::default();
     let mut dirty_ms = None;
-    // The shards were made a moment before that.
+    // The shards started counting a moment earlier.
     let age = control.description.started.elapsed();
     let now_ms: u32 = narrow(millis(age) & u64::from(u32::MAX));
     for stats in control.groups.iter().filter_map(|g| g.volume_stats(v.index)) {
@@ -127,7 +127,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
         dirty_age_s: dirty_ms.map(|ms| u64::from(ms) / 1000),
         room: control.watch.room_of(v.index).cloned(),
         store_fault: control.watch.fault_of(v.index).cloned().filter(|fault| {
-            // Nobody writes to a volume that refuses writes itself.
+            // A volume that refuses writes itself does not need a writable store.
             !v.read_only || fault.kind != StoreFaultKind::ReadOnly
         }),
         generation: control.core.generation(v.index).0,
@@ -137,7 +137,7 @@ fn volume(control: &Control, v: &Volume) -> VolumeStatus {
     }
 }
 
-// Not those that were added since.
+// Without volumes that were added since.
 fn away(control: &Control) -> Vec<AwayStatus> {
     let is_served =
         |name: &str| control.core.volumes().iter().any(|volume| volume.name.as_str() == name);

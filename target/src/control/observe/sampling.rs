@@ -1,7 +1,8 @@
-//! [`Sampling`]: takes what volumes did into the [`Past`], once a second while there are sessions.
+//! [`Sampling`]: takes the deeds of volumes into the [`Past`], once a second while there are
+//! sessions.
 //!
-//! It runs only where the live page is served, and sleeps while nobody has a session: then nothing
-//! happens. A volume that answered nothing since the last sample costs one look at its counters of
+//! Sampling runs only if the live page is served, and sleeps without sessions: then nothing
+//! happens. A volume without replies since the last sample costs one look at its counters of
 //! commands. No data thread does anything for it.
 
 use std::collections::{HashMap, HashSet};
@@ -34,20 +35,20 @@ struct Seen {
 pub(in crate::control) struct Sampling {
     is_wanted: bool,
     taken: Instant,
-    // There were sessions at the last sample, so there may be something since.
+    // The last sample had sessions, so there may be something new.
     is_behind: bool,
     seen: HashMap<VolumeIndex, Seen>,
     past: Past,
 }
 
 impl Sampling {
-    /// Nothing is sampled yet, and nothing will be unless somebody can ask.
+    /// Nothing is sampled yet, and nothing will be unless the page is served.
     pub(in crate::control) fn new(is_wanted: bool, now: Instant) -> Self {
         let (seen, past) = (HashMap::new(), Past::default());
         Self { is_wanted, taken: now, is_behind: false, seen, past }
     }
 
-    /// When [`Self::take`] is due next, which is never while there is no session.
+    /// When [`Self::take`] is due next, which is never without a session.
     pub(in crate::control) async fn due(&self, has_sessions: bool) {
         if self.is_wanted && (has_sessions || self.is_behind) {
             tokio::time::sleep_until((self.taken + INTERVAL).into()).await;
@@ -56,7 +57,7 @@ impl Sampling {
         }
     }
 
-    /// Takes what was counted up to now.
+    /// Takes the counts up to now.
     pub(in crate::control) fn take(
         &mut self,
         groups: &Groups,
@@ -76,7 +77,7 @@ impl Sampling {
         (self.taken, self.is_behind) = (now, has_sessions);
     }
 
-    /// What a volume did since the last time; `None`: nothing.
+    /// The deeds of a volume since the last time; `None`: nothing.
     fn deeds_of(&mut self, groups: &Groups, volume: &Volume) -> Option<Deeds> {
         let mut io = IoCounts::default();
         let stats = || groups.iter().filter_map(|group| group.volume_stats(volume.index));
@@ -109,7 +110,7 @@ impl Sampling {
 }
 
 impl Control {
-    /// What volumes did lately.
+    /// The recent deeds of volumes.
     pub(in crate::control) fn past(&self) -> PastReport {
         let (last, moments) = self.sampling.past.kept();
         let now_unix_ms = unix_ms();

@@ -1,5 +1,5 @@
-//! What a target has of what it may have: sessions, connections, open files, memory. Read when
-//! somebody asks, from files of the kernel that do not block.
+//! The use of a target's limited resources: sessions, connections, open files, memory. Read for
+//! each status, from files of the kernel that do not block.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use crate::control::Control;
 use crate::memory::demand::Host;
 use crate::operate::status::UsageStatus;
 
-/// What it has now.
+/// The present use.
 pub(in crate::control) fn of(control: &Control) -> UsageStatus {
     let sessions = control.core.sessions();
     UsageStatus {
@@ -28,7 +28,7 @@ pub(in crate::control) fn of(control: &Control) -> UsageStatus {
     }
 }
 
-/// Linux 6.2 and later tell it as the size of the directory, without a walk.
+/// Linux 6.2 and later report it as the size of the directory, without a walk.
 fn open_files() -> Option<u64> {
     fs::metadata("/proc/self/fd").ok().map(|directory| directory.len()).filter(|count| *count > 0)
 }
@@ -40,7 +40,7 @@ fn resident_bytes() -> Option<u64> {
     pages.checked_mul(u64::try_from(page).ok()?)
 }
 
-/// Does not change while a process runs, as far as anybody looks.
+/// Read once: it does not change in practice while a process runs.
 fn memory_max() -> Option<u64> {
     static MAX: OnceLock<Option<u64>> = OnceLock::new();
     *MAX.get_or_init(|| {

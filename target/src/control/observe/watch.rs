@@ -1,14 +1,14 @@
 //! [`Watch`]: looks at the stores of volumes and at `state_dir` while they are used.
 //!
-//! A target holds its files open, so nothing that it does tells whether a path still leads to them,
-//! and a directory that nobody writes to does not tell that it is full. So they are looked at: when
-//! somebody asks, if the last look is too old, and once a minute when nobody asks.
+//! A target holds its files open, so its own work does not show whether a path still leads to them,
+//! and an idle directory does not show that it is full. So Watch looks at them: for a client, if
+//! the last look is too old, and once a minute without one.
 //!
-//! Each look is a task of its own that may block: a file system that does not answer holds neither
-//! control nor the look at another store. Of each place there is one look at most. [`AT_ONCE`]
-//! looks run at a time beside those that hang, of which there are [`HANGING`] at most. A place that
-//! cannot be looked at within [`PATIENCE`] counts as one that does not answer, and whoever asks
-//! waits no longer for it. The time is an argument.
+//! Each look is a task of its own that may block: a file system that does not answer delays neither
+//! control nor the look at another store. A place has one look at most. [`AT_ONCE`] looks run at a
+//! time beside hanging ones, of which there are [`HANGING`] at most. A place whose look exceeds
+//! [`PATIENCE`] counts as one that does not answer, and no client waits for it any longer. The time
+//! is an argument.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
@@ -32,23 +32,23 @@ use crate::store::room::StoreRoom;
 use crate::store::{Backing, StoreFault, StoreFaultKind};
 use crate::volume::ids::VolumeIndex;
 
-/// How old a look at a store may be for whoever asks.
+/// How old a look at a store may be when a client asks.
 const STORE_AGE: Duration = Duration::from_millis(200);
-/// The same of `state_dir`, where a look writes.
+/// How old a look at `state_dir`, which writes there, may be when a client asks.
 const STATE_AGE: Duration = Duration::from_secs(1);
-/// Time between looks when nobody asks.
+/// Time between looks without a client.
 const PERIOD: Duration = Duration::from_secs(60);
-/// How long whoever asks waits for looks. One that takes longer is told of.
+/// How long a client waits for looks. A longer look is reported as a fault.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Looks at a time, without those that hang.
 const AT_ONCE: usize = 16;
 /// Looks that take longer than [`PATIENCE`]. Tokio has 512 threads for them and for all other work
 /// with files.
 const HANGING: usize = 128;
-/// Bytes that are written to see whether `state_dir` takes them: more than an inode holds.
+/// Bytes that a look writes to test whether `state_dir` takes them: more than an inode holds.
 const PROBE_BYTES: usize = 4096;
 
-/// What is looked at.
+/// A place to look at.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Place {
     Store(VolumeIndex),
@@ -56,11 +56,11 @@ enum Place {
     Ports,
 }
 
-/// What a look found.
+/// The outcome of a look.
 #[derive(Debug)]
 enum Found {
     Store(Option<StoreFault>, Option<StoreRoom>),
-    /// The directory that is there, as device and inode; or why it cannot be used.
+    /// The device and inode of the directory; or why it cannot be used.
     StateDir(Result<(u64, u64), String>),
     /// The ports of each RDMA device, by its name, and the network interfaces.
     Ports(HashMap<String, Vec<PortStatus>>),
@@ -73,7 +73,7 @@ pub(in crate::control) struct Looked {
     found: Found,
 }
 
-/// A place that is to be looked at.
+/// A place in the queue for a look.
 #[derive(Debug)]
 struct Queued {
     place: Place,
@@ -81,10 +81,10 @@ struct Queued {
     since: Instant,
 }
 
-/// What is known of a place.
+/// The last observations of a place.
 #[derive(Debug, Default)]
 struct Seen {
-    // When the last look ended that told something.
+    // When the last look ended that had an outcome.
     looked: Option<Instant>,
     // When the look under way began.
     began: Option<Instant>,
@@ -92,7 +92,7 @@ struct Seen {
     room: Option<StoreRoom>,
 }
 
-/// Something to say of a place.
+/// A change in the state of a place, for the log.
 #[derive(Debug)]
 struct News {
     place: Place,
@@ -100,7 +100,7 @@ struct News {
     fault: Option<String>,
 }
 
-/// Who waits for looks.
+/// A client that waits for looks.
 #[derive(Debug)]
 enum Asker {
     Status(oneshot::Sender<TargetStatus>),
@@ -112,7 +112,7 @@ enum Asker {
 pub(in crate::control) struct Watch {
     seen: HashMap<Place, Seen>,
     queue: VecDeque<Queued>,
-    // The file that tells whether `state_dir` can be written; the directory it was in at first.
+    // The file for the test whether `state_dir` can be written; the directory it was in at first.
     probe: Option<PathBuf>,
     directory: Option<(u64, u64)>,
     state_fault: Option<String>,
@@ -126,8 +126,8 @@ pub(in crate::control) struct Watch {
 }
 
 impl Watch {
-    /// Nothing was looked at yet. `probe` is a file beside those that the target remembers with, if
-    /// it does. `root` has the ports of devices, below `sys`, if they are looked at.
+    /// No place was looked at yet. `probe` is a file beside the records of the target, if it keeps
+    /// any. `root` has the ports of devices, below `sys`, if they are looked at.
     pub(in crate::control) fn new(probe: Option<PathBuf>, root: Option<PathBuf>) -> Self {
         Self {
             seen: HashMap::new(),
@@ -144,7 +144,7 @@ impl Watch {
         }
     }
 
-    /// What is wrong with the store of a volume.
+    /// The fault of the store of a volume.
     pub(in crate::control) fn fault_of(&self, volume: VolumeIndex) -> Option<&StoreFault> {
         self.seen.get(&Place::Store(volume))?.fault.as_ref()
     }
@@ -179,7 +179,7 @@ impl Watch {
         self.answer_at.into_iter().chain(self.next_round).min()
     }
 
-    /// Begins to look at every place whose last look is too old: `age` that of a store.
+    /// Begins to look at every place that was not looked at for too long: `age` for a store.
     fn look(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, age: Duration, now: Instant) {
         self.seen.retain(|place, _| match place {
             Place::Store(index) => backings.contains_key(index),
@@ -204,7 +204,7 @@ impl Watch {
         self.begin(now);
     }
 
-    /// Begins the looks that there is room for.
+    /// Begins as many looks as there is room for.
     fn begin(&mut self, now: Instant) {
         let began = self.seen.values().filter_map(|seen| seen.began);
         let (hanging, running): (Vec<_>, Vec<_>) = began.partition(|began| is_late(*began, now));
@@ -234,7 +234,7 @@ impl Watch {
 
     /// A look has ended.
     fn ended(&mut self, Looked { place, found }: Looked, now: Instant) -> Option<News> {
-        // Else the volume is gone.
+        // No entry: the volume is gone.
         let seen = self.seen.get_mut(&place)?;
         (seen.began, seen.looked) = (None, Some(now));
         match found {
@@ -278,7 +278,7 @@ impl Watch {
         (was.is_some() != fault.is_some()).then_some(News { place: Place::StateDir, fault })
     }
 
-    /// Notes the looks that take too long, and those that wait for such.
+    /// Notes the looks that take too long, and those that wait for such a look.
     fn late(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, now: Instant) -> Vec<News> {
         let queued = self.queue.iter().map(|queued| (queued.place, queued.since));
         let begun = self.seen.iter().filter_map(|(place, seen)| Some((*place, seen.began?)));
@@ -314,7 +314,7 @@ impl Watch {
         news
     }
 
-    /// Whether whoever asks should wait for a look that began just now.
+    /// Whether a client should wait for the looks under way.
     fn is_looking(&self, now: Instant) -> bool {
         self.seen.values().filter_map(|seen| seen.began).any(|began| !is_late(began, now))
     }
@@ -344,12 +344,12 @@ fn probe_state(path: &Path) -> Result<(u64, u64), String> {
 }
 
 impl Control {
-    /// Answers with the state of everything, when the stores were looked at.
+    /// Answers with the state of everything, once the stores were looked at.
     pub(in crate::control) fn ask_status(&mut self, reply: oneshot::Sender<TargetStatus>) {
         self.ask_looks(Asker::Status(reply), STORE_AGE);
     }
 
-    /// Answers with what is wrong with stores now, by volume.
+    /// Answers with the present faults of stores, by volume.
     pub(in crate::control) fn ask_faults(
         &mut self,
         reply: oneshot::Sender<HashMap<String, StoreFault>>,
@@ -365,7 +365,7 @@ impl Control {
         self.answer_askers(now);
     }
 
-    /// Looks at every store, as somebody does who asks.
+    /// Looks at every store, as for a client.
     pub(in crate::control) fn look_at_stores(&mut self) {
         self.watch.look(self.volumes.backings(), STORE_AGE, Instant::now());
     }
@@ -388,7 +388,7 @@ impl Control {
         self.answer_askers(now);
     }
 
-    /// Answers whoever waits, if there is nothing more to wait for.
+    /// Answers the clients that wait, if there is nothing more to wait for.
     fn answer_askers(&mut self, now: Instant) {
         let is_time = self.watch.answer_at.is_some_and(|at| now >= at);
         if is_time || !self.watch.is_looking(now) {
@@ -396,11 +396,11 @@ impl Control {
         }
     }
 
-    /// Answers whoever waits, with what is known.
+    /// Answers the clients that wait, with the state as it was seen last.
     pub(in crate::control) fn answer_all_askers(&mut self) {
         self.watch.answer_at = None;
         for asker in std::mem::take(&mut self.watch.askers) {
-            // An error means that nobody waits for the answer.
+            // An error means that the client is gone.
             match asker {
                 Asker::Status(reply) => drop(reply.send(summary::of(self))),
                 Asker::Faults(reply) => drop(reply.send(self.store_faults())),
@@ -414,17 +414,17 @@ impl Control {
         volumes.filter_map(|v| Some((v.name.to_string(), fault(v.index)?))).collect()
     }
 
-    /// Says again what is lost when the target ends.
+    /// Repeats in the log the faults by which data is lost when the target ends.
     pub(in crate::control) fn warn_of_stores(&self) {
         for (volume, fault) in self.store_faults() {
             tracing::error!(volume, "the target begins to stop, and {fault}");
         }
     }
 
-    /// Says once that something is wrong, and that it is mended.
+    /// Logs a fault once, and its end.
     fn tell(&mut self, News { place, fault }: News) {
         let (kind, volume) = match place {
-            // Nothing is told of ports but what `status` shows.
+            // Ports only stand in `status`.
             Place::Ports => return,
             Place::StateDir => (EventKind::StateDir, None),
             Place::Store(index) => {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_takes_too_long_is_told_once_and_holds_nobody() {
+    fn a_late_look_is_news_once_and_delays_no_client() {
         let directory = tempfile::tempdir().unwrap();
         let backings = backings(directory.path(), 1);
         let (mut watch, start) = (Watch::new(None, None), Instant::now());
@@ -486,14 +486,14 @@ mod tests {
             let news = watch.late(&backings, late);
             let told = news[0].fault.as_deref().unwrap();
             assert!(told.contains("does not answer"), "{told}");
-            // It is still under way: there is no second look, and nothing more to say.
+            // The look is still under way: no second one begins, and there is no more news.
             let later = late + PERIOD;
             watch.look(&backings, Duration::ZERO, later);
             assert!(watch.late(&backings, later).is_empty() && !watch.is_looking(later));
             assert_eq!((underway(&watch), watch.queue.len()), (1, 0));
             let fault = watch.fault_of(VolumeIndex(0)).unwrap();
             assert_eq!(fault.kind, StoreFaultKind::CannotSee);
-            // It ends after all.
+            // The look ends after all.
             let looked = watch.ended.1.recv().await.unwrap();
             let news = watch.ended(looked, later).expect("news");
             assert!(news.fault.is_none() && watch.fault_of(VolumeIndex(0)).is_none());
@@ -546,22 +546,22 @@ mod tests {
                 watch.begin(now);
             }
             assert_eq!((underway(&watch), watch.queue.len()), (HANGING + AT_ONCE, AT_ONCE + 1));
-            // What has to wait for them counts as silent, and nobody waits for it.
+            // A place that has to wait for them counts as silent, and no client waits for it.
             let is_silent = |index| watch.fault_of(VolumeIndex(index)).is_some();
             assert!((0..count).all(is_silent) && !watch.is_looking(now));
         });
     }
 
     #[test]
-    fn a_state_dir_is_tried_by_a_file_that_does_not_stay() {
+    fn a_probe_of_state_dir_leaves_no_file() {
         let directory = tempfile::tempdir().unwrap();
         let probe = directory.path().join("t.probe.new");
         let first = probe_state(&probe).unwrap();
-        // What a crash left.
+        // A crash left a file.
         fs::write(&probe, "half").unwrap();
         assert_eq!(probe_state(&probe), Ok(first));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-        // It follows no link, which somebody may have put there.
+        // The probe follows no link, which another user may have put there.
         std::os::unix::fs::symlink("elsewhere", &probe).unwrap();
         assert!(probe_state(&probe).is_err());
         assert!(probe_state(&directory.path().join("none/t.probe.new")).is_err());

@@ -1,36 +1,36 @@
-//! [`Account`]: on whom is booked what a connection takes. Pure.
+//! [`Account`]: the account that is charged for the resources of a connection. Pure.
 //!
-//! A host that has proven its key is known by that, from wherever it comes. Whoever has proven
-//! nothing, or need not, is known by where it comes from ([`Origin`]).
+//! A host that has proven its key is identified by the key, wherever it connects from. Any other
+//! peer is identified by the place it connects from ([`Origin`]).
 
 use rblk_fabric::Source;
 use rblk_protocol::HostId;
 
-/// Where a peer comes from, as far as it counts for what the peer may take.
+/// The place a peer connects from, for the limits of its resources.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Origin {
     /// An address, or a network of one machine.
     Source(Source),
-    /// What is no address of IP.
+    /// A text that is no IP address.
     Other(String),
 }
 
-/// On whom is booked what a connection takes.
+/// The account that is charged for the resources of a connection.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Account {
     /// A host that has proven its key.
     Host(HostId),
-    /// Whoever comes from there.
+    /// All peers of one origin.
     Origin(Origin),
 }
 
 impl Origin {
-    /// Of a peer as a connection names it: `tcp://192.0.2.1:5000`, `[2001:db8::1]:5000`.
+    /// The origin of a peer as a connection names it: `tcp://192.0.2.1:5000`, `[2001:db8::1]:5000`.
     pub(crate) fn of(peer: &str) -> Self {
         let address = address_of(peer);
         let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
         let bare = bare.trim_start_matches('[').trim_end_matches(']');
-        // The interface of a link-local address.
+        // Strips the interface of a link-local address.
         let bare = bare.split_once('%').map_or(bare, |(address, _)| address);
         match bare.parse() {
             Ok(address) => Self::Source(Source::of(address)),
@@ -45,7 +45,7 @@ pub(crate) fn address_of(peer: &str) -> &str {
         Some((address, port))
             if !port.is_empty()
                 && port.bytes().all(|byte| byte.is_ascii_digit())
-                // Not the last group of an address of IPv6 without a port.
+                // Excludes the last group of an IPv6 address without a port.
                 && (address.ends_with(']') || !address.trim_start_matches("tcp:").contains(':')) =>
         {
             address

@@ -1,9 +1,8 @@
-//! [`PeerLines`]: which lines control logs of those that peers can make it log. Pure: the caller
-//! has the clock.
+//! [`PeerLines`]: limits the lines that peers can make control log. Pure: the caller has the clock.
 //!
-//! Of each kind, a [`LogLimit`] says how many are written in a second. What is said of an address
-//! is said once in a second: the others of the same words are counted, and so one stranger leaves
-//! room for the lines of others.
+//! A [`LogLimit`] for each kind says how many lines are written in a second. A line about an
+//! address is written once in a second: repetitions of its words are counted, and so one stranger
+//! leaves room for the lines of others.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +11,15 @@ use rblk_runtime::log_limit::{LINES_MAX, LogLimit};
 use crate::control::peers::account::address_of;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Lines of what every host that comes writes. After a restart of a target all come at once.
+/// Lines of a kind that every host causes. After a restart of a target all hosts come at once.
 const USUAL_MAX: u32 = 100;
 
-/// What peers can make control log.
+/// A kind of line that peers can make control log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::control) enum PeerLine {
     /// A connection was refused.
     Refused,
-    /// An initiator did not prove who it is.
+    /// An initiator failed its proof.
     Unproven,
     /// A command could not be parsed.
     BadCommand,
@@ -32,7 +31,7 @@ pub(in crate::control) enum PeerLine {
     Login,
     /// A volume was opened.
     Open,
-    /// An initiator comes back with a session that is not there.
+    /// An initiator came back with a session that does not exist.
     NoSession,
 }
 
@@ -48,7 +47,7 @@ impl PeerLine {
         Self::NoSession,
     ];
 
-    /// The line, as the log of those that were left out names it.
+    /// The name of the line in the log of omissions.
     fn words(self) -> &'static str {
         match self {
             Self::Refused => "refused a connection",
@@ -74,7 +73,7 @@ impl PeerLine {
     }
 }
 
-/// What was said of an address.
+/// A line that was written about an address.
 #[derive(Debug)]
 struct Said {
     line: PeerLine,
@@ -87,16 +86,16 @@ struct Said {
 /// Lines that were left out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::control) struct LeftOut {
-    /// Which.
+    /// Their kind.
     pub(in crate::control) line: &'static str,
-    /// Of this address, if they had the same words.
+    /// Their address, if they had the same words.
     pub(in crate::control) address: Option<String>,
-    /// How many.
+    /// Their number.
     pub(in crate::control) count: u64,
 }
 
 impl LeftOut {
-    /// Says so in the log.
+    /// Logs the omission.
     pub(in crate::control) fn log(&self) {
         let Self { line, address, count } = self;
         let address = address.as_deref();
@@ -113,7 +112,7 @@ impl LeftOut {
 #[derive(Debug)]
 pub(in crate::control) struct PeerLines {
     limits: [LogLimit; PeerLine::ALL.len()],
-    // What was written in the last second: as much as the limits allow.
+    // Lines written in the last second: as many as the limits allow.
     said: Vec<Said>,
 }
 
@@ -129,7 +128,8 @@ impl PeerLines {
         self.limits[line as usize].may_write(now)
     }
 
-    /// The same, for words that are said of a peer.
+    /// Whether another line with these words about a peer may be written now. If not, it is
+    /// counted.
     pub(in crate::control) fn may_say(
         &mut self,
         line: PeerLine,
@@ -160,8 +160,8 @@ impl PeerLines {
         may
     }
 
-    /// The next lines that were left out, more than a second ago. `None`: there are none, or none
-    /// any more.
+    /// The next lines that were left out, more than a second ago. `None`: there are none, or no
+    /// more.
     pub(in crate::control) fn take_left_out(&mut self, now: Instant) -> Option<LeftOut> {
         let is_over =
             |said: &Said| said.left_out > 0 && now.saturating_duration_since(said.since) >= SECOND;
@@ -175,7 +175,7 @@ impl PeerLines {
         })
     }
 
-    /// Whether lines were left out that are to be told.
+    /// Whether lines were left out that the log does not mention yet.
     pub(in crate::control) fn owes(&self) -> bool {
         self.limits.iter().any(LogLimit::owes) || self.said.iter().any(|said| said.left_out > 0)
     }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_told_the_same_once_in_a_second() {
+    fn a_line_about_an_address_is_written_once_in_a_second() {
         let begun = Instant::now();
         let mut lines = PeerLines::default();
         let say = |lines: &mut PeerLines, peer: &str, text, now| {
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(lines.take_left_out(begun), None);
         assert!(lines.owes());
         let later = begun + SECOND;
-        // It goes on, and the count goes on until it is told.
+        // The line goes on, and its count goes on until the log has it.
         assert!(!say(&mut lines, "tcp://192.0.2.1:1", "version 9", later));
         let left_out = LeftOut {
             line: "refused a connection",
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_together_are_told_ten_times_in_a_second() {
+    fn many_addresses_together_get_ten_lines_in_a_second() {
         let begun = Instant::now();
         let mut lines = PeerLines::default();
         for second in 0..20 {

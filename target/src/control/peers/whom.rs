@@ -1,21 +1,21 @@
-//! [`meant`]: whose sessions an order means, which names a host, a peer or a number. Pure.
+//! [`meant`]: the sessions that an order names, by a host, a peer or a number. Pure.
 
 use crate::control::peers::account::address_of;
 use crate::control::peers::session::Session;
 
-/// Whose sessions are meant.
+/// The selection of an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Whom<'a> {
-    /// Those of the host or the peer of this name, or the one of this number.
+    /// The sessions of the host or the peer of this name, or the session of this number.
     Any(&'a str),
-    /// Those of the host or the peer of this name.
+    /// The sessions of the host or the peer of this name.
     Host(&'a str),
-    /// The one of this number.
+    /// The session of this number.
     Number(&'a str),
 }
 
 impl<'a> Whom<'a> {
-    /// As people write it.
+    /// Parses the words of an order.
     fn of(text: &'a str) -> Self {
         match text.split_once(':') {
             Some(("host", name)) => Self::Host(name),
@@ -37,7 +37,7 @@ impl<'a> Whom<'a> {
     }
 }
 
-/// The sessions that are meant: those of a host or a peer, or the one of a number.
+/// The sessions that an order selects: those of a host or a peer, or the one of a number.
 ///
 /// # Errors
 /// A host has the name, and a session of another host has the number.
@@ -70,7 +70,7 @@ mod tests {
     use crate::control::peers::session::{LoggingIn, SessionTable};
 
     #[test]
-    fn a_name_that_is_a_number_is_asked_about() {
+    fn a_name_that_is_also_a_number_is_refused_as_ambiguous() {
         let mut table = SessionTable::new(8, Duration::from_secs(30));
         // Sessions 1 to 4. The host `3` has the second one, and the host `4` the fourth.
         for (number, host) in (1..).zip(["a", "3", "a", "4"]) {

@@ -31,14 +31,14 @@ use crate::operate::refusal::Refusal;
 const LINE_MAX: u64 = 64 << 10;
 const LINE_TIME: Duration = Duration::from_secs(10);
 
-/// A bound socket; its file goes when it is dropped.
+/// A bound socket. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
     listener: UnixListener,
     file: SocketFile,
 }
 
-/// The file of a control socket. It goes when this is dropped, unless it [stays](Self::stay).
+/// The file of a control socket. Dropping this removes it, unless it [stays](Self::stay).
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -46,7 +46,7 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// It stays there, for another program of the target.
+    /// Keeps the file for another program of the target.
     pub(crate) fn stay(mut self) {
         self.stays = true;
     }
@@ -83,8 +83,8 @@ impl ControlSocket {
         Ok(Self { listener, file: SocketFile { path: path.to_owned(), stays: false } })
     }
 
-    /// Goes on with the socket of the program of the target before this one, whose file stays until
-    /// [`Self::keep`]. `None`: no command would reach it by the path.
+    /// Goes on with the socket of the program of the target before this one, and keeps its file
+    /// until [`Self::keep`]. `None`: no command would reach it by the path.
     pub(crate) fn go_on(listener: StdUnixListener, path: &Path) -> Option<Self> {
         let is_socket =
             std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
@@ -94,13 +94,13 @@ impl ControlSocket {
         Some(Self { listener, file: SocketFile { path: path.to_owned(), stays: true } })
     }
 
-    /// No other program of the target needs it any more: its file goes with it.
+    /// No other program of the target needs the socket any more: its file goes with it.
     pub(crate) fn keep(&mut self) {
         self.file.stays = false;
     }
 
-    /// Serves clients, each in a task of its own, until nobody takes the requests any more. Returns
-    /// the socket and its file.
+    /// Serves clients, each in a task of its own, until control takes no more requests. Returns the
+    /// socket and its file.
     pub(crate) async fn serve(
         self,
         requests: mpsc::Sender<ToControl>,
@@ -143,7 +143,7 @@ async fn serve_one(
             let what = (volume, Duration::from_micros(slower_us));
             return trace_stream::stream(&requests, what, &mut write, reader.read_u8()).await;
         }
-        // The target ends when its end was told.
+        // The target ends once its client has the report.
         Ok(Ask::Drain { wait: true }) => {
             match asked(&requests, |reply| ToControl::Drain(Some(reply))).await {
                 Some((report, telling)) => (Response::Ended(report), Some(telling)),

@@ -2,14 +2,14 @@
 //! but a pause.
 //!
 //! ```text
-//! asked        may it be (predecessor.rs)?   ask the other program   write back what is dirty
-//! begun        no new connections, mounts are told, and leave (core/drain.rs)
+//! asked        is it allowed (predecessor.rs)?   ask the other program   write dirty blocks back
+//! begun        no new connections, mounts get the event, and leave (core/drain.rs)
 //! all left     poll groups stop, everything is durable: `Departure` goes to `serve`, which becomes
 //!              the other program
-//! new program  `Took`: which mounts are to come back, and which are back
+//! new program  `Took`: the mounts that shall come back, and those that are back
 //! ```
 //!
-//! Until it has begun, a refusal leaves everything as it was.
+//! A refusal before the beginning leaves everything as it was.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ use crate::operate::status::UpgradeStatus;
 use crate::store::Backing;
 use crate::volume::{Placement, Volume};
 
-/// What a run leaves that makes room for another program.
+/// The things that a run leaves to the program that follows it.
 #[derive(Debug)]
 pub(crate) struct Departure {
     /// The other program.
     pub program: PathBuf,
-    /// What it is told.
+    /// The message to it.
     pub note: HandOver,
-    /// What stays open for it, and the configurations.
+    /// The open files for it, and the configurations.
     pub leaves: Leaves,
 }
 
@@ -49,11 +49,11 @@ struct Begun {
     agreed: Agreed,
     told: Moment,
     mounts: Vec<Mounted>,
-    // Commands that were not answered until then.
+    // Commands that had no reply until then.
     abandoned: u64,
 }
 
-/// What this program took over.
+/// The take-over by this program.
 #[derive(Debug)]
 struct Took {
     note: HandOver,
@@ -61,12 +61,12 @@ struct Took {
     // By mount.
     back: Vec<bool>,
     last_back: Option<Moment>,
-    // Later, those who are not back are not waited for.
+    // The end of the wait for mounts that are away.
     until: Instant,
     is_over: bool,
 }
 
-/// The upgrades that a run has to do with. See the module.
+/// The upgrades that a run takes part in. See the module.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Upgrades {
     begun: Option<Begun>,
@@ -76,12 +76,12 @@ pub(in crate::control) struct Upgrades {
 }
 
 impl Upgrades {
-    /// Of a run that took over from the program that wrote the note.
+    /// The upgrades of a run that took over from the program that wrote the note.
     pub(in crate::control) fn after(note: Option<HandOver>) -> Self {
         Self { inherited: note, ..Self::default() }
     }
 
-    /// Mounts can connect from now on, and are waited for until then.
+    /// Mounts can connect, and are waited for until `until`.
     pub(in crate::control) fn ready(&mut self, until: Instant) {
         self.took = self.inherited.take().map(|note| Took {
             back: vec![false; note.mounts.len()],
@@ -93,12 +93,12 @@ impl Upgrades {
         });
     }
 
-    /// Whether mounts are to come back that are not.
+    /// Whether a mount shall come back and is away.
     pub(in crate::control) fn is_waiting(&self) -> bool {
         self.took.as_ref().is_some_and(|took| !took.is_over && took.back.contains(&false))
     }
 
-    /// What `status` shows.
+    /// The upgrade as `status` shows it.
     pub(in crate::control) fn status(&self) -> Option<UpgradeStatus> {
         let Took { note, ready, back, last_back, .. } = self.took.as_ref()?;
         let millis =
@@ -127,8 +127,8 @@ fn is_back(mount: &Mounted, host: &str, volumes: &[String], connections: usize) 
     mount.host == host && connected && mount.volumes == volumes
 }
 
-/// Notes which mounts are back, among the sessions that there are: host, volumes, connections. Each
-/// is one mount at most.
+/// Notes the mounts that are back, among the present sessions: host, volumes, connections. Each
+/// session is one mount at most.
 fn note_back(mounts: &[Mounted], back: &mut [bool], sessions: &[(String, Vec<String>, usize)]) {
     let mut is_free = vec![true; sessions.len()];
     for (mount, back) in mounts.iter().zip(back) {
@@ -144,7 +144,7 @@ fn note_back(mounts: &[Mounted], back: &mut [bool], sessions: &[(String, Vec<Str
 }
 
 impl Control {
-    /// What must be the same in the next program.
+    /// The state that the next program has to serve.
     ///
     /// # Errors
     /// Why no program can take over, unless that is `forced`.
@@ -175,7 +175,7 @@ impl Control {
         })
     }
 
-    /// The first address that is not listened on.
+    /// The first address without a listener.
     fn outage(&self) -> Option<ListenerStatus> {
         let Description { listening, outages, .. } = &self.description;
         listening.iter().find_map(|address| outages.of(address))
@@ -221,7 +221,8 @@ impl Control {
             .to_owned())
     }
 
-    /// Another program takes the place of this one as soon as the mounts have left.
+    /// Begins an upgrade: another program takes the place of this one as soon as the mounts have
+    /// left.
     pub(in crate::control) fn begin_upgrade(&mut self, agreed: Agreed) {
         if self.core.is_draining() {
             return;
@@ -250,15 +251,15 @@ impl Control {
         connected.map(mount).filter(|mount| !mount.volumes.is_empty()).collect()
     }
 
-    /// Commands that were not answered before their connections ended.
+    /// Number of commands without an answer when their connections ended.
     fn abandoned(&self) -> u64 {
         let of = |volume| self.groups.iter().filter_map(move |group| group.volume_stats(volume));
         let volumes = self.core.volumes().iter();
         volumes.flat_map(|volume| of(volume.index)).map(|stats| stats.abandoned()).sum()
     }
 
-    /// What this run leaves to another program, if it makes room for one. The poll groups have
-    /// stopped.
+    /// The things that this run leaves to another program, if it makes room for one. The poll
+    /// groups have stopped.
     pub(in crate::control) fn departure(&mut self) -> Option<Departure> {
         let begun = self.upgrades.begun.take().filter(|_| self.core.is_upgrading())?;
         let note = HandOver {
@@ -273,7 +274,7 @@ impl Control {
         };
         let Agreed { program, config, hosts } = begun.agreed;
         let running = self.volumes.running();
-        // Keys may have gone since: what was judged must not bring them back.
+        // Keys may have gone since: the judged configuration must not bring them back.
         let hosts = (running.hosts != hosts).then(|| running.hosts.clone());
         let leaves = Leaves {
             name: self.description.name.to_string(),
@@ -281,13 +282,13 @@ impl Control {
             judged: config,
             hosts,
             stores: self.stores(),
-            // They are written last.
+            // The records are written last.
             records: Vec::new(),
         };
         Some(Departure { program, note, leaves })
     }
 
-    /// Says what this program took over.
+    /// Logs the take-over by this program.
     pub(in crate::control) fn tell_take_over(&mut self) {
         let Some(status) = self.upgrades.status() else { return };
         let UpgradeStatus { from_version, failed, ready_ms, mounts, .. } = status;
@@ -304,7 +305,7 @@ impl Control {
         self.happened(Occurrence::new(EventKind::Upgrade, text));
     }
 
-    /// Notes which mounts are back since the upgrade.
+    /// Notes the mounts that came back since the upgrade.
     pub(in crate::control) fn look_for_mounts(&mut self) {
         let sessions: Vec<(String, Vec<String>, usize)> = self
             .core
@@ -331,8 +332,7 @@ impl Control {
     }
 }
 
-/// Has another program take the place of this one. An answer that is no error says that it has
-/// begun.
+/// Orders an upgrade to another program. A response that is no error says that it has begun.
 pub(in crate::control) async fn upgrade(
     requests: &mpsc::Sender<ToControl>,
     reread: &Arc<Reread>,
@@ -353,7 +353,7 @@ pub(in crate::control) async fn upgrade(
         Ok(agreed) => agreed,
         Err(error) => return Response::refused(error),
     };
-    // While everything is served, so that the pause has little left to write.
+    // While everything is served, so that little is left to write in the pause.
     for volume in volumes {
         let name = volume.clone();
         if let Err(error) = carry(requests, VolumeChange::WriteBack { name }, true).await
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(back, [false; 3], "no queue; another host");
         note_back(&mounts, &mut back, &[session("a", "w", 2), session("b", "v", 3)]);
         assert_eq!(back, [false, true, true]);
-        // What was back stays so.
+        // A mount that was back stays back.
         note_back(&mounts, &mut back, &[session("a", "v", 2)]);
         assert_eq!(back, [true; 3]);
     }
@@ -424,7 +424,7 @@ mod tests {
         let status = upgrades.status().unwrap();
         assert_eq!((status.pause_ms, status.back, status.away.len()), (Some(250), 1, 0));
         assert!(!upgrades.is_waiting());
-        // Without mounts nobody waits but for the target.
+        // Without mounts only the target counts.
         let mut alone = Upgrades::after(Some(HandOver::default()));
         alone.ready(Instant::now());
         alone.took.as_mut().unwrap().ready = Moment(7_000_000);

@@ -1,5 +1,4 @@
-//! What people order of a running target by the control socket: changes of volumes, the end of
-//! sessions. One change at a time.
+//! Orders from the control socket: changes of volumes, the end of sessions. One change at a time.
 
 use std::collections::HashMap;
 use std::io;
@@ -76,8 +75,8 @@ pub(in crate::control) async fn set(
 }
 
 /// Removes a volume as soon as no host has it open. Meanwhile no other host may open it. `gone`
-/// ends when whoever asked does not wait any more: then the volume stays. A removal that has begun
-/// goes to its end. What comes under the same name later is another volume, and stays.
+/// ends when the client is gone: then the volume stays. A removal that has begun goes to its end. A
+/// later volume of the same name is another one, and stays.
 pub(in crate::control) async fn remove_when_unused(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
@@ -127,7 +126,7 @@ pub(in crate::control) async fn remove_when_unused(
     response
 }
 
-/// Opens what a volume is served from.
+/// Opens the store of a volume.
 pub(in crate::control) async fn open(
     target: Name,
     config: VolumeConfig,
@@ -179,7 +178,7 @@ pub(in crate::control) async fn change(
     })
 }
 
-/// What is wrong with the stores of volumes now, by name.
+/// The faults of the stores of volumes now, by name.
 pub(in crate::control) async fn store_faults(
     requests: &mpsc::Sender<ToControl>,
 ) -> Result<HashMap<String, StoreFault>, String> {
@@ -204,7 +203,7 @@ async fn sound(
     Ok(VolumeReport { store_fault: Some(fault), ..report })
 }
 
-/// Why a volume whose store has a fault does not change so. `before` is how it is configured.
+/// Why a volume with a faulty store does not take this change. `before` is its configuration now.
 pub(in crate::control) fn unfit(
     fault: &StoreFault,
     wanted: &VolumeChange,
@@ -244,7 +243,10 @@ pub(in crate::control) async fn dump(requests: &mpsc::Sender<ToControl>) -> Resp
 }
 
 /// Ends sessions.
-pub(in crate::control) async fn kick(requests: &mpsc::Sender<ToControl>, session: String) -> Response {
+pub(in crate::control) async fn kick(
+    requests: &mpsc::Sender<ToControl>,
+    session: String,
+) -> Response {
     let named = session.clone();
     match asked(requests, |reply| ToControl::Kick(session, reply)).await {
         None => stopping(),

@@ -1,9 +1,9 @@
-//! [`Predecessor`]: a running program, as the next one has to follow it, and all that is looked at
-//! before one does. Nothing changes meanwhile.
+//! [`Predecessor`]: a running program, as the next one has to follow it, and all checks before one
+//! does. Nothing changes meanwhile.
 //!
-//! A start binds, opens and reads. The new program is asked what it would, and what it would do
-//! anew is tried here. What it would go on with is compared with what is open: a program that is
-//! killed in its start leaves only what is at the paths.
+//! A start binds, opens and reads. The new program reports its own plan for that, and the parts
+//! that it would do anew are tried here. The parts that it would inherit are compared with the open
+//! files: a program that is killed in its start leaves only the files at the paths.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,9 @@ use crate::store::at_path::AtPath;
 /// A running program. See the module.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
-    /// What it serves.
+    /// The volumes and addresses that it serves.
     pub(in crate::control) serves: Checked,
-    /// The configuration that it runs with.
+    /// Its running configuration.
     pub(in crate::control) running: TargetConfig,
     /// The memory that it gives back.
     pub(in crate::control) gives_back: GivenBack,
@@ -34,25 +34,25 @@ pub(crate) struct Predecessor {
     pub(in crate::control) devices: Vec<DeviceCaps>,
     /// Its stores, by volume.
     pub(in crate::control) stores: Vec<(String, Arc<Backing>)>,
-    /// What the state directory must hold.
+    /// The records that the state directory must hold.
     pub(in crate::control) remembered: Remembered,
-    /// What can be lost may be lost.
+    /// The upgrade is forced: data may be lost.
     pub(in crate::control) forced: bool,
 }
 
-/// A program that may take over, and what that was judged by.
+/// A program that may take over, and the facts behind that judgement.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     /// The program.
     pub(in crate::control) program: PathBuf,
-    /// The configuration that it said it would start with, in TOML.
+    /// The configuration, in TOML, that it would start with by its own report.
     pub(in crate::control) config: Option<String>,
-    /// The hosts that could connect when it was asked.
+    /// The hosts that were allowed when it was asked.
     pub(in crate::control) hosts: Vec<HostConfig>,
 }
 
 impl Predecessor {
-    /// The volumes that are written back before.
+    /// The volumes that are written back before the upgrade.
     pub(in crate::control) fn volumes_on_stores(&self) -> Vec<String> {
         self.stores.iter().map(|(volume, _)| volume.clone()).collect()
     }
@@ -60,7 +60,7 @@ impl Predecessor {
     /// Asks a program whether it can follow. Blocks, for as long as file systems do.
     ///
     /// # Errors
-    /// It cannot, or a start would not find what this one has; and why.
+    /// The program cannot follow, or a start would miss something that this one has; and why.
     pub(in crate::control) fn may_be_followed_by(self, program: &Path) -> Result<Agreed, String> {
         can_hand_over().map_err(|error| format!("this program cannot hand over: {error}"))?;
         self.can_go_on()?;
@@ -100,7 +100,7 @@ impl Predecessor {
     }
 }
 
-/// Whether a start would find a store that is open at its path, as it is.
+/// Whether a start would find an open store at its path, unchanged.
 fn is_at_its_path(volume: &str, backing: &Backing) -> Result<(), String> {
     let fault = |what: String| {
         format!(
@@ -112,7 +112,7 @@ fn is_at_its_path(volume: &str, backing: &Backing) -> Result<(), String> {
     if there != AtPath::Same {
         return Err(fault(there.describe(backing)));
     }
-    // The rights of who asks, not of who has it open.
+    // The rights of this process now, not those of the open file.
     let (rights, access) = match backing.read_only() {
         true => (AccessFlags::R_OK, "read"),
         false => (AccessFlags::R_OK | AccessFlags::W_OK, "read and write"),
@@ -126,7 +126,7 @@ fn is_at_its_path(volume: &str, backing: &Backing) -> Result<(), String> {
     }
 }
 
-/// Whether what the other program would listen on is free, beside what this one leaves to it.
+/// Whether the other program's addresses are free, save those that it takes over from this one.
 fn can_bind(served: &Checked, checked: &Checked) -> Result<(), String> {
     match checked.http {
         Some(address) if served.http != checked.http => {
@@ -140,7 +140,7 @@ fn can_bind(served: &Checked, checked: &Checked) -> Result<(), String> {
     }
 }
 
-/// Whether the other program would take connections by the devices that mounts come by.
+/// Whether the other program would serve by the devices that mounts come by.
 fn serves_by(devices: &[DeviceCaps], allowed: Option<&[String]>) -> Result<(), String> {
     let is_rdma =
         |caps: &&DeviceCaps| !matches!(caps.transport, Transport::SoftTcp | Transport::SoftMemory);
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_mounts_come_by_is_served_by() {
+    fn devices_of_mounts_must_stay_in_use() {
         let tcp = Device::Soft(soft::Device::tcp()).caps().clone();
         let card =
             DeviceCaps { name: "mlx5_0".to_owned(), transport: Transport::Roce, ..tcp.clone() };

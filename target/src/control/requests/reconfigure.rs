@@ -1,12 +1,13 @@
-//! The configuration of a target that runs, read again: what is different, and how the target gets
-//! there, whole or not at all.
+//! The configuration of a running target, read again: the differences, and their application, whole
+//! or not at all.
 //!
-//! Everything that can be refused is looked at before anything changes: the files, the stores of
-//! new volumes, which are opened and locked, the table of hosts, and what each change means for
-//! hosts that have the volume open. Then comes what takes something from hosts: keys, rights,
-//! writes. Then the other changes of volumes, and last what gives hosts more. So no host reaches a
-//! new volume by a right that goes in the same edit. A change of a volume that fails all the same,
-//! as by a disk, is led back with those before it. What was taken from hosts stays taken then.
+//! Everything that can be refused is checked before anything changes: the files, the stores of new
+//! volumes, which are opened and locked, the table of hosts, and the effect of each change on hosts
+//! that have the volume open. Then come the changes that take something from hosts: keys, rights,
+//! writes. Then the other changes of volumes, and last those that give hosts more. So no host
+//! reaches a new volume by a right that goes in the same edit. If a change of a volume fails all
+//! the same, for example by a disk, it is led back with those before it. Keys, rights and writes
+//! that hosts lost by then stay lost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,11 +26,12 @@ use crate::operate::ask::{LimitsWish, ReloadReport, Response};
 use crate::operate::refusal::Refusal;
 use crate::store::StoreFault;
 
-/// Why nothing more is done.
+/// The refusal of a target that is stopping.
 const STOPPING: &str = "the target is stopping";
 
 /// Replaces the whole table of hosts by that of the configuration as it is now. A configuration
-/// that is refused changes nothing. It waits for no change under way: a key may have to go at once.
+/// that is refused changes nothing. Does not wait for a change under way: a key may have to go at
+/// once.
 pub(in crate::control) async fn hosts(
     requests: &mpsc::Sender<ToControl>,
     reread: &Arc<Reread>,
@@ -59,8 +61,8 @@ pub(in crate::control) async fn limit_host(
     answer.unwrap_or_else(|| Err(STOPPING.into()))
 }
 
-/// The hosts that a running target lets in, one of them with other limits, and the entry of that
-/// one. Nobody loses a key or a right.
+/// The hosts that may log in to a running target, one of them with other limits, and the entry of
+/// that one. No host loses a key or a right.
 ///
 /// # Errors
 /// Why the hosts stay as they are.
@@ -88,8 +90,8 @@ pub(in crate::control) fn limited(
     Ok((changed.hosts, host))
 }
 
-/// From now on control lets in these hosts and no others, unless it has those of a later reading.
-/// Returns whose sessions ended.
+/// Makes control let in these hosts and no others, unless it has those of a later reading. Returns
+/// the hosts that lost sessions.
 async fn let_in_only(
     requests: &mpsc::Sender<ToControl>,
     (hosts, reading): (Vec<HostConfig>, Reading),
@@ -98,7 +100,7 @@ async fn let_in_only(
     answer.unwrap_or_else(|| Err(STOPPING.to_owned()))
 }
 
-/// Reads the configuration again, and changes everything that can change without a restart.
+/// Reads the configuration again, and applies all changes that need no restart.
 ///
 /// # Errors
 /// Nothing has changed, for that reason.
@@ -143,7 +145,7 @@ pub(crate) async fn everything(
     Ok(report)
 }
 
-/// Why volumes whose stores have faults do not change so.
+/// Why the store faults of volumes forbid these changes.
 fn unfit_changes(
     changes: &[VolumeChange],
     running: &TargetConfig,
@@ -161,8 +163,8 @@ fn unfit_changes(
     changes.iter().filter_map(why).collect()
 }
 
-/// Carries out what was judged: what narrows first, what widens last. Returns whose sessions
-/// ended.
+/// Carries out the judged changes: narrowing ones first, widening ones last. Returns the hosts that
+/// lost sessions.
 async fn carry_out(
     requests: &mpsc::Sender<ToControl>,
     changes: Ordered,
@@ -188,7 +190,7 @@ async fn carry_out(
     Ok(ended)
 }
 
-/// What to know of a refusal where keys or rights were to go.
+/// The note to a refusal when keys or rights should have gone.
 fn still_let_in(losers: &[String]) -> String {
     match losers {
         [] => String::new(),
@@ -200,7 +202,7 @@ fn still_let_in(losers: &[String]) -> String {
     }
 }
 
-/// Changes in the order in which they are made: what narrows comes first, and removals, which
+/// Changes in the order in which they are made: narrowing ones come first, and removals, which
 /// cannot be led back, come last.
 struct Ordered(Vec<VolumeChange>);
 
@@ -216,7 +218,8 @@ impl Ordered {
 }
 
 /// The changes that lead to a configuration, with the stores of new volumes opened, in the order in
-/// which they are made: what can be led back comes first. Also why it is refused.
+/// which they are made: removals, which cannot be led back, come last. Also the reasons to refuse
+/// it.
 async fn prepared(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
@@ -285,8 +288,8 @@ async fn carry_all(
     Ok(())
 }
 
-/// What undoes a change. A file that has become larger stays so. A volume that was removed had no
-/// users, and its data is in its store: `volume add` serves it again.
+/// The change that undoes a change. A file that has become larger stays so. A volume that was
+/// removed had no users, and its data is in its store: `volume add` serves it again.
 fn undo_of(change: &VolumeChange, before: &[VolumeConfig]) -> Option<VolumeChange> {
     match change {
         VolumeChange::Add(volume, _) => {
@@ -310,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// The hosts of a configuration that is another one each time it is read.
+    /// The hosts of a configuration that changes with each reading.
     fn reread() -> Arc<Reread> {
         let read = AtomicU64::new(0);
         let name = rblk_protocol::Name::new("t").unwrap();

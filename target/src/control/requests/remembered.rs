@@ -1,5 +1,5 @@
-//! [`Remembered`]: whether the state directory holds what it must, so that the next program serves
-//! the mounts of this one.
+//! [`Remembered`]: whether the state directory holds the records that the next program needs to
+//! serve the mounts of this one.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -9,14 +9,14 @@ use crate::control::Control;
 /// How long a state directory may take to answer.
 const LOOK_TIME: Duration = Duration::from_secs(10);
 
-/// The answer of the thread that writes the records, which compares them with what is kept.
+/// The answer of the thread that writes the records, which compares them with those on the disk.
 #[derive(Debug)]
 pub(in crate::control) struct Remembered {
     answer: Receiver<Result<(), String>>,
 }
 
 impl Control {
-    /// Begins to compare the state directory with what this run wrote there.
+    /// Begins to compare the state directory with the records of this run.
     pub(in crate::control) fn remembered(&self) -> Remembered {
         let (reply, answer) = channel();
         self.persister.compare(reply);
@@ -25,11 +25,11 @@ impl Control {
 }
 
 impl Remembered {
-    /// Whether every record is as this run wrote it. Blocks as long as the file system does, for
-    /// 10 s at most.
+    /// Whether every record is as this run wrote it. Blocks as long as the file system does, for 10
+    /// s at most.
     ///
     /// # Errors
-    /// What is not there, and what would come of it.
+    /// The records that are missing or changed, and the consequence.
     pub(in crate::control) fn is_on_disk(&self) -> Result<(), String> {
         let answer = self.answer.recv_timeout(LOOK_TIME);
         let answer = answer.unwrap_or_else(|_| {

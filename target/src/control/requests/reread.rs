@@ -1,4 +1,4 @@
-//! [`Reread`]: the configuration that a target was started with, read once more.
+//! [`Reread`]: the configuration that a target was started with, read again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::operate::ask::HostsReport;
 /// How long files may take to be read or opened. Changes come one at a time, and wait for that.
 const FILES_TIME: Duration = Duration::from_secs(60);
 
-/// Does that with files, on a thread that may block: this one serves everybody. What ends after
-/// [`FILES_TIME`] is dropped. `what` says what was not done then.
+/// Works with files, on a thread that may block: this one serves all clients. Work that ends after
+/// [`FILES_TIME`] is dropped. The error contains the text of the first argument.
 ///
 /// # Errors
 /// Those of the work, or it took too long.
@@ -32,11 +32,11 @@ pub(in crate::control) async fn with_files<T: Send + 'static>(
     }
 }
 
-/// Which reading of the files something comes from. A greater one is of files that were read later.
+/// The number of a reading of the files. A greater one is of files that were read later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Reading(pub(in crate::control) u64);
 
-/// Reads the configuration that the target was started with once more: files and flags.
+/// Reads the configuration that the target was started with again: files and flags.
 pub(crate) struct Reread {
     read: Box<dyn Fn() -> anyhow::Result<TargetConfig> + Send + Sync>,
     /// The name of the target, of which the identities of its volumes are made.
@@ -44,7 +44,7 @@ pub(crate) struct Reread {
     has_file: bool,
     /// Whether hosts must prove their keys. A reload does not change that.
     required: bool,
-    /// One change at a time, so that what was read last is used last. Not for hosts, who may have
+    /// One change at a time, so that the last reading is used last. Not for hosts, which may have
     /// to lose rights at once.
     turn: Mutex<()>,
     /// The latest, and one at a time.
@@ -52,7 +52,7 @@ pub(crate) struct Reread {
 }
 
 impl Reread {
-    /// By this function, which may block, in a target that was started with this configuration.
+    /// `read` reads the configuration, and may block. `started` is the configuration of the start.
     pub(crate) fn new(
         started: &TargetConfig,
         (target, has_file): (Name, bool),
@@ -63,7 +63,7 @@ impl Reread {
         Arc::new(Self { read: Box::new(read), target, has_file, required, turn, readings })
     }
 
-    /// Until the guard is dropped, nothing else changes.
+    /// Waits for a turn. Until the guard is dropped, nothing else changes.
     pub(in crate::control) async fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().await
     }
@@ -78,7 +78,7 @@ impl Reread {
         self.has_file
     }
 
-    /// The configuration as it is now.
+    /// Reads the configuration as it is now.
     pub(in crate::control) async fn read(
         self: &Arc<Self>,
     ) -> Result<(TargetConfig, Reading), String> {
@@ -90,7 +90,7 @@ impl Reread {
         Ok((config, *latest))
     }
 
-    /// What a reload of these hosts did.
+    /// The report on a reload of these hosts.
     pub(in crate::control) fn report(
         &self,
         hosts: &[HostConfig],

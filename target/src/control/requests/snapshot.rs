@@ -1,7 +1,7 @@
 //! Snapshots: the file of a volume is cloned while hosts use the volume, and the clone is served
 //! read-only as a volume of its own.
 //!
-//! First the clone is whole and durable, then it gets its name, then it is served. Whatever fails
+//! First the clone is whole and durable, then it gets its name, then it is served. Any failure
 //! leaves no file behind, and the volume goes on.
 
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::pool::reflink::{CloneError, CloneFile};
 /// Takes a snapshot of the volume `name`, and serves it as `new_name`.
 ///
 /// # Errors
-/// There is none, for that reason.
+/// Why no snapshot was taken.
 pub(in crate::control) async fn take(
     requests: &mpsc::Sender<ToControl>,
     reread: &Reread,
@@ -46,17 +46,17 @@ pub(in crate::control) async fn take(
             file.served();
             Ok(VolumeReport { store_fault: fault, ..report })
         }
-        // It is of no use to anybody, and its name is free for the next one.
+        // The file is of no use, and its name is free for the next one.
         Err(error) => Err(file.discard().await.err().unwrap_or(error).into()),
     }
 }
 
-/// The file of a snapshot that is not served yet. Nothing is left of it when this is dropped, as by
-/// a target that stops.
+/// The file of a snapshot that is not served yet. When this is dropped, as by a target that stops,
+/// the file is removed.
 #[derive(Debug)]
 struct Unserved {
     file: Arc<CloneFile>,
-    // Served, or somebody else sees to it.
+    // Either the file is served, or its own work sees to it.
     is_done: bool,
 }
 
@@ -66,12 +66,12 @@ impl Unserved {
         Ok(Self { file: Arc::new(file), is_done: false })
     }
 
-    /// Gives it its name, with the mode of its source.
+    /// Gives the file its name, with the mode of its source.
     async fn keep(&mut self, source: PathBuf) -> Result<(), String> {
         let file = Arc::clone(&self.file);
         let kept = blocking(move || file.keep(&source)).await;
         if kept.is_err() {
-            // The file system may hang: whoever still works there leaves nothing.
+            // The file system may hang: the work under way leaves nothing behind.
             self.file.give_up();
             self.is_done = true;
         }
@@ -96,7 +96,8 @@ impl Unserved {
 impl Drop for Unserved {
     fn drop(&mut self) {
         if !self.is_done {
-            // If it is being kept now, that sees the first, or this sees its name.
+            // If the file is being kept now, that work sees the first call, or the second one sees
+            // its name.
             self.file.give_up();
             self.file.discard();
         }
@@ -124,7 +125,7 @@ fn source_of(running: &TargetConfig, name: &str) -> Option<PathBuf> {
 }
 
 /// The snapshot as a volume: read-only, with the blocks of its source, in a file beside it unless
-/// another one is named.
+/// `path` names another one.
 fn config_of(
     running: &TargetConfig,
     name: &str,
@@ -155,7 +156,7 @@ fn config_of(
     Ok(snapshot)
 }
 
-/// A file with that name in the directory of another one, with its extension.
+/// A file of that name in the directory of another one, with its extension.
 fn beside(file: &Path, name: &str) -> PathBuf {
     let mut name = name.to_owned();
     if let Some(extension) = file.extension() {
@@ -187,7 +188,7 @@ mod tests {
         TargetConfig::parse(text, "test").unwrap()
     }
 
-    /// Control that serves one volume, and does what it is asked until it is to serve another.
+    /// Control that serves one volume, and carries out orders until one adds another volume.
     async fn control(mut requests: mpsc::Receiver<ToControl>, running: TargetConfig) -> ToControl {
         loop {
             match requests.recv().await.expect("somebody who asks") {
@@ -227,7 +228,7 @@ mod tests {
                     add = control(asked, running.clone()) => add,
                 }
             };
-            // What `take` had is dropped when control was to serve the clone, as by a stop.
+            // `take` is dropped, as by a stop, while control should serve the clone.
             let add = tokio::time::timeout(deadline, add).await.expect("an order");
             let ToControl::Change { change: VolumeChange::Add(config, _), .. } = &add else {
                 panic!("{add:?}");
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_refused_before_anything_is_done() {
+    fn a_snapshot_that_cannot_be_served_is_refused_first() {
         let refused = |name: &str, new: &str, path: Option<&str>| {
             config_of(&running(), name, new.to_owned(), path.map(Into::into)).unwrap_err()
         };

@@ -2,8 +2,8 @@
 //! as it stays connected. One at a time.
 //!
 //! The poll groups fill [rings](TraceRing), and the task of the client empties them. Control only
-//! begins and ends that. It ends however the client goes: then the poll groups have no ring any
-//! more, and cost what they cost before.
+//! begins and ends the trace. A trace ends however the client goes: then the poll groups have no
+//! ring any more, and the trace costs nothing.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -91,7 +91,7 @@ impl Control {
     }
 }
 
-/// Streams the slow commands of a volume to a client, until `gone` says that it went.
+/// Streams the slow commands of a volume to a client, until `gone` ends with the client.
 ///
 /// # Errors
 /// The client cannot be written to.
@@ -137,7 +137,8 @@ async fn follow(
         let mut text = Vec::new();
         for io in ios.drain(..) {
             if let Entry::Vacant(place) = hosts.entry(io.session) {
-                // A session that comes again is another one, so this is bounded by what is traced.
+                // A later session of the host has another index, so this is bounded by the number
+                // of traced sessions.
                 let host = asked(requests, |reply| ToControl::HostOf(io.session, reply)).await;
                 place.insert(host.unwrap_or_default());
             }

@@ -1,9 +1,11 @@
-//! [`Clients`]: the connections of HTTP clients, and who makes room for the next one.
+//! [`Clients`]: the connections of HTTP clients, and the choice of the one that makes room for the
+//! next.
 //!
-//! When all places are taken, a newcomer ends the oldest client that has no answer under way. Where
-//! all have, and for as long as their answers may take, it has one of a few places more, from which
-//! only `/healthz` is answered. So clients that are silent, send half a head or take no answer keep
-//! no probe away. A client that came just now is not ended: the newcomer waits in the socket.
+//! When all places are taken, a newcomer ends the oldest client without an answer under way. If all
+//! have an answer under way, the newcomer gets one of a few more places for as long as those may
+//! take; there only `/healthz` is answered. So clients that are silent, send half a head or take no
+//! answer keep no probe away. A client that came just now is not ended: the newcomer waits in the
+//! socket.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio::time::{Sleep, sleep};
 
-/// Clients at a time that may ask for anything.
+/// Clients at a time with any request.
 const PLACES: usize = 48;
 /// Clients beyond these, which may ask for `/healthz`.
 const SPARE_PLACES: usize = 8;
@@ -27,14 +29,14 @@ const GRACE: Duration = Duration::from_millis(50);
 /// Time for a client to take an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
-/// It has not sent the whole head of a request.
+/// The client has not sent the whole head of a request.
 const WAITS: u8 = 0;
-/// It has asked.
+/// The request is complete.
 const ASKED: u8 = 1;
-/// The answer is there, and not all of it is sent.
+/// The answer is made, and not all of it is sent.
 const ANSWERED: u8 = 2;
 
-/// How far a client is.
+/// The progress of a client.
 #[derive(Debug, Default)]
 pub(super) struct Phase(AtomicU8);
 
@@ -44,12 +46,12 @@ impl Phase {
         self.0.store(ASKED, Ordering::Relaxed);
     }
 
-    /// The answer is there.
+    /// The answer is made.
     pub(super) fn answered(&self) {
         self.0.store(ANSWERED, Ordering::Relaxed);
     }
 
-    // All that there was to send is sent.
+    // The whole answer is sent.
     fn sent(&self) {
         let _ = self.0.compare_exchange(ANSWERED, WAITS, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -67,14 +69,14 @@ struct Client {
     is_spare: bool,
 }
 
-/// Where there is room for a client.
+/// The room for a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Room {
-    /// It may ask for anything.
+    /// The client may ask for anything.
     Place,
-    /// It may ask for `/healthz` alone.
+    /// The client may ask for `/healthz` alone.
     Spare,
-    /// Nowhere: all others came just now. Try again at this time.
+    /// No room: all others came just now. Try again at this time.
     NoneUntil(Instant),
 }
 
@@ -129,22 +131,22 @@ impl Clients {
     }
 }
 
-/// The stream of a client, which has so long to take an answer.
+/// The stream of a client, with a limit on the time to take an answer.
 #[derive(Debug)]
 pub(super) struct Timely {
     stream: TcpStream,
     phase: Arc<Phase>,
-    // Since when something waits to be sent.
+    // When the wait of unsent bytes began.
     late: Option<Pin<Box<Sleep>>>,
 }
 
 impl Timely {
-    /// Of a client.
+    /// The stream of a client.
     pub(super) fn new(stream: TcpStream, phase: Arc<Phase>) -> Self {
         Self { stream, phase, late: None }
     }
 
-    // Until all is sent, the time runs, however little is taken meanwhile.
+    // The time runs until all is sent, however little the client takes meanwhile.
     fn watch(
         &mut self,
         context: &mut Context<'_>,
@@ -193,7 +195,7 @@ impl AsyncWrite for Timely {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // It is called when all was written.
+        // The caller flushes after all bytes are written.
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         if flushed.is_ready() {
             self.late = None;

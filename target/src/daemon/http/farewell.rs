@@ -7,22 +7,22 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
-/// How long a page waits for the answer, which is then that the target goes on. Shorter than the
+/// How long a page waits for the answer; then it hears that the target goes on. Shorter than the
 /// life of a connection.
 const WAIT: Duration = Duration::from_secs(25);
-/// Pages that wait at a time. The others are answered at once, and ask again.
+/// Pages that wait at a time. Others are answered at once, and ask again.
 const WAITING_MAX: usize = 16;
 
-/// How long the end of a target waits for those who hear its last word.
+/// How long the end of a target waits for the pages that hear its last word.
 const HEARD_TIME: Duration = Duration::from_millis(250);
 
 /// How a target ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Ending {
-    /// Every initiator had left, and nothing acknowledged is lost.
+    /// Every initiator had left, and no acknowledged data is lost.
     Drained,
-    /// It stopped, though initiators had not left or stores did not take everything.
+    /// The target stopped, though initiators had not left or stores did not take everything.
     Stopped,
     /// Another program takes its place.
     Upgraded,
@@ -35,11 +35,11 @@ pub(crate) enum Ending {
 pub(crate) struct Farewell {
     /// How it ended.
     pub(crate) end: Ending,
-    /// In words.
+    /// The end in words.
     pub(crate) text: String,
 }
 
-/// Where it is heard.
+/// The listeners of the last word.
 #[derive(Clone, Debug)]
 pub(super) struct Ears {
     word: watch::Receiver<Option<Farewell>>,
@@ -48,7 +48,7 @@ pub(super) struct Ears {
 }
 
 impl Ears {
-    /// Of a target that goes on.
+    /// The listeners of a target that goes on.
     pub(super) fn new(word: watch::Receiver<Option<Farewell>>) -> Self {
         Self { word, wait: WAIT, places: Arc::new(Semaphore::new(WAITING_MAX)) }
     }
@@ -59,7 +59,7 @@ impl Ears {
         tokio::time::timeout(self.wait, self.last()).await.ok().flatten()
     }
 
-    /// Returns when the last word is said and everybody who waited for it has it. A connection
+    /// Returns when the last word is said and every page that waited for it has it. A connection
     /// writes an answer in the turn in which it is made.
     pub(super) async fn have_heard(&self) {
         let _ = self.last().await;
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_waits_hears_the_last_word_and_nothing_of_a_target_that_goes_on() {
+    async fn a_waiting_page_hears_the_last_word_or_none() {
         let (say, word) = watch::channel(None);
         let mut ears = Ears::new(word);
         ears.wait = Duration::from_millis(1);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_target_that_breaks_off_says_nothing() {
+    async fn a_crashed_target_has_no_last_word() {
         let (say, word) = watch::channel(None);
         drop(say);
         assert_eq!(Ears::new(word).hear().await, None);

@@ -2,12 +2,12 @@
 
 use crate::operate::status::TargetStatus;
 
-/// Whether a target serves, and why not.
+/// Whether a target serves, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Health {
-    /// It takes new sessions.
+    /// Whether the target takes new sessions.
     pub serving: bool,
-    /// In one line.
+    /// The state in one line.
     pub text: String,
 }
 

@@ -1,9 +1,9 @@
-//! [`Latest`]: what control answered last, with the documents that were made of it. Pure: the time
+//! [`Latest`]: the last answer of control, with the documents that were made of it. Pure: the time
 //! is an argument.
 //!
-//! However many ask, control answers a question once in [`AGE`], and each document is made once of
-//! each answer. Each event is rendered on its own, so an answer that begins at any number joins
-//! pieces that are there.
+//! However many clients ask, control answers a question once in [`AGE`], and each document is made
+//! once from each answer. Each event is rendered on its own, so an answer that begins at any number
+//! joins ready pieces.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::operate::status::TargetStatus;
 /// How old an answer of control may be.
 pub(super) const AGE: Duration = Duration::from_millis(250);
 
-/// What control answered last, if that is not too old.
+/// The last answer of control, if it is not too old.
 #[derive(Debug)]
 pub(super) struct Latest<T>(Option<(Instant, Arc<T>)>);
 
@@ -33,14 +33,14 @@ impl<T> Latest<T> {
         (now.saturating_duration_since(*asked) < AGE).then(|| Arc::clone(answer))
     }
 
-    /// Control was asked then, and answered this, or did not answer.
+    /// Control was asked at `asked`, and gave this answer, or none.
     pub(super) fn set(&mut self, asked: Instant, answer: Option<T>) -> Option<Arc<T>> {
         self.0 = answer.map(|answer| (asked, Arc::new(answer)));
         self.0.as_ref().map(|(_, answer)| Arc::clone(answer))
     }
 }
 
-/// A status and the documents that show it. Each document is made when it is wanted first.
+/// A status and the documents that show it. Each document is made for its first reader.
 #[derive(Debug)]
 pub(super) struct ShownStatus {
     pub(super) status: TargetStatus,
@@ -59,7 +59,7 @@ impl ShownStatus {
         self.metrics.get_or_init(render).clone()
     }
 
-    /// All of it. No key of its maps is anything but text, so it can be JSON.
+    /// The whole status. All keys of its maps are text, so it can be JSON.
     pub(super) fn json(&self) -> Bytes {
         let render = || serde_json::to_vec(&self.status).unwrap_or_default().into();
         self.json.get_or_init(render).clone()

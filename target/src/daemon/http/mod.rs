@@ -1,10 +1,10 @@
-//! Metrics, health and the live page over HTTP/1.1, for everybody who reaches the address. Nothing
-//! can be changed by it.
+//! Metrics, health and the live page over HTTP/1.1, for every client that reaches the address.
+//! Read-only.
 //!
-//! It runs in the runtime of control, never on a data thread. Bounded: the number of connections,
-//! the size and the time of a request's head, the time for an answer to be taken, the life of a
-//! connection, how often control is asked, and how often a document is rendered. Bodies of requests
-//! are not read. Clients that are silent, slow or deaf keep nobody from `/healthz` (`clients.rs`).
+//! Runs in the runtime of control, never on a data thread. Bounded: the number of connections, the
+//! size and the time of a request's head, the time to take an answer, the life of a connection, how
+//! often control is asked, and how often a document is rendered. Bodies of requests are not read.
+//! Clients that are silent, slow or deaf keep no probe from `/healthz` (`clients.rs`).
 
 mod clients;
 mod farewell;
@@ -88,8 +88,8 @@ impl Http {
         Ok(Self { listener, address })
     }
 
-    /// Serves clients, each in a task of its own, until nobody takes the requests any more and
-    /// pages that wait for the last word have it. Returns the socket.
+    /// Serves clients, each in a task of its own, until control takes no more requests and pages
+    /// that wait for the last word have it. Returns the socket.
     pub(crate) async fn serve(
         self,
         requests: mpsc::Sender<ToControl>,
@@ -127,14 +127,14 @@ impl Http {
                         }
                     };
                     let served = server.connection(stream, Arc::clone(&phase), is_spare);
-                    // Late or broken: the client asks again.
+                    // Late or broken: the client has to ask again.
                     let task = tokio::spawn(tokio::time::timeout(CONNECTION_TIME, served));
                     clients.add(Instant::now(), phase, task.abort_handle(), is_spare);
-                    // A client that has asked already is seen to have.
+                    // Lets the task see a request that has come already.
                     tokio::task::yield_now().await;
                 }
                 Err(error) => {
-                    // As of too many open files, which clients may bring about.
+                    // For example too many open files, which clients may cause.
                     if lines.may_write(Instant::now()) {
                         tracing::warn!(%error, "http");
                     }
@@ -145,7 +145,7 @@ impl Http {
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 struct Server {
     requests: mpsc::Sender<ToControl>,
@@ -169,7 +169,7 @@ impl Server {
         let service = service_fn(|request| {
             let (server, phase) = (Arc::clone(&self), Arc::clone(&phase));
             async move {
-                // A page that waits for the last word makes room, as one that asks for nothing.
+                // A page that waits for the last word makes room, like one without a request.
                 if request.uri().path() != paths::FAREWELL {
                     phase.asked();
                 }

@@ -22,8 +22,8 @@ const SCRIPT: &str = concat!(
 pub struct Page {
     /// The document.
     pub html: Bytes,
-    /// For `Content-Security-Policy`: nothing but this style, this script, and questions to the
-    /// target itself.
+    /// The value of `Content-Security-Policy`: allows only this style, this script, and requests to
+    /// the target itself.
     pub policy: String,
 }
 
@@ -87,8 +87,8 @@ mod tests {
         }
     }
 
-    /// What the policy forbids, a browser would leave out in silence; what breaks out of the
-    /// document would change it.
+    /// A browser would leave out in silence anything that the policy forbids; text that breaks out
+    /// of the document would change it.
     #[test]
     fn the_page_has_one_style_one_script_and_nothing_from_elsewhere() {
         let page = Page::new();

@@ -1,4 +1,4 @@
-//! What a request asks for, and whether it may. Pure.
+//! The route of a request, and whether it is allowed. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use hyper::{Method, StatusCode};
 /// The path of [`Route::Farewell`].
 pub(super) const FAREWELL: &str = "/farewell";
 
-/// What can be asked.
+/// A resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
     /// `/`: the live page.
@@ -18,14 +18,14 @@ pub enum Route {
     Health,
     /// `/status.json`.
     Status,
-    /// `/events`: what happened after the event of this number.
+    /// `/events`: the events after the event of this number.
     Events {
-        /// 0: all that is kept.
+        /// 0: all that are kept.
         after: u64,
     },
-    /// `/past`: what volumes did in the moments after the moment of this number.
+    /// `/past`: the work of volumes in the moments after the moment of this number.
     Past {
-        /// 0: all that is kept.
+        /// 0: all that are kept.
         after: u64,
     },
     /// `/farewell`: the last word of the target, when it ends.
@@ -37,7 +37,7 @@ pub enum Route {
 pub struct Refusal {
     /// The status of HTTP.
     pub status: StatusCode,
-    /// In words.
+    /// The reason in words.
     pub text: &'static str,
 }
 
@@ -79,11 +79,10 @@ fn after(query: Option<&str>, form: &'static str) -> Result<u64, Refusal> {
     number.ok_or(refusal(StatusCode::BAD_REQUEST, form))
 }
 
-/// Whether a request that reached a loopback address is meant for this host.
+/// Whether a request that reached a loopback address names this host.
 ///
-/// A page of somebody else, open in a browser on this host, may make its own name resolve to the
-/// loopback address, and would then read what is served here. So the name must be an address or
-/// `localhost`.
+/// A foreign page, open in a browser on this host, may make its own name resolve to the loopback
+/// address, and would then read these documents. So the name must be an address or `localhost`.
 #[must_use]
 pub fn is_local_name(host: Option<&str>) -> bool {
     // HTTP/1.0 names no host. No browser speaks that.

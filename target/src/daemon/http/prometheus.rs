@@ -1,7 +1,7 @@
 //! The metrics of a target, made of its status. Pure.
 //!
 //! Names and units follow Prometheus' conventions: `rblk_target_`, base units (seconds, bytes),
-//! `_total` for what only rises. Counters begin at 0 with each run of the target.
+//! `_total` for values that only rise. Counters begin at 0 with each run of the target.
 
 use rblk_operate::exposition::{Exposition, Kind, Labels, Scale};
 
@@ -272,8 +272,8 @@ const VOLUMES: &[OfVolume] = &[
     ),
 ];
 
-/// The names of the metrics of what has block commands: commands, bytes read, bytes written,
-/// errors, in flight.
+/// The names of the metrics of block commands: commands, bytes read, bytes written, errors, in
+/// flight.
 type OfCommands = [&'static str; 5];
 
 const VOLUME_COMMANDS: OfCommands = [
@@ -483,7 +483,7 @@ fn of_rooms(all: &mut Exposition, volumes: &[VolumeStatus]) {
     }
 }
 
-/// Limits, and what waited for them. What has no limit has no sample.
+/// Limits, and the commands that waited for them. A volume without a limit has no sample of it.
 fn of_limits(all: &mut Exposition, volumes: &[VolumeStatus]) {
     let help = "Block commands that had to wait for a limit of the volume or of their host.";
     let mut family = all.family("rblk_target_volume_delayed_commands_total", Kind::Counter, help);
@@ -508,10 +508,10 @@ fn of_limits(all: &mut Exposition, volumes: &[VolumeStatus]) {
     }
 }
 
-/// A counter of block commands: the name of its metric, what it is, and its value.
+/// A counter of block commands: the name of its metric, its words for the help, and its value.
 type OfIo = (&'static str, &'static str, fn(&IoCounts) -> u64);
 
-/// Something that has block commands: its labels and its counters.
+/// The labels and the counters of a volume, a session or a device.
 type Busy = (Vec<(&'static str, String)>, IoCounts);
 
 fn of_commands(all: &mut Exposition, names: OfCommands, whose: &str, busy: &[Busy]) {

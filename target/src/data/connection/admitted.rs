@@ -1,25 +1,24 @@
-//! [`Admitted`]: what is to be done about a command that came.
+//! [`Admitted`]: the next step for a command that came.
 
 use rblk_protocol::{CommandCapsule, ConnectionKind, Features, Opcode, Status};
 
 use super::params::ConnectionParams;
 
-/// What is to be done about a command.
+/// The next step for a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admitted {
-    /// It is for a volume.
+    /// A block command for a volume.
     Block,
-    /// It is for control.
+    /// An admin command, for control.
     Admin,
-    /// The pattern is to be written.
+    /// A self-test: write the pattern.
     SelfTest,
-    /// No more than to answer.
+    /// Only answer with this status.
     Answer(Status),
 }
 
 impl Admitted {
-    /// Of a command that is not for a volume, or may not be. `takes_blocks`: block commands are in
-    /// order on its connection.
+    /// The next step for any other command. `takes_blocks`: the connection may use block commands.
     #[inline(never)]
     pub(super) fn other(
         command: &CommandCapsule,
@@ -34,7 +33,7 @@ impl Admitted {
             return Self::Answer(Status::NotReady);
         }
         if command.flags.digest != params.features.has(Features::DIGEST) {
-            // Not agreed, or missing.
+            // The feature is not agreed, or the digest is missing.
             return Self::Answer(Status::NotSupported);
         }
         let is_connection_tag = command.tag == params.memory.layout().depth().connection_tag();

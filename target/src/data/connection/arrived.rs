@@ -1,7 +1,8 @@
-//! [`Message`] and [`Arrived`]: messages of the peer, and where their bytes are.
+//! [`Message`] and [`Arrived`]: messages of the peer, and the places of their bytes.
 //!
-//! A message is in the memory of its receive buffer, or in slots of the cache and behind them in
-//! that memory ([`super::Landing`]). What the end of a slot cuts is put together here.
+//! A message is in the memory of its receive buffer, or first in slots of the cache and then in
+//! that memory ([`super::Landing`]). This module joins commands and data that the end of a slot
+//! cuts.
 
 use rblk_fabric::Region;
 use rblk_protocol::limits::COMMAND_BYTES;
@@ -14,48 +15,48 @@ use crate::cache::SLOT_BYTES;
 use crate::data::connection::connection_memory::ConnectionMemory;
 use crate::data::request::InCapsule;
 
-/// A message whose commands are looked at.
+/// A message that is being processed, command by command.
 #[derive(Debug)]
 pub(crate) struct Message {
     list: CommandList,
     buffer: u16,
-    // The buffer is held for the commands that are to come, not only for data.
+    // The message still holds the buffer for its next commands, not only for data.
     is_held: bool,
 }
 
 impl Message {
-    /// The message in that receive buffer, which is held for it.
+    /// A message in a receive buffer, which is held for it.
     #[inline(always)]
     pub(super) fn new(list: CommandList, buffer: u16) -> Self {
         Self { list, buffer, is_held: true }
     }
 
-    /// Whether there is no command behind the one that was taken last.
+    /// Whether the last taken command is the last of the message.
     #[inline(always)]
     pub(crate) fn is_over(&self) -> bool {
         self.list.is_done()
     }
 
-    /// Its receive buffer.
+    /// The message's receive buffer.
     #[inline(always)]
     pub(super) fn buffer(&self) -> u16 {
         self.buffer
     }
 
-    /// Whether its buffer is held for its commands.
+    /// Whether the message holds its buffer for its commands.
     #[inline(always)]
     pub(super) fn is_held(&self) -> bool {
         self.is_held
     }
 
-    /// The data of its last command holds the buffer from now on.
+    /// Passes the hold on the buffer to the data of the last command.
     #[inline(always)]
     pub(super) fn hand_buffer_over(&mut self) {
         self.is_held = false;
     }
 }
 
-/// Where the messages of a connection are.
+/// The places of a connection's messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrived<'a> {
     receives: &'a ReceiveBuffers,
@@ -63,13 +64,13 @@ pub(super) struct Arrived<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// In these buffers, of this memory.
+    /// Messages in these buffers of this memory.
     #[inline(always)]
     pub(super) fn new(receives: &'a ReceiveBuffers, memory: &'a ConnectionMemory) -> Self {
         Self { receives, memory }
     }
 
-    /// The next command of a message; `None` behind the last.
+    /// The next command of a message; `None` after the last.
     #[inline(always)]
     pub(super) fn next_command(
         self,
@@ -87,7 +88,7 @@ impl<'a> Arrived<'a> {
         })
     }
 
-    /// A command of a message that begins in a slot.
+    /// Reads a command that starts in a slot.
     #[inline(always)]
     fn read_landed(self, buffer: u16, at: usize) -> [u8; COMMAND_BYTES] {
         if at % SLOT_BYTES <= SLOT_BYTES - COMMAND_BYTES
@@ -98,7 +99,7 @@ impl<'a> Arrived<'a> {
         self.read_piecewise(buffer, at)
     }
 
-    /// A command that the end of a slot cuts.
+    /// Reads a command that the end of a slot cuts.
     #[cold]
     #[inline(never)]
     fn read_piecewise(self, buffer: u16, at: usize) -> [u8; COMMAND_BYTES] {
@@ -113,8 +114,8 @@ impl<'a> Arrived<'a> {
         bytes
     }
 
-    /// Where the data of the command is that was taken last of that message. Data that the end of a
-    /// slot cuts is put together in the memory of the buffer.
+    /// The place of the data of the command that was last taken from this message. Data that the
+    /// end of a slot cuts is joined in the memory of the buffer.
     #[inline(always)]
     pub(super) fn data_of(self, message: &Message, command: &CommandCapsule) -> InCapsule {
         let (buffer, at) = (message.buffer, message.list.data_offset(command));
@@ -127,14 +128,14 @@ impl<'a> Arrived<'a> {
         InCapsule { buffer, landed: false, slot: InCapsule::NO_SLOT, offset }
     }
 
-    /// The same of data that begins in a slot.
+    /// [`Self::data_of`] for data that starts in a slot.
     #[inline(always)]
     fn landed(self, buffer: u16, at: usize, bytes: usize) -> InCapsule {
         if at % SLOT_BYTES + bytes > SLOT_BYTES {
             self.join_cut(buffer, at, bytes);
         } else if let Some((_, offset)) = self.receives.slot_place(buffer, at) {
             let slot = (wide64(at / SLOT_BYTES) & 0x7f) as u8;
-            // Behind less data there may be commands that are not yet read.
+            // Behind less data the slot may have commands that are not read yet.
             let slot = if bytes == SLOT_BYTES { slot } else { InCapsule::NO_SLOT };
             return InCapsule { buffer, landed: true, slot, offset };
         }
@@ -142,14 +143,14 @@ impl<'a> Arrived<'a> {
         InCapsule { buffer, landed: false, slot: InCapsule::NO_SLOT, offset }
     }
 
-    /// Copies data of a message from where it landed to its place in the memory of the buffer.
+    /// Copies the landed data of a message to its place in the memory of the buffer.
     #[cold]
     #[inline(never)]
     fn join_cut(self, buffer: u16, at: usize, bytes: usize) {
         let (mut at, end) = (at, at + bytes);
         while at < end {
             let len = (end - at).min(SLOT_BYTES - at % SLOT_BYTES);
-            // What is behind the slots is in its place already.
+            // Data behind the slots is already in its place.
             if let Some((from, offset)) = self.receives.slot_place(buffer, at) {
                 let (own, to) = self.memory.recv_place(buffer, at);
                 from.copy_to(offset, own, to, len);

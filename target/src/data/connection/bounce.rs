@@ -1,22 +1,22 @@
-//! [`Bounce`]: memory of one I/O connection that all its data passes through, on devices where the
-//! sink of an RDMA READ needs the right of remote write (iWARP).
+//! [`Bounce`]: memory of one I/O connection through which all its data passes, on devices where the
+//! sink of an RDMA READ needs remote-write access (iWARP).
 //!
-//! There the key of the sink travels with each READ request, and whoever names the key may write to
-//! the sink. So a QP, its sink and all that it sends from are in a protection domain (PD) of their
-//! own, and the device refuses the key to every other QP. The arena is in no PD of such a device: a
-//! card has no room to register the arena once for each connection.
+//! There the key of the sink travels with each READ request, and every holder of the key may write
+//! to the sink. So a QP, its sink and the memory it sends from are in a protection domain (PD) of
+//! their own, and the device refuses the key to every other QP. The arena is in no PD of such a
+//! device: a card has no room to register the arena once for each connection.
 //!
 //! ```text
 //! write:  peer --READ--> landing --copy--> slots of the arena, or a volume in memory
 //! read:   slots, or a volume in memory --copy--> outgoing --WRITE--> peer
 //! ```
 //!
-//! Contract: what landed is used only as the copy. The peer can change its own landing at any time,
-//! and so its own data, until the READ has completed and the data is copied; after that nothing
-//! reads the landing. No peer can write to what is outgoing.
+//! Contract: only a copy of landed data is used. The peer can change its own landing, and so its
+//! own data, at any time until the READ has completed and the data is copied; after that, no code
+//! reads the landing. No peer can write to the outgoing memory.
 //!
-//! Each direction is served in order: the first that finds no room makes all later ones wait until
-//! an extent comes back.
+//! Each direction is served in order: the first request without room makes all later ones wait
+//! until an extent comes back.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -29,32 +29,32 @@ use crate::data::connection::SCRATCH_BYTES;
 use crate::data::connection::connection_memory::NoMemory;
 use crate::memory::arena::{Arena, ArenaError, Extent, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
 
-/// Commands of the longest kind whose data finds room in one direction at a time.
+/// Number of commands of maximal length that fit in one direction at a time.
 const LONGEST: usize = 4;
 
-/// What control registers for a [`Bounce`], in the PD of the QP.
+/// The memory of a [`Bounce`], which control registers in the PD of the QP.
 #[derive(Debug)]
 pub struct BounceMemory {
-    // Where READs land: `LONGEST` extents, and a page for proofs.
+    // The landing of READs: `LONGEST` extents, and a page for proofs.
     landing: MemoryRegion,
-    // What WRITEs are sent from: `LONGEST` extents.
+    // The source of WRITEs: `LONGEST` extents.
     outgoing: MemoryRegion,
     // Bytes of the longest extent.
     extent_bytes: u32,
 }
 
 impl BounceMemory {
-    /// Bytes of such memory, for a connection whose commands have `io_max_bytes` at most.
+    /// Size of this memory for a connection with commands of at most `io_max_bytes`.
     #[must_use]
     pub fn bytes(io_max_bytes: u32) -> usize {
         2 * LONGEST * wide(extent_bytes(io_max_bytes)) + wide(MIN_EXTENT_BYTES)
     }
 
-    /// Allocates and registers memory for a connection whose commands have `io_max_bytes` at most.
-    /// `pd` is of that connection alone.
+    /// Allocates and registers memory for a connection with commands of at most `io_max_bytes`. The
+    /// PD `pd` must belong to that connection alone.
     ///
     /// # Errors
-    /// The system has no memory, or the device does not register it.
+    /// The system has no memory, or the device refuses to register it.
     pub fn register(pd: &ProtectionDomain, io_max_bytes: u32) -> Result<Self, NoMemory> {
         let extent_bytes = extent_bytes(io_max_bytes);
         let bytes = LONGEST * wide(extent_bytes);
@@ -69,7 +69,7 @@ impl BounceMemory {
         })
     }
 
-    /// Where READs land, which the peer of this connection may write.
+    /// The landing of READs, which the peer of this connection may write.
     #[must_use]
     pub fn landing(&self) -> &MemoryRegion {
         &self.landing
@@ -80,32 +80,32 @@ impl BounceMemory {
     }
 }
 
-/// Bytes of the longest extent, where commands have so many at most.
+/// Bytes of the longest extent, for commands of at most `io_max_bytes`.
 fn extent_bytes(io_max_bytes: u32) -> u32 {
     io_max_bytes.clamp(MIN_EXTENT_BYTES, MAX_EXTENT_BYTES).next_power_of_two()
 }
 
-/// The bounce memory of a connection, and who has what of it. See the module.
+/// The bounce memory of a connection, and its allocations. See the module.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     memory: BounceMemory,
     landing: Arena,
-    // Somebody waits for room to land.
+    // A part waits for room to land.
     landing_short: bool,
     outgoing: Arena,
-    // Somebody waits for room to send from.
+    // An answer waits for room to send from.
     outgoing_short: bool,
-    // For the WRITE that is queued next.
+    // The extent of the WRITE that is queued next.
     prepared: Option<Extent>,
-    // What was sent, by position of the WRITE: free when a later READ has completed.
+    // Sent extents, by position of their WRITE: free when a later READ has completed.
     sent: VecDeque<(u64, Extent)>,
-    // Positions of the READs that are on their way. They complete in their order; but siw may
-    // complete a later SEND or WRITE before, so positions cannot be told from counting completions.
+    // Positions of the READs on their way. READs complete in order; but siw may complete a later
+    // SEND or WRITE earlier, so a count of completions does not give positions.
     reads: VecDeque<u64>,
 }
 
 impl Bounce {
-    /// With room for `send_wrs` WRITEs that were sent.
+    /// Bounce state with room for `send_wrs` sent WRITEs.
     ///
     /// # Errors
     /// Never, for memory of [`BounceMemory::register`].
@@ -125,19 +125,19 @@ impl Bounce {
         })
     }
 
-    /// The registrations, to be given back.
+    /// Returns the registrations.
     pub(super) fn into_memory(self) -> BounceMemory {
         self.memory
     }
 
     // ---- Landing -------------------------------------------------------------------------------
 
-    /// Whether the data of some part waits for room to land.
+    /// Whether a part waits for room to land its data.
     pub(super) fn is_landing_short(&self) -> bool {
         self.landing_short
     }
 
-    /// Room for the READ of so many bytes. `None`: there is none, or others wait for it.
+    /// Allocates room for a READ of `bytes`. `None`: no room, or others wait for it.
     pub(super) fn land(&mut self, bytes: u32) -> Option<Extent> {
         if self.landing_short {
             return None;
@@ -152,31 +152,31 @@ impl Bounce {
         self.memory.landing.sge(extent.offset(), bytes)
     }
 
-    /// Where READs land, to be copied from.
+    /// The region where READs land, as the source of copies.
     pub(crate) fn landing_region(&self) -> &Region {
         self.landing.region()
     }
 
-    /// What landed was copied, or never lands.
+    /// Frees an extent after its data was copied, or when no data will land there.
     pub(crate) fn landed(&mut self, extent: Extent) {
         self.landing.release(extent);
         self.landing_short = false;
     }
 
-    /// Where proof READs land: a page of their own, so that a proof never waits.
+    /// The landing of proof READs: a page of their own, so that a proof never waits.
     pub(super) fn proof_sge(&self) -> Option<Sge> {
         self.memory.landing.sge(self.memory.extents().end, SCRATCH_BYTES)
     }
 
     // ---- Outgoing ------------------------------------------------------------------------------
 
-    /// Whether some answer waits for room to be sent from.
+    /// Whether an answer waits for room to send from.
     pub(super) fn is_outgoing_short(&self) -> bool {
         self.outgoing_short
     }
 
-    /// Takes room for the data of the next WRITE. False: there is none until some of what was sent
-    /// is proven to have left.
+    /// Allocates room for the data of the next WRITE. False: there is no room until a proof shows
+    /// that earlier WRITEs have left.
     pub(super) fn prepare(&mut self, bytes: u32) -> bool {
         debug_assert!(self.prepared.is_none(), "prepared and not sent");
         self.prepared = self.outgoing.allocate(wide(bytes));
@@ -184,30 +184,30 @@ impl Bounce {
         self.prepared.is_some()
     }
 
-    /// Where the data of the next WRITE is to be copied to: the region and the offset in it.
+    /// The destination for the data of the next WRITE: the region and the offset in it.
     pub(crate) fn prepared(&self) -> Option<(&Region, usize)> {
         let extent = self.prepared.as_ref()?;
         Some((self.outgoing.region(), extent.offset()))
     }
 
-    /// SGE of the data that was copied there.
+    /// SGE of the data copied there.
     pub(crate) fn prepared_sge(&self, bytes: u32) -> Option<Sge> {
         self.memory.outgoing.sge(self.prepared.as_ref()?.offset(), bytes)
     }
 
-    /// The WRITE of what was prepared is queued, at that position.
+    /// The WRITE of the prepared extent is queued at this position.
     pub(crate) fn sent(&mut self, position: u64) {
         let extent = self.prepared.take();
         debug_assert!(extent.is_some(), "sent and not prepared");
         self.sent.extend(extent.map(|extent| (position, extent)));
     }
 
-    /// A READ is queued, at that position.
+    /// A READ is queued at this position.
     pub(super) fn read_queued(&mut self, position: u64) {
         self.reads.push_back(position);
     }
 
-    /// The first READ that was on its way completed: every WRITE before it has left our memory.
+    /// The oldest READ on its way completed: every WRITE before it has left our memory.
     pub(super) fn read_completed(&mut self) {
         let position = self.reads.pop_front();
         debug_assert!(position.is_some(), "a READ completed that was not queued");
@@ -219,7 +219,7 @@ impl Bounce {
         }
     }
 
-    /// Whether so much was sent that a proof is worth its READ.
+    /// Whether enough was sent to justify the READ of a proof.
     pub(super) fn wants_proof(&self) -> bool {
         let bytes = self.memory.extents().len();
         !self.sent.is_empty() && (self.outgoing_short || self.outgoing.free_bytes() < bytes / 2)
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_overtakes_the_first_that_waits_for_room() {
+    fn the_first_to_wait_for_room_is_not_overtaken() {
         let mut bounce = bounce();
         let mut extents: Vec<_> = (0..4).map(|_| bounce.land(LONG).unwrap()).collect();
         assert_eq!(bounce.land(LONG), None);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_comes_back_by_proof_only_and_in_order() {
+    fn sent_extents_return_only_by_proof_and_in_order() {
         let mut bounce = bounce();
         for position in 1..=4 {
             assert!(bounce.prepare(LONG));

@@ -1,8 +1,8 @@
-//! [`ConnectionMemory`]: the registered memory of a connection, with the place of everything in it.
+//! [`ConnectionMemory`]: the registered memory of a connection, with its layout.
 //!
-//! Invariant: the memory is at least as long as its layout says, so every place of the layout is
-//! inside. A response buffer is rewritten only for a new command with its tag. Such a command
-//! proves that the peer has the old response, and so all of the message it was in.
+//! Invariant: the memory is at least as long as its layout, so every place of the layout is inside.
+//! A response buffer is rewritten only for a new command with its tag. That command proves that the
+//! peer has the old response, and so the whole message that carried it.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use rblk_protocol::{CommandCapsule, ReadTrailer, ResponseCapsule, Tag};
 use super::layout::Layout;
 use super::spare_memory::SpareMemory;
 
-/// Why there is no memory for a connection.
+/// The reason why a connection gets no memory.
 #[derive(Debug, thiserror::Error)]
 pub enum NoMemory {
-    /// The system has none.
+    /// The system has no memory.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// The device does not register it.
+    /// The device refuses to register it.
     #[error(transparent)]
     Register(#[from] FabricError),
 }
@@ -35,28 +35,28 @@ pub struct ConnectionMemory {
 }
 
 impl ConnectionMemory {
-    /// New memory, registered in that domain.
+    /// Allocates memory and registers it in this domain.
     ///
     /// # Errors
-    /// The system has none, or the device does not register it.
+    /// The system has no memory, or the device refuses to register it.
     pub fn allocate(pd: &ProtectionDomain, layout: Layout) -> Result<Self, NoMemory> {
         let region = Region::allocate(layout.bytes(), PageKind::Normal)?;
         Ok(Self { memory: pd.register(&region, Access::LOCAL_WRITE)?, layout })
     }
 
-    /// Memory that another connection left, if there is some that is long enough.
+    /// Takes long enough memory that another connection left, if there is any.
     #[must_use]
     pub fn of_spares(spares: &SpareMemory, layout: Layout) -> Option<Self> {
         Some(Self { memory: spares.take(layout.bytes())?, layout })
     }
 
-    /// The memory, for something else.
+    /// Returns the memory, for reuse.
     #[must_use]
     pub(super) fn into_registered(self) -> MemoryRegion {
         self.memory
     }
 
-    /// Where everything is.
+    /// The layout.
     #[must_use]
     #[inline]
     pub fn layout(&self) -> &Layout {
@@ -76,19 +76,19 @@ impl ConnectionMemory {
         sge.unwrap_or_else(|| unreachable!("inside the connection's memory"))
     }
 
-    /// All of a receive buffer.
+    /// The whole receive buffer.
     pub(super) fn recv_sge(&self, buffer: u16) -> Sge {
         self.sge(self.layout.recv_offset(buffer), narrow(self.layout.recv_bytes()))
     }
 
-    /// Where that byte of a receive buffer is.
+    /// The place of a byte of a receive buffer.
     #[inline(always)]
     pub(super) fn recv_place(&self, buffer: u16, at: usize) -> (&Region, usize) {
         (self.memory.region(), self.layout.recv_offset(buffer) + at)
     }
 
-    /// Writes a response into the response buffer of the tag `first`, behind `before` others. If
-    /// `sealed`, it has a digest.
+    /// Writes a response into the response buffer of the tag `first`, behind `before` others. With
+    /// a digest, if `sealed`.
     #[inline(always)]
     pub(super) fn write_response(
         &self,
@@ -110,23 +110,23 @@ impl ConnectionMemory {
         self.region().write(offset, &response.to_wire_sealed());
     }
 
-    /// So many responses in the response buffer of a tag.
+    /// The first `count` responses in the response buffer of a tag.
     #[inline(always)]
     pub(super) fn responses_sge(&self, first: Tag, count: usize) -> Sge {
         self.sge(self.layout.response_offset(first), narrow(count * RESPONSE_BYTES))
     }
 
-    /// Writes the words of control into the reply area of the tag. They fit.
+    /// Writes control's reply into the reply area of the tag. The reply must fit.
     pub(super) fn write_reply(&self, tag: Tag, words: &[u8]) {
         self.region().write(self.layout.reply_offset(tag), words);
     }
 
-    /// The first bytes of the reply area of the tag.
+    /// The first bytes of the tag's reply area.
     pub(crate) fn reply_sge(&self, tag: Tag, len: u32) -> Sge {
         self.sge(self.layout.reply_offset(tag), len)
     }
 
-    /// Writes the trailer of a READ's data, which has that CRC, to be gathered behind the data.
+    /// Writes the trailer of a READ's data, with the data's CRC, to gather behind the data.
     #[inline(always)]
     pub(crate) fn write_trailer(&self, command: &CommandCapsule, crc: u32) -> Sge {
         let at = self.layout.trailer_offset(command.tag);

@@ -1,4 +1,4 @@
-//! [`EndedMemory`]: the memory of a connection that ended, until its QP is destroyed.
+//! [`EndedMemory`]: the memory of an ended connection, until its QP is destroyed.
 
 use rblk_fabric::MemoryRegion;
 
@@ -6,11 +6,11 @@ use super::bounce::BounceMemory;
 use super::params::ConnectionParams;
 use super::spare_memory::SpareMemory;
 
-/// The memory of a connection that ended. Drop it when the QP is destroyed: it becomes spare, or is
-/// deregistered.
+/// The memory of an ended connection. Its drop, after the QP is destroyed, makes it spare or
+/// deregisters it.
 #[derive(Debug)]
 pub struct EndedMemory {
-    // `None` only while it is dropped.
+    // `None` only during the drop.
     memory: Option<MemoryRegion>,
     _bounce: Option<BounceMemory>,
     spares: Option<SpareMemory>,

@@ -1,20 +1,19 @@
 //! [`Landing`]: slots of the cache where the data of small writes lands.
 //!
-//! The RECV of a receive buffer names slots that the shard has set apart, and behind them memory of
-//! the buffer's own. The data of a message is in front ([`Features::DATA_FIRST`]), so the data of
-//! each write of one block fills a slot. The shard takes the slot as it is, and another slot takes
-//! its place ([`ReceiveBuffers::exchange`]): the data is not copied.
+//! The RECV of a receive buffer names slots that the shard has set apart, followed by the buffer's
+//! own memory. The data of a message comes first ([`Features::DATA_FIRST`]), so the data of each
+//! write of one block fills a slot. The shard takes this slot, and another slot takes its place
+//! ([`ReceiveBuffers::exchange`]): the data is not copied.
 //!
 //! ```text
 //! the message:     | data of a | data of b | WRITE b, WRITE a |
 //! where it lands:  | slot      | slot      | slot             | memory of the buffer
 //! ```
 //!
-//! What is no whole block is read, or copied, from where it landed. Data that the end of a slot
-//! cuts is first put together in the memory of the buffer, at the offset that it has in the
-//! message.
+//! Data of other lengths is read, or copied, from its landing place. Data that the end of a slot
+//! cuts is first joined in the memory of the buffer, at its offset in the message.
 //!
-//! Invariants: each slot is in one place of one RECV; the slots are nobody else's until the QP is
+//! Invariants: each slot is in one place of one RECV; the slots have no other user until the QP is
 //! destroyed; the place of a slot changes only while the RECV of its buffer is not posted.
 //!
 //! [`ReceiveBuffers::exchange`]: super::receive::ReceiveBuffers::exchange
@@ -29,42 +28,42 @@ use crate::cache::SLOT_BYTES;
 
 const SLOT_LEN: u32 = const_u32(SLOT_BYTES);
 
-/// Slots that a RECV may name, where this was agreed: one for each write of one block that a
-/// message can have. 0 where data is not in front, is never a block, or would be more pieces than a
-/// RECV of the device has.
+/// Number of slots that a RECV may name: one for each write of one block that a message can have. 0
+/// if data in front is not agreed, if data is never a block, or if the slots would need more pieces
+/// than a RECV of the device has.
 #[must_use]
 pub fn slots_of_recv(accept: &HelloAccept, device_sges: u32) -> u32 {
     let is_block = accept.in_capsule_bytes == SLOT_LEN;
     let slots = accept.message_data_bytes() / SLOT_LEN;
-    // One piece more for what is behind the slots.
+    // One more piece for the memory behind the slots.
     let pieces = device_sges.min(narrow(MAX_SGE));
     if accept.features.has(Features::DATA_FIRST) && is_block && slots < pieces { slots } else { 0 }
 }
 
-/// The slots of a connection. They are in its RECVs. See the module.
+/// The slots of a connection, which its RECVs name. See the module.
 #[derive(Debug)]
 pub(crate) struct Landing {
     arena: Arc<MemoryRegion>,
-    // That of the arena, and the address of its first byte.
+    // The arena's region, and the address of its first byte.
     region: Arc<Region>,
     base: u64,
     // Bytes of a message that land in slots.
     bytes: usize,
-    // Until they are in the RECVs.
+    // The slots, until they are in the RECVs.
     slots: Box<[usize]>,
 }
 
 impl Landing {
-    /// Slots of an arena, by their offsets: so many for each receive buffer, one buffer after the
-    /// other.
+    /// Slots of an arena, given by their offsets: `each` for every receive buffer, one buffer after
+    /// the other.
     pub(crate) fn new(arena: Arc<MemoryRegion>, slots: Box<[usize]>, each: u32) -> Self {
         let first = arena.sge(0, 0).unwrap_or_else(|| unreachable!("no bytes fit any region"));
         let region = Arc::clone(arena.region());
         Self { arena, region, base: first.addr, bytes: wide(each) * SLOT_BYTES, slots }
     }
 
-    /// The RECV of a buffer: its slots, and behind them what is left of its own memory. `None`:
-    /// there are too few slots, or the memory is too short.
+    /// The SGEs of a buffer's RECV: its slots, and behind them the rest of its own memory. `None`:
+    /// too few slots, or the memory is too short.
     pub(super) fn places(&self, buffer: u16, own: Sge) -> Option<SgeList> {
         let each = self.bytes / SLOT_BYTES;
         let mut list = SgeList::default();
@@ -77,7 +76,7 @@ impl Landing {
         list.push(Sge { addr, len, ..own }).then_some(list)
     }
 
-    /// The memory where the slots are.
+    /// The region of the slots.
     #[inline(always)]
     pub(super) fn region(&self) -> &Region {
         &self.region
@@ -89,7 +88,7 @@ impl Landing {
         self.bytes
     }
 
-    /// Offset in the arena of that byte of a message. `None`: it is behind the slots.
+    /// Offset in the arena of a byte of a message. `None`: the byte is behind the slots.
     #[inline(always)]
     pub(super) fn offset(&self, recv: &SgeList, at: usize) -> Option<usize> {
         if at >= self.bytes {
@@ -99,7 +98,7 @@ impl Landing {
         Some(self.of(slot) + at % SLOT_BYTES)
     }
 
-    /// Puts the slot with that offset in a place of a RECV.
+    /// Puts the slot with this offset into a place of a RECV.
     #[inline(always)]
     pub(super) fn put(&self, place: &mut Sge, offset: usize) {
         place.addr = self.base + wide64(offset);

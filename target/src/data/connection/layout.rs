@@ -1,5 +1,5 @@
-//! [`Layout`]: where everything is in the memory of a connection. Pure arithmetic: control
-//! allocates by it, and the data thread addresses by it.
+//! [`Layout`]: the places in the memory of a connection. Pure arithmetic: control allocates by it,
+//! and the data thread addresses by it.
 //!
 //! ```text
 //! | receive buffers, depth + 1 + spare | responses, depth + 1 | reply areas (admin) | scratch |
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A receive buffer holds a list of commands and the data behind it. A response buffer holds a list
-//! of responses; it is the buffer of the first response's tag. The trailer of a READ is that of its
+//! of responses; it is the buffer of the first response's tag. The trailer of a READ belongs to its
 //! tag, and is rewritten when a response buffer may be: for a new command with its tag.
 
 use rblk_protocol::limits::{
@@ -40,8 +40,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// For a connection with that depth and so much in-capsule data in one message. Admin
-    /// connections have reply areas, others have room for lists.
+    /// The layout of a connection with this depth and this much in-capsule data in one message.
+    /// Admin connections have reply areas, others have room for lists.
     #[must_use]
     pub(crate) fn new(depth: QueueDepth, message_data_bytes: u32, admin: bool) -> Self {
         let (commands, response_stride) = if admin {
@@ -67,20 +67,20 @@ impl Layout {
         }
     }
 
-    /// The same; if `digests`, with room for the trailers of READs.
+    /// Adds room for the trailers of READs, if `digests`.
     #[must_use]
     pub(crate) fn with_digests(self, digests: bool) -> Self {
         Self { trailers: if digests { self.depth.tags() } else { 0 }, ..self }
     }
 
-    /// Commands that the peer may have outstanding, less the connection's own.
+    /// Commands that the peer may have outstanding, without the connection's own.
     #[must_use]
     #[inline]
     pub(crate) fn depth(&self) -> QueueDepth {
         self.depth
     }
 
-    /// Bytes of memory.
+    /// Size of the memory in bytes.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         self.trailers_at() + self.trailers * READ_TRAILER_BYTES
@@ -98,7 +98,7 @@ impl Layout {
         self.recv_stride
     }
 
-    /// Receive buffers.
+    /// Number of receive buffers.
     #[must_use]
     #[inline]
     pub(crate) fn recv_buffers(&self) -> u16 {
@@ -134,7 +134,7 @@ impl Layout {
         self.replies_at + tag.index() * REPLY_AREA_BYTES
     }
 
-    /// Offset of the trailer of a READ, where digests were agreed.
+    /// Offset of the trailer of a READ, if digests are agreed.
     #[inline]
     pub(crate) fn trailer_offset(&self, tag: Tag) -> usize {
         debug_assert!(tag.index() < self.trailers, "no digests were agreed");
@@ -147,10 +147,10 @@ impl Layout {
     }
 }
 
-/// For each command a WRITE, a SEND and, of a volume, a READ; and the tail of unsignaled WRs.
+/// WRs for each command: a WRITE, a SEND and, for a volume, a READ; and the tail of unsignaled WRs.
 fn send_wrs(depth: QueueDepth, admin: bool) -> u32 {
     let commands = narrow::<u32, _>(depth.tags());
-    // Many mounts connect at once after a restart, and a small send queue is made faster.
+    // Many mounts connect at once after a restart, and a small send queue is created faster.
     if admin { 2 * commands + SIGNAL_INTERVAL } else { 3 * commands + 2 * SIGNAL_INTERVAL }
 }
 

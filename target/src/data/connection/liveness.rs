@@ -1,29 +1,29 @@
-//! [`Liveness`]: whether the peer speaks, and takes what is sent to it. Pure: the caller has the
+//! [`Liveness`]: whether the peer speaks, and takes the data sent to it. Pure: the caller has the
 //! clock.
 
 use std::time::{Duration, Instant};
 
-/// A peer that keeps memory moves at least so many bytes in a second, or all that it keeps.
+/// A peer that keeps memory moves at least this many bytes in a second, or all that it keeps.
 pub(super) const RATE_MIN: u64 = 1 << 20;
-/// The time over which the pace of a peer is judged: a peer may pause, and then hurry.
+/// The interval of the pace checks: a peer may pause, and then hurry.
 const PACE_TIME: Duration = Duration::from_secs(20);
 
-/// What a peer was last heard to say, and seen to take.
+/// The last signs of life of a peer, and its progress.
 #[derive(Debug)]
 pub(super) struct Liveness {
-    // Until when the peer must have shown who it is, whatever it says meanwhile.
+    // Deadline for the peer's proof of identity, regardless of its messages.
     prove_by: Option<Instant>,
-    // When a command came last, and how long a silence ends the connection.
+    // Time of the last command, and the silence that ends the connection.
     heard: Instant,
     silence_max: Option<Duration>,
-    // Send WRs that completed without error so far.
+    // Successful completions of send WRs so far.
     completed: u64,
-    // Bytes of our memory that the peer was to take or to fill so far.
+    // Bytes of our memory that the peer had to take or fill so far.
     kept_ever: u64,
-    // What `completed` was when it was last seen to change, or when nothing was on its way; and
-    // when that was.
+    // The value of `completed` when it last changed, or when no WR was on its way; and the time of
+    // that.
     progress: (u64, Instant),
-    // When its pace is judged, and how many bytes it must have moved by then since ever.
+    // Time of the next pace check, and the total of bytes that the peer must have moved by then.
     pace: Option<(Instant, u64)>,
     // Longest time without progress.
     progress_max: Duration,
@@ -44,22 +44,22 @@ impl Liveness {
         }
     }
 
-    /// The longest silence from now on, of a peer that showed who it is.
+    /// Sets the longest silence of a peer that has proven its identity.
     pub(super) fn set_silence_max(&mut self, silence: Duration) {
         self.silence_max = Some(silence);
     }
 
-    /// The peer showed who it is.
+    /// The peer proved its identity.
     pub(super) fn is_known(&mut self) {
         self.prove_by = None;
     }
 
-    /// The peer has shown that it is not who it must be: its time is over.
+    /// The peer failed its proof: its deadline is over.
     pub(super) fn is_not_trusted(&mut self, now: Instant) {
         self.prove_by = Some(now);
     }
 
-    /// Whether the peer has not shown in time who it is.
+    /// Whether the peer missed the deadline for its proof of identity.
     pub(super) fn is_stranger(&self, now: Instant) -> bool {
         self.prove_by.is_some_and(|by| now > by)
     }
@@ -76,27 +76,26 @@ impl Liveness {
         self.completed += 1;
     }
 
-    /// The peer keeps so many bytes more of our memory, until it has taken or filled them.
+    /// The peer keeps this many more bytes of our memory, until it has taken or filled them.
     #[inline]
     pub(super) fn keeps(&mut self, bytes: u32) {
         self.kept_ever += u64::from(bytes);
     }
 
-    /// Whether the peer has been silent for longer than it may.
+    /// Whether the peer has been silent too long.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
         let silence = now.saturating_duration_since(self.heard);
         self.silence_max.is_some_and(|most| silence > most)
     }
 
-    /// Whether [`Self::is_stuck`] needs to know what the peer keeps.
+    /// Whether [`Self::is_stuck`] needs the number of bytes that the peer keeps.
     pub(super) fn judges_pace(&self, waits: bool, now: Instant) -> bool {
         waits && self.pace.is_none_or(|(due, _)| now > due)
     }
 
-    /// Whether WRs should have completed long ago. `waits` says that some are on their way, and
-    /// `kept`, where [`Self::judges_pace`], how many bytes of our memory the peer keeps. A peer
-    /// that takes no data would hold memory indefinitely; one that takes a little now and then,
-    /// nearly so.
+    /// Whether WRs should have completed long ago. `waits`: some are on their way. `kept`: bytes of
+    /// our memory that the peer keeps, needed if [`Self::judges_pace`]. A peer that takes no data
+    /// would hold memory forever; a peer that takes a little at intervals, almost as long.
     pub(super) fn is_stuck(&mut self, waits: bool, kept: u64, now: Instant) -> bool {
         if !waits || self.completed != self.progress.0 {
             self.progress = (self.completed, now);
@@ -105,7 +104,7 @@ impl Liveness {
             || self.is_slow(waits, kept, now)
     }
 
-    // Whether it moved less than it should since its pace was last judged.
+    // Whether the peer moved too few bytes since the last pace check.
     fn is_slow(&mut self, waits: bool, kept: u64, now: Instant) -> bool {
         if !waits {
             self.pace = None;
@@ -122,7 +121,7 @@ impl Liveness {
         false
     }
 
-    /// Does not count a time in which this thread did not run.
+    /// Excludes a time in which this thread did not run.
     pub(super) fn forgive(&mut self, paused: Duration) {
         self.prove_by = self.prove_by.map(|by| by + paused);
         self.heard += paused;
@@ -140,8 +139,8 @@ mod tests {
     const MAX: Duration = Duration::from_secs(5);
     const MIB: u32 = 1 << 20;
 
-    /// A peer that keeps `kept` bytes and moves `step` of them in each second, by one WR: the
-    /// second in which it is seen to be stuck.
+    /// A peer that keeps `kept` bytes and moves `step` of them in each second, by one WR. Returns
+    /// the second in which it counts as stuck.
     fn stuck_after(kept: u32, step: u32) -> Option<u64> {
         let begun = Instant::now();
         let mut peer = Liveness::new(None, MAX, begun);
@@ -161,7 +160,7 @@ mod tests {
         assert_eq!(stuck_after(64 * MIB, 4096), Some(21));
         assert_eq!(stuck_after(64 * MIB, MIB - 65536), Some(21));
         assert_eq!(stuck_after(64 * MIB, MIB), None);
-        // What it keeps is enough.
+        // A peer that moves all that it keeps is fast enough.
         assert_eq!(stuck_after(20 * 4096, 4096), None);
         assert_eq!(stuck_after(22 * 4096, 4096), Some(21));
     }
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_while_nothing_waits_does_not_count() {
+    fn time_without_waiting_work_does_not_count() {
         let begun = Instant::now();
         let mut peer = Liveness::new(None, MAX, begun);
         for second in 0..100 {
@@ -190,7 +189,7 @@ mod tests {
             peer.completed();
             assert!(!peer.is_stuck(waits, MIB.into(), begun + Duration::from_secs(second)));
         }
-        // Nor does a time in which nobody looked.
+        // A time without a check does not count either.
         peer.forgive(Duration::from_secs(50));
         peer.completed();
         assert!(!peer.is_stuck(true, MIB.into(), begun + Duration::from_secs(130)));

@@ -1,26 +1,26 @@
-//! [`Connection`]: one QP as the target's data thread sees it, and everything that belongs to it.
+//! [`Connection`]: one QP as the target's data thread sees it, with its state.
 //!
-//! | file | what it keeps |
+//! | file | holds |
 //! |---|---|
-//! | `params.rs` | what control hands over |
+//! | `params.rs` | the parameters from control |
 //! | `memory.rs` | the connection's memory |
-//! | `layout.rs` | where everything is in that memory |
-//! | `receive.rs` | receive buffers: whose data is in them, and when they are posted again |
-//! | `arrived.rs` | messages, and where their bytes are |
-//! | `admitted.rs` | what is to be done about a command |
+//! | `layout.rs` | the places in that memory |
+//! | `receive.rs` | receive buffers: their users, and their next posts |
+//! | `arrived.rs` | messages, and the places of their bytes |
+//! | `admitted.rs` | the next step for a command |
 //! | `landing.rs` | slots of the cache where messages land |
 //! | `send_queue.rs` | send credits, the WRs of this turn, collected responses |
 //! | `reads.rs` | credits for RDMA READs |
-//! | `ended_memory.rs` | memory of a connection that ended, until its QP is destroyed |
+//! | `ended_memory.rs` | memory of an ended connection, until its QP is destroyed |
 //! | `spare_memory.rs` | memory of ended admin connections, for the next ones |
 //! | `pins.rs` | memory that the device may still read |
 //! | `bounce.rs` | memory that data passes through (iWARP) |
-//! | `liveness.rs` | whether the peer speaks and takes what is sent |
-//! | `wr_id.rs` | what a WR was for |
-//! | `violation.rs` | why a connection ends |
+//! | `liveness.rs` | whether the peer speaks, and takes the data sent to it |
+//! | `wr_id.rs` | the purpose of a WR |
+//! | `violation.rs` | the reason why a connection ends |
 //!
-//! A poll group looks a connection up once for each completion or answer of a shard, and hands it
-//! down as `&mut Connection`. What the connection queues is posted at the end of the turn
+//! A poll group looks a connection up once for each completion or answer of a shard, and passes it
+//! down as `&mut Connection`. WRs that the connection queues are posted at the end of the turn
 //! ([`Connection::posts`]).
 
 mod admitted;
@@ -78,64 +78,65 @@ pub use spare_memory::SpareMemory;
 pub(crate) use violation::{Served, Violation};
 pub(crate) use wr_id::WrKind;
 
-/// A stranger has so long from the accept until its LOGIN is accepted, whatever it says.
+/// Time that an unknown peer has from the accept until its LOGIN is accepted, regardless of its
+/// messages.
 pub(crate) const STRANGER_TIME: Duration = Duration::from_secs(5);
 
-/// How far a connection is.
+/// The state of a connection in its life cycle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Life {
-    /// Serves.
+    /// The connection serves commands.
     Live,
-    /// The QP is in the error state and control destroys it. Until then the device may touch what
-    /// was lent to it.
+    /// The QP is in the error state and control destroys it. Until then the device may touch the
+    /// memory lent to it.
     Destroying {
-        /// When it began.
+        /// Start of this state.
         since: Instant,
-        /// When to say that it takes long.
+        /// Time of the next warning that it takes long.
         warn_at: Instant,
     },
-    /// The QP is destroyed: the device touches nothing any more. Shards may still work for the
+    /// The QP is destroyed: the device touches no memory any more. Shards may still work for the
     /// connection.
     Destroyed,
 }
 
-/// Where a connection is: its name, and its QP at a CQ of the poll group.
+/// The address of a connection: its name, and its QP at a CQ of the poll group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// Its name.
+    /// The connection's name.
     pub(crate) id: ConnectionId,
-    /// Index of its poller.
+    /// Index of the poller.
     pub(crate) poller: usize,
-    /// Its QP there, while it lives.
+    /// The QP there, while the connection lives.
     pub(crate) qp: QpIndex,
 }
 
-/// One QP and everything that belongs to it. See the module.
+/// One QP and its state. See the module.
 #[derive(Debug)]
 pub(crate) struct Connection {
     place: Place,
     params: ConnectionParams,
     life: Life,
-    // It is in the turn's list of connections to post for.
+    // The connection is in the turn's list to post for.
     is_listed: bool,
-    // Block commands are in order: it is an I/O connection whose self-test was answered.
+    // Block commands are allowed: an I/O connection with an answered self-test.
     takes_blocks: bool,
     liveness: Liveness,
-    // By tag.
+    // Indexed by tag.
     requests: Box<[Request]>,
     receives: ReceiveBuffers,
     sends: SendQueue,
     reads: ReadCredits,
     pins: Pins,
-    // Boxed: only iWARP has one.
+    // Boxed: only iWARP uses it.
     bounce: Option<Box<Bounce>>,
     read_ahead: ReadAhead,
 }
 
 impl Connection {
-    /// A connection whose QP was just attached. `sends_prove` says that a completed WRITE proves
-    /// that the peer has the bytes (not so on iWARP). Messages land in the slots of `landing`, if
-    /// there are some. Every receive buffer is queued.
+    /// A connection with a QP that was just attached. `sends_prove`: a completed WRITE proves that
+    /// the peer has the bytes (not so on iWARP). Messages land in the slots of `landing`, if given.
+    /// Every receive buffer is queued.
     pub(crate) fn new(
         place: Place,
         mut params: ConnectionParams,
@@ -150,7 +151,8 @@ impl Connection {
         let prove_by = is_stranger.then_some(STRANGER_TIME).or(due).map(|within| now + within);
         let lists = params.features.has(Features::CAPSULE_LISTS);
         let receives = ReceiveBuffers::new(&params.memory, landing);
-        // Without one, the data of such a connection has no place, and its commands end it.
+        // Without bounce memory, the data of an iWARP connection has no place, and its commands end
+        // it.
         let bounce = params.bounce.take().and_then(|m| Bounce::new(m, wide(send_wrs)).ok());
         Self {
             place,
@@ -169,48 +171,48 @@ impl Connection {
         }
     }
 
-    /// Its name.
+    /// The connection's name.
     #[inline]
     pub(crate) fn id(&self) -> ConnectionId {
         self.place.id
     }
 
-    /// Index of its poller.
+    /// Index of the poller.
     #[inline]
     pub(crate) fn poller(&self) -> usize {
         self.place.poller
     }
 
-    /// Its QP, while it lives.
+    /// The QP, while the connection lives.
     #[inline]
     pub(crate) fn qp(&self) -> QpIndex {
         self.place.qp
     }
 
-    /// What control handed over.
+    /// The parameters from control.
     #[inline]
     pub(crate) fn params(&self) -> &ConnectionParams {
         &self.params
     }
 
-    /// What control handed over, to be given back.
+    /// Returns the parameters to control.
     pub(crate) fn into_params(self) -> ConnectionParams {
         let bounce = self.bounce.map(|bounce| bounce.into_memory());
         ConnectionParams { bounce, ..self.params }
     }
 
-    /// Whether it still serves.
+    /// Whether the connection still serves commands.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.life == Life::Live
     }
 
-    /// How far it is.
+    /// The state in the life cycle.
     pub(crate) fn life_mut(&mut self) -> &mut Life {
         &mut self.life
     }
 
-    /// Its memory.
+    /// The connection's memory.
     #[inline]
     pub(crate) fn memory(&self) -> &ConnectionMemory {
         &self.params.memory
@@ -221,28 +223,28 @@ impl Connection {
         self.params.memory.layout()
     }
 
-    /// The request with this tag.
+    /// The request of this tag.
     #[inline]
     pub(crate) fn request(&self, tag: Tag) -> &Request {
         &self.requests[tag.index()]
     }
 
-    /// The request with this tag.
+    /// The request of this tag.
     #[inline]
     pub(crate) fn request_mut(&mut self, tag: Tag) -> &mut Request {
         &mut self.requests[tag.index()]
     }
 
-    /// The command of the request with this tag.
+    /// The command of this tag's request.
     ///
     /// # Errors
-    /// A bug: there is none.
+    /// A bug: the request has no command.
     #[inline]
     pub(crate) fn command(&self, tag: Tag) -> Result<&CommandCapsule, Violation> {
         self.request(tag).command().ok_or(Violation("a request without its command"))
     }
 
-    /// What control handed over with it, and the request with this tag.
+    /// The parameters from control, and the request of this tag.
     #[inline(always)]
     pub(crate) fn of(&mut self, tag: Tag) -> (&ConnectionParams, &mut Request) {
         (&self.params, &mut self.requests[tag.index()])
@@ -258,7 +260,7 @@ impl Connection {
         &mut self.requests
     }
 
-    /// Sequential readers.
+    /// The sequential readers.
     #[inline]
     pub(crate) fn read_ahead_mut(&mut self) -> &mut ReadAhead {
         &mut self.read_ahead
@@ -266,11 +268,11 @@ impl Connection {
 
     // ---- Messages and commands -----------------------------------------------------------------
 
-    /// A message of so many bytes came in that receive buffer. Its commands are taken with
-    /// [`Self::next_command`]; then the buffer is released with [`Self::release_message`].
+    /// A message of this many bytes came in a receive buffer. [`Self::next_command`] takes its
+    /// commands; then [`Self::release_message`] releases the buffer.
     ///
     /// # Errors
-    /// It is longer than its buffer.
+    /// The message is longer than its buffer.
     #[inline]
     pub(crate) fn begin_message(&mut self, buffer: u16, bytes: u32, now: Instant) -> Served {
         self.liveness.heard(now);
@@ -282,15 +284,16 @@ impl Connection {
         Ok(())
     }
 
-    /// The message that [`Self::begin_message`] took, for its commands. Not its result: the fields
-    /// of a value in a `Result` share registers, and each command would pay for that.
+    /// The message that [`Self::begin_message`] took, for its commands. Not the result of that
+    /// function: the fields of a value in a `Result` share registers, and each command would pay
+    /// for that.
     #[inline(always)]
     pub(crate) fn message(&self, buffer: u16, bytes: u32) -> Message {
         let depth = self.layout().depth();
         Message::new(CommandList::new(bytes, self.params.features, depth), buffer)
     }
 
-    /// The next command of a message; `None` behind the last.
+    /// The next command of a message; `None` after the last.
     #[inline(always)]
     pub(crate) fn next_command(
         &self,
@@ -304,7 +307,8 @@ impl Connection {
         Arrived::new(&self.receives, &self.params.memory)
     }
 
-    /// Every command of the message was copied out. The data of some may have to wait.
+    /// Releases the buffer of a message. Every command was copied out, but the data of some may
+    /// have to wait.
     #[inline]
     pub(crate) fn release_message(&mut self, message: &Message) {
         if message.is_held() {
@@ -312,8 +316,8 @@ impl Connection {
         }
     }
 
-    /// Takes the command that [`Self::next_command`] gave last of that message. Returns what is to
-    /// be done about it.
+    /// Admits the command that [`Self::next_command`] last took from this message. Returns its next
+    /// step.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -335,7 +339,7 @@ impl Connection {
         let request = &mut self.requests[command.tag.index()];
         let _ = request.step(Event::Command { command, message, data });
         if data.is_some() {
-            // What holds the buffer for the message goes on to the data of its last command.
+            // The message's hold on the buffer passes to the data of its last command.
             if of.is_over() {
                 of.hand_buffer_over();
             } else {
@@ -353,20 +357,20 @@ impl Connection {
         Ok(Admitted::other(command, &self.params, self.takes_blocks))
     }
 
-    /// Where a command's in-capsule data is, as long as it is there: all of it in one piece.
+    /// The place of a command's in-capsule data, all in one piece, until the data is released.
     #[inline(always)]
     pub(crate) fn data_place(&self, tag: Tag) -> Option<(&Region, usize)> {
         self.request(tag).data().map(|data| self.place_of_data(data))
     }
 
-    /// Where in-capsule data is.
+    /// The place of in-capsule data.
     #[inline(always)]
     pub(crate) fn place_of_data(&self, data: InCapsule) -> (&Region, usize) {
         self.arrived().place_of(data)
     }
 
-    /// Takes the slot that in-capsule data fills, and puts a fresh one in its place, each by its
-    /// offset in the arena. The data is used by that. `None`: it fills none.
+    /// Takes the slot that in-capsule data fills, and puts a fresh slot in its place, each given by
+    /// its offset in the arena. This uses the data up. `None`: the data fills no slot.
     #[inline(always)]
     pub(crate) fn take_slot(&mut self, data: InCapsule, fresh: usize) -> Option<usize> {
         if data.slot == InCapsule::NO_SLOT {
@@ -375,19 +379,19 @@ impl Connection {
         self.receives.exchange(data, fresh)
     }
 
-    /// In-capsule data that is no request's any more was used.
+    /// Releases in-capsule data that its request no longer has, after its use.
     #[inline(always)]
     pub(crate) fn data_used(&mut self, data: InCapsule) {
         self.receives.release(data.buffer);
     }
 
-    /// The slots where its messages landed, by their offsets in the arena. Its QP is destroyed, and
-    /// no command executes.
+    /// Takes the slots where the connection's messages landed, given by their offsets in the arena.
+    /// The QP is destroyed, and no command is executing.
     pub(crate) fn take_slots(&mut self) -> Vec<usize> {
         self.receives.take_slots()
     }
 
-    /// The in-capsule data of a command, if it has any, was used or is not needed.
+    /// Releases a command's in-capsule data, if any, after its use or because it is not needed.
     #[inline]
     pub(crate) fn release_data(&mut self, tag: Tag) {
         if let Some(data) = self.requests[tag.index()].take_data() {
@@ -395,7 +399,7 @@ impl Connection {
         }
     }
 
-    /// A command has its outcome, and its in-capsule data is not needed any more.
+    /// Sets the outcome of a command, and releases its in-capsule data.
     #[inline(always)]
     pub(crate) fn conclude(&mut self, tag: Tag, outcome: Outcome) {
         let request = &mut self.requests[tag.index()];
@@ -405,8 +409,8 @@ impl Connection {
         }
     }
 
-    /// A command that has no data to send back is answered well, and its in-capsule data is not
-    /// needed any more. Returns what control handed over, and the request.
+    /// Marks a command without data to send back as answered with success, and releases its
+    /// in-capsule data. Returns the parameters from control, and the request.
     #[inline(always)]
     pub(crate) fn acknowledge(&mut self, tag: Tag) -> (&ConnectionParams, &mut Request) {
         let request = &mut self.requests[tag.index()];
@@ -419,7 +423,7 @@ impl Connection {
 
     // ---- Answers -------------------------------------------------------------------------------
 
-    /// Whether the WRITE of a READ's data carries the answer, too.
+    /// Whether the WRITE of a READ's data also carries the answer.
     #[inline]
     pub(crate) fn has_immediates(&self) -> bool {
         self.params.features.has(Features::WRITE_WITH_IMM)
@@ -431,23 +435,23 @@ impl Connection {
         self.params.features.has(Features::DIGEST)
     }
 
-    /// Its send queue, for credits and for commands that wait for them.
+    /// The send queue, for credits and for commands that wait for them.
     #[inline]
     pub(crate) fn sends(&self) -> &SendQueue {
         &self.sends
     }
 
-    /// Its send queue.
+    /// The send queue.
     #[inline]
     pub(crate) fn sends_mut(&mut self) -> &mut SendQueue {
         &mut self.sends
     }
 
-    /// The command that has waited longest for send credits, or for room to send from, where there
-    /// are enough for its next step.
+    /// The command that has waited longest for send credits or for room to send from, if there are
+    /// enough for its next step.
     #[inline]
     pub(crate) fn next_for_credits(&mut self) -> Option<Tag> {
-        // Of a READ: its data, its trailer where that goes apart, and its answer.
+        // For a READ: its data, its trailer if separate, and its answer.
         let step = if self.has_digests() { 3 } else { 2 };
         if !self.sends.has_waiting() || self.sends.free() < step {
             return None;
@@ -458,8 +462,9 @@ impl Connection {
         self.sends.next_waiting()
     }
 
-    /// Queues the WRITE of a READ's data, lent by a shard. If it `ends` the lent memory, that is
-    /// pinned with [`Self::pin`] at the position returned.
+    /// Queues the WRITE of a READ's data, lent by a shard. If the WRITE is the last to read the
+    /// lent memory (`ends`), the caller pins that memory with [`Self::pin`] at the returned
+    /// position.
     #[inline(always)]
     pub(crate) fn queue_lent(
         &mut self,
@@ -474,8 +479,8 @@ impl Connection {
         self.sends.queue_write(tag, sges, remote, immediate, must_signal)
     }
 
-    /// Collects a response, for which there is a credit. True: the list of responses is full, and
-    /// must be queued with [`Self::queue_responses`].
+    /// Collects a response that has its credit. True: the list of responses is full, and
+    /// [`Self::queue_responses`] must follow.
     #[inline(always)]
     pub(crate) fn add_response(&mut self, response: &ResponseCapsule) -> bool {
         let Responses { first, count } = self.sends.add_response(response.tag);
@@ -483,7 +488,7 @@ impl Connection {
         self.sends.responses_are_full()
     }
 
-    /// Queues the SEND of the responses collected. Returns how many there are.
+    /// Queues the SEND of the collected responses. Returns their number.
     #[inline(always)]
     pub(crate) fn queue_responses(&mut self) -> usize {
         let Some(Responses { first, count }) = self.sends.take_responses() else { return 0 };
@@ -492,8 +497,8 @@ impl Connection {
         count
     }
 
-    /// Writes the words of control into the reply area of the tag. `None`: they are too long for
-    /// it, or for the peer's buffer.
+    /// Writes control's reply into the reply area of the tag. `None`: the reply is too long for the
+    /// area, or for the peer's buffer.
     pub(crate) fn write_reply(&mut self, tag: Tag, words: &[u8]) -> Option<Payload> {
         let buffer = self.request(tag).command().and_then(|command| command.buffer);
         let room = buffer.map_or(0, |buffer| wide(buffer.length));
@@ -512,12 +517,12 @@ impl Connection {
         self.reads.is_free() && self.sends.free() > 0
     }
 
-    /// A part waits for a READ credit or a send credit.
+    /// Lets a part wait for a READ credit or a send credit.
     pub(crate) fn wait_for_read(&mut self, tag: Tag, part: PartIndex) {
         self.reads.waiting().push_back((tag, part));
     }
 
-    /// The part that has waited longest for a READ credit, or for room to land, where there is one.
+    /// The part that has waited longest for a READ credit or for room to land, if both are free.
     #[inline]
     pub(crate) fn next_for_read(&mut self) -> Option<(Tag, PartIndex)> {
         if self.reads.waiting().is_empty() || !self.may_read() {
@@ -529,7 +534,7 @@ impl Connection {
         self.reads.waiting().pop_front()
     }
 
-    /// Queues a RDMA READ of write data.
+    /// Queues an RDMA READ of write data.
     #[inline]
     pub(crate) fn queue_read(&mut self, tag: Tag, part: PartIndex, sge: Sge, from: RemoteBuffer) {
         self.reads.take();
@@ -543,14 +548,14 @@ impl Connection {
 
     // ---- Memory that data passes through (iWARP) -----------------------------------------------
 
-    /// The memory that its data passes through, where it has some.
+    /// The memory through which the connection's data passes, if any.
     #[inline]
     pub(crate) fn bounce(&self) -> Option<&Bounce> {
         self.bounce.as_deref()
     }
 
-    /// Sees to it that the data of a part has where to land, which is the memory that its shard
-    /// lent, or room of the connection's own. False: there is none, and the part waits for it.
+    /// Ensures that the data of a part can land: in the memory that its shard lent, or in room of
+    /// the connection's own. False: no room, and the part waits for it.
     #[inline]
     pub(crate) fn may_land(&mut self, tag: Tag, index: PartIndex) -> bool {
         self.bounce.is_none() || self.land(tag, index)
@@ -574,7 +579,7 @@ impl Connection {
         false
     }
 
-    /// What a part had to land in is free.
+    /// Frees the landing room of a part.
     pub(crate) fn leave_landing(&mut self, tag: Tag, index: PartIndex) {
         let part = &mut self.requests[tag.index()].parts_mut()[wide(index.0)];
         if let (Some(extent), Some(bounce)) = (part.take_landing(), &mut self.bounce) {
@@ -582,21 +587,21 @@ impl Connection {
         }
     }
 
-    /// The QP is destroyed: nothing lands any more.
+    /// Frees all landing room: the QP is destroyed.
     pub(crate) fn leave_landings(&mut self) {
         let Some(bounce) = &mut self.bounce else { return };
         let parts = self.requests.iter_mut().flat_map(Request::parts_mut);
         parts.filter_map(Part::take_landing).for_each(|extent| bounce.landed(extent));
     }
 
-    /// Sees to it that the data of the next WRITE has a place of the connection's own to be sent
-    /// from, if it needs one. False: there is none.
+    /// Allocates room of the connection's own for the data of the next WRITE, if the WRITE needs
+    /// it. False: no room.
     #[inline]
     pub(crate) fn may_prepare(&mut self, bytes: u32) -> bool {
         self.bounce.as_mut().is_none_or(|bounce| bounce.prepare(bytes))
     }
 
-    /// The WRITE of what was prepared, if anything was, is queued at that position.
+    /// The WRITE of a prepared extent, if any, is queued at this position.
     #[inline]
     pub(crate) fn prepared_is_sent(&mut self, position: u64) {
         if let Some(bounce) = &mut self.bounce
@@ -608,20 +613,20 @@ impl Connection {
 
     // ---- Memory that the device may still read -------------------------------------------------
 
-    /// Pins memory, of so many bytes, that the WRITE at `position` reads.
+    /// Pins memory of this many bytes, which the WRITE at `position` reads.
     #[inline]
     pub(crate) fn pin(&mut self, position: u64, shard: u16, memory: Segments, bytes: u32) {
         self.liveness.keeps(bytes);
         self.pins.pin(position, shard, memory);
     }
 
-    /// The oldest pinned memory of a WRITE up to `position`, with its shard: it goes back.
+    /// Takes the oldest pinned memory of a WRITE up to `position`, with its shard, to give it back.
     #[inline]
     pub(crate) fn unpin(&mut self, position: u64) -> Option<(u16, Segments)> {
         self.pins.unpin(position)
     }
 
-    /// The oldest pinned memory of all: the QP is destroyed.
+    /// Takes the oldest pinned memory: the QP is destroyed.
     pub(crate) fn unpin_any(&mut self) -> Option<(u16, Segments)> {
         self.pins.unpin(u64::MAX)
     }
@@ -639,7 +644,7 @@ impl Connection {
         self.liveness.completed();
     }
 
-    /// A RDMA READ completed: its credit is free, and what was copied and sent before it has left.
+    /// An RDMA READ completed: frees its credit, and the copies of WRITEs before it.
     #[inline]
     pub(crate) fn read_completed(&mut self) {
         self.reads.completed();
@@ -648,14 +653,14 @@ impl Connection {
         }
     }
 
-    // Bytes of our memory that the peer has not taken yet, or not filled.
+    // Bytes of our memory that the peer has not taken or filled yet.
     fn kept_bytes(&self) -> u64 {
         let parts = self.requests.iter().flat_map(|request| request.parts());
         self.pins.bytes() + parts.map(Part::awaited_bytes).sum::<u64>()
     }
 
-    /// Whether memory should be seen to come back: where sends prove nothing, nothing else bounds
-    /// what is pinned.
+    /// Whether a proof should free pinned memory now: where completed sends prove nothing, only
+    /// proofs bound the pinned memory.
     #[inline]
     pub(crate) fn has_much_pinned(&self) -> bool {
         !self.pins.sends_prove() && self.has_much_unproven()
@@ -668,11 +673,11 @@ impl Connection {
         }
     }
 
-    /// The page of the peer to read as a proof that what is pinned was sent, unless another
-    /// completion on its way will prove it, or credits are missing.
+    /// The peer's page to read as a proof that pinned memory was sent, unless another completion on
+    /// its way will prove it, or credits are missing.
     pub(crate) fn wants_proof(&self) -> Option<KeyedDescriptor> {
         let proven = match &self.bounce {
-            // What was sent is no shard's memory: nobody else waits for it.
+            // Sent extents are no shard's memory: no other connection waits for them.
             Some(bounce) => self.pins.is_proving() || !bounce.wants_proof(),
             None => {
                 let position = self.pins.needs_proof()?;
@@ -682,7 +687,7 @@ impl Connection {
         if self.is_live() && !proven && self.may_read() { self.pins.scratch() } else { None }
     }
 
-    /// Queues a READ of so many bytes that only proves.
+    /// Queues a READ of this many bytes that serves as a proof.
     pub(crate) fn queue_proof(&mut self, scratch: KeyedDescriptor, bytes: u32) {
         self.pins.proof_queued();
         self.reads.take();
@@ -700,7 +705,7 @@ impl Connection {
         self.pins.proof_done();
     }
 
-    /// The self-test named a page of the peer that stays readable.
+    /// The self-test named a page of the peer that stays readable, for proofs.
     pub(crate) fn set_peer_scratch(&mut self, scratch: KeyedDescriptor) {
         self.pins.set_scratch(KeyedDescriptor { length: SCRATCH_BYTES, ..scratch });
         self.takes_blocks = matches!(self.params.kind, ConnectionKind::Io { .. });
@@ -708,8 +713,8 @@ impl Connection {
 
     // ---- Posts ---------------------------------------------------------------------------------
 
-    /// Whether it must be put on the list of connections to post for: it has something to send, and
-    /// is not on the list. It is from now on. RECVs wait for the next sends.
+    /// Whether the connection must join the list to post for: it has WRs to send, and is not on the
+    /// list. Marks it as listed. RECVs wait for the next sends.
     #[inline]
     pub(crate) fn joins_list(&mut self) -> bool {
         let joins = !self.is_listed && self.sends.has_queued();
@@ -717,48 +722,49 @@ impl Connection {
         joins
     }
 
-    /// It left the list of connections to post for. Whether it was there.
+    /// Marks the connection as not listed. Returns whether it was listed.
     #[inline]
     pub(crate) fn leave_list(&mut self) -> bool {
         std::mem::take(&mut self.is_listed)
     }
 
-    /// What to post: RECVs first, since an answer lets the peer send the next command.
+    /// The WRs to post: RECVs first, since an answer lets the peer send the next command.
     #[inline]
     pub(crate) fn posts(&self) -> (Recvs<'_>, &[SendWr]) {
         (self.receives.queued(), self.sends.queued())
     }
 
-    /// What was queued is posted.
+    /// The queued WRs were posted.
     #[inline]
     pub(crate) fn posted(&mut self) {
         self.receives.clear();
         self.sends.clear();
     }
 
-    // ---- Its end -------------------------------------------------------------------------------
+    // ---- End -----------------------------------------------------------------------------------
 
-    /// Its LOGIN was accepted: it is of that session, and ends when it is silent for longer than
-    /// this.
+    /// The LOGIN was accepted: assigns the connection to its session and sets the silence that ends
+    /// it.
     pub(crate) fn adopt(&mut self, session: SessionIndex, epoch: Epoch, silence: Duration) {
         (self.params.session, self.params.epoch) = (session, epoch);
         self.liveness.is_known();
         self.liveness.set_silence_max(silence);
     }
 
-    /// It ends at the next look for silent peers. The answers that are queued go out before.
+    /// Makes the connection end at the next check for silent peers. Queued answers are sent before.
     pub(crate) fn expel(&mut self, now: Instant) {
         self.liveness.is_not_trusted(now);
     }
 
-    /// The proof of its self-test is right, or need not be. Returns whether this is the first time.
+    /// The proof in the self-test is right, or none was due. Returns whether this is the first
+    /// proof.
     pub(crate) fn is_known(&mut self) -> bool {
         self.liveness.is_known();
         let is_first = !self.pins.has_scratch();
         is_first && self.params.proof.is_some()
     }
 
-    /// Why the connection should end by now, if its peer is silent or takes nothing.
+    /// The reason why the connection should end now, if its peer is silent or takes no data.
     pub(crate) fn dead_reason(&mut self, now: Instant) -> Option<&'static str> {
         let waits = self.reads.in_flight() > 0 || self.sends.credits().expects_completion();
         let kept = if self.liveness.judges_pace(waits, now) { self.kept_bytes() } else { 0 };
@@ -771,13 +777,13 @@ impl Connection {
         self.liveness.is_silent(now).then_some("its initiator is silent")
     }
 
-    /// Does not count a time in which this thread did not run.
+    /// Excludes a time in which this thread did not run.
     pub(crate) fn forgive(&mut self, paused: Duration) {
         self.liveness.forgive(paused);
     }
 
-    /// It serves no more: nothing is posted, and no request asks for anything more or is answered.
-    /// What was lent stays lent until the QP is destroyed.
+    /// Ends the service: no WR is posted any more, and no request asks for resources or is
+    /// answered. Lent memory stays lent until the QP is destroyed.
     pub(crate) fn end(&mut self, now: Instant, warn_at: Instant) {
         self.life = Life::Destroying { since: now, warn_at };
         self.sends.end();
@@ -788,10 +794,11 @@ impl Connection {
         }
     }
 
-    /// Whether nothing of it is in use any more: its QP is destroyed and nothing executes.
+    /// Whether none of the connection's resources is in use: its QP is destroyed and no command
+    /// executes.
     pub(crate) fn is_gone(&self) -> bool {
-        // Control holds nothing of a connection while it works on an admin command (it may park one
-        // indefinitely), and its answer finds the connection gone.
+        // Control holds no resource of a connection while it works on an admin command (it may park
+        // one for any time), and its answer then finds that the connection is gone.
         let is_admin = self.params.kind == ConnectionKind::Admin;
         self.life == Life::Destroyed
             && (is_admin

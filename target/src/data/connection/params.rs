@@ -1,4 +1,4 @@
-//! [`ConnectionParams`]: what control hands over with a connection.
+//! [`ConnectionParams`]: the parameters of a connection from control.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,67 +16,67 @@ use crate::volume::traffic::IoStats;
 /// Bounds of [`progress_max`].
 const PROGRESS_MAX: (Duration, Duration) = (Duration::from_secs(2), ACCEPTED_DETECT_MAX);
 
-/// What control hands over.
+/// The parameters of a connection from control.
 #[derive(Debug)]
 pub struct ConnectionParams {
-    /// What it is for.
+    /// The kind of connection.
     pub kind: ConnectionKind,
-    /// Its name for control.
+    /// The connection's name for control.
     pub admission: AdmissionId,
     /// The session; [`SessionIndex::NONE`] of an admin connection before its LOGIN is accepted.
     pub session: SessionIndex,
     /// Epoch that its commands must name.
     pub epoch: Epoch,
-    /// What its self-test must prove, for an I/O connection that has to. Its key is cleared from
-    /// memory with the connection.
+    /// The proof due in the self-test of an I/O connection. Its key is cleared from memory with the
+    /// connection.
     pub proof: Option<Box<ProofDue>>,
-    /// In-capsule bytes agreed.
+    /// Agreed in-capsule bytes.
     pub in_capsule_bytes: u32,
-    /// Most data per command agreed.
+    /// Agreed limit of data per command.
     pub io_max_bytes: u32,
-    /// Features agreed.
+    /// Agreed features.
     pub features: Features,
     /// READs that the target may have outstanding.
     pub reads_out: u8,
     /// Runs of memory that one WRITE may gather.
     pub send_sges: u32,
-    /// Slots of the cache that each of its RECVs may name ([`super::Landing`]). 0: messages land in
-    /// its own memory.
+    /// Slots of the cache that each RECV may name ([`super::Landing`]). 0: messages land in the
+    /// connection's own memory.
     pub landing_slots: u32,
-    /// Its memory, registered in the domain of its QP.
+    /// The connection's memory, registered in the domain of its QP.
     pub memory: ConnectionMemory,
-    /// Where the memory goes when the connection has ended, if it is of use to others.
+    /// Takes the memory after the connection's end, if others can reuse it.
     pub spares: Option<SpareMemory>,
-    /// Memory that its data passes through, on devices where that must be (iWARP). The domain of
-    /// the QP is then its own.
+    /// Memory through which the connection's data passes, on devices that need it (iWARP). The QP
+    /// then has a domain of its own.
     pub bounce: Option<BounceMemory>,
-    /// A connection on which send WRs wait and none completes for this long has ended:
+    /// A connection on which send WRs wait and none completes for this long is ended:
     /// [`progress_max`].
     pub progress_max: Duration,
-    /// Where its block commands are counted.
+    /// The counters of the connection's block commands.
     pub io: Arc<IoStats>,
     /// The initiator's name and address, for logs.
     pub peer: String,
 }
 
-/// What an I/O connection has to prove.
+/// The proof that is due from an I/O connection.
 #[derive(Debug)]
 pub struct ProofDue {
-    /// The key of its session, epoch and queue.
+    /// The key of the connection's session, epoch and queue.
     pub key: QueueKey,
-    /// Its hellos, as they are sent.
+    /// The connection's hellos in wire format.
     pub hellos: Hellos,
-    /// The time that it has for it, from the accept.
+    /// Time for the proof, from the accept.
     pub within: Duration,
 }
 
-/// How long the send WRs of a connection may wait, none of them completing, where the initiator
-/// wants a dead path seen within `detect`. Devices give a lost message up much sooner; this limit
-/// is for devices that do not, and for peers that live and take nothing. What an initiator asks for
-/// shortens the limit and does not lengthen it: what such a peer keeps is missed by others.
+/// Time that the send WRs of a connection may wait without a completion, for an initiator that
+/// wants a dead path detected within `detect`. Devices give up a lost message much sooner; this
+/// limit is for devices that do not, and for live peers that take no data. An initiator's wish can
+/// only shorten the limit: others need the memory that such a peer keeps.
 ///
-/// A peer that is slow and takes what it is sent lives: at the lowest pace that a peer may have, a
-/// WR completes at least every four seconds (`SendQueue::queue_write`).
+/// A slow peer that takes its data lives: at the lowest allowed pace, a WR completes at least every
+/// four seconds (`SendQueue::queue_write`).
 #[must_use]
 pub fn progress_max(detect: Option<Duration>) -> Duration {
     detect.map_or(PROGRESS_MAX.1, |detect| detect.clamp(PROGRESS_MAX.0, PROGRESS_MAX.1))

@@ -1,10 +1,10 @@
-//! [`Pins`]: lent memory that answers were sent from, until the peer has the bytes.
+//! [`Pins`]: lent memory that is the source of sent answers, until the peer has the bytes.
 //!
 //! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
-//! completed, whatever the peer does with the tag. Not so on iWARP, where a completed WRITE only
-//! means that TCP has the bytes and may yet send them from our memory (soft-iWARP does); there only
-//! a READ of the peer's scratch proves it. And there answers are sent from copies
-//! ([`super::Bounce`]), so a shard has its memory back at once, and nothing is pinned here.
+//! completed, whatever the peer does with the tag. iWARP differs: there a completed WRITE only
+//! means that TCP has the bytes and may yet send them from our memory (soft-iWARP does); only a
+//! READ of the peer's scratch proves that they are sent. But there answers are sent from copies
+//! ([`super::Bounce`]), so a shard has its memory back at once, and no memory is pinned here.
 
 use std::collections::VecDeque;
 
@@ -25,14 +25,14 @@ struct Pin {
 pub(super) struct Pins {
     pins: VecDeque<Pin>,
     sends_prove: bool,
-    // A page of the peer that stays readable, named by the self-test.
+    // A page of the peer that stays readable, named in the self-test.
     scratch: Option<KeyedDescriptor>,
     proving: bool,
 }
 
 impl Pins {
-    /// With room for `send_wrs` pins; `sends_prove` says that a completed WRITE proves that the
-    /// peer has the bytes.
+    /// Pins with room for `send_wrs` entries. `sends_prove`: a completed WRITE proves that the peer
+    /// has the bytes.
     pub(super) fn new(send_wrs: usize, sends_prove: bool) -> Self {
         let pins = VecDeque::with_capacity(send_wrs);
         Self { pins, sends_prove, scratch: None, proving: false }
@@ -50,13 +50,13 @@ impl Pins {
         self.scratch
     }
 
-    /// Whether there is such a page.
+    /// Whether the peer named a page for proofs.
     #[inline]
     pub(super) fn has_scratch(&self) -> bool {
         self.scratch.is_some()
     }
 
-    /// The self-test named the page that proofs read.
+    /// The self-test named the page for proofs.
     pub(super) fn set_scratch(&mut self, scratch: KeyedDescriptor) {
         self.scratch = Some(scratch);
     }
@@ -67,7 +67,7 @@ impl Pins {
         self.pins.push_back(Pin { position, shard, memory });
     }
 
-    /// The oldest pin of a WRITE up to `position`, which goes back to its shard.
+    /// Takes the oldest pin of a WRITE up to `position`, to give it back to its shard.
     #[inline]
     pub(super) fn unpin(&mut self, position: u64) -> Option<(u16, Segments)> {
         let is_due = self.pins.front().is_some_and(|pin| pin.position <= position);
@@ -75,17 +75,17 @@ impl Pins {
         Some((pin.shard, pin.memory))
     }
 
-    /// Pins.
+    /// Number of pins.
     pub(super) fn len(&self) -> usize {
         self.pins.len()
     }
 
-    /// Bytes pinned.
+    /// Pinned bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.pins.iter().map(|pin| pin.memory.bytes()).sum()
     }
 
-    /// Position of the newest pin that no proof on its way will release. `None`: there is none.
+    /// Position of the newest pin that no proof on its way will release, if any.
     pub(super) fn needs_proof(&self) -> Option<u64> {
         if self.proving { None } else { self.pins.back().map(|pin| pin.position) }
     }

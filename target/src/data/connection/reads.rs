@@ -1,5 +1,5 @@
-//! [`ReadCredits`]: RDMA READs that may be outstanding, and the parts of commands that wait for
-//! one.
+//! [`ReadCredits`]: credits for outstanding RDMA READs, and the parts of commands that wait for
+//! them.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub(super) struct ReadCredits {
 }
 
 impl ReadCredits {
-    /// For `most` READs, and `tags` commands.
+    /// Credits for `most` READs, with room for `tags` waiting parts.
     pub(super) fn new(most: u8, tags: usize) -> Self {
         Self { most, in_flight: 0, waiting: VecDeque::with_capacity(tags) }
     }
@@ -47,7 +47,7 @@ impl ReadCredits {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Parts that wait for a credit, in their order.
+    /// Parts that wait for a credit, oldest first.
     #[inline]
     pub(super) fn waiting(&mut self) -> &mut VecDeque<(Tag, PartIndex)> {
         &mut self.waiting

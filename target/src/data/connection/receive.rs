@@ -1,16 +1,17 @@
-//! [`ReceiveBuffers`]: which messages are still in use, and the RECVs to post.
+//! [`ReceiveBuffers`]: the messages that are still in use, and the RECVs to post.
 //!
 //! A buffer is free when the last command of its message was copied out and the data of each
-//! command was used, which is before the last command with data is answered. It is posted again
-//! with the next sends of the connection, and before them: a turn that sends nothing posts nothing.
+//! command was used, which happens before the last command with data is answered. The buffer is
+//! posted again with the next sends of the connection, and before them: a turn without sends posts
+//! no RECVs.
 //!
-//! A message is in the memory of its buffer, or in slots of the cache and behind them in that
-//! memory ([`Landing`]).
+//! A message is in the memory of its buffer, or first in slots of the cache and then in that memory
+//! ([`Landing`]).
 //!
-//! Invariant: a buffer that is not posted has a message of which a command is unanswered, since an
-//! answer is a send. No two buffers are of the same command. The peer has at most depth + 1
-//! commands outstanding, at least one of them in the message that it sends now: it always finds a
-//! buffer (RNR cannot happen).
+//! Invariant: a buffer that is not posted has a message with an unanswered command, since an answer
+//! is a send. No two buffers have the same command. The peer has at most depth + 1 commands
+//! outstanding, at least one of them in the message that it sends now: so it always finds a buffer
+//! (RNR cannot happen).
 
 use rblk_fabric::{RecvWr, Recvs, Region, SgeList};
 use rblk_protocol::width::wide;
@@ -23,20 +24,19 @@ use crate::data::request::InCapsule;
 /// The receive buffers of a connection.
 #[derive(Debug)]
 pub(super) struct ReceiveBuffers {
-    // By buffer that is not posted: commands whose data is in it, and one while its commands are
-    // looked at.
+    // For each buffer that is not posted: its users, which are commands with data in it, and its
+    // message until all commands are processed.
     users: Box<[u8]>,
-    // By buffer.
+    // Indexed by buffer.
     recvs: Box<[RecvWr]>,
-    // Those that go with the next sends.
+    // Buffers to post with the next sends.
     queued: Vec<u16>,
     messages: u64,
     landing: Option<Landing>,
 }
 
 impl ReceiveBuffers {
-    /// The buffers that this memory has. Every buffer is queued. `landing` has slots for each of
-    /// them.
+    /// The buffers of this memory, all queued. `landing` has slots for each of them.
     pub(super) fn new(memory: &ConnectionMemory, landing: Option<Landing>) -> Self {
         let buffers = memory.layout().recv_buffers();
         let recvs = |landing: Option<&Landing>| {
@@ -63,7 +63,7 @@ impl ReceiveBuffers {
         }
     }
 
-    /// Where that byte of a message landed, if it is in a slot of the cache.
+    /// The landing place of a byte of a message, if it is in a slot of the cache.
     #[inline(always)]
     pub(super) fn slot_place(&self, buffer: u16, at: usize) -> Option<(&Region, usize)> {
         let landing = self.landing.as_ref()?;
@@ -71,14 +71,14 @@ impl ReceiveBuffers {
         Some((landing.region(), offset))
     }
 
-    /// The slots of the cache where messages land, if there are some.
+    /// The slots of the cache where messages land, if any.
     #[inline(always)]
     pub(super) fn landing(&self) -> Option<&Landing> {
         self.landing.as_ref()
     }
 
-    /// Puts another slot in the place of the one that is full of that data. Both by their offsets
-    /// in the arena. Returns the one that has the data.
+    /// Replaces the slot that this data fills by a fresh one. Both are given by their offsets in
+    /// the arena. Returns the slot with the data.
     #[inline(always)]
     pub(super) fn exchange(&mut self, data: InCapsule, fresh: usize) -> Option<usize> {
         let slot = self.recvs[wide(data.buffer)].sges.entry_mut(wide(data.slot))?;
@@ -86,32 +86,33 @@ impl ReceiveBuffers {
         Some(data.offset)
     }
 
-    /// All slots where messages land, by their offsets in the arena. They are not used any more.
+    /// Takes all slots where messages land, given by their offsets in the arena. No RECV uses them
+    /// any more.
     pub(super) fn take_slots(&mut self) -> Vec<usize> {
         let Some(landing) = self.landing.take() else { return Vec::new() };
         self.recvs.iter().flat_map(|recv| landing.slots_of(&recv.sges)).collect()
     }
 
-    /// Messages that came.
+    /// Number of messages received.
     #[inline]
     pub(super) fn messages(&self) -> u64 {
         self.messages
     }
 
-    /// A message came in that buffer, and its commands are looked at: until [`Self::release`].
+    /// A message came in a buffer, and holds it until [`Self::release`].
     #[inline]
     pub(super) fn hold(&mut self, buffer: u16) {
         self.messages += 1;
         self.users[wide(buffer)] = 1;
     }
 
-    /// The data of a command is in that buffer: until [`Self::release`].
+    /// The data of a command in a buffer holds it until [`Self::release`].
     #[inline]
     pub(super) fn share(&mut self, buffer: u16) {
         self.users[wide(buffer)] += 1;
     }
 
-    /// One user of the buffer does not need it any more. Its RECV is queued when no user is left.
+    /// One user releases the buffer. The last release queues its RECV.
     #[inline(always)]
     pub(super) fn release(&mut self, buffer: u16) {
         let users = &mut self.users[wide(buffer)];
@@ -122,13 +123,13 @@ impl ReceiveBuffers {
         }
     }
 
-    /// The RECVs that go with the next sends.
+    /// The RECVs to post with the next sends.
     #[inline]
     pub(super) fn queued(&self) -> Recvs<'_> {
         Recvs { table: &self.recvs, rows: &self.queued }
     }
 
-    /// These RECVs were posted, or never will be.
+    /// Clears the list: these RECVs were posted, or never will be.
     #[inline]
     pub(super) fn clear(&mut self) {
         self.queued.clear();

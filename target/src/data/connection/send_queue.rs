@@ -1,9 +1,9 @@
 //! [`SendQueue`]: the send WRs of this turn, the credits for them, and the commands that wait for
 //! credits.
 //!
-//! Responses are collected and go out at the end of the turn, several in one message where that was
-//! agreed: behind every WR queued so far, so the data of each response arrives first. A credit is
-//! kept for them from the first one on.
+//! Responses are collected and sent at the end of the turn, several in one message if the peers
+//! agreed on lists: behind every WR queued so far, so the data of each response arrives first. The
+//! first response of a message reserves a credit for them.
 
 use std::collections::VecDeque;
 
@@ -14,19 +14,19 @@ use rblk_protocol::{Immediate, Tag};
 
 use super::wr_id::WrKind;
 
-/// At least every n-th send WR is signaled.
+/// Of this many send WRs, at least one is signaled.
 pub(super) const SIGNAL_INTERVAL: u32 = 16;
 
-/// A longer WRITE is signaled. So a slow peer that takes 1 MiB in a second, the least it must
-/// (`liveness.rs`), completes something every 4 s: 16 WRITEs of this length, or one of 4 MiB.
+/// A longer WRITE is signaled. So a slow peer that takes 1 MiB in a second, the required minimum
+/// (`liveness.rs`), completes a WR every 4 s: 16 WRITEs of this length, or one of 4 MiB.
 const SIGNAL_BYTES: u32 = 256 << 10;
 const _: () = assert!(SIGNAL_INTERVAL * SIGNAL_BYTES <= IO_MAX_BYTES, "4 MiB");
 
 /// Bytes of payload that a connection asks its device to take inside a WR: a few responses, or a
-/// small reply. The device may grant less, and then gathers them.
+/// small reply. If the device grants less, it gathers them.
 pub(crate) const INLINE_BYTES: u32 = 64;
 
-/// Responses that go out together, in the response buffer of the first one's tag.
+/// Responses sent together, in the response buffer of the first one's tag.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Responses {
     pub(super) first: Tag,
@@ -45,7 +45,7 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    /// With room for `send_wrs` WRs and `tags` commands; `lists` says whether one message may have
+    /// A queue with room for `send_wrs` WRs and `tags` commands. `lists`: one message may have
     /// several responses.
     pub(super) fn new(send_wrs: u32, tags: usize, lists: bool) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl SendQueue {
         u64::from(self.responses.is_none())
     }
 
-    /// Whether so many credits are free, and no command waits for credits.
+    /// Whether this many credits are free, and no command waits for credits.
     #[inline]
     pub(crate) fn may_take(&self, credits: u64) -> bool {
         self.free() >= credits && self.waiting.is_empty()
@@ -81,12 +81,12 @@ impl SendQueue {
         !self.waiting.is_empty()
     }
 
-    /// A command waits for credits, behind those that wait already.
+    /// Lets a command wait for credits, behind waiting ones.
     pub(crate) fn wait(&mut self, tag: Tag) {
         self.waiting.push_back(tag);
     }
 
-    /// A command goes on waiting for credits, before all others.
+    /// Lets a command wait on for credits, before all others.
     pub(crate) fn keep_waiting_first(&mut self, tag: Tag) {
         self.waiting.push_front(tag);
     }
@@ -110,13 +110,13 @@ impl SendQueue {
         self.waiting.pop_front()
     }
 
-    /// The credits, to know what completions will tell.
+    /// The credits, for predictions about completions.
     #[inline]
     pub(super) fn credits(&self) -> &SendCredits {
         &self.credits
     }
 
-    /// A signaled WR completed. Returns the position up to which everything is done.
+    /// A signaled WR completed. Returns the position up to which all WRs are done.
     #[inline]
     pub(super) fn completed(&mut self) -> u64 {
         self.credits.completed()
@@ -137,8 +137,8 @@ impl SendQueue {
         self.credits.take(signaled)
     }
 
-    /// Queues the WRITE of an answer's data, which carries the answer where there is an immediate
-    /// for it. Returns its position. The only place that makes a WRITE.
+    /// Queues the WRITE of an answer's data, which also carries the answer if there is an
+    /// `immediate`. Returns its position. All WRITEs are made here.
     #[inline(always)]
     pub(crate) fn queue_write(
         &mut self,
@@ -152,15 +152,15 @@ impl SendQueue {
             Some(immediate) => SendOp::WriteWithImm(remote, immediate.to_bits()),
             None => SendOp::Write(remote),
         };
-        // Replies and digests. To a card that is one read of memory less. On Soft-iWARP (siw) it is
-        // a must: see `docs/internals/kernel-facts.md`.
+        // Replies and digests. This saves a card one read of memory. Soft-iWARP (siw) requires it:
+        // see `docs/internals/kernel-facts.md`.
         let inline = sges.is_one_within(INLINE_BYTES);
         let must_signal = must_signal || sges.total_bytes() > u64::from(SIGNAL_BYTES);
         self.queue(WrKind::WriteData(tag), op, sges, must_signal, inline)
     }
 
-    /// Takes a place among the responses of this message: whose buffer they are in, and how many
-    /// came before.
+    /// Takes a place among the responses of this message. Returns the tag of their buffer, and the
+    /// number of responses before.
     #[inline]
     pub(super) fn add_response(&mut self, tag: Tag) -> Responses {
         let list = self.responses.get_or_insert(Responses { first: tag, count: 0 });
@@ -169,13 +169,13 @@ impl SendQueue {
         place
     }
 
-    /// Whether no other response may join those of this message.
+    /// Whether the responses of this message have reached their maximum.
     #[inline]
     pub(super) fn responses_are_full(&self) -> bool {
         self.responses.is_some_and(|list| list.count >= self.list_max)
     }
 
-    /// The responses of this message, which must be queued now.
+    /// Takes the responses of this message, which must be queued now.
     #[inline]
     pub(super) fn take_responses(&mut self) -> Option<Responses> {
         self.responses.take()
@@ -187,7 +187,7 @@ impl SendQueue {
         &self.queued
     }
 
-    /// Whether there is something to post.
+    /// Whether there are WRs or responses to post.
     #[inline]
     pub(super) fn has_queued(&self) -> bool {
         self.responses.is_some() || !self.queued.is_empty()
@@ -199,7 +199,7 @@ impl SendQueue {
         self.queued.clear();
     }
 
-    /// The connection ended: nothing is posted, and no command waits, any more.
+    /// The connection ended: drops its WRs, responses and waiting commands.
     pub(super) fn end(&mut self) {
         self.queued.clear();
         self.responses = None;
@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// What siw must not gather (`docs/internals/kernel-facts.md`): 32 bytes and less.
+    /// Lengths that siw must not gather (`docs/internals/kernel-facts.md`): up to 32 bytes.
     #[test]
     fn short_writes_go_inside_their_wrs() {
         let mut queue = SendQueue::new(16, 4, true);

@@ -1,8 +1,8 @@
 //! [`SpareMemory`]: registered memory that ended admin connections left, for the next ones.
 //!
-//! To allocate and to register memory takes longer than to make a QP. Every mount begins with an
-//! admin connection. After a restart of the target many mounts connect at once, and each would wait
-//! for that.
+//! Allocation and registration of memory take longer than the creation of a QP. Every mount starts
+//! with an admin connection. After a restart of the target many mounts connect at once, and each
+//! would wait for that.
 //!
 //! Invariant: no device writes into spare memory. Memory becomes spare when the QP of its
 //! connection is destroyed: [`EndedMemory`](super::EndedMemory) is dropped then.
@@ -11,34 +11,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rblk_fabric::MemoryRegion;
 
-/// Pieces of spare memory that one device keeps at most.
+/// Most pieces of spare memory for one device.
 const SPARES_MAX: usize = 16;
 
-/// Spare memory in one protection domain. It is deregistered with the last clone of this value.
+/// Spare memory in one protection domain. The last clone of this value deregisters it.
 #[derive(Clone, Default, Debug)]
 pub struct SpareMemory(Arc<Mutex<Vec<MemoryRegion>>>);
 
 impl SpareMemory {
-    /// Memory of at least so many bytes, if there is some. It is not cleared.
+    /// Takes memory of at least `bytes`, if there is any. The memory is not cleared.
     pub fn take(&self, bytes: usize) -> Option<MemoryRegion> {
         let mut spares = self.lock();
         let at = spares.iter().position(|memory| memory.region().len() >= bytes)?;
         Some(spares.swap_remove(at))
     }
 
-    /// Keeps memory that no device uses any more, or deregisters it if there is enough.
+    /// Keeps memory that no device uses any more, or deregisters it if the list is full.
     pub(super) fn put(&self, memory: MemoryRegion) {
         let mut spares = self.lock();
         if spares.len() < SPARES_MAX {
             return spares.push(memory);
         }
-        // To deregister takes long: other connections do not wait for it.
+        // Deregistration takes long: other connections must not wait for it.
         drop(spares);
         drop(memory);
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<MemoryRegion>> {
-        // Nothing panics with the lock held.
+        // No code panics with the lock held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_used_again_where_it_is_large_enough() {
+    fn memory_that_is_large_enough_is_reused() {
         let (pd, spares) = (domain(), SpareMemory::default());
         assert!(spares.take(1).is_none());
         let memory = registered(&pd, 8192);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn so_much_is_kept_and_no_more() {
+    fn the_number_of_spares_is_bounded() {
         let (pd, spares) = (domain(), SpareMemory::default());
         for _ in 0..SPARES_MAX + 3 {
             spares.put(registered(&pd, 4096));

@@ -1,11 +1,11 @@
-//! [`WrKind`]: what a WR was for, packed into its [`WrId`].
+//! [`WrKind`]: the purpose of a WR, packed into its [`WrId`].
 
 use rblk_fabric::WrId;
 use rblk_protocol::Tag;
 
 use crate::data::part::PartIndex;
 
-/// What a WR was for.
+/// The purpose of a WR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WrKind {
     /// RECV of a message, with its receive buffer.
@@ -16,12 +16,12 @@ pub(crate) enum WrKind {
     Answer(Tag),
     /// RDMA WRITE of an answer's data, with or without the answer.
     WriteData(Tag),
-    /// RDMA READ of the peer's scratch: what was posted before it is done.
+    /// RDMA READ of the peer's scratch, which proves that all earlier WRs are done.
     Proof,
 }
 
 impl WrKind {
-    /// Packs it.
+    /// Packs the kind into an id.
     #[inline]
     pub(crate) fn id(self) -> WrId {
         let (kind, part, index) = match self {
@@ -34,7 +34,7 @@ impl WrKind {
         WrId(kind << 24 | u64::from(part) << 16 | u64::from(index))
     }
 
-    /// Unpacks it. `None` for an id that was never made here.
+    /// Unpacks an id. `None` for an id from elsewhere.
     #[inline]
     pub(crate) fn from_id(id: WrId) -> Option<Self> {
         let (index, part) = ((id.0 & 0xffff) as u16, PartIndex((id.0 >> 16 & 0xff) as u8));
@@ -48,13 +48,13 @@ impl WrKind {
         })
     }
 
-    /// The receive buffer of a RECV. `None`: the id is of something else.
+    /// The receive buffer of a RECV's id. `None`: the WR has another kind.
     #[inline]
     pub(crate) fn recv_of(id: WrId) -> Option<u16> {
         (id.0 >> 24 == 0).then_some((id.0 & 0xffff) as u16)
     }
 
-    /// Whether it is an RDMA WRITE or READ: one that needs a key of the peer's memory.
+    /// Whether the WR is an RDMA WRITE or READ, which needs a key of the peer's memory.
     pub(crate) fn is_one_sided(self) -> bool {
         matches!(self, Self::ReadData(..) | Self::WriteData(_) | Self::Proof)
     }

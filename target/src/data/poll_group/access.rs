@@ -1,8 +1,8 @@
-//! [`Access`]: the volumes, and which session opened which of them.
+//! [`Access`]: the volumes, and the volumes that each session opened.
 //!
-//! Invariant: a connection of a session finds only what its own session opened. A session that
-//! takes a place clears it ([`Access::begin`]), whatever was told of the one before. So
-//! [`Access::opened`] need not compare the sessions.
+//! Invariant: a connection of a session finds only the volumes that its own session opened. A
+//! session that takes a place clears it ([`Access::begin`]), whatever notices came for the previous
+//! session. So [`Access::opened`] need not compare the sessions.
 
 use std::sync::Arc;
 
@@ -15,19 +15,19 @@ use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::Limiter;
 use crate::volume::{Placement, Volume};
 
-/// What a session may do with a volume.
+/// The access of a session to a volume.
 #[derive(Clone, Copy)]
 pub(super) enum Opened {
-    /// It opened the volume so.
+    /// The session opened the volume in this mode.
     Mode(AccessMode),
-    /// It closed the volume, or lost it: commands are told this.
+    /// The session closed the volume, or lost it: its commands get this status.
     Refused(Status),
 }
 
-/// A volume, and where this poll group counts its commands.
+/// A volume, and this poll group's counters of its commands.
 #[derive(Clone)]
 struct Exported {
-    // None: no command finds it now. Commands that found it are still counted.
+    // None: no command finds the volume now. Commands that found it still count.
     volume: Option<Arc<Volume>>,
     stats: Arc<VolumeStats>,
 }
@@ -36,19 +36,19 @@ struct Exported {
 #[derive(Default)]
 pub(super) struct Access {
     volumes: Vec<Option<Exported>>,
-    // By the session's place.
+    // By session index.
     sessions: Vec<View>,
     // Some volume or host has limits, or had.
     has_limits: bool,
 }
 
-/// What one session opened.
+/// The volumes that one session opened.
 #[derive(Default)]
 struct View {
     life: u32,
     // By volume.
     opened: Vec<Option<Opened>>,
-    // Of its host.
+    // The limits of the session's host.
     limits: Option<Arc<Limiter>>,
 }
 
@@ -63,7 +63,7 @@ impl Access {
         self.volumes[at] = Some(Exported { volume: Some(volume), stats });
     }
 
-    /// This poll group counts commands for a volume here. No command finds the volume yet.
+    /// Adds a volume with its counters. No command finds the volume yet.
     pub(super) fn announce(&mut self, volume: VolumeIndex, stats: Arc<VolumeStats>) {
         let at = wide(volume.0);
         if self.volumes.len() <= at {
@@ -72,7 +72,7 @@ impl Access {
         self.volumes[at] = Some(Exported { volume: None, stats });
     }
 
-    /// Commands find a volume from now on that was announced.
+    /// Opens an announced volume to commands.
     pub(super) fn open_to_commands(&mut self, volume: Arc<Volume>) {
         let place = self.volumes.get_mut(wide(volume.index.0)).and_then(Option::as_mut);
         debug_assert!(place.is_some(), "{} is served and was not announced", volume.name);
@@ -82,7 +82,7 @@ impl Access {
         }
     }
 
-    /// No command finds a volume from now on.
+    /// Hides a volume from commands.
     pub(super) fn remove(&mut self, volume: VolumeIndex) {
         if let Some(place) = self.volumes.get_mut(wide(volume.0)).and_then(Option::as_mut) {
             place.volume = None;
@@ -95,7 +95,7 @@ impl Access {
         view.is_some_and(|view| view.opened.get(wide(volume.0)).is_some_and(Option::is_some))
     }
 
-    /// Whether a session may write to a volume in a store.
+    /// Whether a session may write to a volume of a store.
     pub(super) fn writes_to_store(&self, session: SessionIndex) -> bool {
         let view = self.sessions.get(wide(session.index)).filter(|view| view.life == session.life);
         let opened = view.map_or(&[][..], |view| &view.opened);
@@ -110,8 +110,8 @@ impl Access {
         opened.iter().zip(&self.volumes).any(|(view, of)| may_write(view) && in_store(of))
     }
 
-    /// Whether the session of a command has its volume open, and the volume changes now: it is
-    /// neither gone nor can it be used.
+    /// Whether the session of a command has its volume open while the volume changes: the volume
+    /// exists but cannot be used.
     #[cold]
     pub(super) fn is_changing(&self, session: SessionIndex, command: &CommandCapsule) -> bool {
         let Some(volume) = Volume::index_of(command.volume) else { return false };
@@ -120,7 +120,7 @@ impl Access {
         matches!(opened, Some(Opened::Mode(_))) && self.volume(volume).is_none()
     }
 
-    /// Says what a session may do with a volume from now on.
+    /// Sets the access of a session to a volume.
     pub(super) fn set(&mut self, session: SessionIndex, volume: VolumeIndex, opened: Opened) {
         self.begin(session);
         let Some(View { opened: view, .. }) = self.sessions.get_mut(wide(session.index)) else {
@@ -133,7 +133,7 @@ impl Access {
         view[volume] = Some(opened);
     }
 
-    /// A session has its place from now on, and nothing of the one before.
+    /// Gives a session its place, and clears the previous session's volumes and limits.
     pub(super) fn begin(&mut self, session: SessionIndex) {
         if session == SessionIndex::NONE {
             return;
@@ -160,7 +160,7 @@ impl Access {
         }
     }
 
-    /// The host of a session has these limits from now on.
+    /// Sets the limits of a session's host.
     pub(super) fn set_limits(&mut self, session: SessionIndex, limits: Option<Arc<Limiter>>) {
         self.begin(session);
         self.has_limits |= limits.is_some();
@@ -170,21 +170,21 @@ impl Access {
     }
 
     /// Whether a command may be over a limit: some volume or host has limits, or had. Where none
-    /// ever had, this is all that limits cost.
+    /// ever had, limits cost only this test.
     #[inline(always)]
     pub(super) fn has_limits(&self) -> bool {
         self.has_limits
     }
 
-    /// The limits of the host of a session.
+    /// The limits of a session's host.
     pub(super) fn host_limits(&self, session: SessionIndex) -> Option<&Limiter> {
         self.sessions.get(wide(session.index))?.limits.as_deref()
     }
 
-    /// The volume that a command names, and how its session opened it.
+    /// The volume that a command names, and the access mode of its session.
     ///
     /// # Errors
-    /// What the command is told.
+    /// The status for the command's response.
     #[inline]
     pub(super) fn opened(
         &self,
@@ -211,13 +211,13 @@ impl Access {
         self.volumes.get(wide(volume.0))?.as_ref()?.volume.as_deref()
     }
 
-    /// Where the commands for a volume are counted.
+    /// The counters of a volume's commands.
     #[inline]
     pub(super) fn stats(&self, volume: VolumeIndex) -> Option<&VolumeStats> {
         self.volumes.get(wide(volume.0))?.as_ref().map(|exported| &*exported.stats)
     }
 
-    /// Where the bytes of a volume are.
+    /// The place of a volume's bytes.
     #[inline]
     pub(super) fn placement(&self, volume: VolumeIndex) -> Option<&Placement> {
         self.volume(volume).map(|volume| &volume.placement)

@@ -1,4 +1,4 @@
-//! What a completion means: the next step of a command, memory that is free again, or the end of a
+//! The effect of a completion: the next step of a command, freed memory, or the end of a
 //! connection.
 
 use rblk_fabric::{Completion, WcOpcode, WcStatus, WrId};
@@ -14,16 +14,16 @@ use crate::data::poll_group::command::{admin, block, reply, send_proof, write};
 use crate::data::request::{Outcome, Request};
 use crate::store::Store;
 
-/// How a connection ended that was not ended here.
+/// How a connection ended at the peer's side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Parting {
-    /// As an initiator leaves: by LOGOUT, or by disconnecting when every command is answered.
+    /// An initiator left: by LOGOUT, or by a disconnect when every command was answered.
     Left,
     /// The last answer got no acknowledgement, and every command is answered. An initiator that
-    /// unmounts destroys its QPs at once, maybe before it acknowledges. If its host died, the admin
-    /// connection tells.
+    /// unmounts destroys its QPs at once, perhaps before it acknowledges. If its host died, the
+    /// admin connection shows that.
     Gone,
-    /// Something was unanswered, or the path failed.
+    /// A command was unanswered, or the path failed.
     Lost,
 }
 
@@ -31,11 +31,11 @@ impl Parting {
     fn of(connection: &Connection, status: WcStatus) -> Self {
         let requests = connection.requests();
         let is = |request: &Request, opcode| request.opcode() == Some(opcode);
-        // It is the last command of a session: no other takes its tag.
+        // LOGOUT is the last command of a session: no other takes its tag.
         if requests.iter().any(|request| is(request, Opcode::Logout)) {
             return Self::Left;
         }
-        // An event that has not come is no loss.
+        // A pending ASYNC_EVENT without an event is no loss.
         if !requests.iter().all(|request| request.is_answered() || is(request, Opcode::AsyncEvent))
         {
             return Self::Lost;
@@ -59,14 +59,14 @@ impl Parting {
 }
 
 impl<S: Store> PollGroup<S> {
-    /// Acts on the first `count` completions of `reaped`. Apart from the turn, which is short where
-    /// nothing came.
+    /// Acts on the first `count` completions of `reaped`. Separate from the turn, which is short
+    /// when no completion came.
     #[inline(never)]
     pub(super) fn on_completions(&mut self, poller: usize, count: usize) {
         self.turn.time.cq_age.found(self.turn.time.us);
         for at in 0..count {
             let completion = self.reaped[at];
-            // The QP's connection ended: what the QP still completes means nothing.
+            // The QP's connection ended: its remaining completions have no effect.
             let Some(index) = self.turn.pollers.connection_at(poller, completion.qp) else {
                 continue;
             };
@@ -88,8 +88,8 @@ impl<S: Store> PollGroup<S> {
             debug_assert!(false, "a QP of no connection");
             return;
         };
-        // What was flushed never left. The rest found no memory: its key is dead, or the QP in
-        // front of it.
+        // A flushed WR was never sent. Any other failed WR found no memory: its key is dead, or the
+        // QP in front of it.
         let blocked = status != WcStatus::Flushed && kind.is_some_and(WrKind::is_one_sided);
         self.turn.stats.stale_rdma_blocked.add(u64::from(blocked));
         let parting = Parting::of(connection, status);
@@ -105,7 +105,7 @@ impl<S: Store> PollGroup<S> {
     }
 }
 
-/// A WR completed.
+/// A WR succeeded.
 #[inline]
 fn on_success<S: Store>(
     connection: &mut Connection,
@@ -113,7 +113,7 @@ fn on_success<S: Store>(
     completion: &Completion,
 ) -> Served {
     debug_assert!(connection.is_live(), "a connection that ended has no QP");
-    // What the peer sends says nothing of what it takes.
+    // A RECV does not prove that the peer takes our sends.
     if completion.opcode == WcOpcode::Recv
         && let Some(buffer) = WrKind::recv_of(completion.id)
     {
@@ -140,8 +140,8 @@ fn on_success<S: Store>(
     reply::on_credits(connection, turn)
 }
 
-/// A message came: one command or, where that was agreed, several, each of which is served as if it
-/// had come alone.
+/// A message came: one command or, if the peers agreed on lists, several. Each is served like a
+/// single one.
 #[inline(never)]
 fn on_message<S: Store>(
     connection: &mut Connection,
@@ -152,7 +152,7 @@ fn on_message<S: Store>(
     connection.begin_message(buffer, bytes, turn.time.now)?;
     let mut message = connection.message(buffer, bytes);
     loop {
-        // By reference: a command is not copied on its way.
+        // By reference: commands are not copied.
         match &connection.next_command(&mut message) {
             None => break,
             Some(Ok(command)) => {
@@ -185,7 +185,7 @@ fn bad_command<S: Store>(
     Violation("bad command")
 }
 
-/// A command came, and was looked at.
+/// A command came and was parsed.
 #[inline]
 fn on_command<S: Store>(
     connection: &mut Connection,

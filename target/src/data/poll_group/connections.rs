@@ -1,4 +1,5 @@
-//! [`Connections`]: the connections of a poll group, by index, and those to post for.
+//! [`Connections`]: the connections of a poll group by index, and the list of connections to post
+//! for.
 
 use rblk_protocol::width::wide;
 
@@ -8,17 +9,17 @@ use crate::volume::ids::ConnectionId;
 /// The connections of a poll group.
 #[derive(Default)]
 pub(super) struct Connections {
-    // Boxed, so that a place without a connection costs a word.
+    // Boxed, so that an empty place costs a word.
     places: Vec<Option<Box<Connection>>>,
     generation: u32,
-    // Connections that ended and are still in their places.
+    // Connections that ended but still have their places.
     ending: usize,
-    // Indices of those that have something to post.
+    // Indices of connections that have WRs to post.
     listed: Vec<u16>,
 }
 
 impl Connections {
-    /// A name for a new connection. `None`: there are too many.
+    /// A name for a new connection. `None`: the table is full.
     pub(super) fn next_id(&mut self) -> Option<ConnectionId> {
         let free = self.places.iter().position(Option::is_none);
         let index = u16::try_from(free.unwrap_or(self.places.len())).ok()?;
@@ -26,7 +27,7 @@ impl Connections {
         Some(ConnectionId { index, generation: self.generation })
     }
 
-    /// Adds the connection that was made for [`Self::next_id`].
+    /// Adds the connection made for [`Self::next_id`].
     pub(super) fn add(&mut self, connection: Connection) {
         let at = wide(connection.id().index);
         if self.places.len() <= at {
@@ -52,19 +53,19 @@ impl Connections {
         self.places.get_mut(index)?.as_deref_mut()
     }
 
-    /// Whether that connection is still here.
+    /// Whether this connection is still in the table.
     #[inline]
     pub(super) fn has(&self, id: ConnectionId) -> bool {
         let place = self.places.get(wide(id.index)).and_then(Option::as_deref);
         place.is_some_and(|connection| connection.id() == id)
     }
 
-    /// Whether there is no connection.
+    /// Whether the table has no connection.
     pub(super) fn is_empty(&self) -> bool {
         self.places.iter().all(Option::is_none)
     }
 
-    /// Places, empty ones too.
+    /// Number of places, including empty ones.
     pub(super) fn places(&self) -> usize {
         self.places.len()
     }
@@ -79,30 +80,30 @@ impl Connections {
         self.places.iter_mut().flatten().map(|connection| &mut **connection)
     }
 
-    /// A connection that is here ended.
+    /// Counts a connection that ended but is still in the table.
     pub(super) fn note_end(&mut self) {
         self.ending += 1;
     }
 
-    /// Whether connections that ended are still here.
+    /// Whether the table still has ended connections.
     #[inline]
     pub(super) fn has_ending(&self) -> bool {
         self.ending > 0
     }
 
-    /// Puts a connection on the list of those to post for.
+    /// Puts a connection on the list to post for.
     #[inline]
     pub(super) fn list(&mut self, index: u16) {
         self.listed.push(index);
     }
 
-    /// The connection to post for that is `at` that place of the list.
+    /// The connection at an index of the list to post for.
     #[inline]
     pub(super) fn listed(&self, at: usize) -> Option<usize> {
         self.listed.get(at).map(|index| wide(*index))
     }
 
-    /// Empties the list of connections to post for, all of which left it.
+    /// Empties the list to post for. Its connections have left it.
     #[inline]
     pub(super) fn clear_list(&mut self) {
         self.listed.clear();

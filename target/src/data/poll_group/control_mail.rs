@@ -1,4 +1,4 @@
-//! What control orders: devices, volumes, connections, and the end.
+//! Orders of control: devices, volumes, connections, and the end.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,9 +18,9 @@ use crate::volume::counts::VolumeStats;
 use crate::volume::{Placement, Volume};
 
 impl<S: Store> PollGroup<S> {
-    /// One message of control.
+    /// Carries out one message of control.
     pub fn take_mail(&mut self, mail: ToGroup, now: Instant) {
-        // Commands may begin now. When the CQs were looked at last is another time.
+        // Commands may start now. The time of the last look at the CQs stays as it was.
         let looked = self.turn.time.us;
         self.turn.tick(Moment::from(now));
         self.expect_rare_work();
@@ -84,7 +84,7 @@ impl<S: Store> PollGroup<S> {
                     Ok(())
                 });
             }
-            // Control may speak of a connection that has ended meanwhile.
+            // Control may name a connection that has ended meanwhile.
             ToGroup::Adopt { .. } | ToGroup::Expel { .. } | ToGroup::Reply { .. } => {}
             ToGroup::Stop => {
                 self.stopping.began = true;
@@ -93,7 +93,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// The shard serves a volume from now on, if that has a store.
+    /// Makes the shard serve a volume, if the volume has a store.
     pub(super) fn add_to_shard(&mut self, volume: &Volume, stats: Arc<VolumeStats>) {
         if matches!(volume.placement, Placement::Store) {
             let Volume { index, cache, read_only, .. } = *volume;
@@ -102,7 +102,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// The shard has its part of what a volume keeps of the cache, and of what it has at most.
+    /// Sets this shard's part of a volume's cache minimum and maximum.
     pub(super) fn bound_cache(&mut self, volume: &Volume) {
         let groups = wide64(self.turn.groups());
         let part = |bytes: u64| u32::try_from(bytes / groups / wide64(SLOT_BYTES));
@@ -195,8 +195,8 @@ impl<S: Store> PollGroup<S> {
     }
 }
 
-/// Slots where the messages of a connection land, whose session writes to a store. `None`: there
-/// are too few, or it may not have any.
+/// Slots in which the messages of a connection land, if its session writes to a store. `None`: too
+/// few slots are free, or the connection gets none.
 fn landing_of<S: Store>(
     params: &ConnectionParams,
     shard: &mut Shard<S>,

@@ -1,11 +1,11 @@
-//! How connections end, and which connections end for silence.
+//! The end of connections, including connections that are ended because their peer is silent.
 //!
-//! The QP of a connection that ended goes to control at once, which destroys it: a driver may take
-//! its time for that. Only when the QP is destroyed is a device known to touch nothing of the
-//! connection any more. A QP in the error state does not say so, nor does a flushed WR: cards flush
-//! after `modify_qp` returned, and a READ that was on its way may land meanwhile. So what was lent
-//! stays lent until control says that the QP is destroyed ([`ToGroup::Destroyed`]), however long
-//! that takes. The connection leaves the table when no shard works for it either.
+//! When a connection ends, its QP goes at once to control, which destroys it: a driver may take its
+//! time for that. Only a destroyed QP proves that the device no longer touches the connection's
+//! memory. A QP in the error state does not prove it, nor does a flushed WR: cards flush after
+//! `modify_qp` returned, and a READ on its way may still land. So lent memory stays lent until
+//! control reports that the QP is destroyed ([`ToGroup::Destroyed`]), however long that takes. The
+//! connection leaves the table when, in addition, no shard works for it.
 //!
 //! [`ToGroup::Destroyed`]: super::ToGroup::Destroyed
 
@@ -23,11 +23,11 @@ use crate::data::request::Request;
 use crate::store::Store;
 use crate::volume::ids::ConnectionId;
 
-/// How often it is told that the QP of a dead connection is not destroyed yet.
+/// Interval of the warnings that the QP of a dead connection is not destroyed yet.
 const DESTROY_WARNING: Duration = Duration::from_secs(5);
 
 impl<S: Store> PollGroup<S> {
-    /// A CQ broke, or its device is gone: its connections end, and those of other devices go on.
+    /// A CQ broke, or its device is gone: ends its connections. Connections of other devices stay.
     #[cold]
     pub(super) fn end_poller(&mut self, poller: usize, error: &rblk_fabric::FabricError) {
         let group = self.turn.group;
@@ -45,8 +45,9 @@ impl<S: Store> PollGroup<S> {
         self.end_all("its completion queue broke", |connection| connection.poller() == poller);
     }
 
-    /// Asks every CQ for an event at its next completion: before a sleep, and then look once more.
-    /// One that cannot be asked is broken, as one that cannot be polled.
+    /// Asks every CQ for an event at its next completion. The thread calls this before a sleep, and
+    /// then looks once more. A CQ that cannot be armed counts as broken, like one that cannot be
+    /// polled.
     pub fn arm(&mut self) {
         self.turn.time.cq_age.armed(self.turn.time.us);
         for place in 0..self.turn.pollers.places() {
@@ -57,7 +58,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// A connection broke a rule, or a bug was found in serving it: it ends, and the log says why.
+    /// Ends a connection that broke a rule or hit a bug in this code, and logs the reason.
     #[cold]
     pub(super) fn end_for(&mut self, index: usize, violation: Violation) {
         let Violation(reason) = violation;
@@ -83,8 +84,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Moves a connection's QP to the error state and gives it to control, to be destroyed. Nothing
-    /// happens where it ended already.
+    /// Moves a connection's QP to the error state and gives it to control to destroy. Has no effect
+    /// if the connection ended before.
     #[cold]
     pub(super) fn end(&mut self, index: usize, reason: &'static str) {
         let turn = &mut self.turn;
@@ -115,16 +116,17 @@ impl<S: Store> PollGroup<S> {
         self.expect_rare_work();
     }
 
-    /// Does not count a time in which this thread did not run: see [`Self::check_silence`].
+    /// Excludes a time in which this thread did not run from the silence of peers: see
+    /// [`Self::check_silence`].
     pub(crate) fn forgive(&mut self, paused: Duration) {
         for connection in self.connections.iter_mut() {
             connection.forgive(paused);
         }
     }
 
-    /// Ends admin connections whose initiator has been silent for too long, and connections whose
-    /// peer takes no data and gives none: what was lent to them is missed by all others. The thread
-    /// calls it now and then.
+    /// Ends admin connections with an initiator that has been silent too long, and connections with
+    /// a peer that neither takes nor sends data: others need the memory lent to it. The thread
+    /// calls this at intervals.
     pub fn check_silence(&mut self, now: Instant) {
         self.turn.time.now = now;
         while let Some((line, count)) = self.turn.told.lines.take_left_out(now) {
@@ -139,8 +141,8 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// The QP of a connection that ended is destroyed: what was lent to its device goes back.
-    /// Others may wait for this memory, even commands of the same connection in a shard.
+    /// The QP of an ended connection is destroyed: gives back the memory lent to its device. Others
+    /// may wait for this memory, even commands of this connection in a shard.
     #[cold]
     pub(super) fn on_destroyed(&mut self, id: ConnectionId) {
         let connection = self.connections.at(wide(id.index)).filter(|c| c.id() == id);
@@ -153,8 +155,8 @@ impl<S: Store> PollGroup<S> {
         give_back(connection, &mut self.turn);
     }
 
-    /// Removes connections of which nothing is in use any more, and takes broken CQs out that have
-    /// none left. Returns whether anything was done.
+    /// Removes connections without anything in use, and broken CQs without connections. Returns
+    /// whether it removed any.
     #[cold]
     pub(super) fn check_ending(&mut self) -> bool {
         let mut done = false;
@@ -172,7 +174,7 @@ impl<S: Store> PollGroup<S> {
         done
     }
 
-    /// Gives control the broken CQs that have no connection left.
+    /// Gives control the broken CQs without a connection.
     fn remove_broken(&mut self) -> bool {
         let mut done = false;
         for place in 0..self.turn.pollers.places() {
@@ -188,7 +190,7 @@ impl<S: Store> PollGroup<S> {
         done
     }
 
-    /// Takes a connection apart whose QP is destroyed, and tells control.
+    /// Dismantles a connection with a destroyed QP, and reports it to control.
     fn remove(&mut self, index: usize) {
         let Some(mut connection) = self.connections.remove(index) else { return };
         let works = connection.requests().iter().any(Request::has_shards);
@@ -207,7 +209,7 @@ impl<S: Store> PollGroup<S> {
     }
 }
 
-/// Says now and then that the kernel takes long to destroy a QP.
+/// Warns at intervals while the kernel takes long to destroy a QP.
 fn warn_of_slow_destroy(connection: &mut Connection, now: Instant) {
     let Life::Destroying { since, warn_at } = connection.life_mut() else { return };
     if now < *warn_at {
@@ -223,7 +225,7 @@ fn warn_of_slow_destroy(connection: &mut Connection, now: Instant) {
     );
 }
 
-/// Gives back what a connection lent to its device: its QP is destroyed.
+/// Gives back the memory that a connection lent to its device. Its QP is destroyed.
 fn give_back<S: Store>(connection: &mut Connection, turn: &mut Turn<S>) {
     while let Some((shard, memory)) = connection.unpin_any() {
         turn.release(wide(shard), memory);

@@ -1,8 +1,8 @@
-//! The thread around a [`PollGroup`]: its mailbox, its ring, and what control hears of it.
+//! The thread around a [`PollGroup`]: its mailbox, its ring, and its messages to control.
 //!
 //! A turn takes mail, lets the engine reap and post, and enters the kernel at most once. While
-//! there is work, the thread does not sleep. A sleep is in the ring, which wakes for I/O, CQ events
-//! and mail alike. An idle target uses no CPU.
+//! there is work, the thread does not sleep. The thread sleeps in the ring, which wakes for I/O, CQ
+//! events and mail. An idle target uses no CPU.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -30,23 +30,23 @@ use crate::volume::ids::VolumeIndex;
 
 const MAIL: WatchToken = WatchToken(0);
 const PEERS: WatchToken = WatchToken(MAX_WATCHES - 1);
-/// Pollers that a poll group can sleep for: the others of its watches are for mail and peers.
+/// Pollers for which a poll group can sleep: its other watches are for mail and peers.
 pub const POLLERS_MAX: usize = MAX_WATCHES as usize - 2;
-/// Least time between two looks at what the stores refuse while the thread stops.
+/// Least time between two checks for refusals of the stores while the thread stops.
 const REFUSALS_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest sleep without connections.
 const LONG_SLEEP: Duration = Duration::from_secs(60);
-/// Longest sleep with connections: a net under devices that lose an event.
+/// Longest sleep with connections: a safety net for devices that lose an event.
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
-/// Least time between two looks for peers that are silent or take nothing, in microseconds.
+/// Least time between two checks for peers that are silent or take no data, in microseconds.
 const LISTEN_INTERVAL_US: u64 = 250_000;
-/// A thread with connections that did not run for so many microseconds was stopped: a debugger, a
-/// paused machine.
+/// A thread with connections that did not run for this many microseconds was stopped: by a
+/// debugger, or with a paused machine.
 const PAUSE_US: u64 = 4_000_000;
-/// Least time between two publications of the counters while there is work, in microseconds; they
-/// are published before a sleep, too.
+/// Least time between two publications of the counters while there is work, in microseconds. A
+/// sleep also publishes them.
 const PUBLISH_INTERVAL_US: u64 = 1000;
-/// Busy turns without a publication, at most.
+/// Most busy turns without a publication.
 const PUBLISH_TURNS: u32 = 64;
 /// Sleep while a deadline of the engine runs.
 const SHORT_SLEEP: Duration = Duration::from_millis(100);
@@ -63,10 +63,10 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Has the poll group serve another volume.
+    /// Makes the poll group serve another volume.
     ///
     /// # Errors
-    /// It takes no mail.
+    /// The thread takes no mail.
     pub(crate) fn add_volume(
         &mut self,
         volume: Arc<Volume>,
@@ -78,16 +78,16 @@ impl Handle {
         self.mail.send(mail).map_err(|_| io::Error::other("a poll group takes no mail"))
     }
 
-    /// Where the poll group will tell of another volume.
+    /// New counters for the poll group's part of a volume.
     pub(crate) fn new_stats(&mut self, volume: VolumeIndex) -> Arc<VolumeStats> {
         let stats = Arc::new(VolumeStats::default());
-        // A volume in memory that gets another size is made anew.
+        // A resized volume in memory is made again.
         self.forget_volume(volume);
         self.volumes.push((volume, Arc::clone(&stats)));
         stats
     }
 
-    /// The poll group serves a volume no longer.
+    /// Drops the counters of a volume that the poll group no longer serves.
     pub(crate) fn forget_volume(&mut self, volume: VolumeIndex) {
         self.volumes.retain(|(index, _)| *index != volume);
     }
@@ -98,7 +98,7 @@ impl Handle {
         self.volumes.iter().find(|(index, _)| *index == volume).map(|(_, stats)| &**stats)
     }
 
-    /// A poll group of which there is only the mailbox.
+    /// A poll group that only has a mailbox.
     #[cfg(test)]
     pub(crate) fn without_thread(mail: Sender<ToGroup>) -> Self {
         Self { mail, stats: Arc::default(), volumes: Vec::new(), thread: None }
@@ -107,7 +107,7 @@ impl Handle {
     /// Waits for the thread to end, after [`ToGroup::Stop`].
     pub fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // It reported what broke it by `FromGroup::Stopped`.
+            // `FromGroup::Stopped` has reported its failure.
             let _ = thread.join();
         }
     }
@@ -118,11 +118,11 @@ impl Handle {
 pub struct Tuning {
     /// CPU to pin to.
     pub cpu: Option<u16>,
-    /// How long to look for work before sleeping.
+    /// Time to look for work before a sleep.
     pub spin: SpinMode,
-    /// Commands that take at least so long are told; none: no command is.
+    /// Commands that take at least this long are reported; `None`: no reports.
     pub slow_io: Option<Duration>,
-    /// How long the end may take: what executes ends, and what is dirty goes to the stores.
+    /// Time limit of a stop, in which running work ends and dirty blocks go to the stores.
     pub stop_timeout: Duration,
 }
 
@@ -156,12 +156,12 @@ pub fn start(
                     Ok(thread) => (Some(thread), Ok(())),
                     Err(error) => (None, Err(error)),
                 };
-                // An error means that nobody waits for it.
+                // An error means that no caller waits for it.
                 let _ = begin.send(result);
                 let Some(mut thread) = made else { return Ok(Vec::new()) };
                 thread.stop.timeout = tuning.stop_timeout;
                 let ended = data_thread::run(&mut thread, tuning.spin);
-                // A thread that gave up may still have lent memory, and its shard goes with it.
+                // A thread that failed may still have lent memory, and its shard goes with it.
                 let _ends = ArenaEnds::begin();
                 drop(thread);
                 ended
@@ -173,7 +173,7 @@ pub fn start(
             };
             let _ = outbox.send(FromGroup::Stopped { group: index, unsaved, error });
         })?;
-    // What it cannot have must keep the target from starting, not end it later.
+    // A missing resource must keep the target from starting, not end it later.
     begun.recv().map_err(|_| io::Error::other("the thread of a poll group ended"))??;
     Ok(Handle { mail, stats, volumes: Vec::new(), thread: Some(thread) })
 }
@@ -189,7 +189,7 @@ fn pin(cpu: u16) {
     }
 }
 
-/// A poll group with what its thread has besides: the loop is [`data_thread::run`].
+/// A poll group with the other state of its thread: the loop is [`data_thread::run`].
 struct GroupThread {
     group: PollGroup<UringStore>,
     mail: Receiver<ToGroup>,
@@ -197,10 +197,10 @@ struct GroupThread {
     stats: Arc<Stats>,
     publisher: Publisher,
     served: Served,
-    // The last look for peers that are silent.
+    // The last check for silent peers.
     listened: Micros,
     stop: Stop,
-    // What ended the last sleep.
+    // The cause of the last wake-up.
     woken: WatchSet,
 }
 
@@ -229,7 +229,7 @@ impl GroupThread {
         })
     }
 
-    /// Looks for peers that are silent, now and then.
+    /// Checks for silent peers at intervals.
     #[inline]
     fn listen(&mut self, now: Moment) {
         if now.us().since(self.listened) > LISTEN_INTERVAL_US {
@@ -241,7 +241,7 @@ impl GroupThread {
     fn look_for_silent(&mut self, now: Moment) {
         let since_us = now.us().since(std::mem::replace(&mut self.listened, now.us()));
         if since_us > PAUSE_US {
-            // The peers may have sent something while this thread did not run.
+            // The peers may have sent while this thread did not run.
             self.group.forgive(Duration::from_micros(since_us));
         } else {
             self.group.check_silence(now.instant());
@@ -274,9 +274,9 @@ impl GroupThread {
         Ok(())
     }
 
-    /// Has sleeps end when a poller that was just added has something.
+    /// Makes sleeps end when a newly added poller has an event.
     fn watch_poller(&mut self, place: usize) -> io::Result<()> {
-        // A second descriptor would be that of a lone QP. A poller begins with none.
+        // A second descriptor would belong to a lone QP. A new poller has none.
         let fd = self
             .group
             .pollers_mut()
@@ -288,7 +288,7 @@ impl GroupThread {
         }
     }
 
-    /// Sends control what the turn has for it. Returns whether a message of the engine was there.
+    /// Sends the turn's messages to control. Returns whether the engine had a message.
     fn tell_control(&mut self, now: Instant) -> bool {
         while let Some((volume, backing)) = self.group.store_mut().take_lost() {
             let _ = self.outbox.send(FromGroup::LostWrites { volume, backing });
@@ -306,7 +306,7 @@ impl GroupThread {
         let messages: Vec<FromGroup> = self.group.take_outbox().collect();
         for message in messages {
             if let FromGroup::PollerBroken { poller, .. } = message {
-                // The descriptor of a broken CQ may stay readable: it is not watched any more.
+                // The descriptor of a broken CQ may stay readable, so its watch ends.
                 self.group.store_mut().unwatch(poller_token(poller));
             }
             // Control is gone only when the process ends.
@@ -315,7 +315,7 @@ impl GroupThread {
         true
     }
 
-    /// Whether the group is stopped, or its end took too long: then the volumes that are not safe.
+    /// The volumes that are not safe, once the group is stopped or its stop took too long.
     fn ended(&mut self, now: Instant) -> Option<Vec<Unsaved>> {
         if !self.group.is_stopping() {
             return None;
@@ -337,7 +337,7 @@ impl GroupThread {
         Some(self.group.unsaved())
     }
 
-    /// Tells control what the stores refuse, when that has changed.
+    /// Reports the refusals of the stores to control, when they have changed.
     fn tell_refusals(&mut self, now: Instant) {
         let since = self.stop.looked.map(|at| now.saturating_duration_since(at));
         if since.is_some_and(|since| since < REFUSALS_INTERVAL) {
@@ -355,7 +355,7 @@ impl GroupThread {
 }
 
 impl DataThread for GroupThread {
-    // The volumes of which something acknowledged was not made durable.
+    // The volumes with acknowledged data that was not made durable.
     type End = Vec<Unsaved>;
     type Error = io::Error;
 
@@ -371,7 +371,7 @@ impl DataThread for GroupThread {
         if let Some(unsaved) = self.ended(now) {
             return Ok(ControlFlow::Break(unsaved));
         }
-        // Taken in each turn, so that it tells of this turn alone.
+        // Taken in each turn, so that it covers this turn alone.
         let io = self.group.take_io();
         let found = Found::of(busy, busy && io);
         Ok(ControlFlow::Continue(Turn { found, may_sleep: !busy }))
@@ -388,7 +388,7 @@ impl DataThread for GroupThread {
     fn look_again(&mut self, now: Moment) -> Found {
         let mail = self.mail.has_some();
         let busy = self.group.turn(now) || self.group.has_outbox();
-        // The peers come last: a message that is sent after this call writes to our event.
+        // The peers come last: a message sent after this call writes to our event.
         let empty = !mail && !busy && !self.mail.has_some() && self.group.peers_mut().fall_asleep();
         if empty {
             return Found::Nothing;
@@ -420,7 +420,7 @@ impl DataThread for GroupThread {
             self.stats.sleeps.add(1);
             self.group.peers_mut().wake_up();
         }
-        // To ask whether an event is set is a system call in each wake-up.
+        // The check of an event is a system call in each wake-up.
         if self.woken.contains(PEERS) {
             self.group.peers_mut().clear_event();
         }
@@ -458,12 +458,12 @@ struct Stop {
     timeout: Duration,
     // From the moment when the end began.
     by: Option<Instant>,
-    // The last look at what the stores refuse, and what control was told of that.
+    // The last check for refusals, and the last report to control.
     looked: Option<Instant>,
     told: Vec<Unsaved>,
 }
 
-/// A volume with a store that a message brings, and the step that this is, if it is one.
+/// The volume with a store that a message brings, and its step, if the message is a step.
 fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<StepTicket>)> {
     match message {
         ToGroup::AddVolume { volume, backing, step, .. } => {
@@ -473,7 +473,7 @@ fn brought(message: &ToGroup) -> Option<(&Arc<Volume>, &Arc<Backing>, Option<Ste
     }
 }
 
-/// When the counters of a poll group are published.
+/// The times at which the counters of a poll group are published.
 struct Publisher {
     published: Micros,
     busy_turns: u32,
@@ -482,7 +482,7 @@ struct Publisher {
 }
 
 impl Publisher {
-    /// A turn did something.
+    /// Publishes after a busy turn, if it is time.
     fn after_work(&mut self, group: &mut PollGroup<UringStore>, now: Micros) {
         self.is_behind = true;
         self.busy_turns += 1;
@@ -492,7 +492,7 @@ impl Publisher {
         }
     }
 
-    /// The thread is about to sleep.
+    /// Publishes before a sleep.
     fn before_sleep(&mut self, group: &PollGroup<UringStore>, now: Micros) {
         if self.is_behind {
             (self.published, self.busy_turns, self.is_behind) = (now, 0, false);
@@ -501,12 +501,12 @@ impl Publisher {
     }
 }
 
-/// The token of the poller at a place. Beyond [`POLLERS_MAX`] it is a token that no watch has.
+/// The token of the poller at a place. Beyond [`POLLERS_MAX`] the token belongs to no watch.
 fn poller_token(place: usize) -> WatchToken {
     WatchToken(if place < POLLERS_MAX { narrow(place + 1) } else { MAX_WATCHES })
 }
 
-/// What was served until the last wait.
+/// The work served until the last wait.
 #[derive(Default)]
 struct Served {
     commands: u64,
@@ -514,7 +514,7 @@ struct Served {
 }
 
 impl Served {
-    /// What was served since the last call tells what is awaited now.
+    /// Derives a hint for the next wait from the work served since the last call.
     fn hint(&mut self, stats: &Stats) -> Hint {
         let commands = stats.reads.get() + stats.writes.get();
         let bytes = stats.read_bytes.get() + stats.written_bytes.get();
@@ -524,7 +524,8 @@ impl Served {
         }
         let wire_bytes = bytes - self.bytes;
         (self.commands, self.bytes) = (commands, bytes);
-        // What is under way with the clients is not known. About as many as were served will come.
+        // The commands under way at the clients are unknown: about as many will come as were
+        // served.
         Hint { wire_bytes, outstanding: narrow(served) }
     }
 }

@@ -1,9 +1,9 @@
-//! [`HeldWrites`]: writes of one volume that may not begin now, in the order in which they came.
+//! [`HeldWrites`]: writes of one volume that may not start now, in order of arrival.
 //!
-//! While a volume is held, commands are checked against a copy of it that is read-only. So a write
-//! leaves the path of an I/O where writes to read-only volumes do, and the path costs nothing more.
-//! Nothing was asked for a held write, and its in-capsule data stays where it came. If its
-//! connection ends, nothing is left of it.
+//! While a volume is held, commands are checked against a read-only copy of it. So a write leaves
+//! the I/O path at the same test as a write to a read-only volume, and the path costs no more. A
+//! held write has asked for no resources, and its in-capsule data stays in the receive buffer. If
+//! its connection ends, the write is dropped.
 
 use rblk_protocol::{BlockRange, CommandCapsule, Tag};
 use rblk_runtime::Micros;
@@ -14,16 +14,16 @@ use crate::volume::Volume;
 use crate::volume::ids::ConnectionId;
 use crate::volume::ids::VolumeIndex;
 
-/// A write that may not begin now.
+/// A write that may not start now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    /// Its connection.
+    /// The connection.
     pub(super) connection: ConnectionId,
-    /// Its tag.
+    /// The tag.
     pub(super) tag: Tag,
-    /// When it came.
+    /// Time of arrival.
     pub(super) came: Micros,
-    /// Its limits have let it begin: it waits for none again.
+    /// The write's limits have let it pass: it will not wait for them again.
     pub(super) is_let_in: bool,
 }
 
@@ -36,13 +36,14 @@ pub(super) struct HeldWrites {
 }
 
 impl HeldWrites {
-    /// Whether the writes of the volume that a command names are kept.
+    /// Whether the writes of a command's volume are kept.
     #[cold]
     pub(super) fn holds(&self, command: &CommandCapsule) -> bool {
         self.volume.is_some() && self.volume == Volume::index_of(command.volume)
     }
 
-    /// Keeps a command for a volume that is held. It came then; `is_let_in` as in [`Held`].
+    /// Keeps a command for a held volume. The command arrived at `came`; `is_let_in` as in
+    /// [`Held`].
     #[cold]
     pub(super) fn keep(
         &mut self,
@@ -60,12 +61,12 @@ impl HeldWrites {
         self.writes.push(Held { connection: id, tag, came, is_let_in });
     }
 
-    /// Keeps the writes of this volume from now on.
+    /// Starts to keep the writes of this volume.
     pub(super) fn hold(&mut self, volume: VolumeIndex) {
         self.volume = Some(volume);
     }
 
-    /// Keeps no more. Returns what was kept of this volume; none if it was not held.
+    /// Ends the hold of this volume. Returns the kept writes; none if the volume was not held.
     pub(super) fn release(&mut self, volume: VolumeIndex) -> Vec<Held> {
         if self.volume != Some(volume) {
             return Vec::new();

@@ -1,8 +1,7 @@
-//! Commands that waited, and begin now: writes that were held ([`HeldWrites`]), and commands over a
-//! limit ([`Delayed`]).
+//! The start of commands that waited: held writes ([`HeldWrites`]), and commands over a limit
+//! ([`Delayed`]).
 //!
-//! Everything about such a command is looked at again when it begins. A command whose connection
-//! ended meanwhile never begins.
+//! A command is checked again when it starts. If its connection ended meanwhile, it never starts.
 //!
 //! [`HeldWrites`]: super::held::HeldWrites
 //! [`Delayed`]: super::over_limit::Delayed
@@ -21,12 +20,12 @@ use crate::volume::ids::VolumeIndex;
 use crate::volume::ids::{ConnectionId, SessionIndex};
 use crate::volume::limits::{Head, Ticks};
 
-/// How many lines of waiting commands one turn looks at: a limit that went does not keep others
-/// from being served.
+/// Most lines of waiting commands that one turn examines: after a limit is removed, its commands do
+/// not keep others from being served.
 const LOOKS: usize = 256;
 
 impl<S: Store> PollGroup<S> {
-    /// Begins no new write of a volume from now on. Returns those that are in flight.
+    /// Starts no new write of a volume until the hold ends. Returns the writes in flight.
     pub(super) fn hold_writes(&mut self, volume: &Volume) -> Vec<(ConnectionId, Tag)> {
         let index = volume.index;
         self.turn.later.held.hold(index);
@@ -52,7 +51,7 @@ impl<S: Store> PollGroup<S> {
         })
     }
 
-    /// Begins the writes that were held, if any were, in their order.
+    /// Starts the held writes of a volume in their order.
     pub(super) fn release_writes(&mut self, volume: VolumeIndex) {
         for held in self.turn.later.held.release(volume) {
             if self.connections.has(held.connection) {
@@ -63,7 +62,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Begins commands whose time has come. Returns whether there were any.
+    /// Starts commands after their wait. Returns whether there were any.
     #[cold]
     pub(super) fn begin_due(&mut self) -> bool {
         let now = Ticks::of(self.turn.time.us);
@@ -87,7 +86,7 @@ impl<S: Store> PollGroup<S> {
         any
     }
 
-    /// The limits of a volume, or of every volume of a session, are about to be others.
+    /// The limits of a volume, or of every volume of a session, are about to change.
     pub(super) fn limits_change(
         &mut self,
         volume: Option<VolumeIndex>,

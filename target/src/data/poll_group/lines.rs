@@ -1,14 +1,14 @@
-//! [`Lines`]: how often a poll group logs what peers can make it log. Pure: the caller has the
-//! clock.
+//! [`Lines`]: limits on the log lines that peers can cause in a poll group. Pure: the caller has
+//! the clock.
 //!
-//! A flood of connections must not be a flood of the log: of each kind of line, a [`LogLimit`] says
-//! how many are written in a second, and one line tells how many were left out.
+//! A flood of connections must not flood the log: a [`LogLimit`] bounds the lines of each kind in a
+//! second, and one line reports how many were left out.
 
 use std::time::Instant;
 
 use rblk_runtime::log_limit::LogLimit;
 
-/// What peers can make a poll group log.
+/// A kind of log line that peers can cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Line {
     /// A connection failed.
@@ -21,9 +21,9 @@ pub(super) enum Line {
     Ends,
     /// A connection could not be taken or accepted.
     Refused,
-    /// A self-test does not prove what it has to.
+    /// A self-test has no valid proof.
     Unproven,
-    /// What a connection has to send cannot be posted.
+    /// The WRs of a connection cannot be posted.
     Post,
 }
 
@@ -38,7 +38,7 @@ impl Line {
         Self::Post,
     ];
 
-    /// The line, as the log of those that were left out names it.
+    /// The name of the kind in the report of lines left out.
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "connection failed",
@@ -52,20 +52,20 @@ impl Line {
     }
 }
 
-/// Lines of each kind.
+/// The limits of all kinds.
 #[derive(Default, Debug)]
 pub(super) struct Lines {
     written: [LogLimit; Line::ALL.len()],
 }
 
 impl Lines {
-    /// Whether another line of that kind may be written now. If not, it is counted.
+    /// Whether another line of this kind may be written now. If not, counts it as left out.
     pub(super) fn may_write(&mut self, line: Line, now: Instant) -> bool {
         self.written[line as usize].may_write(now)
     }
 
-    /// The next kind of which lines were left out, more than a second ago: its words, and how many.
-    /// `None`: there is none, or none any more.
+    /// The next kind with lines left out more than a second ago: its name, and their number.
+    /// `None`: no kind has any.
     pub(super) fn take_left_out(&mut self, now: Instant) -> Option<(&'static str, u64)> {
         Line::ALL.into_iter().find_map(|line| {
             let left_out = self.written[line as usize].take_left_out(now)?;
@@ -87,7 +87,7 @@ mod tests {
         let flood =
             |lines: &mut Lines, line, now| (0..1000).filter(|_| lines.may_write(line, now)).count();
         assert_eq!(flood(&mut lines, Line::Ends, begun), 10);
-        // Another kind has its own.
+        // Each kind has its own limit.
         assert_eq!(flood(&mut lines, Line::Failed, begun), 10);
         assert_eq!(lines.take_left_out(begun), None);
         let later = begun + Duration::from_secs(1);

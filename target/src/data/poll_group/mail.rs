@@ -16,9 +16,9 @@ use crate::volume::ids::VolumeIndex;
 use crate::volume::ids::{AdmissionId, ConnectionId, HostIndex, SessionIndex};
 use crate::volume::limits::Limiter;
 
-/// Memory of a poll group as one device knows it, which all its connections send from, and where
-/// what they READ lands. Clones name the same registrations. A device whose connections have
-/// [memory of their own](crate::data::connection::BounceMemory) for that (iWARP) knows none.
+/// Memory of a poll group, registered with one device. All connections of the device send from it
+/// and READ into it. Clones name the same registrations. A device whose connections have [memory of
+/// their own](crate::connection::BounceMemory) (iWARP) has none.
 #[derive(Clone, Debug)]
 pub struct PollerMemory {
     /// The poll group's arena.
@@ -29,7 +29,7 @@ pub struct PollerMemory {
     pub volumes: Vec<(VolumeIndex, Arc<MemoryRegion>)>,
 }
 
-/// What every poll group is told of a session.
+/// A notice about a session, for every poll group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// A session opened a volume.
@@ -38,7 +38,7 @@ pub enum Notice {
         session: SessionIndex,
         /// The volume.
         volume: VolumeIndex,
-        /// How.
+        /// The access mode.
         mode: AccessMode,
     },
     /// A session closed a volume, or lost it: later commands are refused.
@@ -47,25 +47,25 @@ pub enum Notice {
         session: SessionIndex,
         /// The volume.
         volume: VolumeIndex,
-        /// What later commands are told.
+        /// The status for later commands.
         refusal: Status,
     },
-    /// End every connection of a session with an epoch below `before`. Each reports
-    /// [`FromGroup::ConnectionGone`] when nothing of it is in use any more.
+    /// Ends every connection of a session with an epoch below `before`. Each reports
+    /// [`FromGroup::ConnectionGone`] when none of its resources is in use any more.
     EndConnections {
         /// The session.
         session: SessionIndex,
-        /// Epochs below this.
+        /// Ends epochs below this.
         before: Epoch,
     },
-    /// A session is of that host.
+    /// A session belongs to this host.
     Host {
         /// The session.
         session: SessionIndex,
-        /// Its host.
+        /// The host.
         host: HostIndex,
     },
-    /// Forget a session; its connections are gone.
+    /// Forgets a session; its connections are gone.
     ForgetSession {
         /// The session.
         session: SessionIndex,
@@ -86,11 +86,12 @@ pub struct SettleTicket(pub u64);
 pub enum Step {
     /// The next run will know that hosts may write to it as it will be.
     Record,
-    /// The next run will know that what is not at risk by the volume as it is now was made durable.
+    /// The next run will know the smaller risk of the volume as it is now: all other writes are
+    /// durable.
     Lower,
     /// The file has the size of the volume.
     Store,
-    /// The file is as long as before, unless something was written behind that.
+    /// The file is as long as before, unless writes have reached past that length.
     CutBack,
     /// Its file system can clone files.
     Probe,
@@ -127,24 +128,24 @@ pub enum Step {
 /// Control to data thread.
 #[derive(Debug)]
 pub enum ToGroup {
-    /// Serve another device, or one again whose CQ broke.
+    /// Serves another device, or a device again after its CQ broke.
     AddPoller {
-        /// Its place: the index of the device. It is empty.
+        /// The place, which is the device's index. It must be empty.
         place: usize,
         /// The CQ and its QPs.
         poller: Box<dyn Poller>,
-        /// Our memory there, if the device knows it.
+        /// This group's memory there, if it is registered with the device.
         memory: Option<PollerMemory>,
     },
-    /// Serve another volume.
+    /// Serves another volume.
     AddVolume {
         /// The volume.
         volume: Arc<Volume>,
         /// Its file, for volumes with a store.
         backing: Option<Arc<Backing>>,
-        /// Where this poll group tells of it.
+        /// This poll group's counters of the volume.
         stats: Arc<VolumeStats>,
-        /// Its memory, for volumes in memory, as the devices know it, by their places.
+        /// For a volume in memory: its registrations, each with the place of its device.
         registered: Vec<(usize, Arc<MemoryRegion>)>,
         /// The step that this is, [`Step::Add`]; none: hosts may open it at once.
         step: Option<StepTicket>,
@@ -152,43 +153,44 @@ pub enum ToGroup {
     /// Do a step of the change of a volume, from [`Step::Grow`] on. A step before it that is not
     /// done is given up.
     Step {
-        /// To name in the answer.
+        /// The number for the answer.
         ticket: StepTicket,
         /// The volume as it is after the step.
         volume: Arc<Volume>,
-        /// What to do.
+        /// The step.
         step: Step,
     },
-    /// Make durable what hosts wrote to a volume so far, while it is served. Several at a time.
+    /// Makes durable the data that hosts wrote to a volume so far, while it is served. Several may
+    /// run at a time.
     Settle {
-        /// To name in the answer.
+        /// The number for the answer.
         ticket: SettleTicket,
         /// The volume.
         volume: VolumeIndex,
     },
-    /// Serve another connection: post its RECVs, then accept it.
+    /// Serves another connection: posts its RECVs, then accepts it.
     AddConnection {
         /// Index of the device's poller.
         poller: usize,
         /// The prepared QP.
         connection: rblk_fabric::Connection,
-        /// What it is.
+        /// Its parameters.
         params: Box<ConnectionParams>,
         /// The answer to the peer.
         accept: AcceptParams,
     },
-    /// Tell this ring of slow commands, or (`None`) none any more.
+    /// Fills this ring with slow commands, or none (`None`).
     Trace(Option<Arc<TraceRing>>),
-    /// What concerns a session, and all poll groups alike.
+    /// A notice about a session, the same for all poll groups.
     Notice(Notice),
-    /// The QP of a connection that [ended](FromGroup::Ended) is destroyed: what was lent to its
+    /// The QP of an [ended](FromGroup::Ended) connection is destroyed: the memory lent to its
     /// device is free.
     Destroyed {
         /// The connection.
         connection: ConnectionId,
     },
-    /// The LOGIN of an admin connection was accepted: from now on it is of a session, and has no
-    /// deadline.
+    /// The LOGIN of an admin connection was accepted: the connection belongs to a session now, and
+    /// has no deadline any more.
     Adopt {
         /// The connection.
         connection: ConnectionId,
@@ -196,27 +198,27 @@ pub enum ToGroup {
         session: SessionIndex,
         /// Its epoch.
         epoch: Epoch,
-        /// It ends when it says nothing for longer.
+        /// The connection ends after a longer silence.
         silence: std::time::Duration,
     },
-    /// The host of a session may have so much per second from now on, all its sessions together.
+    /// Sets the limits per second of a session's host, for all its sessions together.
     LimitHost {
         /// The session.
         session: SessionIndex,
-        /// None: as much as comes.
+        /// None: unlimited.
         limits: Option<Arc<Limiter>>,
     },
-    /// End a connection soon, when the answers before are sent.
+    /// Ends a connection soon, after its earlier answers are sent.
     Expel {
         /// The connection.
         connection: ConnectionId,
     },
-    /// End a connection now, which has proven nothing: its place went to another one.
+    /// Ends a connection without a proof at once: another connection took its place.
     Evict {
-        /// Its name for control. It may have ended meanwhile.
+        /// The connection's name for control. The connection may have ended meanwhile.
         admission: AdmissionId,
     },
-    /// Answer an admin command.
+    /// Answers an admin command.
     Reply {
         /// Its connection.
         connection: ConnectionId,
@@ -226,11 +228,11 @@ pub enum ToGroup {
         status: Status,
         /// Value of the response.
         value: u32,
-        /// Written to the command's descriptor first; at most a reply area.
+        /// Data to write first to the command's descriptor; at most a reply area.
         payload: Vec<u8>,
     },
-    /// End all connections, make everything durable, and leave the thread; at the latest when the
-    /// time for that is over ([`Tuning`](crate::data::poll_group::group_thread::Tuning)).
+    /// Ends all connections, makes all data durable, and leaves the thread, at the latest after the
+    /// stop timeout ([`Tuning`](crate::data::poll_group::group_thread::Tuning)).
     Stop,
 }
 
@@ -239,7 +241,7 @@ pub enum ToGroup {
 pub enum FromGroup {
     /// An admin command arrived.
     Admin {
-        /// Which poll group to answer.
+        /// The poll group to answer.
         group: usize,
         /// Its connection.
         connection: ConnectionId,
@@ -250,8 +252,8 @@ pub enum FromGroup {
         /// Its in-capsule data.
         body: Vec<u8>,
     },
-    /// An I/O connection has proven in its self-test that it is of its session. Told once, and
-    /// before its end.
+    /// The self-test of an I/O connection proved its session. Sent once, before the connection's
+    /// end.
     Proven {
         /// Its poll group.
         group: usize,
@@ -260,26 +262,27 @@ pub enum FromGroup {
         /// Its name for control.
         admission: AdmissionId,
     },
-    /// A connection ended and nothing of it is in use any more: no command, no RDMA, no store I/O.
+    /// A connection ended, and has no command, no RDMA and no store I/O left.
     ConnectionGone {
         /// Its name for control.
         admission: AdmissionId,
-        /// The session, as far as the poll group knew.
+        /// The session, as far as the poll group knows it.
         session: SessionIndex,
-        /// What it was.
+        /// The kind of connection.
         kind: rblk_protocol::ConnectionKind,
         /// Its epoch.
         epoch: Epoch,
-        /// The QP, to be destroyed by control; `None` when it could not even be attached, or is
+        /// The QP, for control to destroy; `None` when it could not be attached, or is already
         /// destroyed.
         connection: Option<rblk_fabric::Connection>,
-        /// Its memory, to be freed after the QP.
+        /// Its memory, to free after the QP.
         memory: Box<EndedMemory>,
-        /// Why, for the log.
+        /// The reason, for the log.
         reason: &'static str,
     },
-    /// A connection ended. Destroy its QP, and then tell this poll group by [`ToGroup::Destroyed`]:
-    /// until then it keeps what the device might still touch, and the connection is not gone.
+    /// A connection ended. Control destroys its QP, and then sends [`ToGroup::Destroyed`] to this
+    /// poll group: until then the group keeps the memory that the device might still touch, and the
+    /// connection is not gone.
     Ended {
         /// The poll group.
         group: usize,
@@ -288,77 +291,77 @@ pub enum FromGroup {
         /// The QP, in the error state.
         qp: Option<rblk_fabric::Connection>,
     },
-    /// A CQ broke, or its device is gone: it takes no connection any more, and those that it had
-    /// end. Told once.
+    /// A CQ broke, or its device is gone: the CQ takes no new connection, and its connections end.
+    /// Sent once.
     PollerBroken {
         /// The poll group.
         group: usize,
         /// The device's place.
         poller: usize,
     },
-    /// Every connection of a CQ that broke is buried: its place is empty.
+    /// Every connection of a broken CQ was removed: the CQ's place is empty.
     PollerGone {
         /// The poll group.
         group: usize,
         /// The device's place.
         place: usize,
-        /// The CQ, to be destroyed by control.
+        /// The CQ, for control to destroy.
         poller: Box<dyn Poller>,
-        /// Our memory there, to be deregistered after the CQ.
+        /// This group's memory there, to deregister after the CQ.
         memory: Option<PollerMemory>,
     },
-    /// A sync of a volume's store failed: writes that were acknowledged may be lost. Told once. The
-    /// flushes that failed of it wait for [`Backing::loss_noted`].
+    /// A sync of a volume's store failed: acknowledged writes may be lost. Sent once. The failed
+    /// flushes wait for [`Backing::loss_noted`].
     LostWrites {
         /// The volume.
         volume: VolumeIndex,
         /// Its store.
         backing: Arc<Backing>,
     },
-    /// A store began to fail operations. More of them in the next seconds are not told.
+    /// A store began to fail operations. Failures in the next seconds are not reported.
     StoreFailed(StoreFailure),
-    /// A command took longer than the administrator wants to see.
+    /// A command took longer than the administrator's threshold.
     SlowIo {
         /// The poll group.
         group: usize,
         /// The command.
         slow: SlowIo,
     },
-    /// A [`ToGroup::Step`] is done, or cannot be.
+    /// A [`ToGroup::Step`] finished or failed.
     Stepped {
-        /// Which poll group.
+        /// The poll group.
         group: usize,
         /// The step.
         ticket: StepTicket,
-        /// Why it cannot be.
+        /// The reason of a failure.
         result: Result<(), String>,
     },
-    /// A [`ToGroup::Settle`] has ended.
+    /// A [`ToGroup::Settle`] ended.
     Settled {
-        /// Which poll group.
+        /// The poll group.
         group: usize,
-        /// Which settle.
+        /// The settle.
         ticket: SettleTicket,
-        /// Why the store does not have everything durably.
+        /// The reason why the store does not have all data durably.
         result: Result<(), String>,
     },
-    /// After [`ToGroup::Stop`]: the stores of these volumes refuse what is dirty in its shard. It
-    /// is tried again. Told when the volumes or their bytes change; empty: all of it is in the
-    /// stores.
+    /// After [`ToGroup::Stop`]: the stores of these volumes refuse dirty blocks of the group's
+    /// shard, which retries. Sent when the volumes or their bytes change; empty when all blocks are
+    /// in the stores.
     Refused {
-        /// Which poll group.
+        /// The poll group.
         group: usize,
         /// The volumes.
         unsaved: Vec<Unsaved>,
     },
-    /// The thread left after [`ToGroup::Stop`], or broke.
+    /// The thread ended after [`ToGroup::Stop`], or failed.
     Stopped {
-        /// Which poll group.
+        /// The poll group.
         group: usize,
-        /// The volumes of which something that was acknowledged is not durable, or not known to be,
-        /// in its shard. All others are safe. With `error` nothing is known of any volume.
+        /// The volumes with acknowledged data in the group's shard that is not durable, or not
+        /// known to be. All others are safe. With `error`, the state of every volume is unknown.
         unsaved: Vec<Unsaved>,
-        /// What broke, if something did.
+        /// The failure, if any.
         error: Option<String>,
     },
 }

@@ -1,12 +1,12 @@
 //! [`PollGroup`]: the data thread's engine: connections of several devices, and a shard of the
 //! cache.
 //!
-//! One owner, no locks, no clock of its own, no allocation per I/O. A turn is: take mail, reap
-//! every CQ, the other poll groups' messages and the store, move requests forward, then post: one
-//! list of RECVs and one list of send WRs per connection. A command is served by the poll group of
-//! its connection; memory and store are a [`Shard`]'s, this group's or another's, and are asked for
-//! in messages either way. The thread around it ([`thread`]) sleeps and wakes; tests and
-//! simulations call [`PollGroup::turn`] themselves, with a store and a fabric of their own.
+//! One owner, no locks, no clock of its own, no allocation per I/O. A turn takes mail, reaps every
+//! CQ, the other poll groups' messages and the store, moves requests forward, then posts: one list
+//! of RECVs and one list of send WRs per connection. The poll group of a connection serves its
+//! commands; memory and store belong to a [`Shard`], of this group or another, and are always asked
+//! for by messages. The thread around it ([`thread`]) sleeps and wakes; tests and simulations call
+//! [`PollGroup::turn`] themselves, with a store and a fabric of their own.
 //!
 //! The way of a command. Each module is entered once on the way down and once on the way up:
 //!
@@ -17,13 +17,13 @@
 //! post: mod (post), at the end of the turn
 //! ```
 //!
-//! [`PollGroup::serve`] looks a connection up, once for each completion or answer of a shard.
-//! Everything below it takes `(&mut Connection, &mut Turn)`. The states of a command are in
-//! `request.rs`; a violation of a rule comes back up as a value and ends the connection.
+//! [`PollGroup::serve`] looks a connection up, once for each completion or answer of a shard. The
+//! functions below it take `(&mut Connection, &mut Turn)`. The states of a command are in
+//! `request.rs`; a violation of a rule returns as a value and ends the connection.
 //!
-//! Order of a command's memory: nothing is released while a device or the store may touch it.
+//! Order of a command's memory: memory is released only when no device and no store may touch it.
 //! Memory that a WRITE was sent from goes back to its shard when a later signaled WR of the QP
-//! completed, whatever the peer does with the tag; on a connection that ended when control has
+//! completed, whatever the peer does with the tag; on an ended connection, when control has
 //! destroyed the QP.
 
 mod access;
@@ -73,23 +73,25 @@ use crate::store::Store;
 use crate::volume::ids::{ConnectionId, SessionIndex};
 use crate::volume::limits::Ticks;
 
-/// How often other groups are reminded of memory that a shard is short of.
+/// Interval at which other groups are reminded that a shard is short of memory.
 const PROVE_INTERVAL: Duration = Duration::from_millis(1);
-/// A time that no turn has.
+/// A time later than any turn.
 const NEVER: Micros = Micros::new(u64::MAX);
-/// Completions taken at once.
+/// Most completions of one poll.
 const REAP: usize = 64;
-/// Times that so many are taken from one device in a turn.
+/// Most polls of one device in a turn.
 const REAP_ROUNDS: usize = 4;
 
-/// How far the end of a poll group is.
+/// The progress of a poll group that stops.
 #[derive(Default)]
 struct Stopping {
     began: bool,
-    // The others were told that nothing is acknowledged here any more; how many told us.
+    // The other groups know that this group acknowledges nothing any more; number of groups that
+    // reported this.
     said_silent: bool,
     silent_peers: usize,
-    // The same: no connection is left.
+    // The other groups know that this group has no connection left; number of groups that reported
+    // this.
     said_quiet: bool,
     quiet_peers: usize,
 }
@@ -98,14 +100,14 @@ struct Stopping {
 pub struct PollGroup<S> {
     turn: Turn<S>,
     connections: Connections,
-    // Where completions are reaped to.
+    // Buffer of reaped completions.
     reaped: Box<[Completion; REAP]>,
-    // When the others were last reminded of memory that our shard is short of.
+    // Time of the last reminder to the other groups that this shard is short of memory.
     reminded: Option<Instant>,
     stopping: Stopping,
     steps: Steps,
     settles: Settles,
-    // From then on a turn looks further, although it finds nothing: see `turn`.
+    // From this time on a turn checks for waiting work even if it finds none: see `turn`.
     look_at: Micros,
 }
 
@@ -159,7 +161,7 @@ impl<S: Store> PollGroup<S> {
         self.turn.shard.store_mut()
     }
 
-    /// Its shard of the cache.
+    /// This group's shard of the cache.
     #[must_use]
     pub fn shard(&self) -> &Shard<S> {
         &self.turn.shard
@@ -171,12 +173,12 @@ impl<S: Store> PollGroup<S> {
         self.turn.shard.take_failure()
     }
 
-    /// Commands that take at least so long are told to control.
+    /// Reports commands that take at least `threshold` to control.
     pub fn tell_slow_ios(&mut self, threshold: Duration) {
         self.turn.told.slow = SlowIos::above(threshold);
     }
 
-    /// The slowest command since the last that was told, at most one a second.
+    /// The slowest command since the last report, at most one a second.
     #[inline]
     pub fn take_slow_io(&mut self, now: Instant) -> Option<SlowIo> {
         self.turn.told.slow.take(now)
@@ -187,7 +189,7 @@ impl<S: Store> PollGroup<S> {
         &mut self.turn.peers
     }
 
-    /// The pollers whose CQ works, with their places: for sleeping.
+    /// The pollers with a working CQ, with their places: for a sleep.
     pub(crate) fn pollers_mut(
         &mut self,
     ) -> impl Iterator<Item = (usize, &mut (dyn Poller + 'static))> {
@@ -199,15 +201,15 @@ impl<S: Store> PollGroup<S> {
         self.turn.told.outbox.drain(..)
     }
 
-    /// Whether there is something for control.
+    /// Whether there are messages for control.
     #[must_use]
     pub fn has_outbox(&self) -> bool {
         !self.turn.told.outbox.is_empty()
     }
 
     /// Whether [`ToGroup::Stop`] was carried out: no connection is left, and every acknowledged
-    /// write was brought to the store and made durable, or was lost in that (false). `None` also
-    /// while a store refuses something: it is tried again, and [`Self::unsaved`] says of what.
+    /// write is durable in its store (true), or some were lost (false). `None` also while a store
+    /// refuses writes: they are retried, and [`Self::unsaved`] lists the volumes.
     #[must_use]
     pub fn stopped(&self) -> Option<bool> {
         let is_quiet = self.stopping.quiet_peers + 1 >= self.turn.groups();
@@ -215,32 +217,32 @@ impl<S: Store> PollGroup<S> {
         if over && !self.turn.peers.keeps() { self.turn.shard.stopped() } else { None }
     }
 
-    /// Volumes of which something in this shard that was acknowledged is not durable, or not known
-    /// to be: what would be lost if the thread ended now.
+    /// Volumes with acknowledged data in this shard that is not durable, or not known to be: if the
+    /// thread ended now, this data would be lost.
     #[must_use]
     pub fn unsaved(&self) -> Vec<Unsaved> {
         self.turn.shard.unsaved()
     }
 
-    /// While it stops: those of [`Self::unsaved`] whose stores have refused something.
+    /// While the group stops: the volumes of [`Self::unsaved`] with a store that returned an error.
     #[must_use]
     pub(crate) fn refused(&self) -> Vec<Unsaved> {
         self.turn.shard.refused()
     }
 
-    /// Whether [`ToGroup::Stop`] came.
+    /// Whether [`ToGroup::Stop`] arrived.
     #[must_use]
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.began
     }
 
-    /// Its number.
+    /// The group's number.
     #[must_use]
     pub(crate) fn index(&self) -> usize {
         self.turn.group
     }
 
-    /// Whether there are connections.
+    /// Whether the group has connections.
     #[must_use]
     pub fn has_connections(&self) -> bool {
         !self.connections.is_empty()
@@ -252,14 +254,13 @@ impl<S: Store> PollGroup<S> {
         self.connections.has_ending() || self.turn.shard.is_short() || self.steps.are_waiting()
     }
 
-    /// Whether anything was done since the last call that clients wait for, and not only beats,
-    /// words of control and sends that completed.
+    /// Whether the group did work since the last call that clients wait for. Beats, control's
+    /// messages and completed sends do not count.
     pub(crate) fn take_io(&mut self) -> bool {
         std::mem::take(&mut self.turn.io)
     }
 
-    /// When the shard, or a command over its limit, has something to do that no event will wake the
-    /// thread for.
+    /// Time until the shard, or a command over its limit, has work that no event announces.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let Turn { shard, later, time, .. } = &self.turn;
@@ -268,11 +269,11 @@ impl<S: Store> PollGroup<S> {
         [shard.next_deadline(), due].into_iter().flatten().min()
     }
 
-    /// Reaps and acts until nothing is left, at most a few rounds, then posts. Returns whether
-    /// anything happened.
+    /// Reaps and acts until no work is left, at most a few rounds, then posts. Returns whether
+    /// there was any work.
     ///
-    /// Most turns of a thread that looks for work find none, and cost next to nothing: where
-    /// nothing came, and nothing waits for its time, there is nothing to act on.
+    /// Most turns of a spinning thread find no work, and must cost very little: without new events
+    /// and due waits, the turn returns at once.
     pub fn turn(&mut self, now: impl Into<Moment>) -> bool {
         self.turn.begin(now.into());
         let mut busy = self.reap();
@@ -290,7 +291,7 @@ impl<S: Store> PollGroup<S> {
         false
     }
 
-    /// Acts on what a turn found, and on what waits. Returns whether anything happened.
+    /// Acts on the events of a turn, and on waiting work. Returns whether there was any work.
     #[inline(always)]
     fn act(&mut self, mut busy: bool, stored: bool) -> bool {
         let (acted, waits) = self.turn.shard.turn(stored);
@@ -314,21 +315,21 @@ impl<S: Store> PollGroup<S> {
         busy | (self.turn.groups() > 1 && self.turn.peers.flush())
     }
 
-    /// Something waits in the shard, or may wait there since `replies` of it were acted on: notes
-    /// when to look after it.
+    /// Work waits in the shard, or may wait there since the `replies` were acted on: sets the time
+    /// of the next check.
     #[inline(never)]
     fn note_waiting(&mut self, replies: bool) {
         self.turn.rare |= self.turn.shard.is_short();
         self.look_at = match self.turn.shard.looks_at() {
-            // It looked before the replies.
+            // The shard looked before it acted on the replies.
             Some(_) if replies => Micros::default(),
             Some(at) => at,
             None => NEVER,
         };
     }
 
-    /// Whether there is work that most turns do not have. Who begins such work says so in the
-    /// turn, or with [`Self::expect_rare_work`].
+    /// Whether there is work that most turns do not have. The code that starts such work says so in
+    /// the turn, or by [`Self::expect_rare_work`].
     fn has_rare_work(&self) -> bool {
         !self.turn.later.zeroing.is_empty()
             || self.turn.shard.is_short()
@@ -339,7 +340,7 @@ impl<S: Store> PollGroup<S> {
             || self.turn.later.waiting.has_any()
     }
 
-    /// The next turn has work that most turns do not have, whatever it finds.
+    /// Makes the next turn look for rare work in any case.
     fn expect_rare_work(&mut self) {
         (self.turn.rare, self.look_at) = (true, Micros::default());
     }
@@ -374,7 +375,7 @@ impl<S: Store> PollGroup<S> {
         if self.stopping.began {
             self.end_shard();
         }
-        // What is left, or began meanwhile, is for the next turn.
+        // The rest, and work that started meanwhile, is for the next turn.
         self.turn.rare = self.has_rare_work();
         self.look_at = Micros::default();
         busy
@@ -386,8 +387,8 @@ impl<S: Store> PollGroup<S> {
         self.serve_if(index, |_| true, act);
     }
 
-    /// Serves the connection that a shard works for: no connection leaves the table before its last
-    /// shard has answered.
+    /// Serves a connection by name, for an answer of a shard: no connection leaves the table before
+    /// its last shard has answered.
     #[inline]
     fn serve_named(
         &mut self,
@@ -397,8 +398,8 @@ impl<S: Store> PollGroup<S> {
         self.serve_if(wide(id.index), |connection| connection.id() == id, act);
     }
 
-    /// Serves a connection: looks it up, acts, notes that it has something to post, and ends it if
-    /// a rule was broken.
+    /// Serves a connection: looks it up, acts, notes that it has WRs to post, and ends it if a rule
+    /// was broken.
     #[inline(always)]
     fn serve_if(
         &mut self,
@@ -425,7 +426,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Acts on what the devices completed. Returns whether there was anything.
+    /// Acts on the completions of all devices. Returns whether there were any.
     #[inline]
     fn reap(&mut self) -> bool {
         let mut busy = false;
@@ -446,10 +447,10 @@ impl<S: Store> PollGroup<S> {
         busy
     }
 
-    /// Acts on what a device completed besides: as much as was reaped, there may be more.
+    /// Acts on further completions of a device: a full poll may have left some.
     #[inline(never)]
     fn reap_more(&mut self, place: usize) {
-        // Bounded, so that one busy device cannot starve the store or the others.
+        // Bounded, so that one busy device cannot starve the store or other devices.
         for _ in 1..REAP_ROUNDS {
             let Some(entry) = self.turn.pollers.working(place) else { return };
             match entry.poller.poll(&mut self.reaped[..]) {
@@ -465,10 +466,11 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Every connection was ended, here, so nothing is acknowledged here any more. When that is so
-    /// everywhere, the shard writes what it has: what others still ask of it, nobody is told of. So
-    /// a command that a store does not answer, and a QP that is not destroyed, keep no dirty block
-    /// from its store. Others may ask the shard until they have no connection.
+    /// All connections of this group were ended, so the group acknowledges nothing any more. When
+    /// this holds in all groups, the shard writes its dirty blocks: no client is left to see the
+    /// answers to other requests. So a command that a store does not answer, and a QP that is not
+    /// destroyed, keep no dirty block from its store. Other groups may ask the shard until they
+    /// have no connection.
     #[cold]
     fn end_shard(&mut self) {
         let others = self.turn.groups() - 1;
@@ -495,7 +497,7 @@ impl<S: Store> PollGroup<S> {
     #[inline(never)]
     fn take_peer_mail(&mut self) -> bool {
         let mut busy = false;
-        // Bounded, so that talkative peers cannot starve the devices.
+        // Bounded, so that busy peers cannot starve the devices.
         for _ in 0..1024 {
             let Some(mail) = self.turn.peers.receive() else { break };
             (busy, self.turn.io) = (true, true);
@@ -512,7 +514,7 @@ impl<S: Store> PollGroup<S> {
         busy
     }
 
-    /// Hands out the shard's answers, which may lead to more of them.
+    /// Delivers the shard's answers, which may cause more answers.
     #[inline(never)]
     fn deliver(&mut self) {
         while let Some(reply) = self.turn.shard.take_reply() {
@@ -525,7 +527,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Answers the writes that the store has done and that need no more than that.
+    /// Answers the writes that need only the store's completion.
     #[inline]
     fn deliver_written(&mut self) {
         let mut number = 0;
@@ -550,8 +552,7 @@ impl<S: Store> PollGroup<S> {
         self.serve_named(id, |connection, turn| reply::on_reply(connection, turn, reply));
     }
 
-    /// The shard is short of memory: every poll group that sent from it sees to it that the memory
-    /// comes back.
+    /// The shard is short of memory: every poll group that sent from it makes the memory come back.
     #[cold]
     fn seek_memory(&mut self) {
         self.prove_tails(Shard::seeks_from);
@@ -579,7 +580,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Posts what the turn collected.
+    /// Posts the WRs that the turn queued.
     #[inline(always)]
     fn post_all(&mut self) {
         let mut at = 0;
@@ -619,7 +620,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Publishes all counters: before a sleep, and when somebody wants them now.
+    /// Publishes all counters: before a sleep, and on request.
     pub fn publish_stats(&self) {
         self.publish_own();
         self.turn.shard.publish_volumes();

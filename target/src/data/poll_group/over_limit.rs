@@ -1,9 +1,9 @@
-//! Commands over the limit of their volume or host: they wait before they begin.
+//! Commands over the limit of their volume or host, which wait before they start.
 //!
-//! Such a command was looked at, and found in order. It has no memory of a shard, asks no store,
-//! and keeps the receive buffer of its own connection, if its data came with it. When its time
-//! comes, everything about it is looked at again: its session may have lost the volume meanwhile.
-//! A connection that ends takes its commands out, so none of them begins after its epoch.
+//! The command was checked and is valid. While it waits it has no memory of a shard, uses no store,
+//! and keeps only the receive buffer of its own connection, if its data came with it. When its time
+//! comes, it is checked again: its session may have lost the volume meanwhile. A connection that
+//! ends takes its commands out, so none of them starts after its epoch.
 
 use rblk_protocol::width::narrow;
 use rblk_protocol::{CommandCapsule, Opcode, Tag};
@@ -18,23 +18,23 @@ use crate::volume::ids::ConnectionId;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::limits::{Limiter, LineName, Ticks, Waiting};
 
-/// A command that waits.
+/// A waiting command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delayed {
-    /// Its connection.
+    /// The connection.
     pub(super) connection: ConnectionId,
-    /// Its tag.
+    /// The tag.
     pub(super) tag: Tag,
-    /// What it takes of a limit of bytes.
+    /// Bytes that count against a limit of bytes.
     pub(super) bytes: u32,
-    /// When it came.
+    /// Time of arrival.
     pub(super) came: Micros,
-    /// Since when it waits for the limit.
+    /// Start of the wait for the limit.
     pub(super) since: Micros,
 }
 
-/// Whether a command, which came then, has to wait from now on. Then it is in its line, until a
-/// turn finds its time come.
+/// Whether a command, which arrived at `came`, must wait. If so, it stays in its line until a turn
+/// finds that its time has come.
 #[inline(never)]
 pub(super) fn must_wait(
     waiting: &mut Waiting<Delayed>,
@@ -45,14 +45,14 @@ pub(super) fn must_wait(
 ) -> bool {
     let bytes = match command.opcode {
         Opcode::Read | Opcode::Write => narrow(span.len),
-        // They move no data.
+        // These commands move no data.
         Opcode::Discard | Opcode::WriteZeroes => 0,
-        // A FLUSH makes durable what was let in before.
+        // A FLUSH makes earlier writes durable, which have already passed the limit.
         _ => return false,
     };
     let name = LineName { session: connection.params().session, volume: volume.index };
     let (at, has_line) = (Ticks::of(now), waiting.has(name));
-    // Behind others it gets its time when it is the first.
+    // Behind other commands, it gets its time when it becomes the first.
     let due = if has_line { at } else { take([volume.limits.as_deref(), host], bytes, at) };
     let waits = has_line || due > at;
     if waits {
@@ -65,7 +65,7 @@ pub(super) fn must_wait(
     waits
 }
 
-/// Counts a command that has to wait.
+/// Counts a command that must wait.
 #[cold]
 pub(super) fn count_delayed(stats: Option<&VolumeStats>) {
     if let Some(stats) = stats {
@@ -73,7 +73,7 @@ pub(super) fn count_delayed(stats: Option<&VolumeStats>) {
     }
 }
 
-/// Counts a command that its limits let begin, and how long it waited for them.
+/// Counts a command that its limits let pass, and its time of waiting.
 #[cold]
 pub(super) fn count_waited(stats: Option<&VolumeStats>, us: u64) {
     if let Some(stats) = stats {
@@ -82,32 +82,32 @@ pub(super) fn count_waited(stats: Option<&VolumeStats>, us: u64) {
     }
 }
 
-/// What limits a line: its volume and its host.
+/// The limits of a line: its volume's and its host's.
 fn limiters(access: &Access, name: LineName) -> [Option<&Limiter>; 2] {
     let volume = access.volume(name.volume).and_then(|volume| volume.limits.as_deref());
     [volume, access.host_limits(name.session)]
 }
 
-/// Takes a command from both limits. Returns when it may begin.
+/// Charges a command to both limits. Returns the time at which it may start.
 fn take(limiters: [Option<&Limiter>; 2], bytes: u32, now: Ticks) -> Ticks {
     let times = limiters.into_iter().flatten().map(|limiter| limiter.take(bytes, now));
     times.fold(now, Ticks::max)
 }
 
-/// The same for a command that is the first of its line.
+/// [`take`] for the first command of its line.
 pub(super) fn take_for(access: &Access, name: LineName, bytes: u32, now: Ticks) -> Ticks {
     take(limiters(access, name), bytes, now)
 }
 
-/// Gives back to both limits what a command booked that loses its time.
+/// Returns the charge of a command that loses its time to both limits.
 pub(super) fn give_back(access: &Access, name: LineName, delayed: &Delayed) {
     for limiter in limiters(access, name).into_iter().flatten() {
         limiter.give_back(delayed.bytes);
     }
 }
 
-/// A connection ended: its commands never begin. What they booked is free for others: a host whose
-/// connections end again and again keeps nobody from a limit that it shares.
+/// Drops the commands of an ended connection. Their charges return to the limits: so a host with
+/// connections that end again and again does not use up a limit that it shares.
 pub(super) fn drop_of(waiting: &mut Waiting<Delayed>, access: &Access, connection: &Connection) {
     let (id, session) = (connection.id(), connection.params().session);
     let delayed = connection.requests().iter().filter(|request| request.awaits_limit());

@@ -1,11 +1,12 @@
-//! [`Peers`]: the other poll groups, as one of them sees them: a bounded queue each, without locks.
+//! [`Peers`]: the other poll groups, from the view of one: a bounded queue for each, without locks.
 //!
-//! Messages from one group to another arrive in order. A sender never waits: what does not fit is
-//! kept and sent with the next turn. The receiver is woken by an eventfd only if it may be asleep,
-//! so busy groups make no system calls for each other.
+//! Messages from one group to another arrive in order. A sender never waits: messages that do not
+//! fit are kept and sent with the next turn. An eventfd wakes the receiver only if it may be
+//! asleep, so busy groups make no system calls for each other.
 //!
-//! Invariant (sleeping): the receiver says that it sleeps, then looks once more; the sender puts
-//! its message in, then looks whether the receiver sleeps. Whichever comes second sees the other.
+//! Invariant (sleeping): the receiver marks itself asleep, then looks once more; the sender puts
+//! its message in, then checks whether the receiver sleeps. The later one of the two sees the
+//! other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,18 +22,18 @@ use crate::cache::{ShardReply, ShardRequest, SlotsOf};
 /// Messages that a group's queue holds.
 const CAPACITY: usize = 4096;
 
-/// What poll groups say to each other.
+/// A message between poll groups.
 #[derive(Debug)]
 pub enum PeerMail {
     /// To the group's shard.
     Request(ShardRequest),
     /// From a shard.
     Reply(ShardReply),
-    /// The sender's shard is short of memory: see to it that what these have of it comes back.
+    /// The sender's shard is short of memory: these sessions should return its slots.
     Prove(SlotsOf),
-    /// After a stop: the sender acknowledges nothing any more. It may still ask.
+    /// After a stop: the sender acknowledges nothing any more, but may still send requests.
     Silent,
-    /// After a stop: the sender has no connections left and will ask for nothing any more.
+    /// After a stop: the sender has no connection left and sends no more requests.
     Quiet,
 }
 
@@ -43,19 +44,19 @@ struct Inbox {
     event: EventFd,
 }
 
-/// The other poll groups, and what they sent. See the module.
+/// The other poll groups, and their messages. See the module.
 #[derive(Debug)]
 pub struct Peers {
     own: usize,
     inboxes: Vec<Arc<Inbox>>,
-    // By group: what did not fit.
+    // By group: messages that did not fit.
     kept: Vec<VecDeque<PeerMail>>,
     keeps: bool,
     sent: u64,
 }
 
 impl Peers {
-    /// Connects `groups` poll groups with each other; one value for each.
+    /// Connects `groups` poll groups with each other. Returns one value for each.
     ///
     /// # Errors
     /// No eventfd could be made.
@@ -78,13 +79,13 @@ impl Peers {
         Ok((0..groups).map(peers).collect())
     }
 
-    /// Poll groups, this one included.
+    /// Number of poll groups, including this one.
     #[must_use]
     pub(crate) fn groups(&self) -> usize {
         self.inboxes.len()
     }
 
-    /// Messages sent, ever.
+    /// Messages sent since the start.
     #[must_use]
     pub(crate) fn sent(&self) -> u64 {
         self.sent
@@ -108,7 +109,7 @@ impl Peers {
         }
     }
 
-    /// Sends what did not fit before. Returns whether something still does not.
+    /// Sends kept messages. Returns whether some still do not fit.
     #[inline]
     pub(crate) fn flush(&mut self) -> bool {
         self.keeps && self.flush_kept()
@@ -130,7 +131,7 @@ impl Peers {
         self.keeps
     }
 
-    /// Whether something waits to be sent by [`Self::flush`].
+    /// Whether messages wait for [`Self::flush`].
     #[must_use]
     pub fn keeps(&self) -> bool {
         self.keeps
@@ -142,13 +143,13 @@ impl Peers {
         self.inboxes.get(self.own)?.queue.pop()
     }
 
-    /// Readable when something came while this group slept.
+    /// Readable when a message came while this group slept.
     #[must_use]
     pub(crate) fn event_fd(&self) -> Option<RawFd> {
         self.inboxes.get(self.own).map(|inbox| inbox.event.as_raw_fd())
     }
 
-    /// This group is about to sleep. False: it must not, there is a message.
+    /// Announces a sleep. False: a message is there, and the group must not sleep.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         let Some(inbox) = self.inboxes.get(self.own) else { return true };
         inbox.asleep.store(true, Ordering::SeqCst);
@@ -160,14 +161,15 @@ impl Peers {
         empty
     }
 
-    /// This group is awake again.
+    /// Ends the announcement of a sleep.
     pub(crate) fn wake_up(&mut self) {
         if let Some(inbox) = self.inboxes.get(self.own) {
             inbox.asleep.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Resets the event, which was seen readable. Call it before looking for messages, never after.
+    /// Resets the event after it was readable. Must be called before the look for messages, never
+    /// after.
     pub(crate) fn clear_event(&mut self) {
         if let Some(inbox) = self.inboxes.get(self.own) {
             let _ = inbox.event.read();
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_the_order_also_beyond_the_queue() {
+    fn messages_stay_in_order_beyond_the_queue() {
         let mut peers = Peers::connect(2).unwrap();
         let (mut second, mut first) = (peers.pop().unwrap(), peers.pop().unwrap());
         let count = 3 * CAPACITY as u64;
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_sleeps_through_a_message() {
+    fn no_group_sleeps_through_a_message() {
         let mut peers = Peers::connect(2).unwrap();
         let (mut second, mut first) = (peers.pop().unwrap(), peers.pop().unwrap());
         let rounds = 20_000;
@@ -246,8 +248,8 @@ mod tests {
                 let event = second.inboxes[1].event.as_fd();
                 let mut polled = [nix::poll::PollFd::new(event, nix::poll::PollFlags::POLLIN)];
                 sleeps += 1;
-                // Every third sleep ends by itself, as by a completion: whether there is an event
-                // is not asked.
+                // Every third sleep ends by itself, as after a completion, without a check of the
+                // event.
                 if sleeps % 3 == 0 {
                     second.wake_up();
                     continue;
@@ -259,7 +261,7 @@ mod tests {
             }
         }
         sender.join().unwrap();
-        // All is written by now: an event that stays would wake the group for nothing, again and
+        // All messages are written by now: an event that stays set would wake the group again and
         // again.
         second.clear_event();
         assert!(second.fall_asleep());

@@ -1,9 +1,9 @@
 //! [`Pollers`]: the CQs of a poll group, one for each device, by place.
 //!
-//! A place is the index of the device in control's table. A CQ that broke (overrun, or the device
-//! is gone) keeps its place, and its memory stays registered, until the last connection of the CQ
-//! is buried: until then the device may touch the memory. Then the place is empty, and control may
-//! put a new CQ there.
+//! A place is the index of the device in control's table. A broken CQ (overrun, or its device is
+//! gone) keeps its place, and its memory stays registered, until the CQ's last connection is
+//! removed: until then the device may touch the memory. After that the place is empty, and control
+//! may put a new CQ there.
 
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use rblk_protocol::width::wide;
 use super::PollerMemory;
 use crate::volume::ids::VolumeIndex;
 
-/// One CQ, with the QPs on it and the memory of this poll group, if the device knows it.
+/// One CQ, with its QPs and the memory of this poll group, if it is registered with the device.
 pub(super) struct PollerEntry {
     pub(super) poller: Box<dyn Poller>,
     pub(super) memory: Option<PollerMemory>,
-    // Index of the connection, by QP.
+    // Connection index by QP.
     qps: Vec<Option<u16>>,
     broken: bool,
 }
@@ -28,17 +28,17 @@ pub(super) struct PollerEntry {
 pub(super) struct Pollers {
     places: Vec<Option<PollerEntry>>,
     broken: usize,
-    // Of those that are gone.
+    // Counters of removed CQs.
     counted: PollerCounters,
 }
 
 impl Pollers {
-    /// Places, empty ones too.
+    /// Number of places, including empty ones.
     pub(super) fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// Puts a CQ at an empty place. False, and nothing is changed, where the place is taken.
+    /// Puts a CQ at an empty place. False: the place is taken, and nothing changed.
     pub(super) fn put(
         &mut self,
         place: usize,
@@ -55,7 +55,7 @@ impl Pollers {
         true
     }
 
-    /// The device at a place knows another volume in memory.
+    /// Adds the registration of a memory volume with the device at a place.
     pub(super) fn add_volume(
         &mut self,
         place: usize,
@@ -68,26 +68,26 @@ impl Pollers {
         }
     }
 
-    /// No connection sends from a volume in memory any more: its registrations are given up.
+    /// Drops the registrations of a memory volume. No connection sends from it any more.
     pub(super) fn remove_volume(&mut self, volume: VolumeIndex) {
         for memory in self.places.iter_mut().flatten().filter_map(|entry| entry.memory.as_mut()) {
             memory.volumes.retain(|(index, _)| *index != volume);
         }
     }
 
-    /// The CQ at a place, if there is one and it works.
+    /// The CQ at a place, if it exists and works.
     #[inline]
     pub(super) fn working(&mut self, place: usize) -> Option<&mut PollerEntry> {
         self.places.get_mut(place)?.as_mut().filter(|entry| !entry.broken)
     }
 
-    /// The index of the connection that has this QP. `None`: it ended.
+    /// The index of the QP's connection. `None`: the connection ended.
     #[inline]
     pub(super) fn connection_at(&self, place: usize, qp: QpIndex) -> Option<u16> {
         self[place].qps.get(wide(qp.0)).copied().flatten()
     }
 
-    /// Says which connection has this QP.
+    /// Assigns a QP to its connection.
     pub(super) fn attached(&mut self, place: usize, qp: QpIndex, connection: u16) {
         let (entry, at) = (&mut self[place], wide(qp.0));
         if entry.qps.len() <= at {
@@ -96,7 +96,7 @@ impl Pollers {
         entry.qps[at] = Some(connection);
     }
 
-    /// Moves a QP to the error state and takes it off its CQ, to be destroyed.
+    /// Moves a QP to the error state and takes it off its CQ, to destroy it.
     pub(super) fn detach(&mut self, place: usize, qp: QpIndex) -> Option<Connection> {
         let entry = &mut self[place];
         entry.poller.fail(qp);
@@ -106,13 +106,13 @@ impl Pollers {
         entry.poller.detach(qp)
     }
 
-    /// All CQs that work, with their places.
+    /// All working CQs, with their places.
     pub(super) fn all_working(&mut self) -> impl Iterator<Item = (usize, &mut PollerEntry)> {
         let all = self.places.iter_mut().enumerate();
         all.filter_map(|(at, entry)| Some((at, entry.as_mut().filter(|entry| !entry.broken)?)))
     }
 
-    /// What all CQs did that were ever here.
+    /// The counters of all CQs, including removed ones.
     pub(super) fn counters(&self) -> PollerCounters {
         let mut sum = self.counted;
         for entry in self.places.iter().flatten() {
@@ -121,8 +121,7 @@ impl Pollers {
         sum
     }
 
-    /// Notes that the CQ at a place broke: nothing asks it any more. False where it was noted
-    /// before.
+    /// Marks the CQ at a place as broken: it is not used any more. False if it was marked before.
     pub(super) fn note_broken(&mut self, place: usize) -> bool {
         let Some(entry) = self.working(place) else { return false };
         entry.broken = true;

@@ -1,5 +1,5 @@
-//! [`Settles`]: what hosts wrote to a volume so far is made durable, by order of control, while the
-//! volume is served ([`ToGroup::Settle`](super::ToGroup::Settle)). Several at a time.
+//! [`Settles`]: by order of control, make durable the data that hosts wrote to a volume so far,
+//! while the volume is served ([`ToGroup::Settle`](super::ToGroup::Settle)). Several run at a time.
 
 use rblk_protocol::width::narrow;
 
@@ -11,12 +11,12 @@ use crate::volume::ids::VolumeIndex;
 /// Distinguishes the numbers of settles from those of [`Steps`](super::steps::Steps), for a shard.
 pub(super) const OF_SETTLES: u16 = 0x8000;
 
-/// One of them.
+/// One settle.
 #[derive(Debug)]
 struct Settle {
     ticket: SettleTicket,
     volume: VolumeIndex,
-    // What was dirty is in the store, which is being synced.
+    // The dirty blocks are in the store, and its sync is running.
     is_written: bool,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Settles {
 }
 
 impl<S: Store> PollGroup<S> {
-    /// Makes durable what hosts wrote to a volume so far.
+    /// Makes durable the data that hosts wrote to a volume so far.
     pub(super) fn settle(&mut self, ticket: SettleTicket, volume: VolumeIndex) {
         self.settles.under_way.push(Settle { ticket, volume, is_written: false });
         let from = self.settle_token(ticket);
@@ -38,7 +38,7 @@ impl<S: Store> PollGroup<S> {
         PartToken::of_control(narrow(self.turn.group), number_of(ticket))
     }
 
-    /// The shard answered what a settle asked for.
+    /// The shard answered a request of a settle.
     #[cold]
     pub(super) fn on_settle_reply(&mut self, number: u16, reply: &ShardReply) {
         let ShardReply::Done { result, .. } = reply else {

@@ -1,10 +1,10 @@
-//! [`SlowIos`]: commands that took longer than an administrator wants to see, on their way to
+//! [`SlowIos`]: commands that took longer than an administrator's threshold, on their way to
 //! control.
 //!
-//! Only the slowest since the last that was told is kept, so noting one costs no memory. A command
-//! that is answered in the turn that found it is not looked at, unless it was kept before that, for
-//! a limit or a snapshot; any other costs one comparison. A command that is not answered yet is not
-//! told.
+//! Only the slowest command since the last report is kept, so a slow command costs no memory. A
+//! command that is answered in the turn that found it is not checked, unless it was kept before
+//! that, for a limit or a snapshot; any other costs one comparison. A command is not reported
+//! before its answer.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::volume::ids::SessionIndex;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::traffic::Stages;
 
-/// Time between two that are told.
+/// Time between two reports.
 const PACE: Duration = Duration::from_secs(1);
 
 /// A command that took long. Times are in microseconds.
@@ -25,33 +25,33 @@ const PACE: Duration = Duration::from_secs(1);
 pub struct SlowIo {
     /// The volume.
     pub volume: VolumeIndex,
-    /// Whose it was.
+    /// The session of the command.
     pub session: SessionIndex,
-    /// What it was.
+    /// The opcode of the command.
     pub opcode: Opcode,
-    /// From its arrival to its answer.
+    /// From arrival to answer.
     pub total: u64,
-    /// What it waited for.
+    /// The stages of the wait.
     pub stages: Stages,
-    /// How many others took long since the last that was told.
+    /// Number of other slow commands since the last report.
     pub others: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct SlowIos {
-    // What takes less is not looked at: the smaller one of the next two.
+    // The smaller one of the next two thresholds. Faster commands are not checked.
     threshold_us: u64,
-    // What control is told of.
+    // Threshold of the reports to control.
     told_us: u64,
-    // What somebody traces.
+    // The ring of a running trace.
     ring: Option<Arc<TraceRing>>,
     slowest: Cell<Option<SlowIo>>,
     told: Option<Instant>,
 }
 
 impl Default for SlowIos {
-    /// None is slow.
+    /// No command is slow.
     fn default() -> Self {
         let (threshold_us, told_us) = (u64::MAX, u64::MAX);
         Self { threshold_us, told_us, ring: None, slowest: Cell::new(None), told: None }
@@ -59,32 +59,32 @@ impl Default for SlowIos {
 }
 
 impl SlowIos {
-    /// Those that take at least so long.
+    /// Reports commands that take at least `threshold`.
     pub(super) fn above(threshold: Duration) -> Self {
         let threshold_us = u64::try_from(threshold.as_micros()).unwrap_or(u64::MAX);
         Self { threshold_us, told_us: threshold_us, ..Self::default() }
     }
 
-    /// Also fills this ring from now on, or (`None`) none.
+    /// Also fills this ring, or no ring (`None`).
     pub(super) fn trace(&mut self, ring: Option<Arc<TraceRing>>) {
         let traced_us = ring.as_ref().map_or(u64::MAX, |ring| ring.threshold_us());
         self.threshold_us = self.told_us.min(traced_us);
         self.ring = ring;
     }
 
-    /// The ring for a command that took so long, if it is traced.
+    /// The ring for a command that took this long, if it is traced.
     #[cold]
     pub(super) fn ring_for(&self, volume: VolumeIndex, total_us: u64) -> Option<&TraceRing> {
         self.ring.as_deref().filter(|ring| ring.wants(volume, total_us))
     }
 
-    /// Whether a time is one to tell.
+    /// Whether a command that took this long is slow.
     #[inline(always)]
     pub(super) fn is_slow(&self, total_us: u64) -> bool {
         total_us >= self.threshold_us
     }
 
-    /// Keeps it for control if it is slow enough for that, and the slowest.
+    /// Keeps the command for control if it is slow enough for a report and the slowest so far.
     #[cold]
     pub(super) fn note(&self, slow: SlowIo) {
         if slow.total < self.told_us {
@@ -98,7 +98,7 @@ impl SlowIos {
         self.slowest.set(Some(kept));
     }
 
-    /// The slowest since the last that was told, if it may be told now.
+    /// The slowest command since the last report, if a report is due.
     #[inline]
     pub(super) fn take(&mut self, now: Instant) -> Option<SlowIo> {
         if self.slowest.get_mut().is_none() {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_is_told_once_a_second_with_the_number_of_the_others() {
+    fn the_slowest_is_reported_once_a_second_with_the_number_of_the_others() {
         let (mut all, now) = (SlowIos::above(Duration::from_millis(5)), Instant::now());
         assert!(!all.is_slow(4999) && all.is_slow(5000));
         assert_eq!(all.take(now), None);

@@ -29,24 +29,24 @@ use crate::volume::counts::VolumeStats;
 use crate::volume::ids::ConnectionId;
 use crate::volume::ids::VolumeIndex;
 
-/// What a step waits for.
+/// The condition that ends a step.
 #[derive(Debug)]
 enum Until {
     /// These connections are gone.
     Gone(Vec<ConnectionId>),
-    /// The shard has written what was dirty.
+    /// The shard has written its dirty blocks.
     Written,
-    /// The shard has made everything durable.
+    /// The shard has made all data durable.
     Durable,
-    /// Nothing works on the volume.
+    /// The volume is quiet.
     Idle,
     /// These writes have ended.
     Ended(Vec<(ConnectionId, Tag)>),
-    /// Nothing works on the volume; then it becomes this one, or (`None`) it goes.
+    /// The volume is quiet; then it takes the shape of this one, or (`None`) it is removed.
     Quiet(Option<Arc<Volume>>),
 }
 
-/// A volume that was given up.
+/// An abandoned volume.
 #[derive(Debug)]
 struct Abandoned {
     volume: VolumeIndex,
@@ -54,7 +54,7 @@ struct Abandoned {
     ids: Vec<ConnectionId>,
 }
 
-/// The step under way, if one is, and volumes of which something is left.
+/// The current step, if any, and abandoned volumes that are not gone yet.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     under_way: Option<(StepTicket, VolumeIndex, Until)>,
@@ -62,7 +62,7 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// Whether a step waits for something.
+    /// Whether a step or an abandoned volume waits.
     #[inline]
     pub(super) fn are_waiting(&self) -> bool {
         self.under_way.is_some() || !self.abandoned.is_empty()
@@ -78,7 +78,7 @@ impl<S: Store> PollGroup<S> {
         stats: Arc<VolumeStats>,
         registered: Vec<(usize, Arc<MemoryRegion>)>,
     ) {
-        // Control has given up a step that it did not wait for.
+        // Control has dropped a step that it did not wait for.
         self.steps.under_way = None;
         for (place, memory) in registered {
             self.turn.pollers.add_volume(place, volume.index, memory);
@@ -88,9 +88,9 @@ impl<S: Store> PollGroup<S> {
         self.stepped(ticket, Ok(()));
     }
 
-    /// Begins a step.
+    /// Starts a step.
     pub(super) fn take_step(&mut self, ticket: StepTicket, volume: Arc<Volume>, step: Step) {
-        // Control has given up a step that it did not wait for.
+        // Control has dropped a step that it did not wait for.
         let given_up = self.steps.under_way.take();
         let index = volume.index;
         let until = match step {
@@ -144,8 +144,8 @@ impl<S: Store> PollGroup<S> {
         self.steps.under_way = Some((ticket, index, until));
     }
 
-    /// Ends the connections of every session that ever opened a volume. Returns them, and those
-    /// that were ending already.
+    /// Ends the connections of every session that ever opened a volume. Returns them, together with
+    /// those that were ending before.
     fn end_those_who_know(&mut self, volume: VolumeIndex) -> Vec<ConnectionId> {
         let access = &self.turn.access;
         let knows = self.connections.iter().filter(|c| access.knows(c.params().session, volume));
@@ -164,7 +164,7 @@ impl<S: Store> PollGroup<S> {
         self.turn.told.outbox.push(FromGroup::Stepped { group, ticket, result });
     }
 
-    /// The shard answered what a step asked for.
+    /// The shard answered a request of a step.
     #[cold]
     pub(super) fn on_step_reply(&mut self, number: u16, reply: &ShardReply) {
         let ShardReply::Done { result, .. } = reply else {
@@ -172,7 +172,7 @@ impl<S: Store> PollGroup<S> {
         };
         let Some((ticket, volume, until)) = self.steps.under_way.take() else { return };
         if self.token_of(ticket).number_of_control() != Some(number) {
-            // The answer to a step that was given up.
+            // The answer belongs to a dropped step.
             self.steps.under_way = Some((ticket, volume, until));
             return;
         }
@@ -188,7 +188,7 @@ impl<S: Store> PollGroup<S> {
         }
     }
 
-    /// Goes on with the step under way, if what it waited for is there. Returns whether it was.
+    /// Finishes or continues the current step, if its condition is met. Returns whether it was.
     #[cold]
     pub(super) fn go_on_stepping(&mut self) -> bool {
         let is_less = self.leave_abandoned();
@@ -217,8 +217,7 @@ impl<S: Store> PollGroup<S> {
         true
     }
 
-    /// Closes the stores of volumes that were given up, and that nothing works on any more. Returns
-    /// whether there was one.
+    /// Closes the stores of abandoned volumes that are quiet. Returns whether there was one.
     fn leave_abandoned(&mut self) -> bool {
         let (turn, connections) = (&mut self.turn, &self.connections);
         let before = self.steps.abandoned.len();

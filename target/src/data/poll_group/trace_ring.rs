@@ -1,9 +1,8 @@
-//! [`TraceRing`]: commands of one volume that took long, on their way from one poll group to
-//! whoever traces them.
+//! [`TraceRing`]: commands of one volume that took long, on their way from one poll group to a
+//! trace.
 //!
-//! While nobody traces there is no ring, and a command costs nothing more: the one comparison of
-//! [`super::slow`] is made in any case. The ring is bounded. What finds it full is counted and left
-//! out.
+//! Without a trace there is no ring, and a command costs no more than the one comparison of
+//! [`super::slow`]. The ring is bounded. Commands that find it full are counted and left out.
 
 use std::time::{Duration, Instant};
 
@@ -16,29 +15,29 @@ use crate::volume::ids::SessionIndex;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::traffic::Stages;
 
-/// Commands that wait to be taken.
+/// Most commands in the ring.
 const ROOM: usize = 4096;
 
 /// A command that took long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TracedIo {
-    /// When it was answered.
+    /// Time of the answer.
     pub(crate) at: Instant,
     /// The poll group that served it.
     pub(crate) group: usize,
-    /// Whose it was.
+    /// The session of the command.
     pub(crate) session: SessionIndex,
-    /// The I/O queue of that session.
+    /// The session's I/O queue.
     pub(crate) queue: u16,
-    /// What it was.
+    /// The opcode.
     pub(crate) opcode: Opcode,
     /// First byte.
     pub(crate) offset: u64,
     /// Bytes.
     pub(crate) len: u64,
-    /// It was answered with an error.
+    /// The answer was an error.
     pub(crate) failed: bool,
-    /// What it waited for.
+    /// The stages of the wait.
     pub(crate) stages: Stages,
 }
 
@@ -59,14 +58,14 @@ pub struct TraceRing {
 }
 
 impl TraceRing {
-    /// For the commands of a volume that take at least so long.
+    /// A ring for the commands of a volume that take at least `threshold`.
     pub(crate) fn new(volume: VolumeIndex, threshold: Duration) -> Self {
         let threshold_us = u64::try_from(threshold.as_micros()).unwrap_or(u64::MAX);
         let (ios, left_out) = (ArrayQueue::new(ROOM), Counter::zero());
         Self { volume, threshold_us, ios, left_out }
     }
 
-    /// Commands that take at least so long are looked at.
+    /// Commands that take at least this long are checked.
     pub(super) fn threshold_us(&self) -> u64 {
         self.threshold_us
     }
@@ -76,7 +75,7 @@ impl TraceRing {
         volume == self.volume && total_us >= self.threshold_us
     }
 
-    /// Takes a command in, or counts it.
+    /// Adds a command, or counts it as left out.
     #[cold]
     pub(super) fn push(&self, io: TracedIo) {
         if self.ios.push(io).is_err() {
@@ -84,12 +83,12 @@ impl TraceRing {
         }
     }
 
-    /// The command that waits longest.
+    /// The oldest command in the ring.
     pub(crate) fn take(&self) -> Option<TracedIo> {
         self.ios.pop()
     }
 
-    /// How many were left out so far.
+    /// Number of commands left out so far.
     pub(crate) fn left_out(&self) -> u64 {
         self.left_out.get()
     }
@@ -100,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_finds_the_ring_full_is_counted() {
+    fn commands_that_find_the_ring_full_are_counted() {
         let ring = TraceRing::new(VolumeIndex(3), Duration::from_millis(10));
         assert!(ring.wants(VolumeIndex(3), 10_000) && !ring.wants(VolumeIndex(3), 9999));
         assert!(!ring.wants(VolumeIndex(4), 10_000));

@@ -1,9 +1,9 @@
-//! [`Turn`]: what a data thread works with while it serves one connection after the other: CQs,
-//! shard, the other poll groups, counters, the time.
+//! [`Turn`]: the state that a data thread uses for every connection: CQs, shard, the other poll
+//! groups, counters, the time.
 //!
-//! The connections are not here: a function that serves a connection takes both, `&mut Connection`
-//! and `&mut Turn`. [`super::PollGroup::serve`] looks the connection up, and sees to it that what
-//! the connection queued is posted.
+//! The connections are separate: a function that serves a connection takes both, `&mut Connection`
+//! and `&mut Turn`. [`super::PollGroup::serve`] looks the connection up, and makes sure that its
+//! queued WRs are posted.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,29 +41,29 @@ pub(super) struct Turn<S> {
     pub(super) shard: Shard<S>,
     /// The other poll groups.
     pub(super) peers: Peers,
-    /// What sessions may reach.
+    /// The volumes that sessions may reach.
     pub(super) access: Access,
     /// Counters of this poll group.
     pub(super) stats: Arc<Stats>,
-    /// When the turn is.
+    /// The time of the turn.
     pub(super) time: TurnTime,
-    /// Commands that go on in a later turn, whatever the devices do.
+    /// Commands that continue in a later turn, whatever the devices do.
     pub(super) later: Later,
-    /// What others are told.
+    /// Messages and log lines for others.
     pub(super) told: Told,
-    /// Something was done that clients wait for.
+    /// The turn did work that clients wait for.
     pub(super) io: bool,
     /// There is work that most turns do not have.
     pub(super) rare: bool,
 }
 
-/// When a turn is.
+/// The time of a turn.
 pub(super) struct TurnTime {
-    /// When it began.
+    /// Start of the turn.
     pub(super) now: Instant,
-    /// The same, for the times of commands.
+    /// The start in microseconds, for the times of commands.
     pub(super) us: Micros,
-    /// How long what the turn finds may have waited for it.
+    /// The time that completions may have waited for this turn.
     pub(super) cq_age: CqAge,
 }
 
@@ -74,23 +74,23 @@ impl TurnTime {
     }
 }
 
-/// Commands that go on in a later turn, whatever the devices do.
+/// Commands that continue in a later turn, whatever the devices do.
 #[derive(Default)]
 pub(super) struct Later {
     /// Ranges of memory volumes that are being zeroed.
     pub(super) zeroing: ZeroingQueue,
-    /// Writes that may not begin now.
+    /// Writes that may not start now.
     pub(super) held: HeldWrites,
     /// Commands over a limit.
     pub(super) waiting: Waiting<Delayed>,
 }
 
-/// What others are told.
+/// Messages and log lines for others.
 #[derive(Default)]
 pub(super) struct Told {
     /// Messages for control.
     pub(super) outbox: Vec<FromGroup>,
-    /// What peers made this group log.
+    /// Log lines that peers caused.
     pub(super) lines: Lines,
     /// Commands that took long.
     pub(super) slow: SlowIos,
@@ -109,7 +109,7 @@ pub(super) fn token(group: usize, connection: &Connection, tag: Tag, part: PartI
 }
 
 impl<S: Store> Turn<S> {
-    /// It begins.
+    /// Starts a turn.
     #[inline(always)]
     pub(super) fn begin(&mut self, moment: Moment) {
         self.time.cq_age.turn(self.time.us);
@@ -117,20 +117,20 @@ impl<S: Store> Turn<S> {
         self.stats.turns.add(1);
     }
 
-    /// It is that time.
+    /// Sets the time of this turn.
     #[inline(always)]
     pub(super) fn tick(&mut self, moment: Moment) {
         (self.time.now, self.time.us) = (moment.instant(), moment.us());
         self.shard.tick(self.time.us);
     }
 
-    /// Whether a line of a kind that peers can bring about may be logged now.
+    /// Whether a log line of a kind that peers can cause may be written now.
     #[cold]
     pub(super) fn may_log(&mut self, line: Line) -> bool {
         self.told.lines.may_write(line, self.time.now)
     }
 
-    /// Poll groups, this one included.
+    /// Number of poll groups, including this one.
     #[inline]
     pub(super) fn groups(&self) -> usize {
         self.peers.groups()
@@ -142,7 +142,7 @@ impl<S: Store> Turn<S> {
         token(self.group, connection, tag, part)
     }
 
-    /// Something for a shard that it need not answer, or whose answer was counted.
+    /// Sends a request without an answer, or one with an answer that is already counted.
     #[inline]
     pub(super) fn tell(&mut self, shard: usize, request: ShardRequest) {
         if shard == self.group {
@@ -152,7 +152,7 @@ impl<S: Store> Turn<S> {
         }
     }
 
-    /// Asks a shard something that it will answer.
+    /// Sends a shard a request that it will answer.
     pub(super) fn ask(
         &mut self,
         connection: &mut Connection,
@@ -164,7 +164,7 @@ impl<S: Store> Turn<S> {
         self.tell(shard, request);
     }
 
-    /// Lent memory goes back to its shard.
+    /// Gives lent memory back to its shard.
     #[inline]
     pub(super) fn release(&mut self, shard: usize, memory: Segments) {
         if shard == self.group {
@@ -174,7 +174,7 @@ impl<S: Store> Turn<S> {
         }
     }
 
-    /// What a shard lent or reserved for a part goes back to it.
+    /// Gives the memory of a part, lent or reserved, back to its shard.
     pub(super) fn give_back(&mut self, part: &mut Part) {
         let shard = part.shard();
         match part.take_memory() {
@@ -184,7 +184,7 @@ impl<S: Store> Turn<S> {
         }
     }
 
-    /// The arena, if the device of a connection knows it.
+    /// The arena, if it is registered with the device of a connection.
     #[inline]
     pub(super) fn arena(&self, connection: &Connection) -> Option<&MemoryRegion> {
         let memory = self.pollers[connection.poller()].memory.as_ref();

@@ -1,5 +1,5 @@
-//! [`ZeroingQueue`]: ranges of memory volumes that are being zeroed: at once, or in steps of a
-//! turn, so that other commands are served meanwhile.
+//! [`ZeroingQueue`]: ranges of memory volumes to zero: at once, or in steps of a turn, so that
+//! other commands are served in between.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,23 +10,23 @@ use rblk_protocol::Tag;
 
 use crate::volume::ids::ConnectionId;
 
-/// Bytes of a memory volume that are zeroed in one turn.
+/// Bytes of a memory volume zeroed in one turn.
 const STEP_BYTES: usize = 4 << 20;
 
 struct Zeroing {
     connection: ConnectionId,
     tag: Tag,
     region: Arc<Region>,
-    // What is left.
+    // The rest of the range.
     range: Range<usize>,
 }
 
-/// The ranges that are being zeroed, in the order of their commands.
+/// The ranges to zero, in the order of their commands.
 #[derive(Default)]
 pub(super) struct ZeroingQueue(VecDeque<Zeroing>);
 
 impl ZeroingQueue {
-    /// Whether nothing is being zeroed.
+    /// Whether the queue is empty.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -51,8 +51,8 @@ impl ZeroingQueue {
         self.0.push_back(Zeroing { connection, tag, region, range });
     }
 
-    /// One step of the range that has waited longest. Returns the command whose range is zero now,
-    /// if one is.
+    /// Zeroes one step of the range that has waited longest. Returns its command after the last
+    /// step.
     #[cold]
     pub(super) fn step(&mut self) -> Option<(ConnectionId, Tag)> {
         let zeroing = self.0.front_mut()?;

@@ -1,7 +1,7 @@
 //! [`Request`]: one command inside the target, as a state machine without I/O.
 //!
-//! [`Request::step`] takes an [`Event`] and returns the [`Action`] that it calls for. Nothing else
-//! changes the state of a request. The states carry the names of what is waited for:
+//! [`Request::step`] takes an [`Event`] and returns the [`Action`] to carry out. No other code
+//! changes the state of a request. The states are named after the awaited event:
 //!
 //! ```text
 //! Free -> Admitted -+-> AwaitsLimit | AwaitsAccess -> Admitted
@@ -13,9 +13,9 @@
 //!                   '-> AwaitsControl (admin) -------------------'
 //! ```
 //!
-//! A command that moves data through the cache is cut into [`Part`]s, one for each stripe. A part
-//! goes its own way ([`PartState`]), so a part never holds memory while it waits for the memory of
-//! another part:
+//! A command that moves data through the cache is cut into [`Part`]s, one for each stripe. Each
+//! part has its own state ([`PartState`]), so a part never holds memory while it waits for the
+//! memory of another part:
 //!
 //! ```text
 //! READ:   AwaitsMemory -> AwaitsSend -> Done
@@ -26,8 +26,8 @@
 //! - A failure is answered only when no shard works on the command any more. The first failure
 //!   counts.
 //! - `Answered` means: the response is posted, or will be posted at the end of the turn. The peer
-//!   may use the tag again at once. The memory that the answer is sent from belongs to the
-//!   connection by then, until the peer has it.
+//!   may use the tag again at once. From then on the connection owns the memory that the answer is
+//!   sent from, until the peer has it.
 //! - After [`Event::Abandon`] (the connection ended) a request asks for nothing more and is never
 //!   answered. Memory that a shard lends to it afterwards goes back at once ([`Action::GiveBack`]).
 
@@ -43,38 +43,39 @@ use crate::data::part::{Part, PartIndex, PartState, Parts};
 use crate::volume::ids::VolumeIndex;
 use crate::volume::timing::Timing;
 
-/// What a request waits for.
+/// The state of a request, named after the awaited event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// No command came with this tag yet.
+    /// No command has used this tag yet.
     Free,
-    /// A command came; nothing was asked for it yet.
+    /// A command came, and has not asked for any resource yet.
     Admitted,
-    /// Its volume or its host is over a limit. Nothing was asked for it yet.
+    /// The command's volume or host is over a limit. The command has not asked for any resource
+    /// yet.
     AwaitsLimit,
-    /// No write of its volume may begin now. Nothing was asked for it yet.
+    /// Writes of the command's volume are held. The command has not asked for any resource yet.
     AwaitsAccess,
-    /// Its parts are on their way: see [`PartState`].
+    /// The command's parts are on their way: see [`PartState`].
     AwaitsParts,
-    /// The store writes the data of a command that has no parts.
+    /// The store writes the data of a command without parts.
     AwaitsStore,
     /// Every shard hands its dirty blocks to the store (FLUSH).
     AwaitsFlush,
-    /// The store makes durable what it has (FLUSH).
+    /// The store makes its data durable (FLUSH).
     AwaitsSync,
     /// The shards keep others off the range, one shard after the other.
     AwaitsHolds,
     /// The store discards or zeroes the range.
     AwaitsChange,
-    /// The shards hear of the change and let others in again.
+    /// The shards learn of the change and let others in again.
     AwaitsUnholds,
     /// A range of a memory volume is zeroed, a step in each turn.
     AwaitsZeroing,
-    /// Control works on it (admin).
+    /// Control works on the command (admin).
     AwaitsControl,
     /// The outcome is known; the answer needs send credits.
     AwaitsCredits,
-    /// Answered.
+    /// The answer is queued or posted.
     Answered,
 }
 
@@ -102,7 +103,7 @@ pub(crate) enum Payload {
     },
 }
 
-/// How a command ended, as the peer will be told.
+/// The result of a command, for its response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Outcome {
     /// Status of the response.
@@ -128,14 +129,14 @@ impl Outcome {
     }
 }
 
-/// Where the in-capsule data of a command is.
+/// The place of a command's in-capsule data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InCapsule {
     /// The receive buffer.
     pub(crate) buffer: u16,
-    /// It is in a slot of the cache, not in the memory of the buffer.
+    /// The data is in a slot of the cache, not in the memory of the buffer.
     pub(crate) landed: bool,
-    /// The place, in its RECV, of the slot that it fills; [`Self::NO_SLOT`] if it fills none.
+    /// The index in its RECV of the slot that the data fills; [`Self::NO_SLOT`] if it fills none.
     pub(crate) slot: u8,
     /// First byte in that memory.
     pub(crate) offset: usize,
@@ -166,56 +167,56 @@ pub(crate) struct HeldRange {
     pub(crate) job: JobId,
 }
 
-/// What happened to a request.
+/// An event of a request.
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
-    /// A command came with this tag, in message number `message`. Only where
-    /// [`Request::may_start`].
+    /// A command came with this tag, in message number `message`. Only valid where
+    /// [`Request::may_start_in`].
     Command {
         /// The command.
         command: &'a CommandCapsule,
         /// Number of the message.
         message: u64,
-        /// Its in-capsule data, if it has any.
+        /// The command's in-capsule data, if any.
         data: Option<InCapsule>,
     },
-    /// It has to wait for a limit before it begins.
+    /// The command must wait for a limit before it starts.
     OverLimit,
-    /// It has to wait until writes of its volume may begin.
+    /// The command must wait until writes of its volume may start.
     WritesHeld,
-    /// It has waited for that, and may begin.
+    /// The command's wait is over, and it may start.
     MayBegin,
-    /// The command gets one more part.
+    /// The command gets another part.
     Part(Part),
-    /// A shard was asked and will answer, for the command or one of its parts.
+    /// A request was sent to a shard, which will answer, for the command or one of its parts.
     Asked,
-    /// The own shard's store writes the data of a command without parts.
+    /// The own shard's store starts to write the data of a command without parts.
     StoreAsked,
-    /// The store wrote that data well.
+    /// The store wrote this data without an error.
     Stored,
-    /// Every shard will be asked for its dirty blocks.
+    /// Every shard will get a request for its dirty blocks.
     FlushBegan,
-    /// The store will be asked to make everything durable.
+    /// The store will get a sync.
     SyncBegan,
-    /// The shards will be asked to hold the range.
+    /// The shards will get requests to hold the range.
     HoldsBegan,
-    /// The store will be asked to discard or zero the range.
+    /// The store will get a discard or zeroing of the range.
     ChangeBegan,
-    /// A memory volume is being zeroed.
+    /// The zeroing of a memory volume starts.
     ZeroingBegan,
-    /// The range of a memory volume is zero.
+    /// The range of a memory volume was zeroed.
     Zeroed,
     /// Control has the command.
     Forwarded,
     /// Control answered an abandoned command.
     ControlDone,
-    /// Something happened to one of its parts.
+    /// An event of one of the command's parts.
     OfPart(PartIndex, PartEvent),
     /// A shard holds the range.
     Held(HeldRange),
     /// Every shard holds the range.
     AllHeld,
-    /// A shard did what it was asked for, or could not.
+    /// A shard finished its request, with or without an error.
     Done(PartIndex, Result<(), Errno>),
     /// The outcome is known.
     Outcome(Outcome),
@@ -225,54 +226,54 @@ pub(crate) enum Event<'a> {
     Abandon,
 }
 
-/// What happened to a part of a request.
+/// An event of a part.
 #[derive(Debug)]
 pub(crate) enum PartEvent {
-    /// The own shard has the bytes of a part of a READ.
+    /// The own shard lent the bytes of a part of a READ at once.
     Hit(Segments),
-    /// A shard lent the bytes of a part of a READ, or could not.
+    /// A shard lent the bytes of a part of a READ, or failed.
     Lent(Result<Segments, Errno>),
-    /// A shard that was asked reserved memory for a part of a WRITE.
+    /// A shard reserved memory for a part of a WRITE, as an answer.
     Reserved(JobId, Segments),
     /// The own shard reserved memory for a part of a WRITE at once.
     ReservedNow(JobId, Segments),
-    /// The data of a part goes straight to a memory volume.
+    /// The data of a part lands directly in a memory volume.
     NeedsNoMemory,
-    /// A RDMA READ of so many bytes was posted.
+    /// An RDMA READ of this many bytes was posted.
     ReadPosted(u32),
-    /// A RDMA READ completed.
+    /// An RDMA READ completed.
     ReadDone,
     /// The in-capsule data was copied out.
     Copied,
-    /// The shard has the data and will answer when it is written.
+    /// The shard got the data, and will answer when it is written.
     WriteAsked,
-    /// The data is not what was sent: it goes nowhere.
+    /// The data does not match its digest: it is dropped.
     Mismatched,
-    /// The data is where it belongs: no shard has to be asked.
+    /// The data is in its place: no shard needs to write it.
     WrittenNow,
-    /// A WRITE of so many bytes was queued for a part of a READ.
+    /// A WRITE of this many bytes was queued for a part of a READ.
     Sent(u32),
 }
 
-/// What an event calls for. Plain data: what a part owns stays in the part, until the caller takes
-/// it ([`Part::take_memory`]).
+/// The action that follows an event. Plain data: a part keeps its resources until the caller takes
+/// them ([`Part::take_memory`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "an action that is not carried out leaves the command unanswered"]
 pub(crate) enum Action {
-    /// Nothing: something else is waited for.
+    /// Nothing to do: the request waits for another event.
     Wait,
-    /// Begin the command: look at it as if it had just come.
+    /// Start the command: check it as if it had just come.
     Begin,
-    /// The data of a part may come: its memory is there.
+    /// A part has its memory: fetch its data.
     Fetch(PartIndex),
-    /// The data of a part is all here: it goes where it belongs.
+    /// A part has all its data: put the data into its place.
     Place,
-    /// Parts of a READ are there: send what credits allow.
+    /// Parts of a READ are available: send as much as credits allow.
     Send,
-    /// All of a part of a READ is queued to be sent: take its memory, and pin it until the peer has
-    /// the bytes.
+    /// A part of a READ is queued completely: take its memory, and pin it until the peer has the
+    /// bytes.
     Pin,
-    /// All shards have handed over their dirty blocks: make the store durable.
+    /// All shards have handed their dirty blocks to the store: sync the store.
     Sync,
     /// Ask this shard to hold the range.
     Hold(u16),
@@ -282,9 +283,10 @@ pub(crate) enum Action {
     Unhold(Changed),
     /// Answer with this status.
     Finish(Status),
-    /// The connection ended: take what the shard lent or reserved for a part, and give it back.
+    /// The connection ended: take the memory that the shard lent or reserved for a part, and give
+    /// it back.
     GiveBack(PartIndex),
-    /// The event cannot happen in this state: a bug, or a device that completes what was never
+    /// The event cannot happen in this state: a bug, or a device that completes a WR that was never
     /// posted.
     Impossible,
 }
@@ -294,10 +296,10 @@ pub(crate) enum Action {
 pub(crate) struct Request {
     state: State,
     abandoned: bool,
-    // Answers of shards that will still come.
+    // Shards with an answer due.
     pending: u16,
     command: Option<CommandCapsule>,
-    // Until the data was used.
+    // Set until the data is used.
     data: Option<InCapsule>,
     message: u64,
     span: Span,
@@ -325,36 +327,36 @@ impl Request {
         }
     }
 
-    /// When it came, and what it waited for.
+    /// The times of the command's arrival and waits.
     #[inline]
     pub(crate) fn timing(&mut self) -> &mut Timing {
         &mut self.timing
     }
 
-    /// Whether a new command with this tag is in order: the command before it was answered, and in
-    /// an earlier message, since the peer cannot have the answer to a command of this message.
+    /// Whether a new command with this tag is allowed: the previous command was answered, and came
+    /// in an earlier message, since the peer cannot have the answer to a command of this message.
     #[inline]
     pub(crate) fn may_start_in(&self, message: u64) -> bool {
         self.is_answered() && self.message != message
     }
 
-    /// Whether no command waits for its answer.
+    /// Whether no command of this tag is unanswered.
     #[inline]
     pub(crate) fn is_answered(&self) -> bool {
         matches!(self.state, State::Free | State::Answered)
     }
 
-    /// Whether a shard or control still works on it.
+    /// Whether a shard or control still works on the command.
     pub(crate) fn is_executing(&self) -> bool {
         self.pending > 0 || self.state == State::AwaitsControl
     }
 
-    /// Whether a shard still works on it, or holds a range for it.
+    /// Whether a shard still works on the command, or holds a range for it.
     pub(crate) fn has_shards(&self) -> bool {
         self.pending > 0 || !self.holds.is_empty()
     }
 
-    /// Whether it is a command that may still change a volume.
+    /// Whether the command may still change the volume.
     pub(crate) fn may_change(&self, volume: VolumeIndex) -> bool {
         use State::{
             AwaitsChange, AwaitsHolds, AwaitsParts, AwaitsStore, AwaitsUnholds, AwaitsZeroing,
@@ -369,29 +371,28 @@ impl Request {
         writes && self.span.volume == volume && (is_begun || self.has_shards())
     }
 
-    /// Whether it is a command that was looked at and waits to begin; or waited, if its connection
-    /// ended.
+    /// Whether the command was checked and waits to start; or waited, if its connection ended.
     pub(crate) fn waits_to_begin(&self) -> bool {
         matches!(self.state, State::AwaitsLimit | State::AwaitsAccess)
     }
 
-    /// Whether it waits for a limit, or did when its connection ended.
+    /// Whether the command waits for a limit, or did when its connection ended.
     pub(crate) fn awaits_limit(&self) -> bool {
         self.state == State::AwaitsLimit
     }
 
-    /// Whether parts of it may be sent.
+    /// Whether parts of the command may be sent.
     #[inline]
     pub(crate) fn awaits_parts(&self) -> bool {
         self.state == State::AwaitsParts
     }
 
-    /// Whether its answer waits for send credits.
+    /// Whether the answer waits for send credits.
     pub(crate) fn awaits_credits(&self) -> bool {
         self.state == State::AwaitsCredits
     }
 
-    /// Whether control works on it.
+    /// Whether control works on the command.
     pub(crate) fn awaits_control(&self) -> bool {
         self.state == State::AwaitsControl
     }
@@ -408,37 +409,38 @@ impl Request {
         self.command.as_ref().map(|command| command.opcode)
     }
 
-    /// Where its in-capsule data is, until [`Self::take_data`].
+    /// The place of the in-capsule data, until [`Self::take_data`].
     #[inline]
     pub(crate) fn data(&self) -> Option<InCapsule> {
         self.data
     }
 
-    /// Its in-capsule data was used, or is not needed: the receive buffer is free.
+    /// Takes the in-capsule data, after its use or because it is not needed: the receive buffer can
+    /// be released.
     #[inline]
     pub(crate) fn take_data(&mut self) -> Option<InCapsule> {
         self.data.take()
     }
 
-    /// Keeps in-capsule data that [`Self::take_data`] gave, and that could not be used yet.
+    /// Puts back in-capsule data from [`Self::take_data`] that could not be used yet.
     pub(crate) fn keep_data(&mut self, data: InCapsule) {
         self.data = Some(data);
     }
 
-    /// The bytes that it names were checked against the volume. No event: it says nothing of what
-    /// is waited for.
+    /// Sets the bytes that the command names, checked against the volume. Not an event: this does
+    /// not change the state.
     #[inline(always)]
     pub(crate) fn names(&mut self, span: Span) {
         self.span = span;
     }
 
-    /// The bytes that it names.
+    /// The bytes that the command names.
     #[inline]
     pub(crate) fn span(&self) -> Span {
         self.span
     }
 
-    /// How it ended, or what failed so far.
+    /// The outcome, or the failure so far.
     #[inline]
     pub(crate) fn outcome(&self) -> Outcome {
         self.outcome
@@ -450,26 +452,26 @@ impl Request {
         self.parts.as_slice()
     }
 
-    /// Its parts, for what a part owns: memory, room to land in.
+    /// The parts, to change their resources: memory, room to land.
     #[inline]
     pub(crate) fn parts_mut(&mut self) -> &mut [Part] {
         self.parts.as_mut_slice()
     }
 
-    /// The first part of a READ that waits to be sent, and whether it is the last of all.
+    /// The first part of a READ that waits to be sent, and whether no other part is left after it.
     #[inline]
     pub(crate) fn next_to_send(&self) -> Option<(PartIndex, bool)> {
         let (first, is_only) = self.parts.first_in(PartState::AwaitsSend)?;
         Some((first, is_only && self.pending == 0 && self.outcome.status == Status::Ok))
     }
 
-    /// Whether a READ that failed can be answered: no part waits to be sent or for a shard.
+    /// Whether a failed READ can be answered: no part waits for a shard.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.pending == 0 && self.outcome.status != Status::Ok
     }
 
-    /// The ranges that shards hold for it, of which none is left here. The list comes back by
+    /// Takes the ranges that shards hold for the command. The list returns by
     /// [`Self::reuse_holds`].
     pub(crate) fn take_holds(&mut self) -> Vec<HeldRange> {
         std::mem::take(&mut self.holds)
@@ -481,7 +483,7 @@ impl Request {
         self.holds = list;
     }
 
-    /// Takes an event, and says what it calls for. The only writer of the state.
+    /// Handles an event, and returns the action that follows. The only writer of the state.
     #[inline(always)]
     pub(crate) fn step(&mut self, event: Event<'_>) -> Action {
         match event {
@@ -600,7 +602,7 @@ impl Request {
     #[inline(always)]
     fn start(&mut self, command: &CommandCapsule, message: u64, data: Option<InCapsule>) -> Action {
         debug_assert!(self.is_answered() && !self.has_shards() && !self.abandoned);
-        // Field by field: the lists keep their memory, and the span comes with the volume.
+        // Field by field: the lists keep their capacity, and the span comes with the volume.
         self.state = State::Admitted;
         self.command = Some(*command);
         self.message = message;
@@ -610,7 +612,7 @@ impl Request {
         Action::Wait
     }
 
-    /// A shard that was asked has answered.
+    /// A shard answered its request.
     #[inline(always)]
     fn answered_by_shard(&mut self) {
         debug_assert!(self.pending > 0, "a shard answers what it was not asked: {self:?}");
@@ -654,7 +656,8 @@ impl Request {
         }
     }
 
-    /// One shard after the other, in their order, so that two commands never wait for each other.
+    /// Holds one shard after the other, in their order, so that two commands never wait for each
+    /// other.
     fn on_held(&mut self, held: HeldRange) -> Action {
         self.answered_by_shard();
         self.holds.push(held);
@@ -673,7 +676,7 @@ impl Request {
         }
         match self.state {
             State::AwaitsParts => {
-                // Only parts of a WRITE: those of a READ are answered by `Lent`.
+                // Only parts of a WRITE: a part of a READ is answered by `Lent`.
                 let Some(part) = self.parts.get_mut(part) else { return Action::Impossible };
                 part.set_state(PartState::Done);
                 self.finish_if_written()

@@ -1,4 +1,4 @@
-//! A request against a model of what surrounds it: shards and a device that answer in any order,
+//! A request against a model of its surroundings: shards and a device that answer in any order,
 //! fail, or lose their connection at any time.
 
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ fn finishes(action: Action) -> Option<Status> {
     }
 }
 
-/// What the outside of a WRITE may do next with each of its parts.
+/// The next event from outside for each part of a WRITE.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Outside {
     Reserve,
@@ -48,8 +48,8 @@ enum Outside {
 }
 
 proptest! {
-    /// Whatever the order of answers, a WRITE finishes once, with its last answer and its first
-    /// failure; and never when its connection ended.
+    /// For every order of answers, a WRITE finishes once, with its last answer and its first
+    /// failure; and never after its connection ended.
     #[test]
     fn a_write_finishes_once(
         parts in 1u8..6,
@@ -86,7 +86,7 @@ proptest! {
                         next[at] = Outside::PostRead;
                     }
                 }
-                // The device of a connection that ended tells nothing.
+                // The device of an ended connection reports nothing.
                 _ if ended && next[at] != Outside::Write => next[at] = Outside::Nothing,
                 Outside::PostRead => {
                     let _ = request.step(Event::OfPart(part, PartEvent::ReadPosted(4096)));
@@ -119,7 +119,7 @@ proptest! {
         prop_assert!(!request.has_shards());
     }
 
-    /// The answer of a READ rides on the part that is sent last, and only when all are there.
+    /// The answer of a READ rides on the last sent part, and only when all parts are available.
     #[test]
     fn the_last_part_of_a_read_answers(
         parts in 1u8..6,

@@ -1,4 +1,5 @@
-//! What the host has of memory, read from the kernel's own files. What they do not say is `None`.
+//! The memory of the host, read from the kernel's own files. A value that they do not report is
+//! `None`.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,28 +10,28 @@ const HUGE_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 /// The pool of huge pages of 2 MiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HugePool {
-    /// All of them.
+    /// All huge pages.
     pub total: u64,
-    /// Those that are neither used nor reserved.
+    /// Huge pages that are neither used nor reserved.
     pub free: u64,
 }
 
-/// What the host has; `None` for what it does not say.
+/// The memory of the host; `None` for a value that the kernel does not report.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Host {
-    /// Memory, in bytes.
+    /// Total memory, in bytes.
     pub total_bytes: Option<u64>,
     /// Memory that is free or can be made free, in bytes.
     pub available_bytes: Option<u64>,
-    /// The lowest limit of the process's own cgroup and those above it, in bytes, and the file that
-    /// says so.
+    /// The lowest limit of the process's own cgroup and its ancestors, in bytes, and the file with
+    /// this limit.
     pub cgroup: Option<(u64, PathBuf)>,
     /// Huge pages.
     pub huge: Option<HugePool>,
 }
 
 impl Host {
-    /// Of this host, now. Reads small files only.
+    /// Reads the current values of this host. Reads small files only.
     #[must_use]
     pub(crate) fn read() -> Self {
         let text = |path: &Path| std::fs::read_to_string(path).ok();
@@ -41,8 +42,8 @@ impl Host {
             Some(HugePool { total: count("nr_hugepages")?, free })
         };
         let own = text(Path::new("/proc/self/cgroup")).unwrap_or_default();
-        // Where the memory controller is in version 1, version 2 has no such files, and there is
-        // no limit here.
+        // If the memory controller is in cgroup version 1, version 2 has no such files, and this
+        // finds no limit.
         let root = Path::new("/sys/fs/cgroup");
         let limits = limit_files(&own, root).into_iter().filter_map(|file| {
             let limit = parse_limit(&text(&file)?)?;
@@ -56,14 +57,14 @@ impl Host {
         }
     }
 
-    /// All memory that this process may have, of the host and of the cgroup.
+    /// Memory that this process may have, by the limits of the host and of the cgroup.
     #[must_use]
     pub(crate) fn bytes(&self) -> Option<u64> {
         let cgroup = self.cgroup.as_ref().map(|(bytes, _)| *bytes);
         self.total_bytes.into_iter().chain(cgroup).min()
     }
 
-    /// The narrower of the host's and the cgroup's.
+    /// The smaller of the host's and the cgroup's room.
     pub(super) fn room(&self) -> Option<Room> {
         let cgroup = self.cgroup.clone().map(|(bytes, file)| Room::Cgroup(bytes, file));
         let rooms = self.available_bytes.map(Room::Available).into_iter().chain(cgroup);
@@ -78,14 +79,15 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The `memory.max` of the process's version 2 cgroup and of those above it, the root excepted,
+/// The `memory.max` files of the process's version 2 cgroup and of its ancestors, without the root,
 /// which has none. `own` is the text of `/proc/self/cgroup`.
 fn limit_files(own: &str, root: &Path) -> Vec<PathBuf> {
     let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return Vec::new();
     };
     let path = Path::new(path);
-    // A process outside of its cgroup namespace sees its path with dots: nothing there is its own.
+    // A process outside of its cgroup namespace sees its path with dots: this path leads to no file
+    // of its own.
     if path.components().any(|part| !matches!(part, Component::Normal(_))) {
         return Vec::new();
     }
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_says_what_it_has() {
+    fn this_host_reports_its_memory() {
         let host = Host::read();
         assert!(host.total_bytes.unwrap() >= host.available_bytes.unwrap());
         assert!(host.available_bytes.unwrap() > 0);

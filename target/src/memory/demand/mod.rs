@@ -1,13 +1,13 @@
-//! The memory of the arena: what a configuration asks of the host, whether the host has it, and of
-//! which pages.
+//! The memory of the arena: the demand of a configuration, whether the host can meet it, and the
+//! kind of pages.
 //!
-//! Contract: a configuration that cannot work is refused with numbers and a fix before anything is
-//! allocated. The kernel's own answer comes late and kills the process: pages are pinned while
-//! devices and rings register them. What the host has is read into a [`Host`]; the decision is
-//! pure. A value that cannot be read refuses nothing.
+//! Contract: a configuration that cannot work is refused with numbers and a fix before any memory
+//! is allocated. The kernel's own answer comes late and kills the process: pages are pinned while
+//! devices and rings register them. The host's values are read into a [`Host`]; the decision is
+//! pure. A value that cannot be read causes no refusal.
 //!
-//! The arena is always pinned: by the RDMA device, or else by the rings of the poll groups. Volumes
-//! in memory are pinned by an RDMA device only; over TCP their pages count once they were written.
+//! The arena is always pinned: by the RDMA device, or else by the rings of the poll groups. Only an
+//! RDMA device pins volumes in memory; over TCP their pages count once they were written.
 
 mod host_memory;
 mod successor;
@@ -31,13 +31,13 @@ pub(crate) use successor::GivenBack;
 /// Bytes of a reserved huge page.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Largest extents that each poll group has at least.
+/// Each poll group has at least this many largest extents.
 const SHARE_EXTENTS_MIN: u64 = 4;
 
-/// Why the memory of a configuration cannot be allocated.
+/// The reason why the memory of a configuration cannot be allocated.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotEnoughMemory {
-    /// This process may not lock as much.
+    /// This process may not lock that much memory.
     #[error(
         "the memlock limit of {limit} bytes is below the {needed} bytes that this configuration registers with the RDMA device: \
          raise it with `ulimit -l unlimited` or LimitMEMLOCK=infinity in the unit, lower `arena`, or serve tcp:// only"
@@ -48,16 +48,16 @@ pub(crate) enum NotEnoughMemory {
         /// Arena and volumes.
         needed: u64,
     },
-    /// The host, or the cgroup, does not have as much.
+    /// The host, or the cgroup, does not have that much memory.
     #[error("cannot allocate {what} of {}: {room}; {fix}", Human(*needed))]
     Room {
-        /// What needs it.
+        /// The purpose of the memory.
         what: &'static str,
-        /// How many bytes that is.
+        /// Bytes needed.
         needed: u64,
-        /// What limits it.
+        /// The limit.
         room: Room,
-        /// What to change.
+        /// The proposed change.
         fix: String,
     },
     /// `hugepages = "required"`, and too few are free.
@@ -74,12 +74,12 @@ pub(crate) enum NotEnoughMemory {
         /// Pages of the pool.
         total: u64,
     },
-    /// `hugepages = "required"`, and the kernel has none of 2 MiB.
+    /// `hugepages = "required"`, and the kernel has no huge pages of 2 MiB.
     #[error(
         "hugepages = \"required\", but this kernel has no huge pages of 2 MiB; write hugepages = \"auto\""
     )]
     NoHugePages,
-    /// A device cannot register it.
+    /// A device cannot register the memory.
     #[error(
         "{device} registers at most {} at once, and {what} has {}: lower it to \"{}\" or serve by another device",
         Human(*limit), Human(*needed), ByteSize(limit / (1 << 20) * (1 << 20))
@@ -94,17 +94,17 @@ pub(crate) enum NotEnoughMemory {
         /// Bytes to register.
         needed: u64,
     },
-    /// The system refused it.
+    /// The system refused the allocation.
     #[error("the arena: {0}")]
     Region(#[from] RegionError),
 }
 
-/// What bounds the memory of this process.
+/// A bound of this process's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Room {
     /// The memory of the host that is free or can be made free, in bytes.
     Available(u64),
-    /// The limit of a cgroup, and the file that says so.
+    /// The limit of a cgroup, and the file with this limit.
     Cgroup(u64, PathBuf),
 }
 
@@ -129,7 +129,7 @@ impl fmt::Display for Room {
     }
 }
 
-/// Bytes as people read them: `4GiB`. Rounded, so never for a value to write down.
+/// Bytes in human form: `4GiB`. Rounded, so never for a configured value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Human(pub u64);
 
@@ -142,7 +142,7 @@ impl fmt::Display for Human {
             0x4000_0000..0x100_0000_0000 => (30, "GiB"),
             _ => (40, "TiB"),
         };
-        // Whole tenths, rounded down: what is said to fit really fits.
+        // Whole tenths, rounded down: a size reported as fitting really fits.
         let tenths = (u128::from(self.0) * 10) >> shift;
         match tenths % 10 {
             0 => write!(f, "{}{unit}", tenths / 10),
@@ -151,23 +151,23 @@ impl fmt::Display for Human {
     }
 }
 
-/// What a configuration asks of the host.
+/// The memory demand of a configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Demand {
     /// Arena bytes of each poll group.
     share: u64,
-    /// The least `share`, whatever `arena` says.
+    /// The minimum of `share`, whatever `arena` is.
     share_min: u64,
     groups: u64,
     /// Names and bytes of the volumes in memory.
     volumes: Vec<(String, u64)>,
-    /// Whether an RDMA device is to register it.
+    /// Whether an RDMA device registers the memory.
     rdma: bool,
     hugepages: HugePages,
 }
 
 impl Demand {
-    /// The demand of a configuration with so many poll groups, at least one.
+    /// The demand of a configuration with this many poll groups, at least one.
     #[must_use]
     pub(crate) fn of(config: &TargetConfig, groups: usize) -> Self {
         let groups = wide64(groups.max(1));
@@ -201,7 +201,7 @@ impl Demand {
         self.share.saturating_mul(self.groups)
     }
 
-    /// Bytes that are registered with an RDMA device. None over TCP.
+    /// Bytes registered with an RDMA device. 0 over TCP.
     #[must_use]
     pub(crate) fn registered_bytes(&self) -> u64 {
         let bytes = self.arena_bytes().saturating_add(self.volume_bytes());
@@ -216,7 +216,7 @@ impl Demand {
         self.arena_bytes().div_ceil(HUGE_PAGE_BYTES)
     }
 
-    /// Whether a process held to `limit` bytes of locked memory may register it.
+    /// Whether a process with a limit of `limit` bytes of locked memory may register the memory.
     ///
     /// # Errors
     /// [`NotEnoughMemory::Memlock`].
@@ -228,7 +228,7 @@ impl Demand {
         Ok(())
     }
 
-    /// Which pages the arena is to have.
+    /// The kind of pages for the arena.
     ///
     /// # Errors
     /// Huge pages are required and too few are free.
@@ -245,7 +245,7 @@ impl Demand {
         }
     }
 
-    /// Whether what is pinned fits the host, if the arena has such pages.
+    /// Whether the pinned memory fits the host, with an arena of these pages.
     ///
     /// # Errors
     /// [`NotEnoughMemory::Room`].
@@ -277,7 +277,7 @@ impl Demand {
         Err(NotEnoughMemory::Room { what, needed, room, fix: format!("{advice}, or {other}") })
     }
 
-    /// What could go wrong later, though nothing is wrong now.
+    /// A risk for later, if there is one, where the current check passes.
     #[must_use]
     pub(crate) fn warning(&self, host: &Host) -> Option<String> {
         let (arena, volumes) = (self.arena_bytes(), self.volume_bytes());
@@ -294,7 +294,7 @@ impl Demand {
         })
     }
 
-    /// Whether a device can register it.
+    /// Whether a device can register the memory.
     ///
     /// # Errors
     /// [`NotEnoughMemory::Device`].
@@ -311,7 +311,7 @@ impl Demand {
         Ok(())
     }
 
-    /// All that can be judged before the start: limits of the process, pages and room.
+    /// All checks that are possible before the start: limits of the process, pages and room.
     ///
     /// # Errors
     /// [`NotEnoughMemory`].
@@ -329,7 +329,7 @@ impl Demand {
         Ok(())
     }
 
-    /// The arena, of huge pages where they are wanted and there.
+    /// Allocates the arena, of huge pages where they are wanted and available.
     ///
     /// # Errors
     /// [`NotEnoughMemory`].
@@ -358,8 +358,7 @@ impl Demand {
     }
 }
 
-/// Raises the soft limits of locked memory and of open files to the hard ones, as far as that is
-/// allowed.
+/// Raises the soft limits of locked memory and of open files to the hard ones, as far as permitted.
 pub(crate) fn raise_limits() {
     for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
         if let Ok((soft, hard)) = getrlimit(resource)
@@ -370,10 +369,10 @@ pub(crate) fn raise_limits() {
     }
 }
 
-/// Files that a target has open besides its connections: stores, rings, listeners, devices.
+/// Files that a target has open in addition to its connections: stores, rings, listeners, devices.
 pub(crate) const FILES_BESIDES: u64 = 512;
 
-/// How many connections may be open by the limit on open files; `None` where they need none.
+/// Connections that the limit on open files allows; `None` if connections need no files.
 #[must_use]
 pub(crate) fn files_for_connections(config: &TargetConfig, limit: u64) -> Option<u64> {
     is_by_tcp(config).then(|| limit.saturating_sub(FILES_BESIDES))
@@ -385,7 +384,7 @@ fn is_by_tcp(config: &TargetConfig) -> bool {
     config.listen.iter().any(is_tcp)
 }
 
-/// What is said where the limit on open files is below what `sessions_max` sessions may use.
+/// The warning when the limit on open files is below the need of `sessions_max` sessions.
 #[must_use]
 pub(crate) fn too_few_files(config: &TargetConfig, limit: u64) -> Option<String> {
     let of_session = u64::from(limits::QUEUES_MAX) + 1;
@@ -469,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_must_be_available() {
+    fn pinned_memory_must_be_available() {
         let fits = |demand: Demand, host: &Host| demand.fits(host, PageKind::Normal);
         assert!(fits(demand(RDMA, 3 * GIB, &[GIB]), &available(4 * GIB)).is_ok());
         assert!(fits(demand(RDMA, 1 << 40, &[]), &Host::default()).is_ok(), "nothing is known");
@@ -516,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_that_outgrow_the_host_are_warned_of() {
+    fn volumes_that_outgrow_the_host_cause_a_warning() {
         let host = available(4 * GIB);
         assert_eq!(demand(TCP, GIB, &[15 * GIB]).warning(&host), None);
         assert_eq!(demand(TCP, 17 * GIB, &[]).warning(&host), None, "refused anyway");
@@ -568,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arena_is_allocated_of_ordinary_pages_where_no_others_are() {
+    fn the_arena_uses_ordinary_pages_where_no_huge_ones_are() {
         let demand = demand(TCP, 8 * MIB, &[]);
         let region = demand.allocate(&available(GIB)).unwrap();
         assert_eq!((region.len() as u64, region.kind()), (8 * MIB, PageKind::Normal));
@@ -592,7 +591,7 @@ mod tests {
     }
 
     proptest! {
-        /// An arena as large as the advice says is not refused.
+        /// An arena of the advised size is not refused.
         #[test]
         fn the_advice_helps(arena in 4u64..1 << 12, volume in 1u64..1 << 12, room in 1u64..1 << 12, groups in 1usize..9) {
             let volumes = [volume * MIB];
@@ -610,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_on_files_that_sessions_exceed_is_said() {
+    fn a_file_limit_that_sessions_exceed_is_reported() {
         let tcp = config("tcp://127.0.0.1", GIB, &[]);
         let said = too_few_files(&tcp, 65_536).unwrap();
         assert!(said.contains("LimitNOFILE=131072") && said.contains("lower sessions_max to 1000"));

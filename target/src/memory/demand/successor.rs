@@ -1,11 +1,11 @@
-//! Whether the memory that another program asks for will be there when it takes the place of this
-//! one. Then nobody is left who could serve in its stead.
+//! Checks whether a new program will find its memory when it replaces this one. After the
+//! replacement no process is left that could serve instead.
 
 use rblk_fabric::{DeviceCaps, PageKind};
 
 use super::{Demand, Host, HugePool, NotEnoughMemory};
 
-/// What a process gives back when another program takes its place.
+/// The memory that a process gives back when a new program replaces it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct GivenBack {
     /// Bytes in ordinary pages.
@@ -15,7 +15,7 @@ pub(crate) struct GivenBack {
 }
 
 impl GivenBack {
-    /// The host with that.
+    /// The host after this memory is given back.
     fn to(self, host: &Host) -> Host {
         let add = |bytes: u64| bytes.saturating_add(self.bytes);
         let huge = host.huge.map(|pool| {
@@ -27,10 +27,10 @@ impl GivenBack {
 }
 
 impl Demand {
-    /// What a process gives back that serves by this demand, whose arena is of such pages.
+    /// The memory that a process with this demand gives back; its arena has such pages.
     #[must_use]
     pub(crate) fn given_back(&self, pages: PageKind) -> GivenBack {
-        // Over TCP nobody knows how many pages of a volume in memory were written.
+        // Over TCP, the number of written pages of a volume in memory is unknown.
         let volumes = if self.rdma { self.volume_bytes() } else { 0 };
         match pages {
             PageKind::Huge2MiB => GivenBack { bytes: volumes, huge_pages: self.huge_pages() },
@@ -40,8 +40,8 @@ impl Demand {
         }
     }
 
-    /// Whether a program with this demand can take the place of one that gives that back, and
-    /// serves by these devices.
+    /// Whether a program with this demand can replace one that gives `back` its memory, and can
+    /// serve by these devices.
     ///
     /// # Errors
     /// [`NotEnoughMemory`].
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_counts() {
+    fn given_back_memory_counts() {
         let (now, host) = (demand(8 * GIB, HugePages::Never), host(4 * GIB, None));
         let back = now.given_back(PageKind::Normal);
         let follows = |arena| demand(arena, HugePages::Never).follows(back, &host, []);
@@ -94,7 +94,7 @@ mod tests {
         assert!(required.follows(back, &host, []).is_ok());
         let error = demand(9 * GIB, HugePages::Required).follows(back, &host, []).unwrap_err();
         assert!(error.to_string().contains("4608 huge pages of 2 MiB: 4096 are free"), "{error}");
-        // An arena of ordinary pages leaves the pool as it is.
+        // An arena of ordinary pages does not change the pool.
         let back = required.given_back(PageKind::Normal);
         assert!(required.follows(back, &host, []).is_err());
     }

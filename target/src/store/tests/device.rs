@@ -27,7 +27,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // The device stays as it is for whoever gets its number next.
+        // Resets the device for the next user of its number.
         let _ = Command::new("blockdev").arg("--setrw").arg(&self.0).status();
         let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
     }
@@ -81,7 +81,7 @@ fn as_root_block_device() {
     Backing::open(&device.0, &patient(Direct::Required)).unwrap();
 }
 
-/// A child of another test may have the open device until it runs its program.
+/// A child of another test may have the device open until it runs its program.
 fn patient(direct: Direct) -> OpenOptions {
     OpenOptions { lock_wait: Duration::from_secs(20), ..options(4096, direct) }
 }

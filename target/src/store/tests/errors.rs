@@ -1,4 +1,4 @@
-//! Refusals and faults: what cannot be done is an error of that op and of no other.
+//! Refusals and faults: an impossible op gets an error, and no other op is affected.
 
 use std::fs;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use super::*;
 
 #[test]
-fn refuses_what_is_out_of_range() {
+fn ops_out_of_range_are_refused() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB as u64);
     on_both(&path, |engine, region| {
@@ -92,7 +92,7 @@ fn file_that_shrank_is_an_io_error() {
 }
 
 #[test]
-fn grown_file_is_served_after_a_look() {
+fn grown_file_is_served_after_a_refresh() {
     let directory = directory();
     let path = file(directory.path(), "disk", 4096);
     let backing = Arc::new(Backing::open(&path, &options(512, Direct::Preferred)).unwrap());
@@ -135,7 +135,7 @@ fn as_root_full_disk_is_an_error_of_that_write() {
         assert_eq!(engine.run_one(write_from(0, &scattered, false)), Err(Errno::ENOSPC));
         assert_eq!(engine.run_one(discard(0, 8 * MIB as u64)), Ok(0));
         assert_eq!(engine.run_one(write(0, 0, 65536)), Ok(65536));
-        // Zeroes have to be written here, and do not fit.
+        // Zeroes must be written here, and do not fit.
         assert_eq!(engine.run_one(zeroes(0, 8 * MIB as u64, false)), Err(Errno::ENOSPC));
         assert_eq!(engine.run_one(zeroes(0, 8 * MIB as u64, true)), Ok(0));
     });

@@ -1,4 +1,4 @@
-//! Flushes that fail: the system reports lost writes once and to one caller, the backing to all.
+//! Failed flushes: the system reports lost writes once and to one caller, the backing to all.
 
 use std::fs;
 
@@ -6,18 +6,18 @@ use super::device::LoopDevice;
 use super::errors::SmallDisk;
 use super::*;
 
-/// A disk that is too small for what its page cache took: a loop device over a file with holes, on
-/// a full file system. The system tells of that once, and knows of nothing from then on.
+/// A disk that is too small for its page cache: a loop device over a file with holes, on a full
+/// file system. The system reports that once, and then forgets it.
 struct Overcommitted {
-    // Before the disk below: dropped in this order.
+    // In front of the disk, so that it is dropped first.
     backing: Arc<Backing>,
     device: LoopDevice,
     disk: SmallDisk,
 }
 
-/// Where the disk has room.
+/// An offset with room on the disk.
 const GOOD: u64 = 0;
-/// Where it has none.
+/// An offset without room.
 const BAD: u64 = MIB as u64;
 
 impl Overcommitted {
@@ -30,22 +30,23 @@ impl Overcommitted {
         Self { backing, device, disk }
     }
 
-    /// Has the page cache take what the disk has no room for.
+    /// Makes the page cache take data that does not fit on the disk.
     fn overcommit(&self, store: &mut dyn Engine) {
         assert_eq!(store.run_one(write(GOOD, 0, 4096)), Ok(4096));
         assert_eq!(store.run_one(flush()), Ok(0));
-        // The rest of the space is another's.
+        // Another file takes the rest of the space.
         let _ = fs::write(self.disk.0.path().join("filler"), vec![1; 2 * MIB]);
         assert_eq!(store.run_one(write(BAD, 0, MIB32)), Ok(MIB32), "in the page cache");
         assert!(!self.backing.has_lost_writes());
     }
 
-    /// Makes room, so that from now on everything goes well.
+    /// Makes room, so that later writes succeed.
     fn make_room(&self) {
         fs::remove_file(self.disk.0.path().join("filler")).unwrap();
     }
 
-    /// The page cache is written out for another process: the next sync of the backing is told.
+    /// The page cache is written out for another process: the next sync of the backing gets the
+    /// error.
     fn write_out(&self) {
         assert!(File::open(&self.device.0).unwrap().sync_data().is_err(), "the disk took it");
     }
@@ -57,7 +58,7 @@ fn begin(store: &mut UringStore, token: u64, io: &Io) {
     store.turn(Wait::No, &mut WatchSet::default()).unwrap();
 }
 
-/// The result of the one op that is under way.
+/// The result of the single running op.
 fn result_of(store: &mut UringStore) -> Result<u32, Errno> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut done = Vec::new();
@@ -78,7 +79,7 @@ fn as_root_a_flush_beside_a_failed_one_fails_too() {
         let region = region(8 * MIB);
         let mut stores: Vec<_> = (0..4).map(|_| uring(&region, 16, &disk.backing)).collect();
         disk.overcommit(&mut stores[0]);
-        // As the data threads of a target: each has its own ring, and all flush at once.
+        // Like the data threads of a target: each has its own ring, and all flush at once.
         for store in &mut stores {
             begin(store, 1, &flush());
         }
@@ -113,7 +114,7 @@ fn flushes_of_threads_share_syncs_and_all_end() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    // One store alone needs at most two for each round of three.
+    // A store alone needs at most two syncs for each round of three.
     assert!(syncs > 0 && syncs <= 2 * FLUSHES as u64, "{syncs}");
 }
 
@@ -134,14 +135,14 @@ fn a_blocking_store_waits_for_the_sync_of_a_ring() {
 
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
-fn as_root_a_cached_durable_write_without_room_may_tell_of_others() {
+fn as_root_a_cached_durable_write_may_fail_for_an_earlier_loss() {
     for engine in ["ring", "calls"] {
         let disk = Overcommitted::make(Losses::ToldAtOnce);
         let region = region(8 * MIB);
         let check = |store: &mut dyn Engine| {
             disk.overcommit(store);
             disk.write_out();
-            // It is written well itself, and its sync is the one that the system tells.
+            // The write itself succeeds, but the system reports the loss to its sync.
             let durable = write_from(GOOD, &[segment(0, 4096)], true);
             assert!(store.run_one(durable.clone()).is_err(), "{engine}");
             assert!(disk.backing.has_lost_writes(), "{engine}: the news went to one write only");
@@ -158,10 +159,10 @@ fn as_root_a_cached_durable_write_without_room_may_tell_of_others() {
 
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
-fn as_root_what_one_write_or_read_is_told_loses_nothing() {
+fn as_root_an_error_of_one_write_or_read_is_no_loss() {
     let disk = SmallDisk::mount();
     let path = file(disk.0.path(), "disk", 8 * MIB as u64);
-    // The file system says at once that there is no room: an answer about this write.
+    // The file system reports the lack of room at once: an error of this write alone.
     let backing = Arc::new(Backing::open(&path, &options(512, Direct::Off)).unwrap());
     let region = region(8 * MIB);
     let mut store = uring(&region, 16, &backing);
@@ -176,7 +177,7 @@ fn as_root_what_one_write_or_read_is_told_loses_nothing() {
 
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
-fn as_root_both_engines_tell_of_lost_writes_for_ever() {
+fn as_root_both_engines_report_lost_writes_forever() {
     for engine in ["ring", "calls"] {
         let disk = Overcommitted::make(Losses::ToldAtOnce);
         let region = region(8 * MIB);
@@ -186,7 +187,7 @@ fn as_root_both_engines_tell_of_lost_writes_for_ever() {
             assert!(failed.is_err(), "{engine}: the disk took it: {failed:?}");
             assert!(disk.backing.has_lost_writes());
             disk.make_room();
-            // The system knows of nothing.
+            // The system has forgotten the error.
             disk.backing.file().sync_data().unwrap();
             assert_eq!(store.run(&[flush(), flush()]), [Err(Errno::EIO); 2], "{engine}");
             assert_eq!(store.run_one(write(GOOD, 0, 4096)), Ok(4096), "{engine}");
@@ -202,7 +203,7 @@ fn as_root_both_engines_tell_of_lost_writes_for_ever() {
             }
             _ => check(&mut sync(&region, &disk.backing)),
         }
-        // Opened anew, it is another matter: who opens it knows.
+        // A new open is a new backing: its owner knows of the loss.
         let Overcommitted { backing, device, .. } = disk;
         drop(backing);
         let again = open_released(&device.0);
@@ -230,7 +231,7 @@ fn as_root_a_failed_flush_is_answered_when_the_loss_is_noted() {
             break lost;
         }
     };
-    // Both wait, also when the next sync is over.
+    // Both wait, even after the next sync has ended.
     for _ in 0..20 {
         for store in &mut stores {
             store.turn(Wait::Until(Duration::from_millis(5)), &mut WatchSet::default()).unwrap();
@@ -244,7 +245,7 @@ fn as_root_a_failed_flush_is_answered_when_the_loss_is_noted() {
 }
 
 #[test]
-fn a_store_that_goes_leaves_its_flushes_to_nobody() {
+fn a_dropped_store_does_not_hold_back_the_flushes_of_others() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB as u64);
     let backing = Arc::new(Backing::open(&path, &options(512, Direct::Off)).unwrap());
@@ -279,8 +280,8 @@ fn as_root_cached_devices_sync_behind_a_durable_write() {
     assert!(!backing.has_own_fua());
 }
 
-/// Opens a device that a store had. The kernel lets go of the files of a ring some time after the
-/// ring is closed.
+/// Opens a device that a store had open. The kernel releases the files of a ring some time after
+/// the ring is closed.
 fn open_released(device: &Path) -> Backing {
     let give_up = Instant::now() + Duration::from_secs(10);
     loop {

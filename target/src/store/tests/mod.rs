@@ -1,4 +1,4 @@
-//! Both engines against a model, and what must happen when something is wrong.
+//! Both engines against a model, and their behaviour under faults.
 
 mod device;
 mod errors;
@@ -23,7 +23,7 @@ const VOLUME: VolumeIndex = VolumeIndex(3);
 const MIB: usize = 1 << 20;
 const MIB32: u32 = 1 << 20;
 
-/// What to do, and where in the region.
+/// An op, and its segments of the region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Io {
     kind: OpKind,
@@ -44,8 +44,7 @@ trait Engine: Store {
         self.submit(io.named(token), &io.memory)
     }
 
-    /// Submits everything, works until all of it is done and returns the results in the order of
-    /// `all`.
+    /// Submits all ops, works until they have ended, and returns the results in the order of `all`.
     fn run(&mut self, all: &[Io]) -> Vec<Result<u32, Errno>> {
         let mut results = vec![None; all.len()];
         let mut done = Vec::new();
@@ -88,7 +87,8 @@ impl Engine for SyncStore {
     fn work(&mut self) {}
 }
 
-/// Next to the test program: on a disk, where the system's temporary directory may be in memory.
+/// A directory beside the test program: on a disk, where the system's temporary directory may be in
+/// memory.
 fn directory() -> TempDir {
     let program = std::env::current_exe().unwrap();
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()
@@ -129,7 +129,7 @@ fn on_both(path: &Path, check: impl Fn(&mut dyn Engine, &Region)) {
     check(&mut sync(&region, &backing), &region);
 }
 
-/// I/O works from and to memory that is aligned to what the backing says and to no more.
+/// I/O works with memory that is aligned as the backing reports, and no better.
 fn check_memory_alignment(backing: &Arc<Backing>) {
     let memory = backing.memory_alignment();
     assert!(memory.is_power_of_two() && memory <= 4096, "{memory}");
@@ -189,7 +189,7 @@ fn zeroes(offset: u64, len: u64, may_unmap: bool) -> Io {
     Io { kind: OpKind::WriteZeroes { offset, len, may_unmap }, memory: Vec::new() }
 }
 
-/// Bytes that say where they are.
+/// Bytes that depend on their place.
 fn pattern(seed: u8, at: usize, len: usize) -> Vec<u8> {
     (at..at + len).map(|i| seed ^ (i % 251).to_le_bytes()[0]).collect()
 }
@@ -205,7 +205,7 @@ fn gather(region: &Region, memory: &[Segment]) -> Vec<u8> {
     all
 }
 
-/// Puts bytes into the segments.
+/// Writes bytes into the segments.
 fn scatter(region: &Region, memory: &[Segment], bytes: &[u8]) {
     let mut rest = bytes;
     for segment in memory {

@@ -27,12 +27,12 @@ fn kind() -> impl Strategy<Value = Kind> {
     ]
 }
 
-/// How the memory of an op is laid out.
+/// The layout of an op's memory.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     /// One segment.
     Whole,
-    /// Segments one after another: the same as one.
+    /// Segments one after another, equivalent to one.
     Adjacent,
     /// Pages of 4 KiB all over the region, in any order.
     Pages,
@@ -45,15 +45,15 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Whole), Just(Adjacent), Just(Pages), Just(Cuts)]
 }
 
-/// One op: what, first block, blocks, how its memory is laid out.
+/// One op: kind, first block, blocks, layout of its memory.
 type Step = (Kind, usize, usize, Layout);
 
-/// The ops of one round run together: their ranges are parts of the volume cut at the given places,
+/// The ops of one round run together. Their ranges are parts of the volume cut at the given places,
 /// so none overlaps another.
 #[derive(Clone, Debug)]
 struct Round {
     steps: Vec<Step>,
-    /// Where exactly the memory is cut and where its segments are follows from this.
+    /// Determines the cuts of the memory and the places of its segments.
     seed: u64,
 }
 
@@ -85,7 +85,7 @@ impl Random {
     }
 }
 
-/// Where a transfer of `len` bytes is cut, ends included. `unit`: what everything is aligned to.
+/// The cuts of a transfer of `len` bytes, including both ends. `unit`: alignment of all cuts.
 fn cuts(random: &mut Random, layout: Layout, len: usize, unit: usize) -> Vec<usize> {
     let mut cuts = match layout {
         Layout::Whole => Vec::new(),
@@ -99,12 +99,12 @@ fn cuts(random: &mut Random, layout: Layout, len: usize, unit: usize) -> Vec<usi
     cuts
 }
 
-/// Gives every step that moves data its memory: no segment overlaps another, and those of all steps
-/// are mixed, with gaps between some.
+/// Assigns memory to every step that moves data: no segment overlaps another, and the segments of
+/// all steps are mixed, with some gaps.
 fn lay_out(round: &Round, block: usize, unit: usize) -> Vec<Vec<Segment>> {
     let mut random = Random(round.seed);
     let mut memory = vec![Vec::new(); round.steps.len()];
-    // Runs that are placed as a whole: step, first segment of it, segments.
+    // Runs to place as a whole: step, its first segment, segments.
     let mut runs = Vec::new();
     for (step, &(kind, _, blocks, layout)) in round.steps.iter().enumerate() {
         if !matches!(kind, Kind::Read | Kind::Write { .. }) {
@@ -134,7 +134,7 @@ fn lay_out(round: &Round, block: usize, unit: usize) -> Vec<Vec<Segment>> {
 }
 
 /// Runs the rounds on an engine and on a `Vec`, and compares the whole region after each round, and
-/// at last the whole volume.
+/// the whole volume at the end.
 fn compare(
     engine: &mut impl Engine,
     region: &Region,
@@ -145,7 +145,7 @@ fn compare(
     let mut model = vec![0; BLOCKS * block];
     for round in rounds {
         let memory = lay_out(round, block, unit);
-        // Memory that no read lands in stays as it is.
+        // Memory outside of the reads must not change.
         region.write(0, &vec![0xEE; region.len()]);
         let mut all = Vec::new();
         let mut results = Vec::new();
@@ -220,7 +220,7 @@ fn both_agree(
     let unit = ours.alignment().max(ours.memory_alignment()) as usize;
     compare(&mut uring(&region, 4, &ours), &region, block, unit, rounds)?;
     compare(&mut sync(&region, &reference), &region, block, unit, rounds)?;
-    // The same files in the eyes of everyone else.
+    // Other processes see these contents, too.
     prop_assert!(fs::read(ours_path).unwrap() == fs::read(reference_path).unwrap());
     Ok(())
 }

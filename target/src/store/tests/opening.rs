@@ -1,5 +1,5 @@
-//! Opening a backing: what is refused and why, locks, alignment, and a process that may not pin
-//! memory.
+//! The open of a backing: refusals and their reasons, locks, alignment, and a process that may not
+//! pin memory.
 
 use std::fs;
 use std::io::Read;
@@ -10,7 +10,7 @@ use super::*;
 use crate::store::backing::LeftOpen;
 
 #[test]
-fn opening_says_what_is_wrong() {
+fn an_open_error_names_the_fault() {
     let directory = directory();
     let at = |name: &str| directory.path().join(name);
     let open = |path: &Path| Backing::open(path, &options(4096, Direct::Preferred)).unwrap_err();
@@ -55,7 +55,7 @@ fn a_file_that_was_made_longer_is_cut_back_and_data_never_is() {
             assert_eq!((len(), backing.size_bytes()), (32768, was));
             assert_eq!(backing.resize(32768).unwrap(), None, "the next try takes it as it is");
             assert_eq!(backing.size_bytes(), 32768);
-            // Somebody cuts it.
+            // Another process truncates the file.
             behind.set_len(was).unwrap();
             backing.cut_back(was, was).unwrap();
         }
@@ -68,7 +68,7 @@ fn opening_without_permission() {
     let path = file(directory.path(), "disk", 8192);
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
     if is_root() {
-        // Root may open anything, except what is marked immutable.
+        // Root may open any file except an immutable one.
         let immutable =
             |flag| Command::new("chattr").arg(flag).arg(&path).status().is_ok_and(|s| s.success());
         if !immutable("+i") {
@@ -137,7 +137,7 @@ fn one_writer_or_many_readers() {
     assert_eq!(open_in_child(&path, &[]), "open");
 }
 
-/// Runs `child` below in a process of its own, with a wrapper before it, and returns its last line.
+/// Runs `child` below in its own process, under a wrapper, and returns its last line.
 fn open_in_child(path: &Path, wrapper: &[&str]) -> String {
     let out = child_command(path, wrapper).output().unwrap();
     String::from_utf8(out.stdout)
@@ -162,7 +162,7 @@ fn child_command(path: &Path, wrapper: &[&str]) -> Command {
     command
 }
 
-/// Not a test: the other process of the tests that need one.
+/// Not a test: the second process of tests that need one.
 #[test]
 #[ignore = "run by other tests"]
 fn child() {
@@ -241,7 +241,7 @@ fn left(backing: &Backing) -> LeftOpen {
 }
 
 #[test]
-fn what_was_left_open_keeps_its_lock_whatever_is_at_its_path() {
+fn a_backing_left_open_keeps_its_lock_whatever_is_at_its_path() {
     let directory = directory();
     let path = file(directory.path(), "disk", 8192);
     let options = options(4096, Direct::Preferred);
@@ -267,7 +267,7 @@ fn what_was_left_open_keeps_its_lock_whatever_is_at_its_path() {
 }
 
 #[test]
-fn what_was_left_open_has_the_size_in_force() {
+fn a_backing_left_open_has_the_size_in_force() {
     let directory = directory();
     let path = file(directory.path(), "disk", 8192);
     let before = Backing::open(&path, &options(4096, Direct::Preferred)).unwrap();
@@ -295,7 +295,7 @@ fn what_was_left_open_has_the_size_in_force() {
 }
 
 #[test]
-fn what_was_left_open_can_do_what_it_was_opened_for() {
+fn a_backing_left_open_keeps_its_access_mode() {
     let directory = directory();
     let path = file(directory.path(), "disk", 8192);
     let to_read = OpenOptions { read_only: true, ..options(4096, Direct::Off) };

@@ -1,4 +1,4 @@
-//! The ring: capacity, volumes, sleeping and waking, threads, ending, registered memory.
+//! The ring: capacity, volumes, sleep and wake-up, threads, end, registered memory.
 
 use std::os::fd::AsRawFd;
 
@@ -54,7 +54,7 @@ fn volumes_come_and_go() {
         store.reap(&mut done);
     }
     let path = store.remove_volume(VOLUME).unwrap().path().to_owned();
-    // Out of the table and dropped: the lock is free.
+    // Out of the table and dropped, so the lock is free.
     drop(Backing::open(&path, &options(512, Direct::Off)).unwrap());
     assert_eq!(store.run_one(read(0, 0, 512)), Err(Errno::ENXIO));
     add(&mut store, 3).unwrap();
@@ -76,8 +76,8 @@ fn turns_without_work_do_not_enter_the_kernel() {
         store.turn(Wait::No, &mut woken).unwrap();
     }
     assert_eq!(store.counters().enters, 1);
-    // Polling alone sees a completion that comes later from another thread of the kernel, with one
-    // enter to submit and at most a few to collect.
+    // Polling alone finds a completion that comes later from another kernel thread, with one enter
+    // to submit and at most a few to collect.
     store.start(1, &flush()).unwrap();
     let mut done = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -103,7 +103,7 @@ fn sleeps_until_woken_or_the_time_is_over() {
     let started = Instant::now();
     store.turn(Wait::Until(Duration::from_millis(50)), &mut woken).unwrap();
     assert!(started.elapsed() >= Duration::from_millis(50) && woken.is_empty());
-    // Many times, so that the multishot poll is really used again and again.
+    // Many times, so that the multishot poll is really reused.
     for _ in 0..100 {
         let sender = Arc::clone(&event);
         let thread = std::thread::spawn(move || sender.write(1).unwrap());
@@ -116,12 +116,12 @@ fn sleeps_until_woken_or_the_time_is_over() {
     }
     assert!(started.elapsed() < Duration::from_secs(10));
     assert_eq!(store.counters().watch_errors, 0);
-    // The longest sleep there is can be said.
+    // The longest possible sleep is a valid argument.
     event.write(1).unwrap();
     store.turn(Wait::Until(Duration::MAX), &mut woken).unwrap();
     assert!(woken.contains(token));
     event.read().unwrap();
-    // Something there before the watch wakes too; an unwatched token does not.
+    // An event from before the watch wakes, too; an unwatched token does not.
     store.unwatch(token);
     event.write(1).unwrap();
     let settle = |store: &mut UringStore| {
@@ -135,7 +135,7 @@ fn sleeps_until_woken_or_the_time_is_over() {
     assert!(settle(&mut store).contains(token));
     store.unwatch(token);
     store.unwatch(token);
-    // On and off within a turn, more often than the queue has room for.
+    // Set and removed within a turn, more often than the queue has room for.
     for _ in 0..1000 {
         store.watch(event.as_raw_fd(), token).unwrap();
         store.unwatch(token);
@@ -146,7 +146,7 @@ fn sleeps_until_woken_or_the_time_is_over() {
 }
 
 #[test]
-fn what_is_watched_asleep_costs_nothing_awake() {
+fn a_watch_for_sleeps_costs_nothing_awake() {
     let (_directory, _region, mut store) = small_store(4);
     let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
     let token = WatchToken(5);
@@ -160,7 +160,7 @@ fn what_is_watched_asleep_costs_nothing_awake() {
     }
     assert!(woken.is_empty());
     assert_eq!(store.counters().enters, 0);
-    // Each sleep ends while it is readable, whenever that began.
+    // Each sleep ends while the descriptor is readable, whenever it became so.
     event.write(1).unwrap();
     for _ in 0..100 {
         store.turn(Wait::Until(Duration::from_secs(10)), &mut woken).unwrap();
@@ -170,7 +170,7 @@ fn what_is_watched_asleep_costs_nothing_awake() {
     event.read().unwrap();
     store.turn(Wait::Until(Duration::from_millis(20)), &mut woken).unwrap();
     assert!(woken.is_empty());
-    // The poll of that sleep is still there: it is told once.
+    // The poll of that sleep is still armed, and reports once.
     event.write(1).unwrap();
     store.turn(Wait::No, &mut woken).unwrap();
     assert!(woken.contains(token));
@@ -220,7 +220,7 @@ fn a_ring_of_an_older_kernel_works() {
     store.add_volume(VOLUME, backing).unwrap();
     let ops = [write(0, 0, 65536), flush(), read(65536, 65536, 65536)];
     assert_eq!(store.run(&ops), [Ok(65536), Ok(0), Ok(65536)]);
-    // Seen by polling too.
+    // Polling finds a completion, too.
     store.start(1, &flush()).unwrap();
     let mut done = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -253,14 +253,14 @@ fn dropping_a_store_that_cannot_end_its_ops_leaks_their_memory() {
     if store.warnings().contains(&Warning::NoDeferredCompletions) {
         return;
     }
-    // Another thread's ring: nothing can be submitted or collected here.
+    // The ring belongs to another thread: this one can neither submit nor collect.
     store.start(1, &write(0, 0, 4096)).unwrap();
     drop(store);
     assert_eq!(Arc::strong_count(&region), 2);
 }
 
-/// A store that could lock its memory. What a user may lock is shared with the tests beside this
-/// one, so it may take until some of them have ended.
+/// A store that could lock its memory. The tests share the user's limit of locked memory, so this
+/// may wait until some of them have ended.
 fn registering(region: &Arc<Region>, options: &UringOptions) -> UringStore {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -288,7 +288,7 @@ fn part_of_the_region_registered() {
         assert_eq!(store.warnings(), []);
         store.add_volume(VOLUME, Arc::clone(&backing)).unwrap();
         region.write(4096, &pattern(3, 0, 8192));
-        // Inside, across the end, outside.
+        // Inside the registered range, across its end, outside.
         assert_eq!(store.run_one(write(0, 4096, 8192)), Ok(8192));
         assert_eq!(store.run_one(read(0, 65536 - 4096, 8192)), Ok(8192));
         assert_eq!(store.run_one(read(0, 131_072, 8192)), Ok(8192));
@@ -311,8 +311,8 @@ fn region_of_more_than_one_piece() {
     let mut store = uring(&region, 16, &backing);
     assert_eq!(store.warnings(), []);
     let bytes = 4 * MIB32;
-    // The last extent of the first piece, the first of the second, and what an arena never makes:
-    // across.
+    // The last extent of the first piece, the first of the second, and one across the border, which
+    // an arena never makes.
     for at in [PIECE - 4 * MIB, PIECE, PIECE - 4096] {
         region.write(at, &pattern(1, at, 4 * MIB));
         assert_eq!(store.run_one(write(0, at, bytes)), Ok(bytes));

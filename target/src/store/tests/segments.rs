@@ -1,5 +1,5 @@
-//! Lists of segments: what fits and what does not, the longest there are, and transfers that the
-//! kernel does not do at once.
+//! Lists of segments: lists that fit or do not fit, the longest lists, and transfers that the
+//! kernel splits.
 
 use super::*;
 
@@ -22,9 +22,9 @@ fn lists_that_do_not_fit_are_refused() {
                 with(kind(1024), &[inside, segment(512, 513)]),
                 with(kind(512), &[inside, inside]),
                 with(kind(0), &[inside]),
-                // 2^32 bytes are not none.
+                // 2^32 bytes are not 0 bytes.
                 with(kind(0), &vec![segment(0, 4 * MIB32); MAX_SEGMENTS]),
-                // Not the first, but a later one is outside.
+                // A later segment is outside, not the first.
                 with(kind(1024), &[inside, segment(len - 511, 512)]),
                 with(kind(1024), &[inside, segment(len, 512)]),
                 with(kind(1024), &[inside, segment(usize::MAX - 511, 512)]),
@@ -49,7 +49,7 @@ fn the_longest_list_and_one_more() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB as u64);
     on_both(&path, |engine, region| {
-        // From the end of the region to its start, so that no two are one.
+        // From the end of the region to its start, so that no two segments are adjacent.
         let apart: Vec<_> =
             (0..=MAX_SEGMENTS).map(|i| segment(region.len() - (i + 1) * 512, 512)).collect();
         let adjacent: Vec<_> = (0..=MAX_SEGMENTS).map(|i| segment(i * 512, 512)).collect();
@@ -77,7 +77,7 @@ fn many_lists_at_once() {
     let backing = Arc::new(Backing::open(&path, &options(512, Direct::Preferred)).unwrap());
     let region = region(MIB);
     let mut store = uring(&region, 16, &backing);
-    // The lists get longer and shorter from op to op, in slots that had others before.
+    // The lists grow and shrink from op to op, in slots that had other lists before.
     let segments = |op: usize| 1 + op * 7 % 16;
     let list = |op: usize| -> Vec<_> {
         (0..segments(op)).rev().map(|i| segment((i * OPS + op) * 1024, 512)).collect()
@@ -96,20 +96,20 @@ fn many_lists_at_once() {
     }
 }
 
-// Most bytes the kernel moves with one entry: MAX_RW_COUNT of linux/fs.h, with pages of 4 KiB.
+// Most bytes that the kernel moves with one entry: MAX_RW_COUNT of linux/fs.h, with pages of 4 KiB.
 const MOST_AT_ONCE: usize = 0x7fff_f000;
 
-// What comes before the bytes that the two tests below look at.
+// Bytes in front of those that the two tests below check.
 const BEFORE: usize = MOST_AT_ONCE - 96 * 1024;
 
-/// A list a little longer than the kernel moves at once; the border is inside a segment. The bytes
-/// from `BEFORE` on have a place of their own, those before share one.
+/// A list slightly longer than one kernel transfer; the border is inside a segment. The bytes from
+/// `BEFORE` on have their own places, and those before share one.
 fn longer_than_the_kernel_moves() -> (Vec<Segment>, Vec<Segment>) {
     let step = 8 * MIB;
     let shared = (0..BEFORE.div_ceil(step))
         .map(|i| segment(0, u32::try_from(step.min(BEFORE - i * step)).unwrap()))
         .collect();
-    // Apart and backwards.
+    // Separate, and in reverse order.
     let own = (0..96).rev().map(|i| segment(step + i * 16 * 1024, 12800)).collect();
     (shared, own)
 }

@@ -1,16 +1,15 @@
-//! [`Counters`]: what a store has done.
+//! [`Counters`]: the counters of a store.
 
 use nix::errno::Errno;
 
 use crate::store::OpKind;
 
-/// What a store has done since it was made. Ops are counted when they end, bytes only when they end
-/// well.
+/// Events of a store since it was made. Ops count when they end, bytes only when they succeed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Calls of `io_uring_enter`.
     pub enters: u64,
-    /// Those of them that were allowed to sleep.
+    /// Calls that were allowed to sleep.
     pub sleeps: u64,
     /// Reads.
     pub reads: u64,
@@ -34,9 +33,9 @@ pub struct Counters {
     pub discarded_bytes: u64,
     /// Bytes zeroed.
     pub zeroed_bytes: u64,
-    /// Ops that ended with an error, refused ones included.
+    /// Ops that ended with an error, including refused ones.
     pub errors: u64,
-    /// Reads and writes the kernel did only a part of, each time.
+    /// Reads and writes that the kernel did only in part, counted each time.
     pub short: u64,
     /// Entries sent again after EAGAIN or EINTR.
     pub retried: u64,

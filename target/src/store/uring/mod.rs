@@ -1,21 +1,20 @@
-//! [`UringStore`]: one io_uring for the file I/O of a data thread. The thread also sleeps there,
-//! and nowhere else.
+//! [`UringStore`]: one io_uring for the file I/O of a data thread. The thread sleeps only there.
 //!
 //! A turn of the thread is: submit ops, [`UringStore::turn`], reap. The turn enters the kernel at
-//! most once. It does not enter when there is nothing to submit and the flags of the kernel in the
-//! ring show nothing to collect. Watched descriptors (completion channel, mailbox) end the same
-//! sleep as I/O does.
+//! most once, and not at all when no entry is queued and the kernel's flags in the ring show no
+//! completion to collect. Watched descriptors (completion channel, mailbox) end the sleep like I/O
+//! does.
 //!
 //! Invariants:
 //!
 //! - An op has at most one entry in the kernel at a time. The submission queue has room for all ops
 //!   and watches at once, and the completion queue is twice as large, so neither is full in normal
 //!   operation.
-//! - The memory an entry points to (the region, the zero pages, the op's list of parts) is held by
-//!   this store and stays where it is until the kernel has answered; a store dropped while the
-//!   kernel does not answer leaks that memory rather than freeing it.
-//! - The thread of the first turn owns the ring; from then on volumes and watches are for that
-//!   thread too.
+//! - This store holds the memory an entry points to (the region, the zero pages, the op's list of
+//!   parts), and does not move it until the kernel has completed the entry; a store dropped while
+//!   the kernel does not answer leaks that memory rather than freeing it.
+//! - The thread of the first turn owns the ring; after that, only that thread may change volumes
+//!   and watches.
 
 #![allow(unsafe_code)]
 
@@ -52,7 +51,7 @@ use super::syncs::{Look, SyncNumber};
 use super::{Op, OpDone, Segment, Store, StoreError, refusal};
 use crate::volume::ids::VolumeIndex;
 
-// How long dropping a store waits for the kernel.
+// Time that a dropped store waits for the kernel.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// How long a turn may sleep.
@@ -60,15 +59,15 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub enum Wait {
     /// Not at all.
     No,
-    /// Until something is done or woken, at most this long. It does not sleep when something
-    /// already is.
+    /// Until an op ends or a watch wakes, at most this long. Does not sleep when an op or a watch
+    /// is already reported.
     Until(Duration),
 }
 
 #[derive(Debug)]
 struct Volume {
     backing: Arc<Backing>,
-    // Ops of it that have not ended.
+    // Ops of the volume that have not ended.
     ops: usize,
 }
 
@@ -102,9 +101,9 @@ impl UringStore {
     /// owns it.
     ///
     /// # Errors
-    /// The kernel has no ring for us. What it merely lacks is in [`Self::warnings`].
+    /// The kernel refuses the ring. Optional features that it lacks are in [`Self::warnings`].
     pub fn new(region: Arc<Region>, options: &UringOptions) -> Result<Self, StoreError> {
-        // Room for every op and for a watch and an unwatch under every token.
+        // Room for every op, and for a watch and an unwatch under every token.
         let ops = options.capacity.clamp(1, MAX_CAPACITY);
         let entries = (ops + 2 * u32::from(MAX_WATCHES)).next_power_of_two();
         let ring = match deferred(entries) {
@@ -141,7 +140,7 @@ impl UringStore {
         });
         let sync_waiters = SyncWaiters::new(wide(capacity)).map_err(fail)?;
         let mut watches = Watches::new();
-        // It is armed when something waits for the first time.
+        // Armed when an op waits for the first time.
         watches.add(sync_waiters.fd(), DOOR).map_err(fail)?;
         Ok(Self {
             ring: Ring::new(ring),
@@ -156,23 +155,23 @@ impl UringStore {
         })
     }
 
-    /// What the store has to do without.
+    /// Optional features that the store lacks.
     #[must_use]
     pub(crate) fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 
-    /// What the store has done.
+    /// The store's counters.
     #[must_use]
     pub(crate) fn counters(&self) -> Counters {
         let (enters, sleeps) = self.ring.enters();
         Counters { enters, sleeps, watch_errors: self.watches.errors(), ..self.counters }
     }
 
-    /// Puts a volume in.
+    /// Adds a volume.
     ///
     /// # Errors
-    /// The place is taken or beyond the table, or the kernel refuses the file.
+    /// The index is taken or beyond the table, or the kernel refuses the file.
     pub(crate) fn add_volume(
         &mut self,
         index: VolumeIndex,
@@ -194,17 +193,17 @@ impl UringStore {
         Ok(())
     }
 
-    /// A backing of which this store has just learnt that writes were lost. It is reported once, by
-    /// one store of the backing. Until the owner calls [`Backing::loss_noted`] its flushes may
-    /// wait, see [`Losses`](super::Losses).
+    /// Returns a backing that lost writes. One store of the backing reports the loss, once. Until
+    /// the owner calls [`Backing::loss_noted`], the backing's flushes may wait, see
+    /// [`Losses`](super::Losses).
     pub(crate) fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
         self.sync_waiters.take_lost()
     }
 
-    /// Takes a volume out. Its ops must have ended; results not yet reaped may wait.
+    /// Removes a volume. Its ops must have ended; results not yet reaped may wait.
     ///
     /// # Errors
-    /// There is none, or it has ops in the kernel.
+    /// The volume does not exist, or has ops in the kernel.
     pub(crate) fn remove_volume(&mut self, index: VolumeIndex) -> Result<Arc<Backing>, StoreError> {
         let place = self.volumes.get_mut(usize::from(index.0));
         let place = place.ok_or(StoreError::NoVolume { index: index.0 })?;
@@ -226,9 +225,9 @@ impl UringStore {
         }
     }
 
-    /// Wakes [`Self::turn`] when `fd` becomes readable, until [`Self::unwatch`]. Level at first
-    /// (something already there wakes at once), edges from then on: the owner must read until
-    /// nothing is left before the next sleep. The descriptor is duplicated.
+    /// Wakes [`Self::turn`] when `fd` becomes readable, until [`Self::unwatch`]. Level-triggered at
+    /// first (a readable descriptor wakes at once), edge-triggered afterwards: the owner must read
+    /// until no data is left before the next sleep. The descriptor is duplicated.
     ///
     /// # Errors
     /// The token is too large or in use, or the descriptor cannot be duplicated.
@@ -239,26 +238,26 @@ impl UringStore {
         Ok(())
     }
 
-    /// As [`Self::watch`], for a descriptor that matters only during a sleep: every sleep of
+    /// Like [`Self::watch`], for a descriptor that matters only during a sleep: every sleep of
     /// [`Self::turn`] ends when it is readable or becomes so. Between sleeps it costs nothing and
     /// is not reported, except when it woke a sleep that was already over.
     ///
     /// # Errors
-    /// As [`Self::watch`].
+    /// As for [`Self::watch`].
     pub(crate) fn watch_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
         checked(token)?;
         self.watches.add_asleep(fd, token)
     }
 
-    /// Ends a watch; does nothing when there is none. A turn may still report it once.
+    /// Ends a watch, if it exists. A turn may still report it once.
     pub(crate) fn unwatch(&mut self, token: WatchToken) {
         self.watches.remove(&mut self.ring, token);
     }
 
-    /// Hands everything submitted to the kernel, sleeps if asked to and if nothing is done yet, and
-    /// collects what is done (for [`Store::reap`]) and what woke (added to `woken`). At most one
-    /// `io_uring_enter`. What is still in `woken` or waits for `reap` counts as done already: there
-    /// is no sleep on top of it.
+    /// Hands queued entries to the kernel, sleeps if `wait` allows it and no result is ready, and
+    /// collects ended ops (for [`Store::reap`]) and woken watches (added to `woken`). At most one
+    /// `io_uring_enter`. Entries left in `woken` and results not yet reaped count as ready: the
+    /// turn then does not sleep.
     ///
     /// # Errors
     /// The ring is unusable, for example from a thread other than that of the first turn
@@ -267,14 +266,15 @@ impl UringStore {
         self.watches.arm_the_rest(&mut self.ring);
         let sleep = match wait {
             Wait::No => None,
-            // What finds no room is armed in the next turn; this one makes the room.
+            // A watch without room in the queue is armed in the next turn; this turn makes the
+            // room.
             Wait::Until(time) => {
                 Some(time).filter(|t| !t.is_zero() && self.watches.arm_for_sleep(&mut self.ring))
             }
         };
         let ready = !self.done.is_empty() || !woken.is_empty();
         self.ring.enter(sleep, ready, self.ops.active() > 0)?;
-        // One at a time: handling one may queue entries.
+        // One at a time: each completion may queue entries.
         while let Some(entry) = self.ring.next_completion() {
             self.complete(&entry, woken);
         }
@@ -302,7 +302,7 @@ impl UringStore {
         }
     }
 
-    // What the kernel said about an op's entry.
+    // Handles the kernel's result of an op's entry.
     fn advance(&mut self, index: u32, result: i32) {
         let op = self.ops.get(index);
         let volume = self.volumes.get(usize::from(op.op.volume.0)).and_then(Option::as_ref);
@@ -316,7 +316,7 @@ impl UringStore {
         }
     }
 
-    // The kernel has done an op's part, or not.
+    // The kernel ended a part of an op, with or without an error.
     fn ended(&mut self, index: u32, result: Result<u32, Errno>) {
         let op = self.ops.peek(index);
         match op.phase {
@@ -356,14 +356,14 @@ impl UringStore {
         self.done.push(OpDone { token: op.token, result });
     }
 
-    // The volume of an op, which keeps it until the op ends.
+    // The volume of an op. The op keeps the volume until it ends.
     fn volume_of(&self, index: u32) -> Result<&Volume, Errno> {
         let volume = self.ops.peek(index).op.volume;
         let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
         state.ok_or_else(|| no_volume(volume))
     }
 
-    // Has an op wait for the first sync that covers it, or run it.
+    // Makes an op wait for the first sync that covers it, or run that sync.
     fn await_sync(&mut self, index: u32) {
         let number = match self.volume_of(index) {
             Ok(volume) => volume.backing.syncs().join(),
@@ -375,7 +375,7 @@ impl UringStore {
         }
     }
 
-    // The sync that an op ran is over.
+    // The sync that an op ran ended.
     fn sync_ended(&mut self, index: u32, number: SyncNumber, result: Result<u32, Errno>) {
         self.counters.syncs += 1;
         let backing = match self.volume_of(index) {
@@ -389,10 +389,10 @@ impl UringStore {
         self.look_at_syncs();
     }
 
-    // Looks at all ops that wait for syncs: some are over, and one op may have to run the next.
+    // Looks at all ops that wait for syncs: some syncs ended, and one op may have to run the next.
     fn look_at_syncs(&mut self) {
         let mut at = 0;
-        // Off the list first: acting on it may change the list.
+        // Takes each op off the list first: the steps that follow may change the list.
         while let Some(index) = self.sync_waiters.take(at) {
             if !self.look_at(index) {
                 self.sync_waiters.put_back(at, index);
@@ -401,7 +401,7 @@ impl UringStore {
         }
     }
 
-    // Whether an op waits no more: it runs the sync that it waited for, or has ended.
+    // Whether an op stopped waiting: it runs the sync, or has ended.
     fn look_at(&mut self, index: u32) -> bool {
         let Phase::Awaiting(number) = self.ops.peek(index).phase else { return true };
         let look = match self.volume_of(index) {
@@ -448,7 +448,7 @@ impl Store for UringStore {
             self.record(&op, result);
             return Ok(());
         }
-        // Without a volume the op was refused.
+        // An op without a volume was refused above.
         let Some(volume) = volume else { return Err(op) };
         let Some(phase) = Phase::first(&op.kind, &volume.backing) else {
             self.record(&op, Err(Errno::EOPNOTSUPP));
@@ -498,8 +498,8 @@ impl Drop for UringStore {
         }
         if self.ops.active() > 0 {
             // The kernel may still write to this memory and still works on these files. The kernel
-            // copied the lists of parts when it took the entries, but nothing is lost by not
-            // relying on that.
+            // copied the lists of parts when it took the entries, but relying on that would gain
+            // nothing.
             self.ops.leak();
             self.memory.leak();
             for volume in self.volumes.iter().flatten().filter(|volume| volume.ops > 0) {

@@ -1,8 +1,8 @@
 //! [`ActiveOp`]: an op from submission to its last completion, and the entries it takes. [`Ops`]:
-//! all of them.
+//! all ops of a store.
 //!
-//! An op may take several entries, one after another: after a short transfer, after a refusal for
-//! which there is another way, and in steps over a long range.
+//! An op may take several entries, one after another: after a short transfer, after a refusal with
+//! another method left, and in steps over a long range.
 
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
@@ -18,40 +18,40 @@ use crate::store::uring::pieces::{IoVecs, Pieces};
 use crate::store::{Op, OpKind, OpToken, Segment};
 use crate::volume::ids::VolumeIndex;
 
-/// Bytes zeroed by one write where nothing better works.
+/// Bytes zeroed by one write where no better method works.
 pub(super) const ZERO_CHUNK: u32 = 1 << 20;
 
 // Discard and zeroing advance to multiples of this: file systems hold the inode's lock for the
 // whole of a fallocate, and other I/O on the file waits for it.
 const RANGE_STEP: u64 = 1 << 30;
 
-// How often one op is sent again when the kernel says EAGAIN or EINTR, before that becomes its
+// Number of times that an op is sent again after EAGAIN or EINTR, before that error becomes its
 // result.
 const RETRIES: u32 = 1000;
 
 // BLOCK_URING_CMD_DISCARD: _IO(0x12, 0) of linux/blkdev.h.
 const BLOCK_DISCARD: u32 = 0x1200;
 
-/// What an op is doing.
+/// The current step of an op.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// Nothing: its place is free.
+    /// None: the place is free.
     Idle,
     /// A read or write.
     Transfer,
     /// A flush, or a durable write that is written: the backing's sync that covers it is not known
     /// yet.
     Unsynced,
-    /// It waits for that sync.
+    /// Waits for that sync.
     Awaiting(SyncNumber),
-    /// That sync, which this op runs for all who wait for it.
+    /// Runs that sync, for all ops that wait for it.
     Sync(SyncNumber),
-    /// Discarding or zeroing, this way.
+    /// Discards or zeroes by this method.
     Change(Method),
 }
 
 impl Phase {
-    /// How an op begins; `None` when the backing knows no way.
+    /// The first step of an op; `None` when the backing has no method for it.
     pub(super) fn first(kind: &OpKind, backing: &Backing) -> Option<Self> {
         match *kind {
             OpKind::Read { .. } | OpKind::Write { .. } => Some(Self::Transfer),
@@ -69,16 +69,16 @@ impl Phase {
 pub(super) struct ActiveOp {
     /// The op.
     pub(super) op: Op,
-    /// What it is doing.
+    /// The current step.
     pub(super) phase: Phase,
     // Bytes finished.
     progress: u64,
-    // Bytes the entry in the kernel covers, for the entries whose result does not say.
+    // Bytes covered by the entry in the kernel, for entries with a result that contains no length.
     step: u64,
     retries: u32,
-    // Of the backing: a durable write needs no sync.
+    // From the backing: a durable write needs no sync.
     has_own_fua: bool,
-    // For a transfer. Not touched while the kernel has an entry, which may point into it.
+    // For a transfer. Unchanged while the kernel has an entry, which may point into it.
     memory: IoVecs,
 }
 
@@ -96,7 +96,7 @@ impl ActiveOp {
         }
     }
 
-    /// Takes an op on, with its memory. False when that is not inside the region.
+    /// Starts an op with its memory. False when the memory is not inside the region.
     pub(super) fn start(
         &mut self,
         op: Op,
@@ -110,13 +110,13 @@ impl ActiveOp {
         self.memory.set(region, memory)
     }
 
-    /// Whether what the op has written is durable only after a sync of the backing.
+    /// Whether the op's written data is durable only after a sync of the backing.
     pub(super) fn owes_sync(&self) -> bool {
         let fua = matches!(self.op.kind, OpKind::Write { fua: true, .. });
         fua && !self.has_own_fua && self.phase == Phase::Transfer
     }
 
-    /// What the op is done with, when all of it went well: bytes moved, 0 for ops that move none.
+    /// The result of an op that succeeded: bytes moved, 0 for ops that move none.
     pub(super) fn value(&self) -> u32 {
         match self.op.kind {
             OpKind::Read { len, .. } | OpKind::Write { len, .. } => len,
@@ -124,13 +124,14 @@ impl ActiveOp {
         }
     }
 
-    /// Ends the op: its place is free. The room for its memory stays.
+    /// Ends the op: its place is free. The capacity of its list stays.
     pub(super) fn stop(&mut self) {
         self.phase = Phase::Idle;
         self.memory.clear();
     }
 
-    /// What the kernel said about the entry: the op's result, or `None` when it takes another one.
+    /// Handles the result of an entry. Returns the op's result, or `None` when the op takes another
+    /// entry.
     pub(super) fn advance(
         &mut self,
         result: i32,
@@ -168,7 +169,7 @@ impl ActiveOp {
         }
         if counted && moved < self.step {
             counters.short += 1;
-            // The end of the file: nothing more, or direct I/O that stopped where it may not go on.
+            // The end of the file: no more bytes, or direct I/O stopped at an unaligned place.
             if moved == 0 || !moved.is_multiple_of(backing.alignment().into()) {
                 return Some(Err(Errno::EIO));
             }
@@ -179,10 +180,10 @@ impl ActiveOp {
         None
     }
 
-    /// The next entry; `None` when there is nothing to do, which is a bug of ours.
+    /// The next entry; `None` when no work is left, which is a bug in this code.
     ///
-    /// It points into this value, the region of [`Self::start`] and `zeroes`, and is good as long
-    /// as they are and the op neither starts, advances nor stops.
+    /// The entry points into this value, the region of [`Self::start`] and `zeroes`. The entry is
+    /// valid as long as they are and the op neither starts, advances nor stops.
     pub(super) fn entry(&mut self, pieces: &Pieces, zeroes: &Region) -> Option<squeue::Entry> {
         let file = Fixed(self.op.volume.0.into());
         let (offset, len) = self.op.kind.range();
@@ -205,7 +206,7 @@ impl ActiveOp {
             }
             (Phase::Change(Method::BlockDiscard), _) => {
                 self.step = left.min(RANGE_STEP - offset % RANGE_STEP);
-                // The start goes into `addr`, the length into `addr3`, which is where `cmd` begins.
+                // The start goes into `addr`, the length into `addr3`, where `cmd` begins.
                 let mut cmd = [0; 16];
                 cmd[..8].copy_from_slice(&self.step.to_ne_bytes());
                 let discard = opcode::UringCmd16::new(file, BLOCK_DISCARD);
@@ -273,7 +274,7 @@ pub(super) struct Ops {
 }
 
 impl Ops {
-    /// Room for so many ops.
+    /// Room for `capacity` ops.
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             places: (0..capacity).map(|_| ActiveOp::idle()).collect(),
@@ -281,7 +282,7 @@ impl Ops {
         }
     }
 
-    /// Ops that fit.
+    /// Number of ops that fit.
     pub(super) fn capacity(&self) -> usize {
         self.places.len()
     }
@@ -304,13 +305,13 @@ impl Ops {
         &mut self.places[wide(index)]
     }
 
-    /// The op of a place, to look at.
+    /// The op of a place, to read.
     #[inline]
     pub(super) fn peek(&self, index: u32) -> &ActiveOp {
         &self.places[wide(index)]
     }
 
-    /// Whether an op is in that place.
+    /// Whether the place has an op.
     #[inline]
     pub(super) fn is_active(&self, index: u32) -> bool {
         self.places.get(wide(index)).is_some_and(|op| op.phase != Phase::Idle)
@@ -326,7 +327,7 @@ impl Ops {
         op
     }
 
-    /// Leaks the lists of parts that the kernel may still look at.
+    /// Leaks the lists of parts that the kernel may still read.
     pub(super) fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.places));
         self.free.clear();
@@ -344,8 +345,8 @@ mod tests {
 
     const BYTES: usize = 256 << 10;
 
-    // Which kernel operations a transfer of these segments takes, when the kernel does `moved`
-    // bytes at a time.
+    // The kernel operations for a transfer of these segments, when the kernel moves `moved` bytes
+    // at a time.
     fn opcodes(registered: bool, write: bool, memory: &[(usize, u32)], moved: &[i32]) -> Vec<u8> {
         let region = Region::allocate(BYTES, PageKind::Normal).unwrap();
         let directory = tempfile::tempdir().unwrap();
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_one_run_takes_the_registered_memory() {
+    fn a_single_run_uses_the_registered_memory() {
         for (write, registered, one, list) in [
             (false, true, ReadFixed::CODE, Readv::CODE),
             (true, true, WriteFixed::CODE, Writev::CODE),
@@ -393,7 +394,7 @@ mod tests {
             assert_eq!(opcodes(&adjacent, &[8192]), [one]);
             let apart = [(8192, 4096), (0, 4096)];
             assert_eq!(opcodes(&apart, &[8192]), [list]);
-            // Within the first, to its end, within the second, nothing but an interruption.
+            // Within the first segment, to its end, within the second, only an interruption.
             let interrupted = -(Errno::EINTR as i32);
             assert_eq!(opcodes(&apart, &[512, 7680]), [list, list]);
             assert_eq!(opcodes(&apart, &[4096, interrupted, 4096]), [list, one, one]);

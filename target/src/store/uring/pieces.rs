@@ -1,9 +1,9 @@
 //! The memory that entries name: [`EntryMemory`], all of it; [`IoVecs`], the list of one op; and
-//! [`Pieces`], what the kernel has mapped for good.
+//! [`Pieces`], the memory registered with the kernel.
 //!
 //! Invariants: every [`IoVec`] is a part of the region its list was set for; a list holds no empty
-//! part and no two parts of which the second begins where the first ends; once it has been as long
-//! as it will ever be, setting it allocates nothing.
+//! part and no two parts of which the second begins where the first ends; a list that has reached
+//! its greatest length allocates nothing.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -24,32 +24,32 @@ const _: () = assert!(PIECE.is_multiple_of(MAX_EXTENT_BYTES as usize));
 // One entry takes the longest list: UIO_MAXIOV of linux/uio.h.
 const _: () = assert!(MAX_SEGMENTS <= 1024);
 
-/// What entries may point into, held until the kernel has answered them all.
+/// The memory that entries may point into, held until the kernel has completed them all.
 #[derive(Debug)]
 pub(super) struct EntryMemory {
     /// The data.
     pub(super) region: Arc<Region>,
-    /// The part of it that is registered with the ring.
+    /// The part of the region that is registered with the ring.
     pub(super) pieces: Pieces,
     /// Zeroes to write where a backing has no better way to zero a range.
     pub(super) zeroes: Arc<Region>,
 }
 
 impl EntryMemory {
-    /// Leaks all of it: the kernel may still write to it.
+    /// Leaks all of this memory: the kernel may still write to it.
     pub(super) fn leak(&self) {
         std::mem::forget(Arc::clone(&self.region));
         std::mem::forget(Arc::clone(&self.zeroes));
     }
 }
 
-/// A part of a region, as the kernel wants it.
+/// A part of a region, in the kernel's format.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(super) struct IoVec(libc::iovec);
 
-// SAFETY: an address and a length, which nothing here follows; the region they come from is Send
-// and Sync.
+// SAFETY: an address and a length, which no code here dereferences; the region they come from is
+// Send and Sync.
 unsafe impl Send for IoVec {}
 
 impl IoVec {
@@ -72,16 +72,16 @@ impl IoVec {
     }
 }
 
-/// The memory of a read or write that is still to be transferred, in order.
+/// The remaining memory of a read or write, in order.
 #[derive(Debug, Default)]
 pub(super) struct IoVecs {
     list: Vec<IoVec>,
-    // Those before are done.
+    // Parts before this one are done.
     first: usize,
 }
 
 impl IoVecs {
-    /// Takes segments of `region`; neighbours become one. False when one is not inside.
+    /// Takes segments of `region`; neighbours become one. False when a segment is not inside.
     pub(super) fn set(&mut self, region: &Region, memory: &[Segment]) -> bool {
         self.clear();
         for segment in memory.iter().filter(|segment| segment.len > 0) {
@@ -101,7 +101,7 @@ impl IoVecs {
         self.first = 0;
     }
 
-    /// Takes what was transferred off the front.
+    /// Removes transferred bytes from the front.
     pub(super) fn advance(&mut self, mut bytes: u64) {
         while let Some(part) = self.list.get_mut(self.first) {
             match usize::try_from(bytes) {
@@ -118,13 +118,13 @@ impl IoVecs {
         }
     }
 
-    /// What is left.
+    /// The remaining parts.
     pub(super) fn rest(&self) -> &[IoVec] {
         self.list.get(self.first..).unwrap_or(&[])
     }
 
-    /// What is left, as `readv` and `writev` take it: first element and number. `None` when nothing
-    /// is.
+    /// The remaining parts in the format of `readv` and `writev`: first element and number. `None`
+    /// when no part remains.
     pub(super) fn as_kernel_list(&self) -> Option<(*const libc::iovec, u32)> {
         let rest = self.rest();
         let parts = u32::try_from(rest.len()).ok().filter(|&parts| parts > 0)?;
@@ -141,13 +141,13 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// None.
+    /// No registered memory.
     pub(super) fn none() -> Self {
         Self { registered: 0..0 }
     }
 
-    /// Registers `range` of `region`, as far as it is inside. The ring must not outlive the
-    /// region's memory.
+    /// Registers the part of `range` inside `region`. The ring must not outlive the region's
+    /// memory.
     pub(super) fn register(
         ring: &IoUring,
         region: &Region,
@@ -171,7 +171,7 @@ impl Pieces {
         Ok(Self { registered: start..start + range.len() })
     }
 
-    /// The registered buffer that all of `part` lies in, if there is one.
+    /// The registered buffer that contains all of `part`, if any.
     pub(super) fn holding(&self, part: &IoVec) -> Option<u16> {
         let (start, end) = (part.base().addr(), part.end().addr());
         if start < self.registered.start || end > self.registered.end || start == end {
@@ -192,7 +192,7 @@ mod tests {
 
     const BYTES: usize = 64 << 10;
 
-    // Every byte of a list, as places in the region.
+    // Every byte of a list, as offsets in the region.
     fn places(region: &Region, parts: &[IoVec]) -> Vec<usize> {
         let start = usize::try_from(region.address()).unwrap();
         let places = parts.iter().flat_map(|part| {
@@ -203,9 +203,9 @@ mod tests {
     }
 
     proptest! {
-        // Against a list of single bytes.
+        // Compares with a list of single bytes.
         #[test]
-        fn what_is_left_is_all_but_what_was_taken(
+        fn the_rest_is_the_list_without_the_transferred_bytes(
             cuts in prop::collection::vec((0..BYTES - 600, 0..600_u32, any::<bool>()), 0..12),
             steps in prop::collection::vec(0..900_u64, 0..20),
         ) {
@@ -214,7 +214,7 @@ mod tests {
             for (offset, len, adjacent) in cuts {
                 let after = memory.last().map(|last| last.offset + last.len as usize);
                 let offset = after.filter(|_| adjacent).unwrap_or(offset);
-                // One that leaves the region makes way.
+                // Skips a segment that leaves the region.
                 if offset + len as usize <= BYTES {
                     memory.push(Segment { offset, len });
                 }
@@ -224,7 +224,7 @@ mod tests {
                 .flat_map(|segment| segment.offset..segment.offset + segment.len as usize)
                 .collect();
             let mut vecs = IoVecs::default();
-            // What was there before leaves no trace.
+            // Earlier contents leave no trace.
             let before = [Segment { offset: 1, len: 5 }, Segment { offset: 0, len: 9 }];
             prop_assert!(vecs.set(&region, &before));
             vecs.advance(7);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_has_been_as_long_stays_where_it_is() {
+    fn a_list_does_not_move_until_it_grows() {
         let region = Region::allocate(BYTES, PageKind::Normal).unwrap();
         let memory: Vec<_> =
             (0..128).rev().map(|at| Segment { offset: at * 512, len: 512 }).collect();

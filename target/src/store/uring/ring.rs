@@ -1,10 +1,10 @@
-//! [`Ring`]: one io_uring: entries are queued, the kernel is entered at most once per turn,
-//! completions are taken.
+//! [`Ring`]: one io_uring, which queues entries, enters the kernel at most once per turn, and takes
+//! completions.
 //!
 //! Invariants:
 //!
-//! - With `DEFER_TASKRUN` nothing completes unless this thread enters the kernel, and
-//!   `TASKRUN_FLAG` tells that it must. One without the other would poll without an end.
+//! - With `DEFER_TASKRUN` no entry completes unless this thread enters the kernel, and
+//!   `TASKRUN_FLAG` shows that it must. One without the other would poll forever.
 //! - The ring is made disabled and is enabled by the first [`Ring::enter`]: the thread of that call
 //!   becomes its only issuer, whichever thread made the ring.
 
@@ -17,16 +17,16 @@ use io_uring::{EnterFlags, IoUring, cqueue, squeue};
 use nix::errno::Errno;
 use rblk_protocol::width::narrow;
 
-// The kernel's time is signed. Nothing sleeps this long.
+// The kernel's time is signed. No sleep is this long.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);
 
-// The top byte of an entry's user data says whose it is.
+// The top byte of an entry's user data is its kind.
 
 /// An op of the store. The other bytes name its place.
 pub(super) const USER_OP: u64 = 0;
 /// A watched descriptor.
 pub(super) const USER_WATCH: u64 = 1;
-/// Nothing waits for its completion.
+/// No code waits for its completion.
 pub(super) const USER_NOTHING: u64 = 2;
 
 /// An io_uring.
@@ -44,30 +44,30 @@ impl Ring {
         Self { ring, enabled: false, has_no_iowait, enters: 0, sleeps: 0 }
     }
 
-    /// The ring, to register memory and to look at its parameters.
+    /// The ring, to register memory and to read its parameters.
     pub(super) fn get(&self) -> &IoUring {
         &self.ring
     }
 
-    /// Calls of `io_uring_enter`, and those of them that were allowed to sleep.
+    /// Calls of `io_uring_enter`, and the number of calls that were allowed to sleep.
     pub(super) fn enters(&self) -> (u64, u64) {
         (self.enters, self.sleeps)
     }
 
-    /// Puts a file in the table that entries name files by, or -1 for none.
+    /// Puts a file into the table by which entries name files, or clears the place with -1.
     pub(super) fn set_file(&self, index: u16, fd: RawFd) -> io::Result<()> {
         self.ring.submitter().register_files_update(index.into(), &[fd]).map(drop)
     }
 
-    /// Gives all files up at once. The kernel takes a ring apart in the background; without this
-    /// the files would stay open until then, and a claimed device claimed.
+    /// Removes all files from the table at once. The kernel dismantles a ring in the background;
+    /// without this call the files would stay open until then, and a claimed device claimed.
     pub(super) fn forget_files(&self) {
-        // An error leaves the files to the end of the ring.
+        // After an error the files stay until the end of the ring.
         let _ = self.ring.submitter().unregister_files();
     }
 
-    /// Hands what is queued to the kernel, and sleeps at most so long. `ready`: there is something
-    /// to do already, so there is no sleep. `busy`: operations are with the kernel.
+    /// Hands queued entries to the kernel, and sleeps at most `wait`. `ready`: work is already
+    /// there, so no sleep. `busy`: operations are in the kernel.
     ///
     /// # Errors
     /// The ring is unusable, for example from a thread other than that of the first call
@@ -97,7 +97,7 @@ impl Ring {
             self.sleeps += 1;
             flags |= EnterFlags::EXT_ARG;
             if self.has_no_iowait && !busy {
-                // Waiting for a peer is not waiting for a disk.
+                // A wait for a peer is not a wait for a disk.
                 flags |= EnterFlags::NO_IOWAIT;
             }
             let time = Timespec::from(time.min(LONGEST_SLEEP));
@@ -111,8 +111,8 @@ impl Ring {
             unsafe { submitter.enter::<libc::sigset_t>(queued, 0, flags.bits(), None) }
         };
         match result.map_err(|error| error.raw_os_error()) {
-            // The time has come, a signal arrived, or the kernel wants completions collected or
-            // memory back first: what was not taken is still queued.
+            // The time is over, a signal arrived, or the kernel first wants completions collected
+            // or memory freed: entries that it did not take are still queued.
             Ok(_)
             | Err(Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ENOMEM)) => {
                 Ok(())
@@ -127,16 +127,16 @@ impl Ring {
         self.ring.completion().next()
     }
 
-    /// Queues an entry. False when the queue stays full even after offering it to the kernel.
+    /// Queues an entry. False when the queue stays full even after a submit.
     ///
     /// # Safety
-    /// The caller vouches that memory the entry names is valid until its completion.
+    /// The memory that the entry names must stay valid until the entry's completion.
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: passed on from the caller.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             return true;
         }
-        // Only watches put on and off many times within one turn come here.
+        // Only watches that are set and removed many times within one turn come here.
         self.enters += 1;
         // SAFETY: passed on from the caller.
         self.ring.submit().is_ok() && unsafe { self.ring.submission().push(entry) }.is_ok()

@@ -1,5 +1,5 @@
-//! How a ring is made: [`UringOptions`], the flags of the two kinds of rings, and [`Warning`], what
-//! it turned out to lack.
+//! The construction of a ring: [`UringOptions`], the flags of the two kinds of rings, and
+//! [`Warning`], a missing optional feature.
 
 use std::io;
 use std::ops::Range;
@@ -7,15 +7,15 @@ use std::ops::Range;
 use io_uring::IoUring;
 use nix::errno::Errno;
 
-/// Most ops a store can be made for; the ring then has 32768 entries, the kernel's limit.
+/// Limit of a store's ops; the ring then has 32768 entries, the kernel's limit.
 pub const MAX_CAPACITY: u32 = 16384;
 
-/// How to make a [`UringStore`](super::UringStore).
+/// Settings of a [`UringStore`](super::UringStore).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UringOptions {
     /// Ops that can be in flight, at most [`MAX_CAPACITY`].
     pub capacity: u32,
-    /// Places for volumes. Each costs one of the descriptors `RLIMIT_NOFILE` allows.
+    /// Places for volumes. Each place costs one of the descriptors that `RLIMIT_NOFILE` allows.
     pub volumes: u16,
     /// Bytes of the region to register as fixed buffers; all of it when `None`. I/O elsewhere in
     /// the region works, a little slower.
@@ -29,19 +29,19 @@ impl Default for UringOptions {
     }
 }
 
-/// Something the store works without, but better with.
+/// A missing feature that the store can do without.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Warning {
-    /// The kernel would not register the region.
+    /// The kernel refused to register the region.
     #[error(
         "cannot register {bytes} bytes of memory with io_uring ({errno}); I/O works, but maps its memory every time; \
          raise LimitMEMLOCK (ulimit -l)"
     )]
     PlainBuffers {
-        /// Bytes that were to be registered.
+        /// Bytes to register.
         bytes: usize,
-        /// The kernel's answer.
+        /// The kernel's error.
         errno: Errno,
     },
     /// The kernel is older than 6.1.
@@ -51,7 +51,7 @@ pub enum Warning {
     NoDeferredCompletions,
 }
 
-/// Completions wait until we ask: Linux 6.1.
+/// Completions wait until this thread asks for them: Linux 6.1.
 pub(super) fn deferred(entries: u32) -> io::Result<IoUring> {
     IoUring::builder()
         .setup_r_disabled()
@@ -62,7 +62,7 @@ pub(super) fn deferred(entries: u32) -> io::Result<IoUring> {
         .build(entries)
 }
 
-/// Completions wait until we enter the kernel for any reason: Linux 5.19.
+/// Completions wait until this thread enters the kernel for any reason: Linux 5.19.
 pub(in crate::store) fn cooperative(entries: u32) -> io::Result<IoUring> {
     IoUring::builder()
         .setup_r_disabled()
@@ -72,7 +72,7 @@ pub(in crate::store) fn cooperative(entries: u32) -> io::Result<IoUring> {
         .build(entries)
 }
 
-/// A table of that many places for files, all empty.
+/// Registers an empty table for `volumes` files.
 pub(super) fn register_file_table(ring: &IoUring, volumes: u16) -> io::Result<()> {
     if volumes == 0 {
         return Ok(());

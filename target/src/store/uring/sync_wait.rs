@@ -1,5 +1,5 @@
 //! [`SyncWaiters`]: ops that wait for a sync of their backing: flushes, and durable writes that are
-//! written. The rules are those of [`Syncs`](crate::store::syncs::Syncs).
+//! written. They follow the rules of [`Syncs`](crate::store::syncs::Syncs).
 
 use std::io;
 use std::os::fd::RawFd;
@@ -11,7 +11,7 @@ use crate::store::backing::Backing;
 use crate::store::syncs::{Door, Look, SyncNumber};
 use crate::volume::ids::VolumeIndex;
 
-/// The ops of a store that wait for syncs, and what wakes the store for them.
+/// The ops of a store that wait for syncs, and the door that wakes the store for them.
 #[derive(Debug)]
 pub(super) struct SyncWaiters {
     // Places of the ops.
@@ -27,12 +27,12 @@ impl SyncWaiters {
         Ok(Self { ops: Vec::with_capacity(capacity), door: Door::new()?, lost: Vec::new() })
     }
 
-    /// Readable when an op may go on.
+    /// Readable when an op may continue.
     pub(super) fn fd(&self) -> RawFd {
         self.door.fd()
     }
 
-    /// The descriptor was readable. The caller looks at all ops that wait.
+    /// The descriptor was readable. The caller looks at all waiting ops.
     pub(super) fn answer(&self) {
         self.door.answer();
     }
@@ -42,12 +42,12 @@ impl SyncWaiters {
         backing.syncs().leave(&self.door);
     }
 
-    /// What an op does that waits for this sync.
+    /// The next step of an op that waits for this sync.
     pub(super) fn look(&self, backing: &Backing, number: SyncNumber) -> Look {
         backing.syncs().look(number, &self.door)
     }
 
-    /// The sync that an op ran for all waiting ops has ended.
+    /// The sync that an op ran for all waiting ops ended.
     pub(super) fn sync_ended(
         &mut self,
         volume: VolumeIndex,
@@ -59,22 +59,22 @@ impl SyncWaiters {
         }
     }
 
-    /// A backing of which this store has learnt that writes were lost.
+    /// A backing that lost writes, as this store learned.
     pub(super) fn take_lost(&mut self) -> Option<(VolumeIndex, Arc<Backing>)> {
         self.lost.pop()
     }
 
-    /// An op waits.
+    /// Adds a waiting op.
     pub(super) fn add(&mut self, op: u32) {
         self.ops.push(op);
     }
 
-    /// Takes the op at a place of the list; the last one takes its place.
+    /// Takes the op at an index of the list; the last op takes its place.
     pub(super) fn take(&mut self, at: usize) -> Option<u32> {
         (at < self.ops.len()).then(|| self.ops.swap_remove(at))
     }
 
-    /// Puts an op back that [`Self::take`] gave.
+    /// Puts an op of [`Self::take`] back.
     pub(super) fn put_back(&mut self, at: usize, op: u32) {
         self.ops.push(op);
         let last = self.ops.len() - 1;

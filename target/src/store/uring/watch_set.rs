@@ -1,7 +1,7 @@
 //! Watched descriptors: they end the sleep of a turn when they become readable.
 //!
-//! Invariant: a watch has at most one poll in the kernel, and completions of an earlier one under
-//! the same token are told apart by its generation.
+//! Invariant: a watch has at most one poll in the kernel. Its generation distinguishes completions
+//! of an earlier watch under the same token.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -34,13 +34,13 @@ pub struct WatchToken(pub u8);
 pub struct WatchSet(u64);
 
 impl WatchSet {
-    /// Whether it is in the set.
+    /// Whether the token is in the set.
     #[must_use]
     pub(crate) fn contains(&self, token: WatchToken) -> bool {
         token.0 < MAX_WATCHES && self.0 >> token.0 & 1 == 1
     }
 
-    /// Whether nothing is in the set.
+    /// Whether the set is empty.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.0 == 0
@@ -55,7 +55,7 @@ impl WatchSet {
         self.0 |= 1 << token;
     }
 
-    // Whether the store's own door was in it; now it is not.
+    // Whether the store's own door was in the set. Removes it.
     pub(super) fn take_door(&mut self) -> bool {
         let bit = 1 << DOOR.0;
         let was = self.0 & bit != 0;
@@ -66,13 +66,12 @@ impl WatchSet {
 
 #[derive(Debug, Default)]
 struct Watch {
-    // Our own duplicate: arming again must find the same file whatever the owner did with the
-    // number.
+    // Our own duplicate: a later arm must find this file even if the owner closed its descriptor.
     fd: Option<OwnedFd>,
     armed: bool,
-    // Only while a turn sleeps.
+    // Armed only while a turn sleeps.
     asleep: bool,
-    // Tells late completions of an earlier watch under the same token.
+    // Distinguishes late completions of an earlier watch under the same token.
     generation: u32,
 }
 
@@ -80,9 +79,9 @@ struct Watch {
 #[derive(Debug)]
 pub(super) struct Watches {
     table: Box<[Watch]>,
-    // Some are to be armed again, when the queue has room.
+    // Some watches must be armed again, when the queue has room.
     unarmed: bool,
-    // Tokens of watches that are armed for a sleep.
+    // Tokens of watches that are armed for each sleep.
     asleep: u64,
     errors: u64,
 }
@@ -98,7 +97,7 @@ impl Watches {
         self.errors
     }
 
-    /// Watches a descriptor, which is duplicated. It is not armed yet.
+    /// Watches a descriptor, which is duplicated. Does not arm it yet.
     pub(super) fn add(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
         let watch = self.table.get_mut(usize::from(token.0)).ok_or(io::ErrorKind::InvalidInput)?;
         if watch.fd.is_some() {
@@ -114,7 +113,7 @@ impl Watches {
         Ok(())
     }
 
-    /// As [`Self::add`], for a descriptor that is armed for each sleep.
+    /// Like [`Self::add`], for a descriptor that is armed for each sleep.
     pub(super) fn add_asleep(&mut self, fd: RawFd, token: WatchToken) -> io::Result<()> {
         self.add(fd, token)?;
         self.table[usize::from(token.0)].asleep = true;
@@ -122,7 +121,7 @@ impl Watches {
         Ok(())
     }
 
-    /// Ends a watch, if there is one.
+    /// Ends a watch, if it exists.
     pub(super) fn remove(&mut self, ring: &mut Ring, token: WatchToken) {
         let Some(watch) = self.table.get_mut(usize::from(token.0)) else { return };
         self.asleep &= !(1 << token.0);
@@ -135,7 +134,7 @@ impl Watches {
         }
     }
 
-    /// What the kernel said about a watch: woken, and armed again where that ended the poll.
+    /// Handles a completion of a watch: reports it as woken, and arms it again if the poll ended.
     pub(super) fn woke(&mut self, ring: &mut Ring, entry: &cqueue::Entry, woken: &mut WatchSet) {
         let user_data = entry.user_data();
         let [token, ..] = user_data.to_le_bytes();
@@ -148,7 +147,7 @@ impl Watches {
         }
         woken.insert(token);
         if entry.result() < 0 {
-            // Arming again would fail again; the owner is told and will find out by reading.
+            // Another arm would fail again; the owner is woken and learns of the error by reading.
             self.errors += 1;
             watch.armed = false;
             self.asleep &= !(1 << token);
@@ -160,7 +159,7 @@ impl Watches {
         }
     }
 
-    /// Arms what is watched asleep; whether all is, so that a sleep misses nothing.
+    /// Arms the watches for a sleep. Returns whether all are armed, so that the sleep misses none.
     pub(super) fn arm_for_sleep(&mut self, ring: &mut Ring) -> bool {
         let mut tokens = self.asleep;
         while tokens != 0 {
@@ -174,7 +173,7 @@ impl Watches {
         true
     }
 
-    /// Arms those that found no room in the queue.
+    /// Arms watches that found no room in the queue.
     pub(super) fn arm_the_rest(&mut self, ring: &mut Ring) {
         if self.unarmed {
             self.unarmed = false;
@@ -196,7 +195,7 @@ impl Watches {
     }
 }
 
-/// Whether it is a token of the owner.
+/// Whether this is a token of the owner.
 pub(super) fn checked(token: WatchToken) -> io::Result<()> {
     if token.0 < MAX_WATCHES { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }

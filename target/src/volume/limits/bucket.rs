@@ -1,13 +1,13 @@
 //! [`Bucket`]: a rate with a burst, as a generic cell rate algorithm (GCRA): one number that all
 //! poll groups change by one compare-and-swap for each command. Pure, in integers.
 //!
-//! The number is the time at which all that was taken is paid for. Whoever takes moves it on by the
-//! cost of the work. The work may be done as soon as that time is not further ahead than the burst.
+//! The number is the time at which all work taken so far is paid for. Each take advances it by the
+//! cost of the work. The work may be done as soon as that time is at most one burst ahead.
 //!
-//! What is promised of work that is done when [`Bucket::take`] said: in any time `t`, at most
+//! Guarantee, if work is done at the times that [`Bucket::take`] returns: in any time `t`, at most
 //! `rate * t + burst` is done, where no single piece of work exceeds the burst. Costs are rounded
-//! up. A source that always has work gets the rate: a piece of work that is done late by less than
-//! the burst does not delay the pieces behind it.
+//! up. A source that always has work gets the rate: a piece of work that is late by less than the
+//! burst does not delay the pieces behind it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +28,7 @@ impl Ticks {
         Self(now.since(Micros::new(0)).saturating_mul(TICKS_PER_US))
     }
 
-    /// Whole microseconds until then, rounded up; 0 if it is past.
+    /// Whole microseconds from `now` to this time, rounded up; 0 if it is past.
     pub(crate) fn us_after(self, now: Self) -> u64 {
         self.0.saturating_sub(now.0).div_ceil(TICKS_PER_US)
     }
@@ -38,24 +38,24 @@ impl Ticks {
 #[derive(Debug)]
 pub(crate) struct Bucket {
     rate: u64,
-    // How far ahead `paid` may be of the time at which work is done.
+    // How far `paid` may be ahead of the time at which work is done.
     burst: u64,
     paid: AtomicU64,
 }
 
 impl Bucket {
-    /// So much work per second, and so much at once; each at least 1. It is full.
+    /// A full bucket for `rate` work per second and `burst` work at once; each at least 1.
     pub(crate) fn new(rate: u64, burst: u64) -> Self {
         let rate = rate.max(1);
         let ticks = u128::from(burst) * u128::from(TICKS_PER_SECOND) / u128::from(rate);
-        // A year and more is as good as no limit.
+        // A year or more is as good as no limit.
         let burst = u64::try_from(ticks).unwrap_or(u64::MAX).min(1 << 60);
         Self { rate, burst, paid: AtomicU64::new(0) }
     }
 
     #[inline]
     fn cost(&self, work: u32) -> u64 {
-        // 2^32 x 2^34 is more than 64 bits have.
+        // The product of 2^32 and 2^34 needs more than 64 bits.
         let ticks = u128::from(work) * u128::from(TICKS_PER_SECOND);
         match u64::try_from(ticks) {
             Ok(ticks) => ticks.div_ceil(self.rate),
@@ -63,7 +63,7 @@ impl Bucket {
         }
     }
 
-    /// Takes so much work, and returns when it may be done: `now`, or later.
+    /// Takes work, and returns the time at which it may be done: `now`, or later.
     #[inline]
     pub(crate) fn take(&self, work: u32, now: Ticks) -> Ticks {
         let cost = self.cost(work);
@@ -74,12 +74,12 @@ impl Bucket {
         Ticks(after(paid).saturating_sub(self.burst).max(now.0))
     }
 
-    /// Work that was taken will not be done: others need not wait for it.
+    /// Returns work that was taken and will not be done, so that others need not wait for it.
     #[cold]
     pub(crate) fn give_back(&self, work: u32) {
         let cost = self.cost(work);
         let less = |paid: u64| Some(paid.saturating_sub(cost));
-        // It always says Some.
+        // The closure always returns `Some`.
         let _ = self.paid.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }
@@ -108,7 +108,7 @@ mod tests {
             for (pause, share) in steps {
                 now.0 += us(pause).0;
                 let work = u32::try_from(burst * u64::from(share) / 100).unwrap().max(1);
-                // It is done when it may be, and the next comes after it.
+                // The work is done as soon as it may be, and the next piece comes after it.
                 now = now.max(bucket.take(work, now));
                 done.push((now, work));
             }
@@ -132,7 +132,7 @@ mod tests {
         ) {
             let bucket = Bucket::new(rate, burst);
             let (begin, mut now) = (us(1_000_000), us(1_000_000));
-            // Late by part of the burst, as a thread that slept too long.
+            // Late by a part of the burst, like a thread that slept too long.
             let burst_ticks = burst * TICKS_PER_SECOND / rate;
             let one = TICKS_PER_SECOND.div_ceil(rate);
             for share in &late {
@@ -155,12 +155,12 @@ mod tests {
         let at = |now| bucket.take(1, us(now)).us_after(us(now));
         assert_eq!([at(5_000_000), at(5_000_000), at(5_000_000)], [0, 0, 0]);
         assert_eq!([at(5_000_000), at(5_000_000)], [1000, 2000]);
-        // What was booked is paid, and no more than the burst comes back.
+        // The booked work is paid, and at most the burst comes back.
         assert_eq!([at(9_000_000), at(9_000_000), at(9_000_000), at(9_000_000)], [0, 0, 0, 1000]);
     }
 
     #[test]
-    fn what_was_given_back_keeps_nobody_waiting() {
+    fn returned_work_does_not_delay_others() {
         let bucket = Bucket::new(1000, 1);
         let now = us(5_000_000);
         assert_eq!(bucket.take(1, now), now);
@@ -169,7 +169,7 @@ mod tests {
             bucket.give_back(1);
         }
         assert_eq!(bucket.take(1, now).us_after(now), 1000);
-        // And it is no more than what was taken.
+        // At most the taken work comes back.
         bucket.give_back(u32::MAX);
         assert_eq!(
             [bucket.take(1, now), bucket.take(1, now)].map(|at| at.us_after(now)),
@@ -198,7 +198,7 @@ mod tests {
         for _ in 0..10 {
             now = now.max(bucket.take(50, now));
         }
-        // The first waits until it is paid for, less the burst.
+        // The first piece waits until it is paid for, less the burst.
         assert_eq!(now.us_after(us(1_000_000)), 10 * 50_000 - 1000);
     }
 }

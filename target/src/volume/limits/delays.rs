@@ -14,15 +14,15 @@ rblk_runtime::counters! {
 
     /// Commands that came while their volume or host was over its limit.
     commands,
-    /// Those of them that their limits have let begin since. The others still wait, or ended with
-    /// their connection, or lost their volume.
+    /// Commands that their limits have let pass since. The others still wait, or ended with their
+    /// connection, or lost their volume.
     begun,
-    /// Microseconds that these waited.
+    /// Microseconds that the passed commands waited.
     waited_us,
 }
 
 impl DelayCounts {
-    /// How long a command waited that its limits have let begin; none before the first.
+    /// Mean wait of the passed commands; `None` before the first.
     #[must_use]
     pub fn mean_us(&self) -> Option<u64> {
         self.waited_us.checked_div(self.begun)
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mean_is_of_those_that_have_begun() {
+    fn the_mean_covers_only_commands_that_started() {
         let counts = DelayCounts { commands: 1000, begun: 4, waited_us: 100 };
         assert_eq!(counts.mean_us(), Some(25));
         assert_eq!(DelayCounts { begun: 0, ..counts }.mean_us(), None);

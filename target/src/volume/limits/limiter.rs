@@ -1,9 +1,9 @@
 //! [`Limiter`]: the commands and the bytes of one volume or of one host, limited over all poll
 //! groups together. Pure.
 //!
-//! Commands and bytes are taken at the same time, and the later of the two times counts. So what
-//! waits for the one has its share of the other taken already: where both limit, a window may have
-//! one command more for each that waits.
+//! A command is charged to both buckets at once, and the later of the two times counts. So a
+//! command that waits for one bucket has already taken its share of the other: where both limit, a
+//! window may have one command more for each waiting one.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rblk_config::Limits;
 
 use super::bucket::{Bucket, Ticks};
 
-/// See the module. Two are equal if their limits are.
+/// See the module. Two limiters are equal if their limits are.
 #[derive(Debug)]
 pub struct Limiter {
     limits: Limits,
@@ -20,8 +20,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// What holds these limits from now on: what held them before, with all that it knows, if they
-    /// are the same. None where nothing is limited.
+    /// The limiter for these limits: the limiter `before`, with its state, if the limits are equal.
+    /// `None` if nothing is limited.
     #[must_use]
     pub fn renewed(before: Option<&Arc<Self>>, limits: Limits) -> Option<Arc<Self>> {
         if limits.is_none() {
@@ -35,13 +35,13 @@ impl Limiter {
         Some(Arc::new(Self { limits, commands, bytes }))
     }
 
-    /// Its limits.
+    /// The limits.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Takes a command of so many bytes, and returns when it may begin.
+    /// Charges a command of `bytes`, and returns the time at which it may start.
     #[inline]
     pub(crate) fn take(&self, bytes: u32, now: Ticks) -> Ticks {
         let commands = self.commands.as_ref().map_or(now, |bucket| bucket.take(1, now));
@@ -51,7 +51,7 @@ impl Limiter {
         }
     }
 
-    /// A command of so many bytes was taken and will not begin.
+    /// Returns the charge of a command of `bytes` that will not start.
     #[cold]
     pub(crate) fn give_back(&self, bytes: u32) {
         if let Some(bucket) = &self.commands {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_limits_keep_what_was_taken() {
+    fn equal_limits_keep_their_state() {
         let limits = Limits { iops: Some(10), ..Limits::default() };
         let first = Limiter::renewed(None, limits).unwrap();
         assert!(Arc::ptr_eq(&first, &Limiter::renewed(Some(&first), limits).unwrap()));

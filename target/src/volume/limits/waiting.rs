@@ -1,13 +1,13 @@
 //! [`Waiting`]: the commands of one poll group that wait because a volume or host is over its
-//! limit, in lines, and whose turn it is. Pure: time is an argument.
+//! limit, in lines, and the order of these lines. Pure: time is an argument.
 //!
-//! A line is of one session and one volume. Only the first of a line has a time at which it may
-//! begin ([`Head::Due`]); when it has begun, the next gets one. The line whose time comes first is
-//! served first. Within a line the order is that of arrival.
+//! A line belongs to one session and one volume. Only the first command of a line has a time at
+//! which it may start ([`Head::Due`]); when it has started, the next command gets one. The line
+//! with the earliest time is served first. Within a line the order is that of arrival.
 //!
-//! There are at most as many commands here as the connections of the group may have outstanding,
-//! and no line is empty. A connection that ends is looked for in its own lines alone: many may end
-//! at once.
+//! The lines hold at most as many commands as the connections of the group may have outstanding,
+//! and no line is empty. When a connection ends, only its own lines are searched: many may end at
+//! once.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use super::bucket::Ticks;
 use crate::volume::ids::SessionIndex;
 use crate::volume::ids::VolumeIndex;
 
-/// Whose commands a line has.
+/// The session and the volume of a line's commands.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LineName {
     /// The session.
@@ -24,12 +24,12 @@ pub(crate) struct LineName {
     pub(crate) volume: VolumeIndex,
 }
 
-/// What the first of a line waits for.
+/// The state of a line's first command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Head {
-    /// A time has to be asked for: it is new in its place, or the limits have changed.
+    /// The command needs a time: it has just become the first, or the limits changed.
     Unasked,
-    /// This time.
+    /// The command waits for this time.
     Due(Ticks),
 }
 
@@ -50,7 +50,8 @@ struct Line<T> {
 }
 
 impl<T> Line<T> {
-    /// Its first has no time any more; if it had one, it is given to `booked`.
+    /// Takes the time of the line's first command away, and passes a command that had one to
+    /// `booked`.
     fn lose_time(&mut self, booked: &mut impl FnMut(LineName, &T)) {
         if let (Head::Due(_), Some(first)) = (self.head, self.waiting.front()) {
             booked(self.name, first);
@@ -62,11 +63,11 @@ impl<T> Line<T> {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Waiting<T> {
-    // By name.
+    // Sorted by name.
     lines: Vec<Line<T>>,
-    // No line has an earlier time.
+    // Lower bound of the times of all lines.
     next: Ticks,
-    // Lists of lines that ended, to be used again.
+    // Lists of ended lines, for reuse.
     spare: Vec<VecDeque<T>>,
 }
 
@@ -79,17 +80,17 @@ impl<T> Default for Waiting<T> {
 const NEVER: Ticks = Ticks(u64::MAX);
 
 impl<T> Waiting<T> {
-    /// Where a line is, or would be.
+    /// The index of a line, or the index at which it would be.
     fn place(&self, name: LineName) -> Result<usize, usize> {
         self.lines.binary_search_by_key(&name, |line| line.name)
     }
 
-    /// Whether commands of that line wait: what comes now waits behind them.
+    /// Whether commands wait in this line: a new command then waits behind them.
     pub(crate) fn has(&self, name: LineName) -> bool {
         self.place(name).is_ok()
     }
 
-    /// A command waits: behind its line, or as the first of a new line, until `due`.
+    /// Adds a command at the end of its line, or as the first of a new line, until `due`.
     pub(crate) fn push(&mut self, name: LineName, due: Ticks, item: T) {
         match self.place(name) {
             Ok(at) => self.lines[at].waiting.push_back(item),
@@ -108,20 +109,19 @@ impl<T> Waiting<T> {
         !self.lines.is_empty()
     }
 
-    /// Whether a line may have to be looked at by now.
+    /// Whether a line may be due.
     #[inline]
     pub(crate) fn is_due(&self, now: Ticks) -> bool {
         self.next <= now
     }
 
-    /// The time before which no line has to be looked at; none if nothing waits.
+    /// The time before which no line is due; `None` if no command waits.
     #[inline]
     pub(crate) fn next(&self) -> Option<Ticks> {
         self.has_any().then_some(self.next)
     }
 
-    /// The line that has to be looked at first, if one has by now: its name, its first command, and
-    /// what that waits for.
+    /// The first line, if it is due: its name, the state of its first command, and that command.
     pub(crate) fn first(&mut self, now: Ticks) -> Option<(LineName, Head, &T)> {
         let line = self.lines.iter().min_by_key(|line| line.head.at());
         self.next = line.map_or(NEVER, |line| line.head.at());
@@ -129,7 +129,7 @@ impl<T> Waiting<T> {
         Some((line.name, line.head, line.waiting.front()?))
     }
 
-    /// The first of a line has this time.
+    /// Sets the time of a line's first command.
     pub(crate) fn set_due(&mut self, name: LineName, due: Ticks) {
         if let Ok(at) = self.place(name) {
             self.lines[at].head = Head::Due(due);
@@ -137,7 +137,7 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// The first of a line begins.
+    /// Takes the first command of a line, which starts.
     pub(crate) fn pop(&mut self, name: LineName) -> Option<T> {
         let at = self.place(name).ok()?;
         let line = &mut self.lines[at];
@@ -148,8 +148,8 @@ impl<T> Waiting<T> {
         item
     }
 
-    /// The limits of these lines have changed: their first ask for a time anew. Those that had one
-    /// are given to `booked`.
+    /// The limits of the lines `changed` have changed: their first commands need new times. Passes
+    /// commands that had a time to `booked`.
     pub(crate) fn ask_anew(
         &mut self,
         changed: impl Fn(LineName) -> bool,
@@ -161,8 +161,8 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// These commands of a line wait no more. If the first of them had a time, it is given to
-    /// `booked`. No other line is looked at.
+    /// Removes commands of a line. If the first of them had a time, passes it to `booked`. Does not
+    /// search other lines.
     pub(crate) fn drop_of(
         &mut self,
         name: LineName,
@@ -179,7 +179,7 @@ impl<T> Waiting<T> {
         self.leave_if_empty(at);
     }
 
-    /// A line without commands ends.
+    /// Removes a line without commands.
     fn leave_if_empty(&mut self, at: usize) {
         if self.lines[at].waiting.is_empty() {
             let Line { waiting, .. } = self.lines.remove(at);
@@ -209,7 +209,7 @@ mod tests {
         Limiter::renewed(None, limits).unwrap()
     }
 
-    /// Has every line that is due by now begin commands, and returns their sessions.
+    /// Starts the commands of all due lines, and returns their sessions.
     fn begin(waiting: &mut Waiting<u32>, limiter: &Limiter, now: Ticks) -> Vec<u16> {
         let mut begun = Vec::new();
         while let Some((name, head, _)) = waiting.first(now) {
@@ -243,7 +243,7 @@ mod tests {
         for us in (0..1_000_000).step_by(100) {
             for session in begin(&mut waiting, &limiter, at(us)) {
                 served[usize::from(session)] += 1;
-                // Answered at once, and the host sends its next command.
+                // Answered at once; the host then sends its next command.
                 waiting.push(line(session), at(us), 0);
             }
         }
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_never_begins_and_the_next_asks_anew() {
+    fn dropped_commands_never_start_and_the_next_gets_a_new_time() {
         let mut waiting = Waiting::default();
         for item in 0..4 {
             waiting.push(line(1), at(50), item);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_connections_that_end_look_at_their_own_commands() {
+    fn ended_connections_search_only_their_own_lines() {
         let mut waiting = Waiting::default();
         for session in 0..1000 {
             (0..8).for_each(|item| waiting.push(line(session), at(50), item));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn new_limits_count_for_what_waits() {
+    fn new_limits_apply_to_waiting_commands() {
         let mut waiting = Waiting::default();
         waiting.push(line(1), at(1_000_000), 7);
         waiting.push(line(2), at(1_000_000), 8);

@@ -4,9 +4,9 @@
 use rblk_fabric::Connection;
 use rblk_initiator::engine::path::DeadPath;
 use rblk_initiator::queue::undestroyed::UndestroyedPath;
-use rblk_target::volume::ids::ConnectionId;
 use rblk_target::data::poll_group::ToGroup;
 use rblk_target::store::Store;
+use rblk_target::volume::ids::ConnectionId;
 
 use super::Rig;
 use crate::seed::Random;

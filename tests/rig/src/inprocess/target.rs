@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rblk_fabric::soft::network::Wire;
-use rblk_fabric::{AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle, ProtectionDomain, QpLimits, Region, RemoteBuffer};
-use rblk_runtime::Moment;
+use rblk_fabric::{
+    AcceptParams, Access, Connection, ConnectionHello, Device, PageKind, PollerHandle,
+    ProtectionDomain, QpLimits, Region, RemoteBuffer,
+};
 use rblk_protocol::auth::{Hellos, QueueKey, SessionSecret};
 use rblk_protocol::{
     AccessMode, BlockCount, BlockSize, ConnectionKind, Epoch, Features, HelloAccept, HelloRequest,
     InstanceId, Name, Nonce, Offer, QueueDepth, SessionId, Status, Tag, Version, limits, negotiate,
 };
+use rblk_runtime::Moment;
 use rblk_target::cache::{ArenaEnds, Shard, ShardOptions};
 use rblk_target::control::connect::grant::Terms;
 use rblk_target::data::connection::{

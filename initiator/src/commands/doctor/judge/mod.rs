@@ -1,4 +1,4 @@
-//! What the facts mean: findings, in the order of the report. No I/O.
+//! The meaning of the facts: findings, in the order of the report. No I/O.
 
 use rblk_config::{ByteSize, Encrypt, MountConfig};
 use rblk_fabric::{Address, FirewallPort, Scheme, Transport};
@@ -11,9 +11,9 @@ use crate::front::ublk::{Features, UblkError};
 use crate::mount::device::server::ServedBy;
 use crate::mount::note::leftovers::Condition;
 
-/// The first kernel whose ublk has the commands that are used here.
+/// The first kernel with all ublk commands that rblk uses.
 const KERNEL_MIN: KernelVersion = KernelVersion(6, 4);
-/// Hardware queues of a mount that sets no number.
+/// The assumed number of hardware queues, for a mount that sets none.
 const QUEUES_ASSUMED: u16 = 4;
 
 /// The host itself. `rdma`: whether mounts may go by RDMA.
@@ -40,7 +40,7 @@ fn buffer_bytes(config: &MountConfig) -> u64 {
     u64::from(queues) * u64::from(config.queue_depth) * config.max_io.0
 }
 
-/// The driver. Where io_uring is refused, that is said already.
+/// The driver. A refused io_uring is reported elsewhere.
 fn ublk(asked: &Result<Features, UblkError>, minor: Option<u32>, no_io_uring: bool) -> Finding {
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
     match asked {
@@ -75,7 +75,7 @@ fn ublk(asked: &Result<Features, UblkError>, minor: Option<u32>, no_io_uring: bo
     }
 }
 
-/// The key file of this host. Without keys of the target nobody asks for it.
+/// The key file of this host. A host without target keys needs none.
 pub(super) fn key_file(facts: &Facts, config: &MountConfig) -> Finding {
     let path = config.key_file.display();
     match (&facts.key, config.target_keys.is_empty()) {
@@ -93,7 +93,7 @@ pub(super) fn key_file(facts: &Facts, config: &MountConfig) -> Finding {
     }
 }
 
-/// Whether the kernel can encrypt, where that is wanted.
+/// Whether the kernel can encrypt, if the mount needs that.
 pub(super) fn encryption(config: &MountConfig, tcp: bool) -> Option<Finding> {
     let wanted = tcp && !config.target_keys.is_empty() && config.encrypt != Encrypt::Off;
     wanted.then(|| {
@@ -124,11 +124,11 @@ pub(super) fn way(peer: &Peer, facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// The subject of a finding that makes a connection senseless.
+/// The subject of a finding that makes a connection pointless.
 pub(super) fn blocks(finding: &Finding) -> Option<String> {
     let blocks = match finding.verdict {
         Verdict::Fail => true,
-        // A route that was not judged, as what it needs is missing.
+        // A route that was not judged for lack of a device or an address.
         Verdict::Skip => finding.subject == "route",
         Verdict::Ok | Verdict::Warn => false,
     };
@@ -138,7 +138,7 @@ pub(super) fn blocks(finding: &Finding) -> Option<String> {
     })
 }
 
-/// Where the target may be instead: the usual port, where nothing listens on the one named.
+/// The likely address of the target: the usual port, if nothing listens on the named one.
 pub(super) fn may_be_elsewhere(found: &Probe, address: &Address) -> Option<Address> {
     let Probe::Failed { error: ProbeError::Refused, .. } = found else { return None };
     let scheme = match address.scheme {
@@ -153,7 +153,7 @@ pub(super) fn may_be_elsewhere(found: &Probe, address: &Address) -> Option<Addre
     (usual != *address).then_some(usual)
 }
 
-/// How a try to connect ended.
+/// The result of a try to connect.
 pub(super) fn connection(
     probe: &Probe,
     peer: &Peer,
@@ -204,7 +204,7 @@ fn large_read(read: &LargeRead, peer: &Peer, facts: &Facts) -> Finding {
         }
         Some(ReadFault::Silent | ReadFault::Ended(_)) => {
             let way = peer.route.as_ref().and_then(|route| route.interface(&facts.interfaces));
-            // Less the headers of IP and ICMP.
+            // Without the headers of IP and ICMP.
             let payload =
                 way.and_then(|interface| interface.mtu).unwrap_or(1500).saturating_sub(28);
             Finding::fail(
@@ -257,8 +257,8 @@ fn failed(
                 "{host} does not answer: a firewall drops packets ({passage} must pass), or the host \
                  is down ({text})"
             );
-            // Made anew, such a device ends every connection of this host that uses it. So who uses
-            // it is to be seen first.
+            // To make the device anew ends every connection of this host that uses it. So the users
+            // come first.
             match software_device(peer, facts) {
                 Some((device, interface)) => Finding::fail(
                     "port",
@@ -299,7 +299,7 @@ fn failed(
     }
 }
 
-/// What firewalls must pass on the way to a peer.
+/// The traffic that firewalls must pass on the way to a peer.
 fn passage(peer: &Peer, facts: &Facts) -> String {
     let port = peer.address.port;
     let transport = match (peer.address.scheme, device_of(peer, facts)) {
@@ -317,7 +317,7 @@ fn passage(peer: &Peer, facts: &Facts) -> String {
         .map_or_else(|| format!("port {port}"), |port| port.to_string())
 }
 
-/// The RDMA device by which a peer is reached.
+/// The RDMA device on the route to a peer.
 fn device_of<'f>(peer: &Peer, facts: &'f Facts) -> Option<&'f RdmaDevice> {
     let route = peer.route.as_ref().filter(|_| peer.address.scheme == Scheme::Rdma)?;
     let interface = &route.interface(&facts.interfaces)?.name;
@@ -326,7 +326,7 @@ fn device_of<'f>(peer: &Peer, facts: &'f Facts) -> Option<&'f RdmaDevice> {
     facts.devices.iter().find(has_it)
 }
 
-/// The Soft-RoCE device by which a peer is reached over RDMA, and its interface.
+/// The Soft-RoCE device on the route to a peer over RDMA, and its interface.
 fn software_device<'f>(peer: &Peer, facts: &'f Facts) -> Option<(&'f str, &'f str)> {
     let route = peer.route.as_ref().filter(|_| peer.address.scheme == Scheme::Rdma)?;
     let interface = &route.interface(&facts.interfaces)?.name;
@@ -337,7 +337,7 @@ fn software_device<'f>(peer: &Peer, facts: &'f Facts) -> Option<(&'f str, &'f st
     facts.devices.iter().find(is_there).map(|device| (device.name.as_str(), interface.as_str()))
 }
 
-/// What dead mounts left, and how many mounts live.
+/// The leftovers of dead mounts, and the number of living mounts.
 pub(super) fn leftovers(facts: &Facts) -> Vec<Finding> {
     if !facts.is_root {
         return vec![Finding::skip("mounts", "only root may look at them")];

@@ -1,4 +1,4 @@
-//! What is said of made-up facts.
+//! The findings for made-up facts.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use rblk_operate::doctor::{
 
 use super::*;
 
-/// A host where everything is right, but which has no devices and no key.
+/// A sound host without devices and without a key.
 fn facts() -> Facts {
     Facts {
         is_root: true,
@@ -49,7 +49,7 @@ fn failed_as(error: ProbeError) -> Finding {
 }
 
 #[test]
-fn the_driver_is_named_with_what_it_can_do_or_how_to_get_it() {
+fn the_driver_is_reported_with_its_features_or_the_fix() {
     let of = |result, minor, no_ring| {
         let finding = ublk(&result, minor, no_ring);
         (finding.verdict, finding.fix)
@@ -93,7 +93,7 @@ fn a_missing_key_is_a_fault_only_where_the_target_wants_one() {
 }
 
 #[test]
-fn what_keeps_a_connection_from_being_tried() {
+fn findings_that_block_a_connection() {
     for (finding, expected) in [
         (Finding::fail("name", ""), Some("the name")),
         (Finding::fail("mlx5_0/1", ""), Some("port mlx5_0/1")),
@@ -135,7 +135,7 @@ fn each_failed_try_has_a_subject_and_a_fix() {
     }
 }
 
-/// A device that is made anew ends the connections of everybody: that is not proposed.
+/// To make a device anew would end the connections of all its users: that is not proposed.
 #[test]
 fn a_mute_software_device_is_named_and_left_alone() {
     let device: RdmaDevice = RdmaDevice {
@@ -170,7 +170,7 @@ fn a_mute_software_device_is_named_and_left_alone() {
 }
 
 #[test]
-fn a_firewall_is_told_what_packets_have() {
+fn the_traffic_for_a_firewall_is_named() {
     let of = |address: &str| failed(ProbeError::TimedOut, "late", &peer(address), &facts(), None);
     assert!(of("tcp://store1").found.contains("(TCP port 7721 must pass)"));
     let rdma = of("rdma://store1").found;

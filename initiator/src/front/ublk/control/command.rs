@@ -1,8 +1,8 @@
-//! [`Command`]: a command to the driver, from its submission to what its answer means.
+//! [`Command`]: a command to the driver, from its submission to the meaning of its answer.
 //!
 //! A command has a deadline, after which it is cancelled. If the kernel still works on a command
-//! that was cancelled, the command's buffer is left to the kernel. A completion belongs to the
-//! command whose `user_data` it has; completions of commands that were given up are dropped.
+//! that was cancelled, the command's buffer is left to the kernel. A completion carries the
+//! `user_data` of its command; completions of commands that were given up are dropped.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,10 +16,10 @@ use crate::front::ublk::abi::{self, CtrlCmd};
 use crate::front::ublk::error::{Result, UblkError, kernel_release};
 use crate::front::ublk::feature::Features;
 
-/// How long a cancelled command gets to notice.
+/// Time for a cancelled command to end.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
-/// How often the caller is asked whether to wait longer.
+/// How often the caller decides whether to wait longer.
 const ASK_STEP: Duration = Duration::from_millis(100);
 
 /// `user_data` of cancellations; commands count up from 1.
@@ -46,13 +46,13 @@ pub(super) const UPDATE_SIZE: Command = Command(abi::CMD_UPDATE_SIZE, "UPDATE_SI
 pub(super) const REGISTER: Command = Command(abi::CMD_REG_BUF, "REG_BUF");
 pub(super) const DELETE_ASYNC: Command = Command(abi::CMD_DEL_DEV_ASYNC, "DEL_DEV_ASYNC");
 
-/// How a command ended, before its errno means anything.
+/// The end of a command, before its errno is interpreted.
 pub(super) enum Ended {
     /// The driver answered: 0 or more, or a negative errno.
     Answered(i32),
-    /// It was cancelled at its deadline and is over.
+    /// The command was cancelled at its deadline and is over.
     Cancelled,
-    /// It goes on in the kernel, which may still use its buffer.
+    /// The command goes on in the kernel, which may still use its buffer.
     Running,
 }
 
@@ -68,7 +68,7 @@ impl Control {
         answered(command, header.dev_id, ended, deadline)
     }
 
-    /// The same, for as long as the caller wants to wait.
+    /// Like [`Self::plain`], for as long as the caller waits.
     pub(super) fn plain_while(
         &mut self,
         command: Command,
@@ -91,7 +91,7 @@ impl Control {
         self.exchange_for_number(command, header, payload, deadline).map(|(_, answer)| answer)
     }
 
-    /// The same, for a command that is answered by a number as well.
+    /// Like [`Self::exchange`], for a command with a number in its answer.
     pub(super) fn exchange_for_number<T: abi::Payload>(
         &mut self,
         command: Command,
@@ -105,8 +105,8 @@ impl Control {
         let ended = self.issue(command, header, deadline, &mut |_| false);
         if !matches!(ended, Ok(Ended::Running)) {
             // SAFETY: `raw` came from a Box above, and the command is over (or was never accepted),
-            // so the kernel does not use the memory any more. T is a Payload: whatever the kernel
-            // left is valid.
+            // so the kernel does not use the memory any more. T is a Payload: any bytes from the
+            // kernel are valid.
             let answer = unsafe { *Box::from_raw(raw) };
             return match ended? {
                 Ended::Answered(result) => match u32::try_from(result) {
@@ -121,7 +121,7 @@ impl Control {
     }
 
     /// Submits a command and waits for its end or its cancellation. Waits for another `step` as
-    /// long as `more` says so.
+    /// long as `more` returns true.
     fn issue(
         &mut self,
         command: Command,
@@ -152,7 +152,7 @@ impl Control {
                 Ok(Ended::Cancelled)
             }
             Ok(Some(result)) => Ok(Ended::Answered(result)),
-            // Whatever keeps the ring from answering, the command must be taken to go on.
+            // Without an answer, for any reason, the command must count as running.
             Ok(None) | Err(_) => Ok(Ended::Running),
         }
     }
@@ -214,7 +214,7 @@ pub(super) fn timeout(
     UblkError::Timeout { command: command.1, id, waited, still_running }
 }
 
-/// What the end of a command without a buffer means.
+/// The meaning of the end of a command without a buffer.
 fn answered(command: Command, id: u32, ended: Ended, waited: Duration) -> Result<()> {
     match ended {
         Ended::Answered(result) if result >= 0 => Ok(()),
@@ -224,7 +224,7 @@ fn answered(command: Command, id: u32, ended: Ended, waited: Duration) -> Result
     }
 }
 
-/// What a negative answer means. `errno` is positive.
+/// The meaning of a negative answer. `errno` is positive.
 pub(super) fn refusal(command: Command, id: u32, errno: i32) -> UblkError {
     match (command.0, errno) {
         (abi::CMD_ADD_DEV, libc::EEXIST) => UblkError::DeviceIdTaken { id },

@@ -1,11 +1,11 @@
-//! [`DeviceInfo`]: a device, as the driver describes it. Values are kept as they come, also states
-//! of newer kernels.
+//! [`DeviceInfo`]: the driver's description of a device. Unknown values, such as states of newer
+//! kernels, are kept.
 
 use crate::front::ublk::abi;
 use crate::front::ublk::feature::Features;
 use crate::front::ublk::token::DeviceToken;
 
-/// What a device is doing.
+/// The state of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DeviceState {
     /// No disk: not started yet, or stopped.
@@ -20,7 +20,7 @@ pub enum DeviceState {
     Unknown(u16),
 }
 
-/// A device, as the driver describes it.
+/// The driver's description of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
     /// The N of `/dev/ublkbN`.
@@ -31,13 +31,14 @@ pub struct DeviceInfo {
     pub depth: u16,
     /// Size of a tag's buffer.
     pub max_io_bytes: u32,
-    /// What it is doing.
+    /// Its state.
     pub state: DeviceState,
     /// Features in use.
     pub flags: Features,
-    /// Process that serves it, or last did. Before 7.0 that of a dead process stays.
+    /// The process that serves it, or served it last. Before 7.0 the id of a dead process stays.
     pub server_pid: Option<i32>,
-    /// The mark its server put on it; `None` for a server that puts none, or another kind.
+    /// The token of its server; `None` for a server without tokens, or with those of another
+    /// program.
     pub token: Option<DeviceToken>,
 }
 

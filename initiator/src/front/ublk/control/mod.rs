@@ -61,7 +61,7 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// Opens the driver and asks what it can do.
+    /// Opens the driver and asks for its features.
     ///
     /// # Errors
     /// [`UblkError::NoDriver`], [`UblkError::NotPermitted`], [`UblkError::NoIoUring`], or the
@@ -88,7 +88,7 @@ impl Control {
         let header = header(abi::ANY_DEVICE);
         match self.exchange(FEATURES, header, 0_u64, QUICK) {
             Ok(bits) => Ok(Features::from_bits(bits)),
-            // 6.4 looks for the device first, and later kernels may well refuse the number.
+            // 6.4 looks for the device first, and later kernels may refuse the number.
             Err(UblkError::NoSuchDevice { .. }) => Ok(Features::OF_6_4),
             Err(UblkError::Refused { source, .. })
                 if source.raw_os_error() == Some(libc::EOPNOTSUPP) =>
@@ -99,14 +99,14 @@ impl Control {
         }
     }
 
-    /// What this kernel offers.
+    /// The features of this kernel.
     #[must_use]
     pub(crate) fn features(&self) -> Features {
         self.features
     }
 
-    /// Creates a device and its `/dev/ublkcN`. The answer is what the driver made of `spec`: fewer
-    /// queues if there are fewer CPUs, the id it chose.
+    /// Creates a device and its `/dev/ublkcN`. Returns the device as the driver made it from
+    /// `spec`: fewer queues if there are fewer CPUs, the id that it chose.
     ///
     /// # Errors
     /// A field of `spec` is outside its rule, a needed feature is missing, the id is taken, the
@@ -136,7 +136,7 @@ impl Control {
         self.exchange(SET_PARAMS, header(id), params.to_abi()?, QUICK).map(drop)
     }
 
-    /// Gives a disk that is there another capacity. Waits for no request. The kernel tells udev
+    /// Changes the capacity of a live disk. Waits for no request. The kernel notifies udev
     /// (`RESIZE=1`), and file systems that ask for the size see the new one.
     ///
     /// # Errors
@@ -148,10 +148,10 @@ impl Control {
         self.plain(UPDATE_SIZE, CtrlCmd { data: sectors, ..header(id) }, QUICK)
     }
 
-    /// Tells the driver of memory that programs may do direct I/O with: their requests come as
-    /// [`DataAt::Shared`](super::DataAt) with the index that this returns. The driver keeps the
-    /// pages until the device is gone. Only before the start: on a live device the driver would
-    /// wait for requests.
+    /// Registers memory for the direct I/O of programs: their requests come as
+    /// [`DataAt::Shared`](super::DataAt) with the returned index. The driver keeps the pages until
+    /// the device is gone. Call it before the start: on a live device the driver would wait for
+    /// requests.
     ///
     /// # Errors
     /// The device was made without [`Features::SHMEM_ZC`], the memory has more than 4 GiB, or other
@@ -169,7 +169,7 @@ impl Control {
     /// The disk's parameters as the driver has them.
     ///
     /// # Errors
-    /// There is no such device.
+    /// The device does not exist.
     pub(crate) fn params(&mut self, id: u32) -> Result<DiskParams> {
         self.raw_params(id).map(|params| DiskParams::from_abi(&params))
     }
@@ -182,7 +182,7 @@ impl Control {
     /// State, sizes, features and server of a device.
     ///
     /// # Errors
-    /// There is no such device.
+    /// The device does not exist.
     pub fn info(&mut self, id: u32) -> Result<DeviceInfo> {
         let mut ask = abi::InfoExchange::default();
         let path = char_path(id);
@@ -191,7 +191,7 @@ impl Control {
         let header = CtrlCmd { dev_path_len: narrow(abi::INFO_PATH_BYTES), ..header(id) };
         match self.exchange(INFO, header, ask, QUICK) {
             Ok(answer) => Ok(DeviceInfo::from_abi(&answer.info)),
-            // The node is not there (yet, or any more); the device is.
+            // The node does not exist (yet, or any more); the device does.
             Err(UblkError::Refused { source, .. })
                 if source.raw_os_error() == Some(libc::ENOENT) =>
             {
@@ -204,10 +204,10 @@ impl Control {
         }
     }
 
-    /// The CPUs whose requests come to a queue of a device.
+    /// The CPUs that submit to a queue of a device.
     ///
     /// # Errors
-    /// There is no such device or queue.
+    /// The device or queue does not exist.
     pub(crate) fn queue_cpus(&mut self, id: u32, queue: u16) -> Result<Vec<usize>> {
         let header = CtrlCmd { data: queue.into(), ..header(id) };
         let abi::CpuBits(words) = self.exchange(QUEUE_CPUS, header, abi::CpuBits::NONE, QUICK)?;
@@ -215,8 +215,8 @@ impl Control {
     }
 
     /// Exposes the disk. Waits until every tag of every queue has been fetched (by other threads of
-    /// this process, the one that opened the char node). `more` is told now and then how long that
-    /// has taken, and says whether to wait on.
+    /// this process, the one that opened the char node). `more` gets the time spent now and then,
+    /// and returns whether to go on waiting.
     ///
     /// # Errors
     /// [`UblkError::Timeout`] when a queue is not ready in time; the device is as before.
@@ -225,8 +225,8 @@ impl Control {
         self.plain_while(START, header, more)
     }
 
-    /// Takes the disk away. Waits for the requests in flight, so the queues have to go on serving;
-    /// then every fetch ends with "stopping". With recovery on, what the page cache still holds is
+    /// Removes the disk. Waits for the requests in flight, so the queues have to go on serving;
+    /// then every fetch ends with "stopping". With recovery on, data left in the page cache is
     /// lost: unmount and sync first.
     ///
     /// # Errors
@@ -240,7 +240,7 @@ impl Control {
     /// under its global lock. The holders of the char node (the queues) have to let go meanwhile.
     ///
     /// # Errors
-    /// [`UblkError::StillHeld`] when a holder does not; the device then goes with its last user.
+    /// [`UblkError::StillHeld`] when a holder does not; the device then goes with its last holder.
     pub fn delete(&mut self, id: u32, deadline: Duration) -> Result<()> {
         let begin = Instant::now();
         self.delete_async(id, deadline)?;
@@ -257,16 +257,16 @@ impl Control {
         }
     }
 
-    /// Takes a device away that has no server, whatever state it is in: the disk first (requests
-    /// that wait for a server fail), then the device. A stop is no harm to a device that has none,
-    /// and a deletion without it would be done under the lock of all devices.
+    /// Removes a device without a server, in any state: the disk first (requests that wait for a
+    /// server fail), then the device. A stop does no harm to a device without a disk, and a
+    /// deletion without a stop would run under the lock of all devices.
     ///
-    /// A device whose disk is still open, such as by a mounted file system, goes when that is
+    /// A device with an open disk, such as under a mounted file system, goes when the disk is
     /// closed: its number is taken until then, and nothing else waits for it.
     ///
     /// # Errors
-    /// As [`stop`](Self::stop) and [`delete_async`](Self::delete_async). A device that is not there
-    /// is removed.
+    /// As [`stop`](Self::stop) and [`delete_async`](Self::delete_async). A missing device counts as
+    /// removed.
     pub fn remove(&mut self, id: u32, deadline: Duration) -> Result<()> {
         let removed = match self.info(id) {
             Ok(info) if info.state == DeviceState::Dead => Ok(()),
@@ -290,7 +290,7 @@ impl Control {
     /// command (before 6.9) the wait is part of it, and is cut short at the deadline without harm.
     ///
     /// # Errors
-    /// There is no such device.
+    /// The device does not exist.
     pub(crate) fn delete_async(&mut self, id: u32, deadline: Duration) -> Result<()> {
         match self.plain(DELETE_ASYNC, header(id), deadline) {
             Err(UblkError::Refused { source, .. })
@@ -305,9 +305,9 @@ impl Control {
         }
     }
 
-    /// Makes the driver forget a dead server. Retried until the dead one has let go, or the
-    /// deadline; also when the driver does not answer: kernels before 6.16 hold the device's lock
-    /// while they wait for a timer of 30 s.
+    /// Makes the driver forget a dead server. Tries again until that server has let go, or until
+    /// the deadline; also when the driver does not answer: kernels before 6.16 hold the device's
+    /// lock while they wait for a timer of 30 s.
     ///
     /// # Errors
     /// [`UblkError::StillServed`], [`UblkError::NotRecoverable`], [`UblkError::Timeout`].
@@ -326,7 +326,7 @@ impl Control {
                 Err(UblkError::StillServed { .. }) => {
                     return Err(UblkError::StillServed { id, pid: info.server_pid });
                 }
-                // If the command that was given up is done later, the next one is done too, or is
+                // If an abandoned command completes later, the next one completes, too, or is
                 // refused as below.
                 Err(UblkError::Timeout { .. }) if begin.elapsed() < deadline => {}
                 // Kernels before 6.16 refuse a second START_USER_RECOVERY when the first one's
@@ -356,11 +356,11 @@ impl Control {
         self.plain_while(END_RECOVERY, header, more)
     }
 
-    /// The device that carries `token`, if it is there. `id` is where it was last; without, it is
-    /// one that has a node in `/dev`.
+    /// The device with `token`, if it exists. `id` is its last number; without it, only devices
+    /// with a node in `/dev` are searched.
     ///
     /// # Errors
-    /// The driver does not answer for some device, which may be the one that is looked for.
+    /// The driver does not answer for some device, which may have the token.
     pub fn find(&mut self, token: DeviceToken, id: Option<u32>) -> Result<Option<DeviceInfo>> {
         let noted = id.map(|id| self.info(id));
         marked(token, noted, || self.list())
@@ -414,8 +414,8 @@ fn own_pid() -> i32 {
     narrow(std::process::id())
 }
 
-/// A device may go between a listing and the question; that is no error, and no other answer says
-/// that it is gone.
+/// A device may go between the list and the query. That is no error; any other error does not prove
+/// that the device is gone.
 fn if_there(answer: Result<DeviceInfo>) -> Result<Option<DeviceInfo>> {
     match answer {
         Ok(info) => Ok(Some(info)),
@@ -424,8 +424,7 @@ fn if_there(answer: Result<DeviceInfo>) -> Result<Option<DeviceInfo>> {
     }
 }
 
-/// The device that carries `token`: the one at the place that is known, or one of those that there
-/// are.
+/// The device with `token`: at its known number, or among all devices.
 fn marked(
     token: DeviceToken,
     noted: Option<Result<DeviceInfo>>,
@@ -468,7 +467,7 @@ mod tests {
             let listed = || Ok(vec![there(4, None), there(5, Some(token))]);
             assert_eq!(id(marked(token, noted, listed)), Some(5));
         }
-        // A device that does not answer is not gone, whether it was noted or listed.
+        // A device that does not answer is not gone, even if it was noted or listed.
         assert!(marked(token, Some(mute()), none).is_err());
         assert!(marked(token, Some(refused()), none).is_err());
         assert!(

@@ -20,7 +20,8 @@ pub fn disk_path(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
 }
 
-/// Polls for a device node with the right number: a stale node of an earlier device is not it.
+/// Polls for a device node with the right number: the stale node of an earlier device does not
+/// count.
 pub(super) fn wait_node(path: &Path, (major, minor): (u32, u32), deadline: Duration) -> Result<()> {
     let begin = Instant::now();
     loop {

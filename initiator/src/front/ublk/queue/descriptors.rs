@@ -1,4 +1,4 @@
-//! [`Descriptors`]: what the driver wants of each tag, in memory that it shares with us.
+//! [`Descriptors`]: the driver's requests for each tag, in memory that it shares with us.
 
 use std::io;
 use std::ptr::NonNull;

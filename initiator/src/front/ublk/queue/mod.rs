@@ -45,20 +45,20 @@ pub(crate) const MAX_WATCHES: u8 = 8;
 /// The char node is file 0 of the ring's table: no reference count is touched per command.
 const NODE: types::Fixed = types::Fixed(0);
 
-/// Upper bits of `user_data`: what the completion is of. Lower bits: the tag, or the place and the
+/// Upper bits of `user_data`: the kind of the completion. Lower bits: the tag, or the place and the
 /// generation of a watch.
 const KIND_WATCH: u64 = 1 << 62;
 const KIND_UNWATCH: u64 = 1 << 63;
 const KIND_MASK: u64 = KIND_WATCH | KIND_UNWATCH;
 
-/// How long a turn may sleep.
+/// The sleep of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Not at all; a turn with nothing to submit and nothing to reap makes no system call.
+    /// No sleep; a turn with nothing to submit and nothing to reap makes no system call.
     No,
-    /// Until something completes, or this long.
+    /// Until the first completion, or this long.
     For(Duration),
-    /// Until so many events are there, or some after `within`, or this long. Kernels before 6.12
+    /// Until so many events have come, or some after `within`, or this long. Kernels before 6.12
     /// wake for the first event.
     Gather {
         /// Events that end the sleep at once.
@@ -70,7 +70,7 @@ pub enum Wait {
     },
 }
 
-/// What a turn found.
+/// The events of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A request; its tag and buffer are the caller's until [`Queue::complete`].
@@ -79,7 +79,7 @@ pub enum Event {
     Watch(WatchToken),
     /// A watched descriptor cannot be watched any more (errno); its place is free.
     WatchEnded(WatchToken, i32),
-    /// Sent once: the disk is being stopped or parked. Answer what is held; the queue is
+    /// Sent once: the disk is being stopped or parked. Answer the held requests; the queue is
     /// [down](Queue::is_down) after that and can be dropped.
     Stopping,
     /// The driver refused a command (errno). The tag is lost until the device is recovered; any of
@@ -87,12 +87,12 @@ pub enum Event {
     TagLost(u16, i32),
 }
 
-/// Counters of a queue. Plain numbers: the owner copies them out where others can see them.
+/// Counters of a queue. Plain numbers: the owner copies them to where other threads can read them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct QueueStats {
     /// System calls made.
     pub enters: u64,
-    /// Those that were allowed to sleep.
+    /// System calls that were allowed to sleep.
     pub sleeps: u64,
     /// System calls the kernel cut short (no memory, or a full completion queue); nothing is lost
     /// by one.
@@ -101,7 +101,7 @@ pub struct QueueStats {
     pub fetched: u64,
     /// Completions queued.
     pub committed: u64,
-    /// Descriptors that were no request, answered here.
+    /// Invalid descriptors, answered here.
     pub rejected: u64,
     /// Watch events delivered.
     pub watched: u64,
@@ -115,7 +115,7 @@ pub struct Queue {
     ring: Ring,
     descriptors: Descriptors,
     buffers: Buffers,
-    // Bytes of each memory that was registered.
+    // Bytes of each registered memory.
     shared: Arc<[u64]>,
     tags: Tags,
     watches: Watches,
@@ -128,7 +128,7 @@ pub struct Queue {
     _one_thread: PhantomData<*mut ()>,
 }
 
-/// What became of requests and watches so far. The fields are those of [`QueueStats`].
+/// Counts of requests and watches. The fields are those of [`QueueStats`].
 #[derive(Clone, Copy, Default, Debug)]
 struct RequestCounts {
     fetched: u64,
@@ -179,8 +179,7 @@ impl Queue {
         })
     }
 
-    /// Data of requests may be in memory that was [registered](super::Device::share), which has so
-    /// many bytes each.
+    /// Data of requests may be in [registered](super::Device::share) memories of these lengths.
     #[must_use]
     pub(crate) fn with_shared(mut self, shared: Arc<[u64]>) -> Self {
         self.shared = shared;
@@ -193,7 +192,7 @@ impl Queue {
         self.descriptors.depth()
     }
 
-    /// How the ring works here.
+    /// The mode of the ring.
     #[must_use]
     pub(crate) fn mode(&self) -> RingMode {
         self.ring.mode()
@@ -207,8 +206,8 @@ impl Queue {
         QueueStats { enters, sleeps, retries, fetched, committed, rejected, watched, commands }
     }
 
-    /// Nothing is left to do: stopping, no request held, every completion submitted. Drop the
-    /// queue.
+    /// Whether the work is over: stopping, no request held, every completion submitted. Drop the
+    /// queue then.
     #[must_use]
     pub fn is_down(&mut self) -> bool {
         self.stopping && self.tags.with_caller() == 0 && self.ring.is_submitted()
@@ -245,14 +244,14 @@ impl Queue {
         Ok(())
     }
 
-    /// Queues the command that tells the driver the result of a tag and fetches its next request.
+    /// Queues the command with the result of a tag, which fetches its next request.
     #[inline]
     fn commit(&mut self, tag: u16, result: i32) {
         let addr = self.buffers.address(tag);
         self.push(&tag_command::commit(self.queue_id, tag, result, addr));
     }
 
-    /// Adds a descriptor to what wakes this thread. Interest is in reading.
+    /// Adds a descriptor that wakes this thread when it becomes readable.
     ///
     /// The caller keeps `fd` open until it has been [unwatched](Self::unwatch) and a turn has gone
     /// by.
@@ -264,8 +263,8 @@ impl Queue {
     }
 
     /// As [`Self::watch`], for a descriptor that matters to a sleeper only: every sleep ends when
-    /// it is readable or becomes so, and what happens to it while the thread is awake costs nothing
-    /// and is not told.
+    /// it is readable or becomes so. While the thread is awake the descriptor costs nothing and
+    /// causes no event.
     ///
     /// # Errors
     /// As [`Self::watch`].
@@ -284,23 +283,22 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes a descriptor off again; its place is free after the next turn. Unknown tokens are
-    /// ignored.
+    /// Removes a descriptor; its place is free after the next turn. Unknown tokens are ignored.
     pub(crate) fn unwatch(&mut self, token: WatchToken) {
         if let Some(removal) = self.watches.remove(token) {
             self.push(&removal);
         }
     }
 
-    /// A turn would enter the kernel: commands are queued, or the kernel says that it has
-    /// completions to hand over, which may be stale. A look at shared memory.
+    /// Whether a turn would enter the kernel: commands are queued, or the kernel reports
+    /// completions to hand over, perhaps a stale report. Reads shared memory only.
     #[inline]
     #[must_use]
     pub(crate) fn needs_enter(&mut self) -> bool {
         self.ring.needs_enter()
     }
 
-    /// An event is there already. A look at shared memory.
+    /// Whether an event has arrived. Reads shared memory only.
     #[inline]
     #[must_use]
     pub(crate) fn has_event(&mut self) -> bool {
@@ -322,7 +320,7 @@ impl Queue {
         self.ring.enter(wait).map_err(|source| UblkError::Enter { queue_id, source })
     }
 
-    /// The next event that is in the completion queue already.
+    /// The next event in the completion queue.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
@@ -342,7 +340,7 @@ impl Queue {
     fn io_event(&mut self, entry: &cqueue::Entry) -> Option<Event> {
         let tag =
             u16::try_from(entry.user_data()).ok().filter(|tag| self.tags.is_with_kernel(*tag));
-        // The kernel's word. A completion that fits no fetch is dropped.
+        // The tag is the kernel's. A completion without a matching fetch is dropped.
         let tag = tag?;
         match Answer::from_result(entry.result()) {
             Answer::Request => self.delivered(tag),
@@ -357,13 +355,13 @@ impl Queue {
         }
     }
 
-    /// The disk is being stopped or parked; said once.
+    /// The disk is being stopped or parked; reported once.
     fn stop(&mut self) -> Option<Event> {
         let first = !std::mem::replace(&mut self.stopping, true);
         first.then_some(Event::Stopping)
     }
 
-    /// A tag that was the kernel's has a request.
+    /// A tag of the kernel has a request.
     #[inline]
     fn delivered(&mut self, tag: u16) -> Option<Event> {
         match BlockRequest::parse(&self.descriptors.read(tag), self.max_io_bytes, &self.shared) {
@@ -400,7 +398,7 @@ impl Queue {
     }
 }
 
-/// What the driver is told, from what the caller said. See [`Queue::complete`].
+/// The result for the driver, from the result of the caller. See [`Queue::complete`].
 #[inline]
 fn driver_result(result: i32, asked: Asked) -> i32 {
     let Asked { data_len, has_data } = asked;

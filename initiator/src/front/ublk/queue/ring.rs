@@ -1,5 +1,4 @@
-//! [`Ring`]: the io_uring of a queue: how it is made, what is pushed, and the system call of a
-//! turn.
+//! [`Ring`]: the io_uring of a queue: its setup, its entries, and the system call of a turn.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -11,16 +10,16 @@ use super::{MAX_WATCHES, Wait};
 use crate::front::ublk::error::{Result, UblkError};
 use crate::front::ublk::kernel::{MIN_WAIT_WAKES, Release};
 
-/// How the kernel runs this ring's completions.
+/// The context in which the kernel runs this ring's completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RingMode {
     /// In this thread's turns only (DEFER_TASKRUN): the normal way, from 6.1 on.
     Deferred,
-    /// In any of this thread's system calls (COOP_TASKRUN): where the other way is refused.
+    /// In any of this thread's system calls (COOP_TASKRUN): if the other mode is refused.
     Cooperative,
 }
 
-/// The ring, with counters of what went through it.
+/// The ring, with counters of its work.
 pub(super) struct Ring {
     uring: IoUring,
     mode: RingMode,
@@ -29,7 +28,7 @@ pub(super) struct Ring {
     counts: RingCounts,
 }
 
-/// What a ring did so far. The fields are those of [`super::QueueStats`].
+/// Counts of a ring. The fields are those of [`super::QueueStats`].
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct RingCounts {
     pub(super) enters: u64,
@@ -66,7 +65,7 @@ impl Ring {
     /// Queues an entry for the next [`Self::enter`].
     ///
     /// # Safety
-    /// What the entry names (files, memory) outlives the ring.
+    /// The files and memory that the entry names outlive the ring.
     #[inline]
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) {
         self.counts.commands += 1;
@@ -79,36 +78,35 @@ impl Ring {
         debug_assert!(pushed.is_ok(), "submission queue full");
     }
 
-    /// Every entry that was pushed is with the kernel.
+    /// Whether the kernel has every pushed entry.
     pub(super) fn is_submitted(&mut self) -> bool {
         self.uring.submission().is_empty()
     }
 
     /// Whether [`Self::enter`] without a wait would enter the kernel: entries are queued, or the
-    /// kernel says that it has completions to hand over, which may be stale. A look at shared
-    /// memory.
+    /// kernel reports completions to hand over, perhaps a stale report. Reads shared memory only.
     #[inline]
     pub(super) fn needs_enter(&mut self) -> bool {
         let queue = self.uring.submission();
         !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Whether a completion is there. A look at shared memory.
+    /// Whether a completion has arrived. Reads shared memory only.
     #[inline]
     pub(super) fn has_completion(&mut self) -> bool {
         !self.uring.completion().is_empty()
     }
 
-    /// The next completion that is there.
+    /// The next completion that has arrived.
     #[inline]
     pub(super) fn next_completion(&mut self) -> Option<cqueue::Entry> {
         self.uring.completion().next()
     }
 
-    /// Whether [`Self::enter`] with this wait may sleep now: not when a completion is there
-    /// already. What the kernel has to hand over is no reason not to sleep. It does so before it
-    /// sleeps, and its word for it may be stale (TASKRUN is set behind the work it tells of), for
-    /// as long as nothing else comes.
+    /// Whether [`Self::enter`] with this wait may sleep now: not if a completion has arrived
+    /// already. Pending work of the kernel (TASKRUN) is no reason to stay awake. The kernel does
+    /// that work before it sleeps, and the flag may be stale until the next event: the kernel sets
+    /// it after the work that it announces.
     #[inline]
     pub(super) fn may_sleep(&mut self, wait: Wait) -> bool {
         let longest = match wait {
@@ -118,8 +116,8 @@ impl Ring {
         !longest.is_zero() && !self.has_completion()
     }
 
-    /// The system call of a turn, if one is needed. It sleeps only where [`Self::may_sleep`] says
-    /// so.
+    /// The system call of a turn, if one is needed. It sleeps only if [`Self::may_sleep`] allows
+    /// it.
     #[inline]
     pub(super) fn enter(&mut self, wait: Wait) -> io::Result<()> {
         let entered = match wait {
@@ -135,10 +133,10 @@ impl Ring {
         match entered {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
-                // The time is up, or a signal came: both are ordinary ends of a sleep.
+                // The end of the time and a signal are ordinary ends of a sleep.
                 Some(libc::ETIME | libc::EINTR) => Ok(()),
-                // No memory for a request, or completions to reap first. What was not taken stays
-                // queued.
+                // No memory for a request, or completions to reap first. Entries that were not
+                // taken stay queued.
                 Some(libc::EAGAIN | libc::EBUSY) => {
                     self.counts.retries += 1;
                     Ok(())
@@ -163,7 +161,7 @@ fn build(depth: u16) -> Result<(IoUring, RingMode)> {
     let watches = 2 * u32::from(MAX_WATCHES);
     let entries = u32::from(depth) + watches;
     // Every command completes once, a watch any number of times: room for several rounds of
-    // watches, and the kernel keeps what does not fit (NODROP).
+    // watches, and the kernel keeps the surplus (NODROP).
     let completions = (2 * entries).next_power_of_two().max(256);
     let refused = |source: io::Error| match source.raw_os_error() {
         Some(libc::EPERM | libc::ENOSYS) => UblkError::NoIoUring { source },

@@ -1,12 +1,12 @@
-//! The commands of a tag: a fetch waits in the kernel until there is a request for its tag, and the
-//! answer to the request is the tag's next fetch. Every kernel has these.
+//! The commands of a tag: a fetch waits in the kernel for a request of its tag, and the answer to
+//! the request is the tag's next fetch. Every kernel has these commands.
 
 use io_uring::{opcode, squeue};
 
 use super::NODE;
 use crate::front::ublk::abi::{self, IoCmd};
 
-/// What the completion of a tag's command says.
+/// The meaning of the completion of a tag's command.
 pub(super) enum Answer {
     /// The tag's descriptor has a request.
     Request,
@@ -27,7 +27,7 @@ impl Answer {
     }
 }
 
-/// The first fetch of a tag, whose buffer is at `addr`.
+/// The first fetch of a tag. Its buffer is at `addr`.
 pub(super) fn fetch(q_id: u16, tag: u16, addr: u64) -> squeue::Entry {
     command(abi::IO_FETCH_REQ, IoCmd { q_id, tag, result: 0, addr })
 }

@@ -1,9 +1,9 @@
-//! [`Tags`]: who has each tag of a queue. Pure.
+//! [`Tags`]: the holder of each tag of a queue. Pure.
 //!
 //! A tag is with the kernel (a fetch is queued or pending), with the caller (a request was
 //! delivered and is not completed), or lost (never fetched, aborted, or refused by the driver).
 
-/// Who has a tag.
+/// The holder of a tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Holder {
     /// The driver takes no command for the tag.
@@ -12,7 +12,7 @@ enum Holder {
     Caller(Asked),
 }
 
-/// What the request of a tag asks for, as far as its result depends on it.
+/// The properties of a tag's request that its result depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Asked {
     /// Bytes of data; 0 for a request without data.
@@ -30,7 +30,7 @@ pub(super) struct Tags {
 }
 
 impl Tags {
-    /// So many tags, none of them fetched.
+    /// A table of `depth` tags, none of them fetched.
     pub(super) fn new(depth: u16) -> Self {
         let holders = vec![Holder::Lost; usize::from(depth)].into_boxed_slice();
         Self { holders, with_kernel: 0, with_caller: 0 }
@@ -41,7 +41,7 @@ impl Tags {
         self.with_caller
     }
 
-    /// Gives every tag to the kernel. False, and nothing is done, if one is in use.
+    /// Gives every tag to the kernel. Returns false, and changes nothing, if one is in use.
     pub(super) fn fetch_all(&mut self, depth: u16) -> bool {
         if self.with_kernel + self.with_caller > 0 {
             return false;
@@ -66,8 +66,8 @@ impl Tags {
         self.with_caller += 1;
     }
 
-    /// The caller gives a tag back to the kernel. `None`, and nothing is done, if the caller does
-    /// not have the tag.
+    /// Gives a tag of the caller back to the kernel. Returns `None`, and changes nothing, if the
+    /// caller does not have it.
     #[inline]
     pub(super) fn give_back(&mut self, tag: u16) -> Option<Asked> {
         let holder = self.holders.get_mut(usize::from(tag))?;

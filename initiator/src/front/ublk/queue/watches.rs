@@ -1,11 +1,11 @@
 //! [`Watches`]: the descriptors besides the node that wake a queue's thread, as polls of its ring.
 //!
 //! A watch has a place from its `add` to the end of its poll, which may come after its removal. The
-//! generation tells late completions of the watch that had the place before.
+//! generation distinguishes late completions of the earlier watch of that place.
 //!
 //! A descriptor may be watched always, by a poll that stays; or only asleep, by a poll that a sleep
-//! makes if the last poll was used up. An event of such a descriptor costs nothing while the thread
-//! is awake.
+//! makes if the last poll was used up. While the thread is awake, an event of the latter costs
+//! nothing.
 
 use std::os::fd::RawFd;
 
@@ -20,7 +20,7 @@ const POLL_ENDED: i32 = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as i32;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WatchState {
     Free,
-    /// Watched asleep, and there is no poll.
+    /// Watched asleep, without a poll at present.
     Resting,
     Armed,
     Removing,
@@ -48,7 +48,7 @@ impl Watches {
         Self { places: [free; MAX_WATCHES as usize], generation: 0 }
     }
 
-    /// Takes a place; the entry arms it, if it is to be armed now.
+    /// Takes a place. The entry arms the watch, if it must be armed now.
     pub(super) fn add(
         &mut self,
         fd: RawFd,
@@ -68,14 +68,14 @@ impl Watches {
         Ok((!asleep).then(|| self.arming(place)))
     }
 
-    /// The entry that arms the next one that is watched asleep and rests; none when all are armed.
+    /// The entry that arms the next resting watch; `None` when all are armed.
     pub(super) fn arm_next(&mut self) -> Option<squeue::Entry> {
         let place = self.places.iter().position(|w| w.state == WatchState::Resting)?;
         self.places[place].state = WatchState::Armed;
         Some(self.arming(place))
     }
 
-    /// Begins the removal of a watch, if there is one; the entry ends its poll.
+    /// Starts the removal of a watch, if it exists; the entry ends its poll.
     pub(super) fn remove(&mut self, token: WatchToken) -> Option<squeue::Entry> {
         let place = self.place_of(token)?;
         if self.places[place].state == WatchState::Resting {
@@ -88,7 +88,8 @@ impl Watches {
         Some(opcode::AsyncCancel::new(self.user_data(place)).build().user_data(KIND_UNWATCH))
     }
 
-    /// Takes a completion of a poll: what happened, and an entry that arms it again if need be.
+    /// Takes a completion of a poll. Returns its event, and an entry that arms the poll again if
+    /// necessary.
     pub(super) fn completed(
         &mut self,
         entry: &cqueue::Entry,

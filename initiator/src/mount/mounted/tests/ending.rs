@@ -1,4 +1,4 @@
-//! How a mount ends when a command and a signal both want it to, and what is said of it.
+//! How a mount ends on a command and a signal together, and the log lines and replies about it.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -25,7 +25,7 @@ impl Write for Log {
 }
 
 impl Log {
-    /// What is logged meanwhile.
+    /// Runs a closure and returns its log.
     fn of<T>(does: impl FnOnce() -> T) -> (T, String) {
         let log = Self::default();
         let writer = log.clone();
@@ -36,7 +36,7 @@ impl Log {
     }
 }
 
-/// The request of a command, and where its answer comes.
+/// The request of a command, and the receiver of its answer.
 fn command(force: bool) -> (Asked, oneshot::Receiver<Response>) {
     let (reply, answer) = oneshot::channel();
     (Asked { ask: Ask::Unmount { force }, reply }, answer)
@@ -87,7 +87,7 @@ fn the_first_signal_takes_over_the_write_back_of_a_command() {
 }
 
 #[test]
-fn a_write_back_that_fails_says_what_follows() {
+fn a_failed_write_back_reports_the_consequence() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mount = mounted(&config(&[&toy])).await;
@@ -113,7 +113,7 @@ fn a_write_back_that_fails_says_what_follows() {
 }
 
 #[test]
-fn only_what_was_synced_is_said_to_be_kept() {
+fn only_synced_data_is_reported_as_kept() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mount = mounted(&config(&[&toy])).await;

@@ -1,5 +1,5 @@
-//! Who answers at the address of a target without being it, or on the way to it. A mount with keys
-//! believes none of them, and waits.
+//! Impostors at the address of a target or on the way to it. A mount with keys believes none of
+//! them, and waits.
 
 use rblk_config::DigestWish;
 use rblk_config::key_file;
@@ -17,7 +17,7 @@ pub(super) fn honest(key: &SecretKey) -> Proofs {
     Proofs { keys: vec![key.clone()], seals: true, refuses: None }
 }
 
-/// The configuration of a mount that asks for those keys, with a key file in that directory.
+/// The configuration of a mount with those target keys, with a key file in that directory.
 pub(super) fn config_with_keys(
     toy: &Toy,
     keys: Vec<PublicKey>,
@@ -30,7 +30,7 @@ pub(super) fn config_with_keys(
     config
 }
 
-/// Attends until a try failed for that reason, and it was tried again.
+/// Attends until a try has failed for that reason and was repeated.
 async fn until_refused(mount: &mut Mount, why: &str) {
     until_status(mount, |status| status.last_loss.as_ref().is_some_and(|text| text.contains(why)))
         .await;
@@ -41,7 +41,7 @@ async fn until_refused(mount: &mut Mount, why: &str) {
 }
 
 #[test]
-fn a_target_with_another_key_fences_nobody() {
+fn a_target_with_another_key_fences_no_mount() {
     runtime().block_on(async {
         let (toy, directory, target) = (Toy::new().await, tempfile::tempdir().unwrap(), key());
         toy.is(|manners| manners.proofs = Some(honest(&target)));
@@ -54,7 +54,7 @@ fn a_target_with_another_key_fences_nobody() {
             manners.open = (Status::Fenced, "held by mallory");
         };
         let die = |toy: &Toy| toy.is(|manners| manners.is_dead = true);
-        // Another key.
+        // A different key.
         die(&toy);
         until_status(&mut mount, |status| status.state == "reconnecting").await;
         toy.is(|manners| {
@@ -66,7 +66,7 @@ fn a_target_with_another_key_fences_nobody() {
         toy.is(|manners| manners.proofs = None);
         until_refused(&mut mount, "does not prove its key").await;
         assert_eq!(toy.heard(), [], "nobody logged in there");
-        // Somebody on the way lets the proofs pass, and makes up what follows.
+        // A man in the middle passes the proofs on, and forges the replies that follow.
         for refuses in [Status::Fenced, Status::NotAllowed, Status::NoSuchSession] {
             toy.is(|manners| {
                 manners.proofs = Some(Proofs { refuses: Some(refuses), ..honest(&target) });
@@ -89,7 +89,7 @@ fn a_target_with_another_key_fences_nobody() {
         }
         toy.is(|manners| manners.proofs = Some(Proofs { seals: false, ..honest(&target) }));
         until_refused(&mut mount, "not proven to be the target's").await;
-        // The target again.
+        // The true target again.
         toy.is(|manners| {
             manners.open = (Status::Ok, "");
             manners.proofs = Some(honest(&target));
@@ -101,14 +101,14 @@ fn a_target_with_another_key_fences_nobody() {
 }
 
 #[test]
-fn nobody_without_proof_ends_a_session() {
+fn no_peer_without_proof_ends_a_session() {
     runtime().block_on(async {
         let (toy, directory, target) = (Toy::new().await, tempfile::tempdir().unwrap(), key());
         toy.is(|manners| manners.proofs = Some(honest(&target)));
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
         assert_eq!(toy.heard(), [login(false, 1), open(0)]);
-        // Anybody may refuse a connection.
+        // Any peer may refuse a connection.
         for reason in [RejectReason::NoSuchSession, RejectReason::StaleEpoch] {
             toy.is(|manners| manners.is_dead = true);
             until_status(&mut mount, |status| status.state == "reconnecting").await;
@@ -119,7 +119,7 @@ fn nobody_without_proof_ends_a_session() {
             let resumed = |heard: &Heard| !matches!(heard, Heard::Login { resumed: false, .. });
             assert!(toy.heard().iter().all(resumed), "{reason:?}");
         }
-        // What the target says under seal is so.
+        // A sealed reply of the target counts.
         toy.is(|manners| manners.is_dead = true);
         until_status(&mut mount, |status| status.state == "reconnecting").await;
         toy.is(|manners| (manners.is_dead, manners.knows_session) = (false, false));
@@ -164,14 +164,14 @@ fn a_refused_queue_of_a_proven_session_ends_no_session() {
 }
 
 #[test]
-fn what_a_target_proves_counts() {
+fn a_proven_reply_counts() {
     runtime().block_on(async {
         let (toy, directory, target) = (Toy::new().await, tempfile::tempdir().unwrap(), key());
         toy.is(|manners| manners.proofs = Some(honest(&target)));
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
         toy.is(|manners| manners.open = (Status::Fenced, "held by b (10.0.0.2)"));
-        // A hint, which anybody could give. The answer to the next OPEN is none.
+        // A hint that any peer could give. The answer to the next OPEN is proven.
         mount.on_event(Ok(News::Event(Some(AsyncEvent::Fenced))));
         assert_eq!(mount.status().state, "reconnecting");
         until_status(&mut mount, |status| status.state == "fenced").await;
@@ -180,7 +180,7 @@ fn what_a_target_proves_counts() {
 }
 
 #[test]
-fn a_hint_alone_fences_nobody() {
+fn a_hint_alone_fences_no_mount() {
     runtime().block_on(async {
         let (toy, directory, target) = (Toy::new().await, tempfile::tempdir().unwrap(), key());
         toy.is(|manners| manners.proofs = Some(honest(&target)));

@@ -1,4 +1,4 @@
-//! Queues that have left while their mount goes on, as those of a program do.
+//! Queues that left while their mount goes on, as those of a program may.
 
 use super::*;
 use crate::queue::FromQueue;
@@ -16,7 +16,7 @@ fn a_queue_that_left_has_no_memory_and_no_path_any_more() {
         };
         let (kept, left) = (memory(&mount, 0).unwrap(), memory(&mount, 1).unwrap());
         mount.volume.on_queue(FromQueue::Stopped { queue: 1, error: None }).unwrap();
-        // The threads that the queues had before may still be on their way out.
+        // The threads of the earlier queues may not have ended yet.
         let given_back = async {
             while left.upgrade().is_some() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -25,7 +25,7 @@ fn a_queue_that_left_has_no_memory_and_no_path_any_more() {
         let given_back = tokio::time::timeout(Duration::from_secs(30), given_back).await;
         given_back.expect("nobody can use the memory any more");
         assert!(kept.upgrade().is_some());
-        // The other queue is connected again, and it alone.
+        // Only the other queue is connected again.
         mount.on_path_end(0, PathEnd::Silent);
         until_status(&mut mount, |status| status.state == "connected").await;
         assert_eq!(mount.status().epoch, 2);

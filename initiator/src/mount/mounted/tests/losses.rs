@@ -1,4 +1,4 @@
-//! Losses of acknowledged writes, as the mount notes them for the process that comes after it.
+//! Losses of acknowledged writes in the note for the next process.
 
 use rblk_config::OnLoss;
 use rblk_protocol::Status;
@@ -8,14 +8,14 @@ use crate::engine::durability::{Answered, Durability, Ledger};
 use crate::engine::io::{Io, IoOp};
 
 #[test]
-fn a_loss_that_was_told_or_came_is_to_be_noted() {
+fn a_new_or_reported_loss_must_be_noted() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
         mount.set_durability(Durability::inheriting_loss(OnLoss::Once, false));
         assert!(!mount.note.owes_loss(), "there is no device to recover");
         mount.adopt_device(7, DeviceToken::new(7));
-        // What the note of the dead process said, is said by nobody yet.
+        // The loss in the dead process's note is not reported yet.
         assert!(mount.note.owes_loss());
         mount.note.set_noted_loss();
         assert!(!mount.note.owes_loss());
@@ -24,7 +24,7 @@ fn a_loss_that_was_told_or_came_is_to_be_noted() {
         mount.volume.durability().arrived();
         let flush = Io::new(IoOp::Flush, 0, 0, BlockSize::new(4096).unwrap()).unwrap();
         ledger.submitted(Tag(0));
-        // Whoever notes it is woken, and only by what changes it.
+        // A change of the loss wakes the writer of the note; nothing else does.
         let woken = async || {
             let change = mount.volume.durability().loss_changed();
             tokio::time::timeout(Duration::ZERO, change).await.is_ok()
@@ -88,7 +88,7 @@ fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
         let mut mount = mounted(&config(&[&toy])).await;
         for (on_loss, lost, force) in [
             (OnLoss::UntilRemount, true, false),
-            // It may be the first that anybody hears of it.
+            // This failure may be the first report of the loss.
             (OnLoss::UntilRemount, false, true),
             (OnLoss::Once, true, true),
         ] {
@@ -96,7 +96,8 @@ fn a_flush_that_fails_after_a_loss_does_not_keep_the_disk_mounted() {
             if lost {
                 mount.volume.durability().lose(0);
             }
-            // This process has to end. One that does not would stay, and say why.
+            // This process has to end. A process that goes on would stay, with the reason in its
+            // reply.
             let unflushed = Ok(WrittenBack::Unflushed(libc::EIO));
             match Ending::default().on_synced(unflushed, &mount) {
                 Some(End::Unmount { force: by_force }) => {
@@ -113,7 +114,7 @@ fn a_note_that_cannot_be_written_is_owed_and_keeps_the_next_program_away() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         let mut mount = mounted(&config(&[&toy])).await;
-        // There is no such directory, whoever runs this.
+        // The directory does not exist, also for root.
         mount.note = NoteKeeper::new(
             "no/directory",
             mount.volume.config(),
@@ -131,7 +132,7 @@ fn a_note_that_cannot_be_written_is_owed_and_keeps_the_next_program_away() {
         }
         let Some(Response::Busy(why)) = mount.refuses_hand_over() else { panic!("handed over") };
         assert!(why.contains("cannot be written"), "{why}");
-        // Noted at last.
+        // The note is written at last.
         mount.note.set_noted_loss();
         assert_eq!((mount.note_loss(), mount.refuses_hand_over()), (None, None));
     });

@@ -1,4 +1,4 @@
-//! A mount without a device, at targets that say what a test wants.
+//! A mount without a device, at toy targets that a test controls.
 
 mod ending;
 mod impostors;
@@ -48,7 +48,7 @@ fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-/// What a toy was asked.
+/// A command that a toy received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Heard {
     Login { resumed: bool, epoch: Epoch },
@@ -57,30 +57,31 @@ enum Heard {
 }
 
 struct Manners {
-    // Nothing is answered, and nobody is let in.
+    // Nothing is answered, and no connection is accepted.
     is_dead: bool,
     // A resumed LOGIN is refused: sealed with keys, else at CONNECT.
     knows_session: bool,
-    // Admin connections that resume, or I/O connections, are refused so, without any proof.
+    // The reason to refuse admin connections that resume (true), or I/O connections (false),
+    // without any proof.
     rejects: Option<(bool, RejectReason)>,
     drains: bool,
-    // The next ASYNC_EVENT, or the one that is parked, is answered: volumes changed.
+    // The next ASYNC_EVENT, or the parked one, is answered: volumes changed.
     has_news: bool,
     // Blocks of the volume, and whether it is read-only; `None` when it is removed.
     volume: Option<(u64, bool)>,
-    // LISTs of one volume that were heard, and whether they are answered.
+    // The number of LISTs received for one volume, and whether they are answered.
     lists: u32,
     answers_lists: bool,
-    // What is answered to LIST is not sealed.
+    // Replies to LIST are not sealed.
     answers_in_the_clear: bool,
-    // Queues are let in when that many KEEP_ALIVEs were heard.
+    // Queues are accepted after so many KEEP_ALIVEs.
     beats_before_queues: u32,
     open: (Status, &'static str),
     instance: u8,
     name: &'static str,
-    // What a new connection proves; nothing if absent.
+    // The proofs for new connections; `None` proves nothing.
     proofs: Option<Proofs>,
-    // Commands that were answered before a LOGIN was accepted.
+    // Commands answered before a LOGIN was accepted.
     handshakes: Vec<(Opcode, Status)>,
     heard: Vec<Heard>,
     beats: u32,
@@ -196,7 +197,7 @@ fn volume(generation: Generation) -> OpenReply {
     }
 }
 
-/// Takes a connection and drives it until it, or its end of the cable, is dead.
+/// Accepts a connection and drives it until it, or its end of the cable, is dead.
 #[expect(clippy::too_many_lines, reason = "one arm for each event")]
 async fn serve(incoming: Incoming, manners: Arc<Mutex<Manners>>) {
     let asked = HelloRequest::from_wire(&incoming.hello().0).unwrap();
@@ -384,7 +385,7 @@ fn config(toys: &[&Toy]) -> MountConfig {
     config.queue_depth = 2;
     config.max_io = rblk_config::ByteSize(4096);
     config.reconnect_delay = ms(10);
-    // Both share a thread, which may not be run for long.
+    // Both ends share a thread, which may not run for long times.
     config.detect = ms(4000);
     config.failback = ms(0);
     config
@@ -447,13 +448,13 @@ impl Mount {
     }
 }
 
-/// What the mount does of itself, for a moment.
+/// Lets the mount act for a moment.
 async fn attend(mount: &mut Mount) {
-    // Nothing is due for long where nothing happens.
+    // Without events nothing is due for long.
     let _ = tokio::time::timeout(Duration::from_millis(20), mount.attend()).await;
 }
 
-/// Attends to the mount until its status is as wanted.
+/// Attends to the mount until its status is the wanted one.
 async fn until_status(mount: &mut Mount, wanted: impl Fn(&MountStatus) -> bool) {
     let begun = Instant::now();
     while !wanted(&mount.status()) {
@@ -473,8 +474,8 @@ fn open(generation: u64) -> Heard {
 #[test]
 fn a_mount_that_ends_while_it_reconnects_leaves_no_session() {
     runtime().block_on(async {
-        // The mount ends at another moment of the try each time: while the try waits for the answer
-        // to LOGIN, asks the mount, opens the volume or connects the queue.
+        // The mount ends at a different moment of the try each time: while the try waits for the
+        // answer to LOGIN, asks the mount, opens the volume or connects the queue.
         for pauses in 0..20 {
             let (first, second) = (Toy::new().await, Toy::new().await);
             let mut mount = mounted(&config(&[&first, &second])).await;
@@ -493,7 +494,7 @@ fn a_mount_that_ends_while_it_reconnects_leaves_no_session() {
                 };
                 let _ = tokio::time::timeout(pause, attends).await;
             } else {
-                // The mount does not read what the try asks.
+                // The mount does not read the messages of the try.
                 tokio::time::sleep(20 * pause).await;
             }
             mount.volume.end_session(Some(LOGOUT)).await;
@@ -529,7 +530,7 @@ fn over_to_another_address_and_back_and_away_from_a_drain() {
         let (probes, back) = heard.split_at(heard.len() - 2);
         assert_eq!(back, [login(true, 3), open(5)]);
         assert_eq!(probes, [login(false, 1), Heard::Logout].repeat(2), "two probes, no OPEN");
-        // The way back is no loss.
+        // The return is no loss.
         let after = mount.status();
         assert_eq!(
             (after.last_loss, after.lost_at_unix_ms),
@@ -583,7 +584,8 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
         let why = status.last_loss.expect("it was lost");
         assert!(!why.contains("session"), "that it is a new session is no loss: {why}");
 
-        // Without a word it is the session that is fenced: another one is told who has the volume.
+        // Without a name, only the session is fenced: a new session learns the holder of the
+        // volume.
         toy.is(|manners| {
             (manners.is_dead, manners.knows_session) = (true, true);
             manners.open = (Status::Fenced, "");
@@ -602,7 +604,7 @@ fn a_new_session_keeps_the_generation_and_a_fenced_mount_asks_no_more() {
         assert!(status.last_loss.is_some_and(|why| why.contains("held by b (10.0.0.2)")));
         assert_eq!(mount.volume.link().facts().fenced.as_deref(), Some("held by b (10.0.0.2)"));
         assert!(status.lost_ms_ago.is_some());
-        // Its session is given back, and nothing else follows.
+        // The mount logs out, and sends nothing else.
         until_status(&mut mount, |_| toy.heard().contains(&Heard::Logout)).await;
         for _ in 0..20 {
             attend(&mut mount).await;
@@ -631,7 +633,7 @@ fn another_target_at_a_second_address_is_passed_over() {
 }
 
 #[test]
-fn a_first_mount_waits_for_its_target_but_not_for_what_will_not_pass() {
+fn a_first_mount_waits_for_its_target_but_not_after_a_permanent_error() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         toy.is(|manners| manners.is_dead = true);
@@ -679,8 +681,8 @@ fn the_end_of_a_path_that_has_a_successor_is_no_loss() {
         assert_eq!(mount.status().last_loss.as_deref(), Some("queue 0: Silent"));
         until_status(&mut mount, |status| status.state == "connected").await;
 
-        // One that shows that a feature does not work is not tried again with it, and in no other
-        // way at once.
+        // A path that fails with a feature is not tried again with it; the next try, without it,
+        // follows at once.
         mount.set_queues(Queues::without_threads(&[1]));
         mount.on_path_end(0, PathEnd::SelfTest);
         assert!(!mount.volume.link().setup().wish.features.has(Features::WRITE_WITH_IMM));
@@ -700,7 +702,7 @@ fn a_target_that_drains_is_left_when_every_queue_is_quiet() {
         let begun = Instant::now();
         mount.set_queues(Queues::without_threads(&[1, 1]));
         for queue in [0, 0, 9, 1] {
-            // The hold ends of itself after a while.
+            // The hold ends by itself after a while.
             let ended = !mount.volume.link().is_connected();
             assert!(!ended || begun.elapsed() >= Duration::from_millis(700));
             mount.on_quiet(queue);
@@ -716,7 +718,7 @@ fn a_session_is_kept_while_its_queues_connect() {
     runtime().block_on(async {
         let toy = Toy::new().await;
         toy.is(|manners| manners.beats_before_queues = 2);
-        // Without a KEEP_ALIVE no queue is let in.
+        // Without a KEEP_ALIVE no queue is accepted.
         let mount = mounted(&config(&[&toy])).await;
         assert!(mount.volume.link().is_connected());
     });
@@ -733,7 +735,7 @@ fn a_target_that_drains_is_not_asked_for_events_again_and_again() {
         toy.is(|manners| manners.drains = true);
         let event = tokio::time::timeout(TIME_LIMIT, session.admin.event(pulse)).await.unwrap();
         assert_eq!(event.unwrap(), Some(AsyncEvent::Draining));
-        // Held, it goes on: every ASYNC_EVENT would be answered at once.
+        // The KEEP_ALIVEs go on during the hold: every ASYNC_EVENT would be answered at once.
         toy.is(|manners| manners.beats = 0);
         let begun = Instant::now();
         while toy.manners.lock().unwrap().beats < 2 {

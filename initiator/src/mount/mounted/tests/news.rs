@@ -1,4 +1,4 @@
-//! A target whose volume changes while it is mounted.
+//! The volume of a target changes while it is mounted.
 
 use rblk_protocol::{VolumeEntry, VolumeListHeader};
 
@@ -13,7 +13,7 @@ pub(super) fn opened((blocks, read_only): Shape) -> OpenReply {
     OpenReply { blocks: BlockCount(blocks), flags, ..volume(Generation(5)) }
 }
 
-/// What the toy says to LIST.
+/// The toy's reply to LIST.
 pub(super) fn listed(command: &CommandCapsule, shape: Option<Shape>) -> (Status, Vec<u8>) {
     let mut list = VolumeListHeader { entries: 0, total: 0 }.to_wire().to_vec();
     match shape.map(opened) {
@@ -91,7 +91,7 @@ fn news_that_come_with_no_change_change_nothing() {
 }
 
 #[test]
-fn what_is_not_sealed_changes_no_mount_with_keys() {
+fn unsealed_replies_change_no_mount_with_keys() {
     runtime().block_on(async {
         let directory = tempfile::tempdir().unwrap();
         let target = rblk_protocol::auth::SecretKey::generate().unwrap();
@@ -99,7 +99,7 @@ fn what_is_not_sealed_changes_no_mount_with_keys() {
         toy.is(|manners| manners.proofs = Some(honest(&target)));
         let config = config_with_keys(&toy, vec![target.public()], directory.path());
         let mut mount = mounted(&config).await;
-        // Somebody on the way swallows every LIST and says that the volume is gone.
+        // A man in the middle swallows every LIST and reports that the volume is gone.
         toy.is(|manners| manners.answers_in_the_clear = true);
         toy.becomes(None);
         until_status(&mut mount, |status| status.state == "reconnecting").await;
@@ -124,7 +124,7 @@ fn a_session_ends_in_good_order_while_an_answer_is_awaited() {
         }
         attend(&mut mount).await;
         assert_eq!(shape(&mount.status()), (256, false, "connected"), "it is kept alive meanwhile");
-        // It says no goodbye before the answer, and does not wait for ever either.
+        // LOGOUT is not sent before the answer to LIST, but the session ends in time all the same.
         let begun = Instant::now();
         mount.volume.end_session(Some(Duration::from_millis(50))).await;
         assert!(begun.elapsed() < TIME_LIMIT);

@@ -1,24 +1,24 @@
-//! What a toy proves, or does not.
+//! The proofs of a toy target, good and bad.
 
 use rblk_protocol::auth::{
     Carrier, Hellos, LoggedIn, SecretKey, SessionSecret, TargetHandshake, TargetSeal, Ticket,
 };
 use rblk_protocol::{CommandCapsule, LoginRequest, Opcode, Status};
 
-/// The keys of a toy, and how honest it is.
+/// The keys of a toy, and its misbehaviour.
 #[derive(Clone)]
 pub(super) struct Proofs {
     pub(super) keys: Vec<SecretKey>,
     /// The answers after LOGIN are sealed.
     pub(super) seals: bool,
-    /// What it says to every LOGIN without a seal, if not nothing.
+    /// The status of every LOGIN without a seal, if any.
     pub(super) refuses: Option<Status>,
 }
 
-/// What came with a command.
+/// The content of a command.
 pub(super) enum Opened {
     Body(Vec<u8>),
-    /// To be answered so.
+    /// Answer like this.
     Answer(Status, Vec<u8>),
     /// The connection must end.
     Broken,
@@ -32,7 +32,7 @@ pub(super) struct Prover {
     ticket: Option<Ticket>,
 }
 
-/// The same for every session.
+/// The secret of every session.
 pub(super) fn secret() -> SessionSecret {
     SessionSecret::from_bytes(&[7; 32])
 }

@@ -1,15 +1,15 @@
-//! [`GuestNote`]: what the process that serves the disk of a guest writes down for the next one, in
-//! a JSON file beside the socket, replaced as a whole. The kernel of the guest goes on with what it
-//! wrote, so a new process has to know at least as much of that as the one before it.
+//! [`GuestNote`]: the state that the process of a guest's disk leaves to the next one, in a JSON
+//! file beside the socket, replaced as a whole. The kernel of the guest relies on its acknowledged
+//! writes, so the new process must know at least as much about them as the one before it.
 //!
-//! The note is there before a front end may connect, and before requests go by a new path. While
-//! the process runs it says what is true if the process is killed at that moment: writes may not be
-//! flushed, and no ring has an end that anybody knows. A process that ends in good order replaces
-//! it, or removes it where no guest is left that could go on ([`GuestNote::outlives`]).
+//! The note exists before a front end may connect, and before requests use a new path. While the
+//! process runs, the note describes a process killed at that moment: writes may not be flushed, and
+//! the end of each ring is unknown. A process that ends in good order replaces the note, or removes
+//! it where no guest is left that could go on ([`GuestNote::outlives`]).
 //!
-//! Only a FLUSH ends the doubt about writes. A guest that resets its disk does not: one that wakes
-//! from sleep does so, too, and its file systems go on with what they wrote before. A start of the
-//! host ends it, for no guest outlives that.
+//! Only a FLUSH ends the doubt about writes. A reset of the disk does not: a guest that wakes from
+//! sleep resets its disk, too, and its file systems still rely on earlier writes. A restart of the
+//! host ends the doubt, for no guest outlives it.
 //!
 //! Nothing in a note needs to be on disk before power is lost: the guest would be lost with it.
 
@@ -28,7 +28,7 @@ use crate::engine::durability::Durability;
 use crate::front::vhost::Left;
 use crate::volume::course::Facts;
 
-/// The form that is written and read here.
+/// The form that this version writes and reads.
 const FORM: u32 = 1;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -43,7 +43,7 @@ pub(crate) struct BadGuestNote {
     why: String,
 }
 
-/// A note is of another volume, and somebody may still need it.
+/// The note is of another volume, and may still be needed.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{}: the process before this one served volume {volume:?} of target {target:?} by this socket, and what its guest \
@@ -66,18 +66,18 @@ pub(crate) struct UnwrittenGuestNote {
     error: io::Error,
 }
 
-/// What a process leaves to the next one, beside the socket of a guest.
+/// The state that a process leaves to the next one, beside the socket of a guest.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct GuestNote {
     form: u32,
-    // The start of this host in which it was written.
+    // The start of this host in which the note was written.
     boot: String,
     // For people.
     volume: String,
     target: String,
     #[serde(with = "as_hex")]
     uuid: u128,
-    // The run of the target, which matters where the volume is in its memory.
+    // The run of the target, for a volume in its memory.
     #[serde(with = "as_hex")]
     instance: u128,
     #[serde(with = "as_hex")]
@@ -91,28 +91,28 @@ pub(crate) struct GuestNote {
     rings_in_doubt: Vec<u16>,
 }
 
-/// What a note says of writes.
+/// The doubts about writes in a note.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Doubts {
     pub(super) maybe_unflushed: bool,
     pub(super) loss_untold: bool,
 }
 
-/// What a process begins with, by the note of the one before it.
+/// The initial state of a process, from the note of the one before it.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     /// Which acknowledged writes are durable.
     pub(crate) account: Arc<Durability>,
-    /// What is known of the rings.
+    /// The known state of the rings.
     pub(crate) left: Left,
-    /// Writes of the process before are lost now, and were not known to be.
+    /// Whether writes of the process before are newly found lost.
     pub(crate) is_new_loss: bool,
-    /// Why no ring can be gone on with, if the volume is not what the guest left.
+    /// Why no ring can be resumed, if the volume is not the one that the guest left.
     pub(crate) other: Option<&'static str>,
 }
 
 impl Inherited {
-    /// From a process that was killed and wrote no note.
+    /// The state after a killed process without a note.
     pub(crate) fn unknown(on_loss: OnLoss) -> Self {
         let account = Durability::inheriting(on_loss);
         account.arrived();
@@ -146,13 +146,13 @@ impl GuestNote {
         }
     }
 
-    /// Whether there has to be a note after the end of a process: a guest may go on, or what it
-    /// wrote may not be durable.
+    /// Whether a process that ends must leave a note: a guest may go on, or its writes may not be
+    /// durable.
     pub(super) fn outlives(doubts: Doubts, left: &Left) -> bool {
         left.guest_stays || doubts.maybe_unflushed
     }
 
-    /// The path of the note, by that of the socket.
+    /// The path of the note beside a socket.
     pub(super) fn path(socket: &Path) -> PathBuf {
         with_ending(socket, ".note")
     }
@@ -177,7 +177,7 @@ impl GuestNote {
         form::parse(text, FORM)
     }
 
-    /// Without an id, a start of the host is taken for the same.
+    /// Without a boot id, a note counts as of this start.
     fn is_of_boot(&self, boot: &str) -> bool {
         self.boot == boot || self.boot.is_empty() || boot.is_empty()
     }
@@ -189,7 +189,7 @@ impl GuestNote {
     pub(super) fn write(&self, socket: &Path) -> Result<(), UnwrittenGuestNote> {
         let (path, new) = (Self::path(socket), with_ending(socket, ".note.new"));
         let mut options = std::fs::OpenOptions::new();
-        // The directory may be another user's: no link of theirs is followed.
+        // The directory may belong to another user: links are not followed.
         options.write(true).create_new(true).mode(0o600);
         let written = serde_json::to_vec(self).map_err(io::Error::other).and_then(|text| {
             let _ = std::fs::remove_file(&new);
@@ -198,13 +198,13 @@ impl GuestNote {
             std::fs::rename(&new, &path)
         });
         if written.is_err() {
-            // Part of a note is of no use, and takes space, which may be what is missing.
+            // A partial note is useless and takes space, perhaps the space that is missing.
             let _ = std::fs::remove_file(new);
         }
         written.map_err(|error| UnwrittenGuestNote { path, error })
     }
 
-    /// Forgets the note beside a socket.
+    /// Removes the note beside a socket.
     ///
     /// # Errors
     /// [`UnwrittenGuestNote`]: it stays as it was.
@@ -218,18 +218,18 @@ impl GuestNote {
         }
     }
 
-    /// The generation in which the process before had the volume.
+    /// The generation of the volume in the process before.
     pub(crate) fn generation(&self) -> Generation {
         Generation(self.generation)
     }
 
-    /// Whether it is of a volume of that name.
+    /// Whether the note is of a volume of that name.
     pub(crate) fn is_of(&self, volume: &str) -> bool {
         self.volume == volume
     }
 
-    /// Whether it may be replaced by a note of the volume that was opened: by one of another volume
-    /// only if nothing of it has to be told.
+    /// Whether a note of the opened volume may replace this one. A note of another volume may be
+    /// replaced only if no loss and no doubt is left in it.
     ///
     /// # Errors
     /// [`NoteOfAnother`].
@@ -246,8 +246,8 @@ impl GuestNote {
         Err(NoteOfAnother { path: Self::path(socket), volume, target })
     }
 
-    /// What the next process begins with, which has opened the volume. `was_away`: another host had
-    /// it since. FLUSHes fail after a loss as either process says, whichever fails more.
+    /// The initial state of the next process, which has opened the volume. `was_away`: another host
+    /// had it since. Of the two settings of `on_loss`, the stricter one counts.
     pub(crate) fn inherit(&self, facts: &Facts, on_loss: OnLoss, was_away: bool) -> Inherited {
         let volume = &facts.volume;
         let is_ephemeral = volume.flags.has(VolumeFlags::EPHEMERAL);
@@ -265,7 +265,7 @@ impl GuestNote {
                 None => self.rings_in_doubt.clone(),
             },
         };
-        // What was written to another volume says nothing of this one.
+        // Writes to another volume do not concern this one.
         let doubt = self.maybe_unflushed && !is_other;
         let was_told = self.loss_untold && !is_other;
         let is_new_loss = doubt && u128::from_be_bytes(volume.verifier.0) != self.verifier;
@@ -277,7 +277,7 @@ impl GuestNote {
             (false, true) => Durability::inheriting(on_loss),
             (false, false) => Durability::new(on_loss),
         };
-        // The rings that this process serves have nothing that was submitted to another one.
+        // The rings of this process have no requests that were submitted to another.
         account.arrived();
         Inherited { account, left, is_new_loss, other }
     }
@@ -322,7 +322,7 @@ pub mod fuzzing {
 
     use super::*;
 
-    /// Whether the bytes are a note of a guest. What was accepted is the same when it is written
+    /// Whether the bytes are a note of a guest. An accepted note does not change when it is written
     /// and read again, and the next process knows no less than the note says.
     #[must_use]
     #[expect(clippy::missing_panics_doc, reason = "it panics when the parser breaks a promise")]

@@ -63,7 +63,7 @@ fn a_note_that_cannot_be_written_leaves_the_older_one() {
 }
 
 #[test]
-fn a_note_of_no_use_is_refused() {
+fn an_invalid_note_is_refused() {
     let good = serde_json::to_value(note(DOUBT)).unwrap();
     assert_eq!(GuestNote::parse(good.to_string().as_bytes()), Ok(note(DOUBT)));
     let changed = |key: &str, value: Value| {
@@ -98,7 +98,7 @@ fn a_note_of_no_use_is_refused() {
 fn no_guest_outlives_the_start_of_its_host() {
     let note = GuestNote { boot: "one".to_owned(), ..note(DOUBT) };
     assert!(note.is_of_boot("one") && !note.is_of_boot("two"));
-    // Where the system does not say, it may be the same.
+    // Without a boot id, the note may be of this start.
     assert!(note.is_of_boot(""));
     assert!(GuestNote { boot: String::new(), ..note }.is_of_boot("two"));
     let dir = tempfile::tempdir().unwrap();
@@ -108,10 +108,10 @@ fn no_guest_outlives_the_start_of_its_host() {
 }
 
 #[test]
-fn a_note_outlives_its_process_while_somebody_needs_it() {
+fn a_note_outlives_its_process_while_it_is_needed() {
     for (doubts, guest_stays, outlives) in [
         (CLEAN, false, false),
-        // Nobody is left to be told.
+        // No guest is left that needs the report.
         (LOSS, false, false),
         (DOUBT, false, true),
         (CLEAN, true, true),
@@ -122,7 +122,7 @@ fn a_note_outlives_its_process_while_somebody_needs_it() {
     }
 }
 
-/// Losses, whether a doubt is open, and whether the loss is news.
+/// The losses, whether a doubt is open, and whether the loss is new.
 fn found(inherited: &Inherited) -> (u64, bool, bool) {
     let Inherited { account, is_new_loss, .. } = inherited;
     (account.losses(), account.inherits_doubt(), *is_new_loss)
@@ -168,7 +168,7 @@ fn a_loss_that_every_flush_tells_outlives_a_change_of_the_mode() {
 }
 
 #[test]
-fn a_note_of_another_volume_is_kept_while_somebody_needs_it() {
+fn a_note_of_another_volume_is_kept_while_it_is_needed() {
     let mut other = facts();
     other.volume.uuid = [2; 16];
     let socket = Path::new("/run/vm1.sock");
@@ -185,24 +185,24 @@ fn a_note_of_another_volume_is_kept_while_somebody_needs_it() {
 }
 
 #[test]
-fn no_ring_goes_on_with_what_its_guest_did_not_leave() {
+fn no_ring_resumes_on_a_volume_that_its_guest_did_not_leave() {
     let every = every_ring();
     let away = note(DOUBT).inherit(&facts(), OnLoss::Once, true);
     assert_eq!(away.left.rings_in_doubt, every);
     assert_eq!((found(&away), away.other), ((0, true, false), Some("another host had it")));
-    // Of another volume the note says nothing.
+    // The note does not count for another volume.
     let mut other = facts();
     other.volume.uuid = [2; 16];
     let other = note(DOUBT).inherit(&other, OnLoss::Once, false);
     assert_eq!(other.left.rings_in_doubt, every);
     assert_eq!((found(&other), other.other), ((0, false, false), Some("it is another volume")));
-    // The memory of another run of the target is another volume, too.
+    // The memory of another run of the target counts as another volume.
     let mut run = facts();
     run.instance = InstanceId([4; 16]);
     assert_eq!(note(DOUBT).inherit(&run, OnLoss::Once, false).other, None);
     run.volume.flags = run.volume.flags.with(VolumeFlags::EPHEMERAL, true);
     assert!(note(DOUBT).inherit(&run, OnLoss::Once, false).other.is_some());
-    // A process that was killed and had no note.
+    // A killed process without a note.
     let unknown = Inherited::unknown(OnLoss::Once);
     assert_eq!(unknown.left, Left { guest_stays: true, rings_in_doubt: every });
     assert!(unknown.account.inherits_doubt());

@@ -1,5 +1,5 @@
 //! Volumes that are added, removed and changed while hosts come and go: scenes, and random events
-//! against a model of what is served and who has it.
+//! against a model of the served volumes and their users.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ impl World {
         self.carry_out();
     }
 
-    /// Does every step that is asked for, and returns them.
+    /// Carries out every step that core orders, and returns them.
     fn do_all(&mut self) -> Vec<Step> {
         let mut done = Vec::new();
         while let Some(step) = self.steps.pop() {
@@ -57,7 +57,7 @@ impl World {
     }
 }
 
-/// A world with one volume more, which has a store.
+/// A world with another volume, which has a store.
 fn with_stored() -> (World, u16) {
     let mut w = World::new();
     w.add(stored(VOLUMES, STORED)).unwrap();
@@ -105,7 +105,7 @@ fn each_change_takes_its_steps() {
 }
 
 #[test]
-fn an_open_waits_for_a_volume_that_is_closed_and_gets_it_as_it_is_then() {
+fn an_open_waits_for_a_closed_volume_and_gets_its_new_state() {
     let (mut w, index) = with_stored();
     w.alter(stored(index, BlockCount(400)), true).unwrap();
     let link = w.session(1);
@@ -114,7 +114,7 @@ fn an_open_waits_for_a_volume_that_is_closed_and_gets_it_as_it_is_then() {
     assert_eq!(w.do_all().len(), 6);
     let said = w.answer(link, 1).expect("it is open again");
     assert_eq!(OpenReply::from_wire(&said.payload).unwrap().blocks, BlockCount(400));
-    // And one that waits for a volume that goes is told so.
+    // An OPEN that waits for a volume that goes is refused.
     w.remove(index, true).unwrap();
     let other = w.session(2);
     assert_eq!(w.open(other, 1, exclusive(index)), None);
@@ -123,7 +123,7 @@ fn an_open_waits_for_a_volume_that_is_closed_and_gets_it_as_it_is_then() {
 }
 
 #[test]
-fn a_failure_leads_back() {
+fn a_failure_rolls_back() {
     let (mut w, index) = with_stored();
     let fail = |w: &mut World| {
         w.steps.clear();
@@ -140,7 +140,7 @@ fn a_failure_leads_back() {
     let link = w.session(1);
     assert_eq!(w.opened(link, 1, exclusive(index)).unwrap().blocks, STORED);
 
-    // A removal that cannot write what is dirty, and one whose connections do not end.
+    // A removal that cannot write dirty blocks, and one with connections that do not end.
     w.log_out(link);
     w.bury(link);
     w.remove(index, false).unwrap();
@@ -156,7 +156,7 @@ fn a_failure_leads_back() {
     assert!(w.altered.pop().unwrap().unwrap_err().contains("did not end within 60 s"));
     assert!(w.core.volumes().iter().any(|volume| volume.index.0 == index));
 
-    // A new volume that one poll group cannot serve is dropped by all.
+    // If one poll group cannot serve a new volume, all drop it.
     w.add(stored(index + 1, STORED)).unwrap();
     fail(&mut w);
     assert_eq!(w.steps, [Step::Drop]);
@@ -166,7 +166,7 @@ fn a_failure_leads_back() {
 }
 
 #[test]
-fn what_waits_for_a_store_has_a_deadline_and_leads_back() {
+fn a_wait_for_a_store_has_a_deadline_and_rolls_back() {
     let (mut w, index) = with_stored();
     w.alter(stored(index, BlockCount(400)), true).unwrap();
     w.stepped(Ok(()));
@@ -179,7 +179,7 @@ fn what_waits_for_a_store_has_a_deadline_and_leads_back() {
     w.stepped(Ok(()));
     let error = w.altered.pop().unwrap().unwrap_err();
     assert_eq!(error, "the work of its store did not end within 60 s");
-    // One that was to grow: its file is cut back.
+    // The volume was to grow: its file is cut back.
     let cached = |blocks| Volume { cache: CacheMode::WriteBack, ..stored(index, blocks) };
     w.steps.clear();
     w.alter(cached(BlockCount(801)), false).unwrap();
@@ -198,7 +198,7 @@ fn what_waits_for_a_store_has_a_deadline_and_leads_back() {
 }
 
 #[test]
-fn an_open_that_waits_for_a_long_change_is_told_to_try_again() {
+fn an_open_times_out_during_a_long_change() {
     let (mut w, index) = with_stored();
     w.alter(stored(index, BlockCount(400)), true).unwrap();
     let link = w.session(1);
@@ -228,7 +228,7 @@ fn a_removal_by_force_ends_and_fences() {
         assert_eq!(w.altered.pop(), Some(Ok(())));
         assert!(w.core.volumes().iter().all(|volume| volume.index.0 != index));
         w.bury_the_dying();
-        // Added again under its name, as another volume.
+        // The volume is added again under its name, as another volume.
         let again = Volume { index: VolumeIndex(index + 1), ..stored(index, STORED) };
         w.steps.clear();
         w.add(again).unwrap();
@@ -259,7 +259,7 @@ fn a_fence_that_cannot_be_written_is_written_again() {
     };
     let record = fail(&mut w);
     for _ in 0..3 {
-        // Nobody opens the volume, which is not served any more.
+        // No host opens the volume, which is not served any more.
         assert!(w.on_their_way.is_empty());
         w.pass(Duration::from_millis(500));
         assert_eq!(fail(&mut w), record);
@@ -296,7 +296,7 @@ fn a_fence_waits_for_a_claim_of_its_volume() {
 }
 
 #[test]
-fn a_snapshot_holds_writes_for_a_moment_and_lets_them_go_on_whatever_fails() {
+fn a_snapshot_releases_held_writes_at_any_failure() {
     use Step::{Access, Clone, Hold, Probe, WriteBack};
     let (mut w, index) = with_stored();
     let link = w.session(1);
@@ -322,7 +322,7 @@ fn a_snapshot_holds_writes_for_a_moment_and_lets_them_go_on_whatever_fails() {
         assert_eq!(w.altered.pop(), Some(Err("a disk".to_owned())), "after {done}");
         w.steps.clear();
     }
-    // Or takes too long: the first write-back may take its time, what comes after the hold may not.
+    // A step takes too long: the first write-back has no limit here, the steps after the hold do.
     for done in 2..5 {
         w.order(snapshot()).unwrap();
         w.stepped(Ok(()));
@@ -346,7 +346,7 @@ fn a_snapshot_holds_writes_for_a_moment_and_lets_them_go_on_whatever_fails() {
 }
 
 #[test]
-fn who_uses_a_volume_is_said_and_can_be_ended() {
+fn users_of_a_volume_are_named_and_can_be_kicked() {
     let (mut w, index) = with_stored();
     let link = w.session(1);
     w.opened(link, 1, exclusive(index)).unwrap();
@@ -360,11 +360,11 @@ fn who_uses_a_volume_is_said_and_can_be_ended() {
     assert!(w.is_dying(link) && !w.core.kick(SessionIndex { index: 9, life: 9 }, w.now));
     w.bury_the_dying();
     assert_eq!(w.core.sessions().iter().count(), 0);
-    // It may come again, and has the generation that it had.
+    // The host may come again, and has its old generation.
     let again = w.session(1);
     let generation = w.core.generation(VolumeIndex(index));
     assert!(w.opened(again, 1, returning(index, generation)).is_some());
-    // While it is closed to others, it may come back, and nobody else.
+    // While the volume is closed to others, this host may come back, and no other.
     w.core.close_to_others(VolumeIndex(index), true);
     let other = w.session(2);
     let request = open_as(index, AccessMode::ReadOnly);
@@ -395,11 +395,11 @@ fn a_volume_keeps_its_verifier_when_its_cache_mode_changes() {
 }
 
 #[test]
-fn what_is_more_at_risk_is_recorded_first() {
+fn a_higher_risk_is_recorded_first() {
     let (mut w, index) = with_stored();
     w.alter(Volume { cache: CacheMode::WriteBack, ..stored(index, STORED) }, false).unwrap();
     assert_eq!(w.steps, [Step::Record]);
-    // Where it cannot be, nothing changes.
+    // If the record cannot be written, nothing changes.
     w.stepped(Err("a full disk".to_owned()));
     assert_eq!(w.steps.pop(), Some(Step::Lower), "the disk may have it all the same");
     w.stepped(Err("a full disk".to_owned()));
@@ -415,7 +415,7 @@ fn what_is_more_at_risk_is_recorded_first() {
 }
 
 #[test]
-fn an_opener_in_a_new_generation_reads_only_what_is_durable() {
+fn an_opener_in_a_new_generation_reads_only_durable_writes() {
     let (mut w, index) = with_stored();
     w.slow_store = true;
     let first = w.session(1);
@@ -424,7 +424,7 @@ fn an_opener_in_a_new_generation_reads_only_what_is_durable() {
     w.settle_all(&Ok(()));
     let said = w.answer(first, 1).expect("it is durable");
     let generation = OpenReply::from_wire(&said.payload).unwrap().generation;
-    // Who reads, or comes back in the same generation, was told of a loss otherwise.
+    // A reader, or a host in the same generation, learns of a loss in another way.
     let reader = w.session(3);
     assert!(w.opened(reader, 1, open_as(index, AccessMode::ReadOnly)).is_some());
     assert!(w.opened(first, 2, returning(index, generation)).is_some());
@@ -439,18 +439,18 @@ fn an_opener_in_a_new_generation_reads_only_what_is_durable() {
     let said = w.answer(second, 1).expect("it is refused");
     assert_eq!(said.status, Status::StoreError);
     assert!(said.text().contains("no space") && said.text().contains("read-only"));
-    // It may try again, and the wait has an end.
+    // The host may try again, and the wait has an end.
     assert_eq!(w.open(second, 2, exclusive(index)), None);
     w.pass(Duration::from_secs(31));
     let said = w.answer(second, 2).expect("it is refused");
     assert_eq!(said.status, Status::TimedOut);
     assert!(said.text().contains("its store does not answer"), "{}", said.text());
-    // An answer that comes late is for nobody.
+    // A late answer has no effect.
     w.settle_all(&Ok(()));
     assert!(w.core.users(VolumeIndex(index)).iter().all(|user| !user.contains("host2")));
 }
 
-/// What is served, and who has it.
+/// The served volumes and their users.
 #[derive(Default)]
 struct Model {
     // Blocks and read-only, by index.
@@ -562,7 +562,7 @@ impl Chance {
         self.look();
     }
 
-    /// The change under way may have ended, by its last step or because that took too long.
+    /// The change under way may have ended, by its last step or by its deadline.
     fn look(&mut self) {
         let Some(result) = self.w.altered.pop() else { return };
         let Pending { index, after, .. } = self.pending.take().expect("one was under way");

@@ -35,7 +35,7 @@ fn world(entries: &[HostConfig]) -> World {
     World::of(Holders::durable([]), BTreeMap::new(), Instant::now(), Some(auth))
 }
 
-/// Two hosts that may do everything.
+/// Two hosts with all rights.
 fn two() -> World {
     world(&[entry(1, &["*:rw"]), HostConfig { take_over: true, ..entry(2, &["*:rw"]) }])
 }
@@ -65,8 +65,8 @@ impl World {
         self.connect(ConnectionKind::Admin, session, epoch).unwrap()
     }
 
-    /// AUTHENTICATE by a host that knows the target by that key. Returns the answer, and how it
-    /// goes on.
+    /// AUTHENTICATE by a host that knows the target by that key. Returns the answer and the
+    /// handshake.
     fn authenticate(&mut self, link: Link, host: u8, target: u8) -> (Replied, InitiatorHandshake) {
         let introduction = self.introductions[&link.admission];
         let (own, target) = (secret_key(host), key(target));
@@ -78,12 +78,12 @@ impl World {
         (self.answer(link, 1).expect("an answer"), handshake)
     }
 
-    /// LOGIN behind it. What is answered comes later.
+    /// LOGIN after that. The answer comes later.
     fn ask_in(&mut self, link: Link, host: u8) -> Proven {
         let (said, handshake) = self.authenticate(link, host, TARGET);
         assert_eq!(said.status, Status::Ok);
         let login = LoginRequest {
-            // It claims to be another; nobody believes that.
+            // A false identity, which the target ignores.
             host: HostId([9; 16]),
             host_name: host_name(9),
             keep_alive_ms: 1000,
@@ -95,7 +95,7 @@ impl World {
         Proven { link, seal, sequence, secret: None }
     }
 
-    /// What the target says to a command, which nobody has changed.
+    /// The target's reply to a command, unchanged on its way.
     fn hear(&mut self, proven: &Proven, tag: u16) -> Option<SealedReply> {
         let said = self.answer(proven.link, tag)?;
         Some(proven.seal.open_reply(proven.sequence, &said.payload).expect("sealed"))
@@ -148,7 +148,7 @@ impl World {
 }
 
 #[test]
-fn a_host_is_who_its_key_says() {
+fn the_key_decides_the_host() {
     let mut w = two();
     let mut a = w.proven(1);
     let session = w.core.sessions().get(a.link.session).unwrap();
@@ -180,13 +180,13 @@ fn only_the_host_of_a_session_resumes_it() {
 }
 
 #[test]
-fn a_lost_session_is_told_under_seal() {
+fn the_loss_of_a_session_is_reported_under_seal() {
     let mut w = two();
     let mut a = w.proven(1);
     assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
     let told = w.notices.len();
-    // Unknown, and of an epoch that is not higher. At CONNECT, where nobody has proven anything,
-    // nothing is said.
+    // Unknown, and an epoch that is not higher. At CONNECT, without a proof, the target says
+    // nothing of it.
     for resume in [(SessionId([0x77; 16]), Epoch(5)), (a.link.id, Epoch(1)), (a.link.id, Epoch(0))]
     {
         let back = w.stranger(Some(resume));
@@ -198,7 +198,7 @@ fn a_lost_session_is_told_under_seal() {
 }
 
 #[test]
-fn nobody_gets_by_without_proof() {
+fn no_connection_passes_without_proof() {
     let mut w = two();
     // A hello without keys.
     w.introduce = false;
@@ -214,7 +214,7 @@ fn nobody_gets_by_without_proof() {
     assert_eq!(w.log_in(plain, 1, 1).unwrap().status, Status::NotAllowed);
     assert_eq!(w.core.decisions().unproven, 1, "it is told of once");
     assert_eq!(w.core.sessions().iter().count(), 0);
-    // Commands in the clear, or sealed and changed, in a session that is proven.
+    // Commands in the clear, or sealed and changed, in a proven session.
     for change in [false, true] {
         let mut a = w.proven(1);
         a.sequence = a.sequence.next();
@@ -257,14 +257,14 @@ fn an_event_is_a_hint_in_the_clear() {
 #[test]
 fn a_wrong_revoked_or_rotated_out_key() {
     let mut w = two();
-    // Of no host: it is told, in the clear, and ended.
+    // The key belongs to no host: it is refused, in the clear, and the connection ends.
     let link = w.stranger(None);
     let unknown = w.ask_in(link, 3);
     let said = w.answer(unknown.link, 2).unwrap();
     assert_eq!((said.status, said.payload.len()), (Status::NotAllowed, 0));
     assert!(w.is_dying(link));
     assert_eq!((w.core.sessions().iter().count(), w.core.decisions().unproven), (0, 1));
-    // Revoked: at once, with what it held.
+    // A revoked host loses its sessions and volumes at once.
     let (mut a, mut b) = (w.proven(1), w.proven(2));
     let queue = w.queue(a.link, 0);
     assert!(w.prove(queue));
@@ -281,13 +281,13 @@ fn a_wrong_revoked_or_rotated_out_key() {
         let again = w.ask_in(again, 1);
         assert_eq!(w.answer(again.link, 2).unwrap().status, Status::NotAllowed);
     }
-    // The next holder waits for what was under way.
+    // The next holder waits for commands under way.
     let open = exclusive(0).to_wire();
     assert_eq!(w.tell(&mut b, Opcode::OpenVolume, &open), None);
     w.bury_the_dying();
     assert_eq!(w.hear(&b, 3).unwrap().status, Status::Ok);
     assert!(w.core.sessions().get(a.link.session).is_none());
-    // Two keys while it changes its key; then the old one is out, with the sessions that proved it.
+    // Two keys during a rotation; then the old one is out, with the sessions that proved it.
     let both = HostConfig { keys: vec![key(2), key(4)], ..entry(2, &["*:rw"]) };
     assert_eq!(w.core.set_hosts(hosts(&[both]), w.now), []);
     let mut c = w.proven(4);
@@ -298,7 +298,7 @@ fn a_wrong_revoked_or_rotated_out_key() {
     w.carry_out();
     assert!(w.is_dying(b.link) && !w.is_dying(c.link));
     assert_eq!(w.opens(&mut c, exclusive(1)).0, Status::Ok);
-    // The same key in another entry is another host.
+    // The key in another entry is another host.
     let other = HostConfig { name: "other".to_owned(), keys: vec![key(4)], ..entry(2, &["*:rw"]) };
     assert_eq!(w.core.set_hosts(hosts(&[other]), w.now), [Name::new("db2").unwrap()]);
 }
@@ -313,7 +313,7 @@ fn the_poll_groups_hear_of_the_limits_of_hosts() {
     assert_eq!(sessions, [a.link.session, b.link.session], "nothing of a host without a limit");
     let (first, second) = (told[0].1.as_ref().unwrap(), told[1].1.as_ref().unwrap());
     assert!(Arc::ptr_eq(first, second), "they share one limit");
-    // The same limits go on with what was used; others begin anew.
+    // Unchanged limits keep their use; other limits begin anew.
     for (iops, is_same) in [(Some(1000), Some(true)), (Some(20), Some(false)), (None, None)] {
         assert_eq!(w.core.set_hosts(hosts(&[limited(iops), entry(2, &["*:rw"])]), w.now), []);
         w.carry_out();
@@ -335,26 +335,27 @@ fn an_acl_bounds_open_list_and_take_over() {
     assert_eq!(names(&mut w, &mut a), "v0 v1");
     assert_eq!(names(&mut w, &mut b), "v1");
     assert_eq!(names(&mut w, &mut c), "v0 v1");
-    // What it may not see is as if it were not there, also while another has it.
+    // A hidden volume does not exist for a host, even while another host has it.
     assert_eq!(w.opens(&mut c, exclusive(0)).0, Status::Ok);
     let hidden = w.opens(&mut b, exclusive(0));
     let nothing = OpenRequest { name: Name::new("nothing").unwrap(), ..exclusive(0) };
     assert_eq!(hidden, w.opens(&mut b, nothing));
     assert_eq!(hidden, (Status::NoSuchVolume, String::new()));
-    // What it may only read.
+    // A volume that the host may only read.
     for mode in [AccessMode::Exclusive, AccessMode::Shared] {
         let (status, text) = w.opens(&mut a, open_as(1, mode));
         assert!(status == Status::NotAllowed && text.contains("v1:ro"), "{status:?} {text}");
     }
     assert_eq!(w.opens(&mut a, open_as(1, AccessMode::ReadOnly)).0, Status::Ok);
-    // What it may not take from another. Whoever may open it learns who has it.
+    // A host without the right to take over. A host that may open the volume learns the name of its
+    // holder.
     let (status, text) = w.opens(&mut a, taking_over(0));
     assert!(status == Status::NotAllowed && text.contains("take_over"), "{status:?} {text}");
     let (status, text) = w.opens(&mut a, exclusive(0));
     assert!(status == Status::InUse && text.contains("db3"), "{status:?} {text}");
     assert_eq!(w.core.decisions().take_overs, 0);
     assert_eq!(w.writable(c.link.session), [0]);
-    // Rights that are withdrawn close what they had opened, and no more.
+    // Withdrawn rights close the volumes that they had opened, and no others.
     assert_eq!(w.opens(&mut c, exclusive(1)).0, Status::Ok);
     let less = [entry(1, &["v0:rw"]), entry(2, &["v1:rw"]), entry(3, &["v0:rw", "v1:ro"])];
     assert_eq!(w.core.set_hosts(hosts(&less), w.now), []);
@@ -386,7 +387,7 @@ fn a_right_that_is_withdrawn_meanwhile_opens_nothing() {
 }
 
 #[test]
-fn a_target_with_another_key_fences_nobody() {
+fn a_target_with_another_key_fences_no_host() {
     let mut w = two();
     let mut a = w.proven(1);
     assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
@@ -397,7 +398,7 @@ fn a_target_with_another_key_fences_nobody() {
     assert_eq!((said.status, said.payload.len()), (Status::NotAllowed, 0));
     assert!(w.is_dying(back) && !w.is_dying(a.link));
     assert_eq!((w.notices.len(), w.writable(a.link.session)), (told, vec![0]));
-    // While the target changes its key, it is known by both.
+    // During a rotation the target is known by both keys.
     let keys = vec![secret_key(NEXT_TARGET), secret_key(TARGET)];
     let auth = AuthConfig { keys, hosts: hosts(&[entry(1, &["*:rw"])]) };
     let mut w = World::of(Holders::durable([]), BTreeMap::new(), Instant::now(), Some(auth));
@@ -417,24 +418,24 @@ fn a_queue_that_has_proven_nothing_keeps_nothing() {
         let asked = HelloRequest { kind, session: a.link.id, epoch: Epoch(1), ..w.hello() };
         w.knock(&asked, peer, SessionId::default())
     };
-    // Anybody may name the session. From elsewhere they have the places of strangers.
+    // Any peer may name the session. From other addresses they take the places of strangers.
     let foreign: Vec<Link> =
         (0..64).map(|n| from(&mut w, &format!("tcp://10.0.0.9:{n}"), 0).unwrap()).collect();
     let refused = from(&mut w, "tcp://10.0.0.9:99", 0).unwrap_err();
     assert_eq!(refused.reason, RejectReason::Crowded);
     assert_eq!(w.core.sessions().get(a.link.session).unwrap().connections(), 1);
-    // The one that proves it has the number.
+    // The connection with the proof gets the number.
     let peer = w.core.sessions().get(a.link.session).unwrap().peer.clone();
     let own = from(&mut w, &peer, 0).unwrap();
     w.core.proved(own.at, own.admission, w.now);
     w.carry_out();
     assert_eq!(from(&mut w, &peer, 0).unwrap_err().reason, RejectReason::DuplicateQueue);
-    // A second one with the secret is one too many.
+    // A second connection with the secret is one too many.
     let late = foreign[0];
     w.core.proved(late.at, late.admission, w.now);
     w.carry_out();
     assert!(w.is_dying(late) && !w.is_dying(own));
-    // The next epoch waits for all of them: whether one has proven itself may not be known yet.
+    // The next epoch waits for all of them: a proof may be on its way.
     let next = w.stranger(Some((a.link.id, Epoch(2))));
     let mut next = w.ask_in(next, 1);
     assert!(foreign.iter().all(|link| w.is_dying(*link)));
@@ -443,7 +444,7 @@ fn a_queue_that_has_proven_nothing_keeps_nothing() {
     assert_eq!(w.hear(&next, 2), None);
     w.bury_the_dying();
     w.logged_in(&mut next);
-    // A session without its admin connection takes none.
+    // A session without its admin connection takes no queues.
     w.bury(next.link);
     let asked = HelloRequest {
         kind: ConnectionKind::Io { queue: 1 },
@@ -476,14 +477,14 @@ fn a_host_keeps_to_its_budget_over_all_its_sessions() {
     let small = HostConfig { connections_max: Some(4), ..entry(1, &["*:rw"]) };
     let mut w = world(&[small, entry(2, &["*:rw"])]);
     let (a, again, b) = (w.proven(1), w.proven(1), w.proven(2));
-    // What has not proven itself is not its own.
+    // An unproven connection does not count as its own.
     let queues: Vec<Link> = (0..4).map(|queue| w.queue(a.link, queue)).collect();
     let other = w.queue(again.link, 0);
     assert!(w.prove(queues[0]) && w.prove(other));
     let refused = w.join_from("peer", a.link, 9).unwrap_err();
     assert!(refused.text.starts_with("4 connections are your limit"), "{}", refused.text);
     assert!(!w.prove(queues[1]) && w.is_dying(queues[1]) && !w.is_dying(queues[0]));
-    // The log says so once in a second.
+    // The log has it once in a second.
     assert!(!w.core.lines().owes());
     assert!(!w.prove(queues[3]) && w.core.lines().owes());
     w.bury(other);
@@ -512,12 +513,12 @@ fn a_host_has_no_more_sessions_than_connections() {
         assert!(text.starts_with("2 connections are your limit"), "{text}");
     }
     w.proven(2);
-    // One that lost its connection and holds a volume still counts.
+    // A session that lost its connection and holds a volume still counts.
     let mut a = a;
     assert_eq!(w.opens(&mut a, exclusive(0)).0, Status::Ok);
     w.bury(a.link);
     assert_eq!(refused(&mut w).0, Status::LimitReached);
-    // Without an entry that says otherwise, a host has its part of the sessions.
+    // Without a limit in its entry, a host has its part of the sessions.
     let mut w = world(&[entry(1, &["*:rw"])]);
     let all: Vec<Proven> = (0..8).map(|_| w.proven(1)).collect();
     w.bury(all[0].link);
@@ -525,7 +526,7 @@ fn a_host_has_no_more_sessions_than_connections() {
 }
 
 #[test]
-fn a_host_that_died_finds_room_beside_what_its_lease_keeps() {
+fn a_crashed_host_finds_room_beside_its_kept_sessions() {
     let auth = AuthConfig { keys: vec![secret_key(TARGET)], hosts: hosts(&[entry(1, &["*:ro"])]) };
     let capacity = Capacity::new(32, None, 64 << 30);
     let now = Instant::now();
@@ -546,7 +547,7 @@ fn a_host_that_died_finds_room_beside_what_its_lease_keeps() {
         assert_eq!(w.opens(&mut proven, reader).0, Status::Ok);
         Ok(proven.link)
     };
-    // A quarter, and all of them die.
+    // A quarter of the sessions, and all of them lose their connections.
     for _ in 0..2 {
         let links: Vec<Link> = (0..8).map(|_| log_in(&mut w).expect("a quarter")).collect();
         assert_eq!(w.core.sessions().iter().filter(|s| s.connections() > 0).count(), 8);
@@ -554,7 +555,7 @@ fn a_host_that_died_finds_room_beside_what_its_lease_keeps() {
         assert!(text.contains("your limit"), "{text}");
         links.into_iter().for_each(|link| w.bury(link));
     }
-    // What is kept is bounded, too, and the lease ends.
+    // Kept sessions are bounded, too, and the lease ends.
     let text = log_in(&mut w).unwrap_err();
     assert!(text.starts_with("16 sessions are your limit"), "{text}");
     w.pass(LEASE + Duration::from_secs(1));
@@ -568,7 +569,7 @@ fn unproven_joiners_keep_no_queue_of_the_host_out() {
     let a = w.proven(1);
     let own = w.core.sessions().get(a.link.session).unwrap().peer.clone();
     w.memory_bytes = 3 << 20;
-    // As many as can be, from its own address and from others, and at once again.
+    // As many joiners as fit, from its own address and from others, and at once again.
     let mut joined = 0;
     let mut join = |w: &mut World| {
         joined += 1;
@@ -590,7 +591,7 @@ fn unproven_joiners_keep_no_queue_of_the_host_out() {
     }
     assert_eq!(state(&w), (9, (1 << 10) + 8 * (3 << 20)));
     assert_eq!(w.join_from(&own, a.link, 8).unwrap_err().reason, RejectReason::LimitReached);
-    // They are bounded, by memory here, and what they held is free again.
+    // The joiners are bounded, by memory here, and their memory is free again.
     assert!(w.core.strangers() <= 64 && w.links.len() <= 9 + 170 + 64, "{}", w.links.len());
     let b = w.proven(2);
     w.bury(b.link);

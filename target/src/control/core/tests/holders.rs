@@ -1,4 +1,4 @@
-//! Who may use a volume: generations, take-over, restarts.
+//! Access to volumes: generations, take-over, restarts.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn held() -> (World, Link, Link) {
 }
 
 #[test]
-fn whoever_came_back_too_late_is_fenced() {
+fn a_holder_that_comes_back_too_late_is_fenced() {
     let (mut w, a, queue) = held();
     w.bury(a);
     w.bury(queue);
@@ -27,7 +27,7 @@ fn whoever_came_back_too_late_is_fenced() {
     );
     let b = w.session(2);
     assert_eq!(w.open(b, 1, exclusive(0)).unwrap().generation(), SECOND);
-    // While the other is there, when it was cut off, when it left, and after a restart.
+    // While the other host is there, after it was cut off, after it left, and after a restart.
     let a = w.session(1);
     let late = w.open(a, 1, returning(0, FIRST)).unwrap();
     let peer = &w.core.sessions().get(b.session).unwrap().peer;
@@ -52,7 +52,7 @@ fn whoever_came_back_too_late_is_fenced() {
 }
 
 #[test]
-fn whoever_came_back_in_time_goes_on() {
+fn a_holder_that_comes_back_in_time_goes_on() {
     let (mut w, a, queue) = held();
     w.bury(a);
     w.bury(queue);
@@ -76,7 +76,7 @@ fn a_take_over_waits_for_the_disk_and_the_victims_connections() {
     assert_eq!(refused.status, Status::InUse);
     assert_eq!(refused.text(), "held by host1 (peer1)");
     assert_eq!(w.open(b, 2, taking_over(0)), None);
-    // The next run would know nothing of it, so nothing happens before.
+    // The next run would not know of the take-over, so nothing happens before.
     assert_untouched(&w, a, queue);
     w.write_all();
     assert_eq!(w.core.decisions().take_overs, 1);
@@ -84,7 +84,7 @@ fn a_take_over_waits_for_the_disk_and_the_victims_connections() {
     let close =
         Notice::Close { session: a.session, volume: VolumeIndex(0), refusal: Status::Fenced };
     assert!(w.notices.contains(&close));
-    // It is out for good, whatever it tries.
+    // The fenced host stays out for good, by any OPEN.
     assert_eq!(w.open(a, 3, exclusive(0)).unwrap().status, Status::Fenced);
     assert_eq!(w.open(a, 3, taking_over(0)).unwrap().status, Status::Fenced);
     for kind in [ConnectionKind::Admin, ConnectionKind::Io { queue: 1 }] {
@@ -105,7 +105,7 @@ fn a_take_over_waits_for_the_disk_and_the_victims_connections() {
     assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().status, Status::Fenced);
 }
 
-/// Host 1 still has volume 0, as if nobody else had asked for it.
+/// Host 1 still has volume 0, as if no other host had asked for it.
 fn assert_untouched(w: &World, a: Link, queue: Link) {
     assert!(!w.is_dying(a) && !w.is_dying(queue));
     assert_eq!(w.writable(a.session), [0]);
@@ -122,14 +122,14 @@ fn fail_one(w: &mut World) -> HolderRecord {
 }
 
 #[test]
-fn a_take_over_that_no_disk_knows_did_not_happen() {
+fn an_unwritten_take_over_did_not_happen() {
     let (mut w, a, queue) = held();
     w.slow_disk = true;
     let b = w.session(2);
     assert_eq!(w.open(b, 1, taking_over(0)), None);
     w.bury(a);
     w.bury(queue);
-    // Died before the change got to the disk.
+    // The target died before the change got to the disk.
     let mut w = w.restart();
     let a = w.session(1);
     assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().generation(), FIRST);
@@ -152,7 +152,7 @@ fn a_take_over_that_cannot_be_remembered_leaves_the_holder_as_it_is() {
         assert!(failed.text().ends_with("No space left"), "{}", failed.text());
         assert_eq!(w.writable(b.session), [0_u16; 0]);
         assert_untouched(&w, a, queue);
-        // Whatever the disk has now, it is told again who the holder is.
+        // The disk may have either record now: the holder's is written again.
         if heals {
             w.write_all();
         } else {
@@ -160,13 +160,13 @@ fn a_take_over_that_cannot_be_remembered_leaves_the_holder_as_it_is() {
             assert_eq!(w.on_their_way, []);
         }
         assert_eq!(w.durable[&[1; 16]].generation, FIRST);
-        // It comes back for its volume, for which no disk is needed.
+        // The holder comes back for its volume, which needs no disk.
         let again = w.connect(ConnectionKind::Admin, a.id, Epoch(2)).unwrap();
         assert_eq!(w.log_in(again, 1, 1), None);
         w.bury_the_dying();
         assert_eq!(w.answer(again, 1).unwrap().status, Status::Ok);
         assert_eq!(w.open(again, 2, returning(0, FIRST)).unwrap().generation(), FIRST);
-        // And may be taken it from when the disk can take that.
+        // Another host can take the volume over once the disk works.
         w.slow_disk = false;
         assert_eq!(w.open(b, 2, taking_over(0)), None);
         w.bury_the_dying();
@@ -175,14 +175,14 @@ fn a_take_over_that_cannot_be_remembered_leaves_the_holder_as_it_is() {
 }
 
 #[test]
-fn what_comes_while_a_take_over_is_on_its_way_to_the_disk() {
+fn opens_while_a_take_over_is_being_written() {
     for succeeds in [true, false] {
         let (mut w, a, queue) = held();
         let (b, c) = (w.session(2), w.session(3));
         w.slow_disk = true;
         assert_eq!(w.open(b, 1, taking_over(0)), None);
         assert_eq!(w.open(c, 1, exclusive(0)), None, "who has it is not known yet");
-        // Its path was lost, it comes back to what it had, and it leaves.
+        // The holder lost its path, comes back to its volume, and leaves.
         let again = w.connect(ConnectionKind::Admin, a.id, Epoch(2)).unwrap();
         w.bury(a);
         w.bury(queue);
@@ -210,7 +210,7 @@ fn what_comes_while_a_take_over_is_on_its_way_to_the_disk() {
 }
 
 #[test]
-fn a_claim_that_nobody_waits_for_any_more() {
+fn a_claim_without_a_waiting_open() {
     let give_up: [fn(&mut World, Link); 4] = [
         |w, b| w.bury(b),
         |w, b| {
@@ -237,7 +237,7 @@ fn a_claim_that_nobody_waits_for_any_more() {
         give_up(&mut w, b);
         let c = w.session(3);
         assert_eq!(w.open(c, 1, exclusive(0)), None);
-        // The disk has it, and then has the holder's record again.
+        // The disk has the claim, and then has the holder's record again.
         let (ticket, record) = w.on_their_way.remove(0);
         w.durable.insert(record.volume, record);
         w.core.persisted(ticket, Ok(()));
@@ -255,14 +255,14 @@ fn a_disk_that_hangs_is_not_given_more_and_more() {
     let mut w = World::new();
     let a = w.session(1);
     w.slow_disk = true;
-    // Asked over and over: each OPEN is the end of the one before, which is on its way.
+    // Many OPENs: each ends the one before, which is being written.
     assert_eq!((1..2000).find_map(|tag| w.open(a, tag, exclusive(0))), None);
     assert_eq!(w.on_their_way.len(), 1);
     while !w.on_their_way.is_empty() {
         w.write_all();
     }
     w.replies.clear();
-    // Left and entered over and over.
+    // Many CLOSEs and OPENs.
     let refused = (1..2000).find_map(|tag| {
         w.send(a, tag, Opcode::CloseVolume, 1, &[]);
         w.replies.clear();
@@ -283,7 +283,7 @@ fn a_change_that_could_not_be_written_is_written_again() {
     w.bury(a);
     w.bury(queue);
     assert!(!w.durable[&[1; 16]].present);
-    // It comes back, of which the disk is not told.
+    // The holder comes back, and the record does not get to the disk.
     let a = w.session(1);
     w.slow_disk = true;
     assert_eq!(w.open(a, 1, returning(0, FIRST)), None);
@@ -291,14 +291,14 @@ fn a_change_that_could_not_be_written_is_written_again() {
     assert_eq!(w.answer(a, 1).unwrap().status, Status::StoreError);
     w.write_all();
     let (a, again) = (w.session(1), returning(0, FIRST));
-    // The same holder in the same generation, which the disk does not know to be there.
+    // The holder in its generation, but the record on the disk has it as gone.
     assert_eq!(w.open(a, 1, again), None);
     assert_eq!(w.on_their_way.len(), 1);
     w.write_all();
     assert_eq!(w.answer(a, 1).unwrap().generation(), FIRST);
     assert!(w.durable[&[1; 16]].present);
 
-    // Nor may one that shares it be let in before.
+    // A host that shares it may not be let in before either.
     let shared = open_as(1, AccessMode::Shared);
     assert_eq!(w.open(a, 2, shared), None);
     let b = w.session(2);
@@ -330,7 +330,7 @@ fn a_take_over_of_one_that_waits_to_take_over() {
 }
 
 #[test]
-fn the_one_who_takes_over_dies_meanwhile() {
+fn the_new_holder_dies_during_the_take_over() {
     let (mut w, a, queue) = held();
     let b = w.session(2);
     assert_eq!(w.open(b, 1, taking_over(0)), None);
@@ -341,7 +341,7 @@ fn the_one_who_takes_over_dies_meanwhile() {
     w.bury(a);
     w.bury(queue);
     assert_eq!(w.answer(c, 1).unwrap().generation(), Generation(3));
-    // It comes back with nothing, and in a new session: it was never let in.
+    // The opener comes back without a volume, and in a new session: it was never let in.
     assert_eq!(w.connect(ConnectionKind::Admin, b.id, Epoch(2)), Err(RejectReason::NoSuchSession));
     let b = w.session(2);
     assert_eq!(w.open(b, 2, exclusive(0)).unwrap().status, Status::InUse);
@@ -349,8 +349,8 @@ fn the_one_who_takes_over_dies_meanwhile() {
 }
 
 #[test]
-fn the_victim_says_goodbye_meanwhile() {
-    // Before the take-over: what it sent is still under way.
+fn the_victim_logs_out_during_the_take_over() {
+    // Before the take-over: its commands are still under way.
     let (mut w, a, queue) = held();
     w.log_out(a);
     assert_eq!(w.open(a, 2, exclusive(0)).unwrap().status, Status::NotReady, "it said goodbye");
@@ -361,7 +361,7 @@ fn the_victim_says_goodbye_meanwhile() {
     w.bury(a);
     assert_eq!(w.answer(b, 1).unwrap().generation(), SECOND);
 
-    // After it.
+    // After the take-over.
     let (mut w, a, queue) = held();
     let b = w.session(2);
     assert_eq!(w.open(b, 1, taking_over(0)), None);
@@ -374,7 +374,7 @@ fn the_victim_says_goodbye_meanwhile() {
 }
 
 #[test]
-fn what_was_closed_with_commands_under_way() {
+fn a_volume_closed_with_commands_under_way() {
     let (mut w, a, queue) = held();
     w.send(a, 2, Opcode::CloseVolume, 1, &[]);
     assert_eq!(w.answer(a, 2).unwrap().status, Status::Ok);
@@ -386,7 +386,8 @@ fn what_was_closed_with_commands_under_way() {
     assert_eq!(reader.generation(), FIRST, "readers wait for nobody");
     assert_eq!(w.open(b, 2, exclusive(0)), None);
     w.bury(queue);
-    // It held nothing else: its session ends with its connections, and it comes back in a new one.
+    // The host held nothing else: its session ends with its connections, and it comes back in a new
+    // one.
     let late = w.connect(ConnectionKind::Admin, a.id, Epoch(2)).unwrap();
     w.bury_the_dying();
     assert_eq!(w.answer(b, 2).unwrap().generation(), SECOND);
@@ -396,7 +397,7 @@ fn what_was_closed_with_commands_under_way() {
 }
 
 #[test]
-fn to_open_in_another_way_is_to_close_first() {
+fn opening_in_another_mode_closes_first() {
     let (mut w, a, queue) = held();
     assert_eq!(w.open(a, 2, open_as(0, AccessMode::ReadOnly)).unwrap().generation(), FIRST);
     assert_eq!(w.writable(a.session), [0_u16; 0]);
@@ -422,7 +423,7 @@ fn the_victims_other_volumes_are_kept_for_it() {
     let a = w.session(1);
     assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().status, Status::Fenced);
     assert_eq!(w.open(a, 2, returning(1, FIRST)).unwrap().generation(), FIRST);
-    // Unless it stays away.
+    // Unless the host stays away.
     w.bury(a);
     w.pass(LEASE + Duration::from_secs(1));
     assert_eq!(w.open(b, 3, exclusive(1)).unwrap().generation(), SECOND);
@@ -442,7 +443,7 @@ fn a_take_over_of_one_that_is_cut_off_is_at_once() {
 }
 
 #[test]
-fn a_take_over_that_waits_too_long_is_told_and_the_victim_stays_out() {
+fn a_take_over_times_out_and_the_victim_stays_out() {
     let (mut w, a, queue) = held();
     let b = w.session(2);
     assert_eq!(w.open(b, 1, taking_over(0)), None);
@@ -474,7 +475,7 @@ fn after_a_restart_holders_are_waited_for() {
     assert_eq!(w.open(a, 1, returning(0, FIRST)).unwrap().generation(), FIRST);
     assert_eq!(w.open(b, 3, exclusive(0)).unwrap().status, Status::InUse);
 
-    // The same host, anew; by force; and when it stayed away.
+    // The host itself again; another one by force; and another one after the lease.
     let mut w = w.restart();
     let a = w.session(1);
     assert_eq!(w.open(a, 1, exclusive(0)).unwrap().generation(), SECOND);
@@ -485,7 +486,7 @@ fn after_a_restart_holders_are_waited_for() {
     w.pass(LEASE);
     let c = w.session(3);
     assert_eq!(w.open(c, 1, exclusive(0)).unwrap().generation(), Generation(4));
-    // Not for one that said goodbye.
+    // Not for a host that logged out.
     w.log_out(c);
     let mut w = w.restart();
     let d = w.session(4);
@@ -493,7 +494,7 @@ fn after_a_restart_holders_are_waited_for() {
 }
 
 #[test]
-fn those_who_share() {
+fn hosts_that_share_a_volume() {
     let shared = open_as(0, AccessMode::Shared);
     let mut w = World::new();
     let (a, b, c) = (w.session(1), w.session(2), w.session(3));
@@ -523,7 +524,7 @@ fn those_who_share() {
 }
 
 #[test]
-fn the_first_of_those_who_share_does_not_get_it_alone_after_a_restart() {
+fn the_first_sharer_does_not_get_the_volume_alone_after_a_restart() {
     let shared = open_as(0, AccessMode::Shared);
     let mut w = World::new();
     let (a, b) = (w.session(1), w.session(2));

@@ -1,4 +1,4 @@
-//! Core with poll groups that do just what they are told, when the test says so.
+//! Core with poll groups that act on notices only when the test lets them.
 
 mod alter;
 mod auth;
@@ -47,11 +47,11 @@ struct Link {
     epoch: Epoch,
     kind: ConnectionKind,
     at: ConnectionRef,
-    // Control wants it ended.
+    // Control ordered its end.
     dying: bool,
 }
 
-/// An answer to an admin command.
+/// The reply to an admin command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Replied {
     to: ConnectionRef,
@@ -79,32 +79,32 @@ struct World {
     links: Vec<Link>,
     replies: Vec<Replied>,
     notices: Vec<Notice>,
-    // What the poll groups were told at each LOGIN.
+    // The longest silence that the poll groups got at each LOGIN.
     silences: Vec<Duration>,
-    // What the poll groups were told of the limits of hosts.
+    // The limits of hosts that the poll groups got.
     limits: Vec<(SessionIndex, Option<Arc<Limiter>>)>,
-    // What would be there after a restart.
+    // The records after a restart.
     durable: BTreeMap<VolumeUuid, HolderRecord>,
-    // Changes on their way to it, when they are to wait there.
+    // Changes on their way to these records, while the disk is slow.
     slow_disk: bool,
     on_their_way: Vec<(Ticket, HolderRecord)>,
-    // Volumes whose writes are to be made durable, when they are to wait there.
+    // Volumes whose writes the store has to make durable, while it is slow.
     slow_store: bool,
     settles: Vec<(SettleTicket, VolumeIndex)>,
     stopped: bool,
-    // Steps of changes of volumes that were asked for, and how the changes ended.
+    // Steps of changes of volumes that core ordered, and the outcomes of the changes.
     steps: Vec<Step>,
     altered: Vec<Result<(), String>>,
     given_up: Vec<String>,
     made: u32,
     // Of the next connections.
     memory_bytes: u64,
-    // Where hosts prove their keys: whether the hellos say that they can, and what they were.
+    // If hosts prove their keys: whether the hellos offer it, and the hellos.
     introduce: bool,
     introductions: BTreeMap<AdmissionId, Introduction>,
 }
 
-/// What a connection is granted, with a nonce of its own.
+/// The grant of a connection, with a nonce of its own.
 fn accept(made: u32) -> HelloAccept {
     let mut nonce = Nonce([3; 16]);
     nonce.0[..4].copy_from_slice(&made.to_le_bytes());
@@ -223,7 +223,7 @@ impl World {
         }
     }
 
-    /// The target dies; the next run knows what was durable.
+    /// The target dies; the next run has the durable records.
     fn restart(self) -> Self {
         let holders = Holders::durable(self.durable.values().cloned());
         Self { made: self.made, ..Self::with(holders, self.durable, self.now) }
@@ -282,7 +282,7 @@ impl World {
         }
     }
 
-    /// Whatever is on its way to the disk gets there.
+    /// Makes all records on their way to the disk durable.
     fn write_all(&mut self) {
         for (ticket, record) in std::mem::take(&mut self.on_their_way) {
             self.durable.insert(record.volume, record);
@@ -291,7 +291,7 @@ impl World {
         self.carry_out();
     }
 
-    /// The stores have made durable what they were to, or could not.
+    /// The stores have made the writes durable, or failed.
     fn settle_all(&mut self, result: &Result<(), String>) {
         for (ticket, _) in std::mem::take(&mut self.settles) {
             self.core.settled(ticket, result.clone());
@@ -329,7 +329,7 @@ impl World {
         self.knock(&asked, &peer, SessionId(fresh)).map_err(|refused| refused.reason)
     }
 
-    /// A connect request. It changes nothing of any session.
+    /// A connect request. Changes nothing of any session.
     fn knock(
         &mut self,
         asked: &HelloRequest,
@@ -345,7 +345,7 @@ impl World {
         let is_encrypted = asked.features.has(Features::ENCRYPT);
         let knock = Knock { asked, introduction, peer, memory_bytes, fresh, is_encrypted };
         let admitted = self.core.connect(&knock, self.now);
-        // Nobody has proved anything: only another who has not may have to go.
+        // Without a proof, only another unproven connection may have to go.
         while let Some(effect) = self.core.next_effect() {
             let Effect::Evict { admission } = effect else { panic!("{effect:?}") };
             let links = self.links.iter_mut().filter(|link| link.admission == admission);
@@ -372,7 +372,7 @@ impl World {
         Ok(link)
     }
 
-    /// Nothing of a connection is in use any more.
+    /// Removes a connection after the last use of its resources.
     fn bury(&mut self, link: Link) {
         let at = self.links.iter().position(|l| l.at == link.at).expect("buried once");
         self.links.remove(at);
@@ -399,7 +399,7 @@ impl World {
         self.carry_out();
     }
 
-    /// The answer to a command that was answered.
+    /// The reply to a command, if there is one.
     fn answer(&mut self, link: Link, tag: u16) -> Option<Replied> {
         let at = self.replies.iter().position(|said| said.to == link.at && said.tag == Tag(tag))?;
         Some(self.replies.remove(at))
@@ -445,12 +445,12 @@ impl World {
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        // As control does: what it does without shall be nothing.
+        // Control ticks only on demand: without demand a tick would change nothing.
         if self.core.needs_ticks() {
             self.core.tick(self.now);
         }
         self.carry_out();
-        // As the poll groups do.
+        // The poll groups end late strangers.
         let (now, none) = (self.now, SessionIndex::NONE);
         let late = |l: &&mut Link| l.session == none && now > l.since + STRANGER_TIME;
         self.links.iter_mut().filter(late).for_each(|link| link.dying = true);

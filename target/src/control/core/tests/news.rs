@@ -1,4 +1,5 @@
-//! Volumes that change while they are open: who is told, when, and what LIST says then.
+//! Volumes that change while they are open: the sessions that get the news, the time, and the entry
+//! of LIST then.
 
 use rblk_protocol::{AsyncEvent, KeyedDescriptor, VolumeEntry, VolumeFlags, VolumeListHeader};
 
@@ -7,7 +8,7 @@ use super::*;
 const CHANGED: u32 = AsyncEvent::VolumesChanged as u32;
 
 impl World {
-    /// A volume has that many blocks from now on, and perhaps no writers.
+    /// Gives a volume this many blocks, and perhaps takes the right to write.
     fn change(&mut self, index: u16, blocks: u64, read_only: bool) {
         let changed =
             Volume { blocks: BlockCount(blocks), read_only, ..Volume::clone(&volume(index)) };
@@ -16,7 +17,7 @@ impl World {
         self.carry_out();
     }
 
-    /// What LIST says of a volume that the session has open.
+    /// The entry of LIST for a volume that the session has open.
     fn ask(&mut self, link: Link, index: u16) -> Result<VolumeEntry, Status> {
         self.ask_with_room(link, u32::from(index) + 1, 4096)
     }
@@ -59,7 +60,7 @@ impl World {
 }
 
 #[test]
-fn those_who_have_a_volume_open_are_told_that_it_changed() {
+fn sessions_with_a_volume_open_learn_that_it_changed() {
     let mut w = World::new();
     let writer = w.holder(1, 0, AccessMode::Exclusive);
     let reader = w.holder(2, 0, AccessMode::ReadOnly);
@@ -79,7 +80,7 @@ fn those_who_have_a_volume_open_are_told_that_it_changed() {
 }
 
 #[test]
-fn changes_while_nothing_is_parked_are_told_once_at_the_next_event() {
+fn changes_without_a_parked_event_are_reported_once_at_the_next() {
     let mut w = World::new();
     let link = w.holder(1, 0, AccessMode::Exclusive);
     w.change(0, 200, false);
@@ -115,7 +116,7 @@ fn a_session_that_ended_leaves_no_news_to_the_next_one_of_its_place() {
     w.bury(link);
     let next = w.holder(2, 0, AccessMode::Exclusive);
     assert_eq!(w.park(next, 5), None);
-    // News for an epoch that is over are told in the next one, and no older event is answered.
+    // News for an epoch that is over go to the next one, and no older event is answered.
     let old = next;
     w.change(0, 300, false);
     assert_eq!(w.told(old, 5), Some(CHANGED));
@@ -140,7 +141,7 @@ fn a_drain_comes_before_other_news() {
 }
 
 #[test]
-fn an_upgrade_is_told_in_words_that_every_version_knows() {
+fn an_upgrade_falls_back_to_an_event_that_every_version_knows() {
     let mut w = World::new();
     let (parked, late) =
         (w.holder(1, 0, AccessMode::Exclusive), w.holder(2, 1, AccessMode::Exclusive));
@@ -149,7 +150,7 @@ fn an_upgrade_is_told_in_words_that_every_version_knows() {
     w.carry_out();
     assert_eq!(w.told(parked, 5), Some(AsyncEvent::Upgrading as u32));
     assert_eq!(w.park(late, 5), Some(AsyncEvent::Upgrading as u32), "it had nothing parked");
-    // One that parks again does not know that event.
+    // A session that parks again does not know that event.
     assert_eq!(w.park(parked, 6), Some(AsyncEvent::Draining as u32));
     assert_eq!(w.park(parked, 7), None, "that was all");
     assert!(w.core.is_upgrading());

@@ -1,9 +1,9 @@
-//! What is told of hosts that come, go, come back and are lost.
+//! The occurrences of hosts that come, go, come back and are lost.
 
 use super::*;
 use crate::operate::events::EventKind;
 
-/// What was told since the last call, and of which host and volume.
+/// The occurrences since the last call, each with its host and volume.
 fn told(w: &mut World) -> Vec<(EventKind, String, String)> {
     let next = || {
         let what = w.core.next_occurrence()?;
@@ -17,7 +17,7 @@ fn kinds(w: &mut World) -> Vec<EventKind> {
 }
 
 #[test]
-fn a_host_is_lost_only_if_it_held_something_and_said_nothing() {
+fn a_host_is_lost_only_if_it_held_a_volume_and_did_not_log_out() {
     let mut w = World::new();
     let first = w.session(1);
     assert_eq!(told(&mut w), [(EventKind::Connect, "host1".to_owned(), String::new())]);
@@ -55,7 +55,7 @@ fn a_host_that_comes_back_before_its_old_connections_are_gone_was_not_lost() {
 }
 
 #[test]
-fn who_leaves_a_target_that_drains_is_not_lost() {
+fn a_host_that_leaves_a_draining_target_is_not_lost() {
     let mut w = World::new();
     let first = w.session(1);
     assert_eq!(w.open(first, 1, exclusive(0)).unwrap().status, Status::Ok);
@@ -65,7 +65,7 @@ fn who_leaves_a_target_that_drains_is_not_lost() {
 }
 
 #[test]
-fn a_take_over_is_told_of_the_volume_and_the_host_that_lost_it() {
+fn a_take_over_event_names_the_volume_and_the_host_that_lost_it() {
     let mut w = World::new();
     let first = w.session(1);
     assert_eq!(w.open(first, 1, exclusive(0)).unwrap().status, Status::Ok);

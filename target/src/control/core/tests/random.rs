@@ -1,5 +1,5 @@
-//! Random events against the rules, judged by what a poll group would have let happen: which
-//! connections exist, and by which of them a command for a volume can have come.
+//! Random events against the rules. The judge is a model of the poll groups: the connections that
+//! exist, and those that can have brought a command for a volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ impl Rng {
     }
 }
 
-/// Says which seed failed.
+/// Prints the seed of a failure.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -43,10 +43,10 @@ enum Asked {
     Other,
 }
 
-/// What is true of the volumes whatever run of the target says so.
+/// The facts about the volumes over all runs of the target.
 #[derive(Default)]
 struct History {
-    /// Highest generation that anybody was told, by volume, with the host if it was one's alone.
+    /// The highest generation that any host got, by volume, with the host if it was exclusive.
     told: BTreeMap<u16, (Generation, Option<u8>)>,
 }
 
@@ -63,13 +63,13 @@ struct Counts {
     restarts: u32,
 }
 
-/// One run, and what the poll groups would know of it.
+/// One run, and the state of the poll groups in it.
 struct Run {
     w: World,
     asked: BTreeMap<(u32, u16), (Link, Asked, bool)>,
     // Sessions' volumes as the poll groups have them.
     open: BTreeMap<SessionIndex, BTreeMap<u16, AccessMode>>,
-    // By connection: volumes for which it may have brought commands, and how it held them then.
+    // By connection: volumes for which it may have brought commands, and the mode of each then.
     touched: BTreeMap<u32, BTreeMap<u16, AccessMode>>,
     seen: usize,
     tag: u16,
@@ -92,7 +92,7 @@ impl Run {
         }
     }
 
-    /// What the poll groups do with the news, and whether each answer may be given.
+    /// Applies the notices as the poll groups do, and checks each reply.
     fn look(&mut self, history: &mut History, counts: &mut Counts) {
         for notice in &self.w.notices[self.seen..] {
             match *notice {
@@ -156,8 +156,8 @@ impl Run {
         }
     }
 
-    /// Whoever is let in to write finds nobody else who is, or was by a connection that is still
-    /// there.
+    /// A writer that is let in meets no other writer, neither now nor by a connection that still
+    /// lives.
     fn opened(&self, link: Link, volume: u16, mode: AccessMode) {
         for other in self.w.links.iter().filter(|other| other.session != link.session) {
             let touched = &self.touched[&other.at.connection.generation];
@@ -167,7 +167,7 @@ impl Run {
         }
     }
 
-    /// Whoever is fenced would be by the next run, too.
+    /// The next run would fence every host that this one fences.
     fn never_ahead_of_the_disk(&self) {
         for record in self.w.core.holders().records() {
             let durable = self.w.durable.get(&record.volume).map(|record| record.generation);
@@ -189,7 +189,7 @@ impl Run {
         }
     }
 
-    /// A command whose answer is looked at later.
+    /// A command with a reply that is checked later.
     fn ask(&mut self, link: Link, asked: Asked, send: impl FnOnce(&mut World, u16)) {
         self.tag += 1;
         let key = (link.at.connection.generation, self.tag);
@@ -208,7 +208,7 @@ impl Run {
         admins.copied().collect()
     }
 
-    /// An answer to one that is gone is nobody's.
+    /// Drops the replies to connections that are gone.
     fn forget_the_buried(&mut self) {
         let alive: BTreeSet<u32> =
             self.w.links.iter().map(|link| link.at.connection.generation).collect();
@@ -218,7 +218,7 @@ impl Run {
 }
 
 impl History {
-    /// One may write in a generation.
+    /// A host may write in a generation.
     fn told_of(
         &mut self,
         host: u8,
@@ -261,7 +261,7 @@ fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Giv
             if let Some((id, epoch, of)) = rng.pick(&ids) {
                 let epoch = Epoch(epoch.0 + u32::try_from(rng.below(3)).unwrap());
                 if let Ok(link) = run.w.connect(ConnectionKind::Admin, id, epoch) {
-                    // Sometimes one that has only heard of it.
+                    // Sometimes a host that has only heard of the session.
                     let of = if rng.below(8) == 0 { host } else { of.0[0] };
                     hosts.insert(link.at.connection.generation, of);
                 }
@@ -340,8 +340,8 @@ fn step(run: &mut Run, rng: &mut Rng, hosts: &mut BTreeMap<u32, u8>, given: &Giv
             if run.w.on_their_way.is_empty() {
                 return;
             }
-            // The disk takes the oldest change, or says that it does not; then it may have it all
-            // the same.
+            // The disk takes the oldest change, or reports a failure; then it may have the change
+            // all the same.
             let (ticket, record) = run.w.on_their_way.remove(0);
             let fails = rng.below(8) == 0;
             if !fails || rng.below(2) == 0 {
@@ -369,7 +369,7 @@ fn one(seed: u64, counts: &mut Counts) {
         }
         step(&mut run, &mut rng, &mut hosts, &given);
         run.forget_the_buried();
-        // Who was answered remembers the generation, so that old ones come back later.
+        // An answered host remembers its generation, so that old ones come back later.
         for said in run.w.replies.iter().filter(|said| said.status == Status::Ok) {
             let key = (said.to.connection.generation, said.tag.0);
             if let Some((_, Asked::Open { host, volume, mode, .. }, _)) = run.asked.get(&key)
@@ -381,7 +381,8 @@ fn one(seed: u64, counts: &mut Counts) {
         }
         run.look(&mut history, counts);
     }
-    // Nothing waits for ever: when every end is buried and the disk caught up, all are answered.
+    // Nothing waits for ever: when every end is buried and the disk has caught up, all are
+    // answered.
     run.w.slow_disk = false;
     run.w.write_all();
     run.w.bury_the_dying();
@@ -392,13 +393,13 @@ fn one(seed: u64, counts: &mut Counts) {
 }
 
 #[test]
-fn whatever_happens_the_rules_hold() {
+fn the_rules_hold_under_random_events() {
     let mut counts = Counts::default();
     for seed in 0..SEEDS {
         one(seed, &mut counts);
     }
     println!("{counts:?}");
-    // Else it did not try what it is for.
+    // Otherwise the test did not reach its purpose.
     assert!(counts.late_logins > 500 && counts.late_opens > 500, "{counts:?}");
     assert!(counts.refused_logins > 100, "{counts:?}");
     assert!(counts.fenced > 500 && counts.in_use > 500 && counts.take_overs > 500, "{counts:?}");

@@ -48,7 +48,7 @@ fn a_login_whose_connection_died_opens_nothing() {
 }
 
 #[test]
-fn a_login_that_waits_too_long_is_told() {
+fn a_login_that_waits_too_long_times_out() {
     let mut w = World::new();
     let first = w.session(1);
     let second = w.connect(ConnectionKind::Admin, first.id, Epoch(2)).unwrap();
@@ -64,20 +64,20 @@ fn a_login_that_waits_too_long_is_told() {
 }
 
 #[test]
-fn time_matters_only_where_something_may_be_over() {
+fn ticks_are_needed_only_while_a_wait_may_end() {
     let mut w = World::new();
     assert!(!w.core.needs_ticks(), "nobody is there");
     let first = w.session(1);
     assert_eq!(w.open(first, 1, exclusive(0)).unwrap().status, Status::Ok);
     w.write_all();
     assert!(!w.core.needs_ticks(), "a session with nothing to do");
-    // It waits for the connections of the epoch before.
+    // The LOGIN waits for the connections of the epoch before.
     let second = w.connect(ConnectionKind::Admin, first.id, Epoch(2)).unwrap();
     assert_eq!(w.log_in(second, 1, 1), None);
     assert!(w.core.needs_ticks());
     w.bury(first);
     assert!(!w.core.needs_ticks());
-    // Lost: it is kept for the lease.
+    // A lost session is kept for the lease.
     w.bury(second);
     assert!(w.core.needs_ticks());
     w.pass(LEASE + Duration::from_secs(1));
@@ -116,7 +116,7 @@ fn a_session_is_not_superseded_without_proof() {
     let queue = w.queue(first, 0);
     assert_eq!(w.open(first, 1, exclusive(0)).unwrap().status, Status::Ok);
     let told = w.notices.len();
-    // One that has learned the id, and says whatever it likes.
+    // A thief that has learned the id of the session.
     let thief = w.connect(ConnectionKind::Admin, first.id, Epoch(9)).unwrap();
     for (tag, opcode) in
         [Opcode::OpenVolume, Opcode::Logout, Opcode::ListVolumes, Opcode::AsyncEvent]
@@ -133,7 +133,7 @@ fn a_session_is_not_superseded_without_proof() {
     assert_eq!(w.notices.len(), told);
     assert_eq!(w.core.sessions().get(first.session).unwrap().epoch, Epoch(1));
     assert_eq!(w.writable(first.session), [0]);
-    // Of two that name one epoch, the first LOGIN has it.
+    // Of two connections that name one epoch, the first LOGIN gets it.
     let (a, b) = (
         w.connect(ConnectionKind::Admin, first.id, Epoch(2)).unwrap(),
         w.connect(ConnectionKind::Admin, first.id, Epoch(2)).unwrap(),
@@ -147,7 +147,7 @@ fn a_session_is_not_superseded_without_proof() {
 }
 
 impl World {
-    /// A connect request of a stranger from there.
+    /// A connect request of a stranger from that address.
     fn stranger_from(&mut self, peer: &str) -> Result<Link, Refused> {
         let (kind, session, epoch) = (ConnectionKind::Admin, SessionId::default(), Epoch(0));
         let asked = HelloRequest { kind, session, epoch, ..self.hello() };
@@ -164,15 +164,15 @@ fn strangers_fill_only_their_own_places() {
     let resident = w.session(1);
     let strangers: Vec<Link> =
         (0..64).map(|n| w.stranger_from(&format!("tcp://10.0.0.1:{n}")).unwrap()).collect();
-    // Its crowd is its own, and it may come again in a moment.
+    // The crowd fills only its own places, and one may come again in a moment.
     let refused = w.stranger_from("tcp://10.0.0.1:99").unwrap_err();
     assert_eq!(refused.reason, RejectReason::Crowded);
     assert!(refused.text.len() <= rblk_protocol::limits::REJECT_TEXT_BYTES, "it would be cut");
-    // They have no session, and keep nobody from theirs.
+    // Strangers have no session, and take no place of a member.
     assert_eq!(w.core.sessions().iter().count(), 1);
     w.queue(resident, 0);
     assert_eq!(w.open(resident, 1, exclusive(0)).unwrap().status, Status::Ok);
-    // Their time ends whatever they say.
+    // Their time ends in spite of their commands.
     w.pass(STRANGER_TIME);
     strangers.iter().for_each(|stranger| w.send(*stranger, 1, Opcode::ListVolumes, 0, &[]));
     w.pass(Duration::from_millis(1));
@@ -197,7 +197,7 @@ fn a_known_host_logs_in_while_strangers_fill_every_place() {
     for round in 0..100 {
         let host = w.stranger_from("tcp://192.0.2.7:1").expect("a place");
         for _ in 0..20 {
-            // Whether there is a place for it or not.
+            // With or without a place.
             let _ = come(&mut w);
             w.bury_the_dying();
         }
@@ -216,7 +216,7 @@ fn mounts_of_one_host_that_come_at_once_wait_for_each_other() {
     let (mut waiting, mut logged_in) = (200, 0);
     let mut logging_in: Vec<Link> = Vec::new();
     while logged_in < 200 {
-        // Whoever found no place comes again and again.
+        // A mount without a place comes again and again.
         for port in 0..waiting {
             match w.stranger_from(&format!("tcp://192.0.2.7:{port}")) {
                 Ok(link) => logging_in.push(link),
@@ -270,7 +270,7 @@ fn a_machine_with_a_network_is_one_stranger() {
 }
 
 #[test]
-fn a_full_table_of_sessions_is_told_at_login_too() {
+fn a_full_table_of_sessions_refuses_a_login_too() {
     let mut w = World::new();
     let links: Vec<_> = (0..9)
         .map(|_| w.connect(ConnectionKind::Admin, SessionId::default(), Epoch(0)).unwrap())
@@ -314,13 +314,13 @@ fn a_session_keeps_to_its_budget() {
 }
 
 impl World {
-    /// A target that allows so many sessions.
+    /// A target that allows this many sessions.
     fn with_sessions(sessions: u32) -> Self {
         let (holders, capacity) = (Holders::durable([]), Capacity::new(sessions, None, 64 << 30));
         Self::having(capacity, holders, BTreeMap::new(), Instant::now(), None)
     }
 
-    /// A session of a host at that address, or why not.
+    /// A session of a host at that address, or the refusal.
     fn session_from(&mut self, address: &str) -> Result<Link, Replied> {
         let link = self.stranger_from(&format!("{address}:{}", self.made)).unwrap();
         let said = self.log_in(link, 1, 1).expect("an answer");
@@ -342,13 +342,13 @@ fn a_host_has_no_more_than_a_quarter_of_the_sessions() {
         assert!(said.text().starts_with("16 sessions are your limit"), "{}", said.text());
         w.now += Duration::from_millis(100);
     }
-    // Others find all of theirs.
+    // Other hosts get all of theirs.
     for n in 2..5 {
         for _ in 0..16 {
             w.session_from(&format!("10.0.0.{n}")).unwrap();
         }
     }
-    // It comes back to a session of its own whatever it has.
+    // A host comes back to a session of its own at any count.
     let back = w.connect(ConnectionKind::Admin, held[0].id, Epoch(2)).unwrap();
     assert_eq!(w.log_in(back, 1, 1), None, "the older connection is there");
     w.bury(held[0]);
@@ -359,8 +359,8 @@ fn a_host_has_no_more_than_a_quarter_of_the_sessions() {
 }
 
 #[test]
-fn two_hundred_mounts_of_one_host_fit_in_what_is_usual() {
-    // The defaults, on a machine of 8 GiB whose unit allows 131072 files.
+fn two_hundred_mounts_of_one_host_fit_in_the_usual_budget() {
+    // The defaults, on a machine of 8 GiB with 131072 files allowed by the unit.
     let capacity = Capacity::new(1024, Some(131_072), 8 << 30);
     let mut w =
         World::having(capacity, Holders::durable([]), BTreeMap::new(), Instant::now(), None);
@@ -373,7 +373,7 @@ fn two_hundred_mounts_of_one_host_fit_in_what_is_usual() {
             w.queue(admin, queue);
         }
     }
-    // And another host has as much.
+    // Another host gets as much.
     let admin = w.session_from("10.0.0.2").unwrap();
     for queue in 0..64 {
         w.queue(admin, queue);
@@ -399,7 +399,7 @@ fn sessions_that_hold_nothing_end_with_their_connections() {
     assert_eq!(again, Err(RejectReason::NoSuchSession));
     let mut mount = w.session_from("10.0.0.1").unwrap();
     assert_eq!(w.open(mount, 2, exclusive(0)).unwrap().status, Status::Ok);
-    // One that holds a volume comes back, again and again, also where its host has all it may.
+    // A mount that holds a volume comes back, again and again, also at the limit of its host.
     for _ in 1..16 {
         w.session_from("10.0.0.1").unwrap();
     }
@@ -411,7 +411,7 @@ fn sessions_that_hold_nothing_end_with_their_connections() {
         mount = w.as_it_is(back);
         assert_eq!(w.core.sessions().get(mount.session).unwrap().opened().count(), 1);
     }
-    // When it has closed the volume, there is nothing to come back to.
+    // After it has closed the volume, there is no session to come back to.
     w.send(mount, 3, Opcode::CloseVolume, 1, &[]);
     assert_eq!(w.answer(mount, 3).unwrap().status, Status::Ok);
     w.bury(mount);
@@ -454,7 +454,7 @@ fn queues_do_not_outlive_their_admin_connection() {
 }
 
 #[test]
-fn a_drain_tells_and_waits() {
+fn a_drain_sends_the_event_and_waits() {
     let mut w = World::new();
     let (a, b) = (w.session(1), w.session(2));
     for tag in 1..=4 {
@@ -490,7 +490,7 @@ fn a_drain_tells_and_waits() {
 }
 
 #[test]
-fn a_session_that_came_back_just_before_a_drain_is_told_too() {
+fn a_session_that_came_back_just_before_a_drain_gets_the_event() {
     let mut w = World::new();
     let old = w.session(1);
     w.send(old, 1, Opcode::AsyncEvent, 0, &[]);

@@ -1,22 +1,22 @@
-//! [`SessionTable`]: who is connected, in which epoch, and who holds which volume. Pure: the clock
-//! and all I/O are the caller's.
+//! [`SessionTable`]: the sessions, their connections and epochs, and the volumes that they hold.
+//! Pure: the clock and all I/O are the caller's.
 //!
 //! Rules:
-//! - A session begins with an accepted LOGIN, so every session has a host. A connection that has
-//!   not logged in is of no session, whatever it names.
-//! - A session has one epoch at a time. A LOGIN that resumes it names a higher one; from then on
+//! - A session begins with an accepted LOGIN, so every session has a host. A connection without a
+//!   LOGIN belongs to no session, whatever session it names.
+//! - A session has one epoch at a time. A LOGIN that resumes it names a higher one; then
 //!   connections of the old epoch are dead, and this LOGIN is answered only when all of them are
 //!   gone: no command, no RDMA, no store I/O of an older epoch can follow the first command of the
 //!   new one.
 //! - One writer per volume: an exclusive opener excludes every other writer. Readers are never
 //!   excluded.
-//! - A session whose connections are all lost keeps its volumes for the lease, so that a short loss
-//!   of the path does not give the volume to another host. One that holds none ends at once: its
-//!   host loses nothing, and logs in anew. The same host may take its own volume
-//!   back at once: its old process has no connections left.
-//! - A writer that gave a volume up, or lost it to another, is *leaving* it while it has
-//!   connections of that time: commands that came by those may still change the volume. The next
-//!   writer waits until they are gone.
+//! - A session without connections keeps its volumes for the lease, so that a short loss of the
+//!   path does not give the volume to another host. A session without volumes ends at once: its
+//!   host loses nothing, and logs in again. A host may take its own volume back at once: its old
+//!   process has no connections left.
+//! - A writer that closed a volume, or lost it to another, is *leaving* it while it still has
+//!   connections of that time: commands on those may still change the volume. The next writer waits
+//!   until they are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -31,44 +31,44 @@ use crate::volume::ids::VolumeIndex;
 /// One session.
 #[derive(Debug)]
 pub struct Session {
-    /// Its id: the public handle by which its connections name it.
+    /// The public handle by which connections name the session.
     pub id: SessionId,
-    /// Its index in the tables of the poll groups.
+    /// The session's index in the tables of the poll groups.
     pub index: SessionIndex,
     /// The epoch in force.
     pub epoch: Epoch,
-    /// LOGIN was answered in this epoch.
+    /// Whether LOGIN was answered in this epoch.
     pub logged_in: bool,
     /// Its host.
     pub host: HostId,
-    /// On whom is booked what it takes.
+    /// The account that is charged for the session's resources.
     pub(crate) account: Account,
-    /// The name of its host, for people.
+    /// The name of the host, for people.
     pub host_name: Name,
-    /// Its place among the sessions of its host: the lowest that was free. Metrics name the session
-    /// by it, so a host that comes and goes makes no new series.
+    /// The session's number among the sessions of its host: the lowest that was free. Metrics name
+    /// the session by it, so a host that comes and goes makes no new series.
     pub place: u32,
-    /// Within which time its host wants to see a dead path.
+    /// The time within which the host wants a dead path detected.
     pub detect: Duration,
-    /// Where it connects from, for people.
+    /// The address of the initiator, for people.
     pub peer: String,
-    /// The I/O connection that came last has digests, for people.
+    /// Whether the latest I/O connection has digests, for people.
     pub digest: bool,
     volumes: Volumes,
     connections: Connections,
-    // Why it will end with its last connection, if it will.
+    // The reason why the session will end with its last connection, if it will.
     leave: Option<Leave>,
 }
 
 /// The volumes of one session. Invariant: every admitted volume is opened.
 #[derive(Debug, Default)]
 struct Volumes {
-    // What the session opened, also what it still waits for.
+    // Volumes that the session opened, including those that it still waits for.
     opened: BTreeMap<VolumeIndex, AccessMode>,
-    // The volumes that it may send commands for.
+    // Volumes for which the session may send commands.
     admitted: BTreeSet<VolumeIndex>,
-    // What it had opened for writing, how, and the last epoch in which it had: while connections up
-    // to that epoch exist, commands may still change the volume.
+    // Volumes that the session had opened for writing, the mode, and the last epoch in which it
+    // had: while connections up to that epoch exist, commands may still change the volume.
     leaving: BTreeMap<VolumeIndex, (AccessMode, Epoch)>,
 }
 
@@ -76,20 +76,20 @@ struct Volumes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Live {
     epoch: Epoch,
-    // An admin connection has none.
+    // `None` for an admin connection.
     queue: Option<u16>,
-    // It has proven that it is of the session, or need not.
+    // The connection proved that it belongs to the session, or needs no proof.
     is_proven: bool,
 }
 
-/// The live connections of one session. Those that have proven nothing are waited for like all
-/// others, but keep nothing: neither the session nor the number of their queue.
+/// The live connections of one session. Connections without their proof must also be gone before
+/// the session ends, but they keep neither the session nor the number of their queue.
 #[derive(Debug)]
 struct Connections {
     live: Vec<Live>,
-    // When the last proven one went, or the session began. `None` while there are some.
+    // The time when the last proven connection went, or the session began. `None` while one exists.
     lost_at: Option<Instant>,
-    // Of those that are proven.
+    // Memory of the proven connections.
     memory_bytes: u64,
 }
 
@@ -114,7 +114,7 @@ impl Connections {
         }
     }
 
-    /// The first of a queue that has proven itself has its number.
+    /// The first connection of a queue with a proof gets the queue number.
     fn prove(&mut self, (epoch, queue, memory_bytes): (Epoch, u16, u64)) -> bool {
         if self.has(epoch, queue) {
             return false;
@@ -145,56 +145,56 @@ impl Connections {
         self.live.iter().any(|live| live.epoch <= epoch)
     }
 
-    /// Whether the last one went longer ago than that.
+    /// Whether the last connection has been gone for longer than `time`.
     fn are_lost_for(&self, time: Duration, now: Instant) -> bool {
         let lost_at = self.lost_at.filter(|_| self.proven() == 0);
         lost_at.is_some_and(|at| now.saturating_duration_since(at) > time)
     }
 }
 
-/// Why a session ends while it has connections.
+/// The reason why a session ends while it has connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Leave {
-    /// It logged out.
+    /// The session logged out.
     LoggedOut,
-    /// Another session took over a volume that it held.
+    /// Another session took over a volume that this one held.
     Fenced,
-    /// Its host may not be here any more.
+    /// The host lost its permission.
     Revoked,
 }
 
 impl Session {
-    /// How the session opened a volume, or asked to; `None` if it did not.
+    /// The mode in which the session opened, or asked to open, a volume; `None` if it did not.
     #[must_use]
     pub(crate) fn mode_of(&self, volume: VolumeIndex) -> Option<AccessMode> {
         self.volumes.opened.get(&volume).copied()
     }
 
-    /// The volumes that the session opened, and those that it still waits for.
+    /// The volumes that the session opened, including those that it still waits for.
     pub(crate) fn opened(&self) -> impl Iterator<Item = (VolumeIndex, AccessMode)> {
         self.volumes.opened.iter().map(|(volume, mode)| (*volume, *mode))
     }
 
-    /// Live connections that have proven themselves, where they have to.
+    /// Number of live connections that have proven themselves or need no proof.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.proven()
     }
 
-    /// All connections that are not gone.
+    /// Number of all connections that are not gone.
     #[must_use]
     pub(crate) fn all_connections(&self) -> usize {
         self.connections.live.len()
     }
 
-    /// Whether it has an admin connection of its epoch.
+    /// Whether the session has an admin connection of its epoch.
     #[must_use]
     pub(crate) fn has_admin(&self) -> bool {
         let admin = Live { epoch: self.epoch, queue: None, is_proven: true };
         self.connections.live.contains(&admin)
     }
 
-    /// Bytes of the memory of its connections that have proven themselves, where they have to.
+    /// Memory of the connections that have proven themselves or need no proof, in bytes.
     #[must_use]
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.connections.memory_bytes
@@ -206,19 +206,19 @@ impl Session {
         self.connections.has_older_than(self.epoch)
     }
 
-    /// Why the session will end with its last connection, if it will.
+    /// The reason why the session will end with its last connection, if it will.
     #[must_use]
     pub(crate) fn leave(&self) -> Option<Leave> {
         self.leave
     }
 
-    /// Whether nothing would be lost with it: it holds no volume, nothing of it may still change
-    /// one, and it has no connection that has proven itself.
+    /// Whether the session can end without a loss: it holds no volume, its commands can change
+    /// none, and it has no proven connection.
     fn is_empty(&self) -> bool {
         self.connections() == 0 && self.volumes.opened.is_empty() && self.volumes.leaving.is_empty()
     }
 
-    /// The session gave the volume up, or lost it.
+    /// The session closed the volume, or lost it.
     fn give_up(&mut self, volume: VolumeIndex) -> Option<AccessMode> {
         let mode = self.volumes.opened.remove(&volume)?;
         let admitted = self.volumes.admitted.remove(&volume);
@@ -228,7 +228,7 @@ impl Session {
         Some(mode)
     }
 
-    /// The session gives everything up and ends with its last connection.
+    /// The session loses all its volumes, and ends with its last connection.
     fn give_up_all(&mut self, why: Leave) -> Vec<(VolumeIndex, AccessMode)> {
         self.leave = Some(why);
         let held: Vec<_> = self.opened().collect();
@@ -238,18 +238,18 @@ impl Session {
         held
     }
 
-    /// It may send commands for a volume that it opened.
+    /// Lets the session send commands for a volume that it opened.
     fn admit(&mut self, volume: VolumeIndex) {
         let Volumes { opened, admitted, leaving } = &mut self.volumes;
         let Some(mode) = opened.get(&volume).copied() else { return };
         admitted.insert(volume);
-        // It holds the volume as it did when it left it, and so excludes the same sessions.
+        // The session holds the volume in its old mode, and so excludes the same sessions as then.
         if leaving.get(&volume).is_some_and(|(then, _)| *then == mode) {
             leaving.remove(&volume);
         }
     }
 
-    /// A connection is gone. The session has left the volumes that had to wait for it.
+    /// A connection is gone. Volumes that waited for it are no longer leaving.
     fn connection_gone(&mut self, live: Live, memory_bytes: u64, now: Instant) {
         let Self { connections, volumes, .. } = self;
         connections.remove(live, memory_bytes, now);
@@ -257,14 +257,15 @@ impl Session {
     }
 }
 
-/// What became of a session when a connection went.
+/// The effect of a connection's end on its session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum After {
     /// The session lives.
     Lives,
-    /// The last connection of older epochs is gone: a waiting LOGIN can be answered.
+    /// The last connection of an older epoch is gone: a waiting LOGIN can be answered.
     Quiesced,
-    /// It ended. Another session may have its index when the poll groups have forgotten it.
+    /// The session ended. Another session may have its index when the poll groups have forgotten
+    /// it.
     Ended,
 }
 
@@ -277,18 +278,18 @@ fn excludes(mode: AccessMode, theirs: AccessMode) -> bool {
     }
 }
 
-/// What an accepted LOGIN says of its initiator.
+/// The facts of an accepted LOGIN.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LoggingIn {
     /// The host.
     pub(crate) host: HostId,
-    /// On whom is booked what it takes.
+    /// The account that is charged for its resources.
     pub(crate) account: Account,
-    /// Its name.
+    /// The host's name.
     pub(crate) host_name: Name,
-    /// Within which time it wants to see a dead path.
+    /// The time within which the host wants a dead path detected.
     pub(crate) detect: Duration,
-    /// Where it connects from.
+    /// The address of the initiator.
     pub(crate) peer: String,
 }
 
@@ -297,28 +298,28 @@ pub(crate) struct LoggingIn {
 pub struct SessionTable {
     by_index: Vec<Option<Session>>,
     by_id: BTreeMap<SessionId, SessionIndex>,
-    // Sessions so far.
+    // Number of sessions begun so far.
     lives: u32,
     max: usize,
     lease: Duration,
 }
 
 impl SessionTable {
-    /// A table for at most `max` sessions, which keep what they opened for `lease` without
-    /// connections.
+    /// A table for at most `max` sessions. A session without connections keeps its volumes for
+    /// `lease`.
     #[must_use]
     pub(crate) fn new(max: u32, lease: Duration) -> Self {
         let max = wide(max).min(usize::from(u16::MAX));
         Self { by_index: Vec::new(), by_id: BTreeMap::new(), lives: 0, max, lease }
     }
 
-    /// Sessions at a time.
+    /// Limit of sessions at a time.
     #[must_use]
     pub(crate) fn max(&self) -> usize {
         self.max
     }
 
-    /// How long a session without connections keeps what it opened.
+    /// Time for which a session without connections keeps its volumes.
     #[must_use]
     pub(crate) fn lease(&self) -> Duration {
         self.lease
@@ -329,26 +330,26 @@ impl SessionTable {
         self.by_index.iter().flatten()
     }
 
-    /// The session with that index.
+    /// The session of this index.
     #[must_use]
     pub(crate) fn get(&self, index: SessionIndex) -> Option<&Session> {
         let session = self.by_index.get(usize::from(index.index)).and_then(Option::as_ref);
         session.filter(|session| session.index == index)
     }
 
-    /// The session with that index.
+    /// The session of this index.
     pub(crate) fn get_mut(&mut self, index: SessionIndex) -> Option<&mut Session> {
         let session = self.by_index.get_mut(usize::from(index.index)).and_then(Option::as_mut);
         session.filter(|session| session.index == index)
     }
 
-    /// Whether every place is taken.
+    /// Whether the table is full.
     #[must_use]
     pub(crate) fn is_full(&self) -> bool {
         self.by_index.len() >= self.max && self.by_index.iter().all(Option::is_some)
     }
 
-    /// A LOGIN that names no session begins one, with the given random id.
+    /// Begins a session for a LOGIN that names none, with the given random id.
     ///
     /// # Errors
     /// The table is full.
@@ -392,7 +393,7 @@ impl SessionTable {
         Ok(index)
     }
 
-    /// The lowest place that no session of a host has.
+    /// The lowest number that no session of a host has.
     fn free_place(&self, host: Name) -> u32 {
         let taken: BTreeSet<u32> =
             self.iter().filter(|s| s.host_name == host).map(|s| s.place).collect();
@@ -400,8 +401,8 @@ impl SessionTable {
         gap.map_or_else(|| u32::try_from(taken.len()).unwrap_or(u32::MAX), |(place, _)| place)
     }
 
-    /// The session that an admin connection may resume in that epoch, once its LOGIN shows whose it
-    /// is. Nothing changes.
+    /// The session that an admin connection may resume in this epoch, after its LOGIN has proved
+    /// its host. Changes nothing.
     ///
     /// # Errors
     /// Unknown session, an epoch that is not higher, or the highest epoch: no newer epoch could
@@ -422,10 +423,12 @@ impl SessionTable {
         Ok(index)
     }
 
-    /// A LOGIN resumes a session in a higher epoch. The caller must now end the older connections.
+    /// Resumes a session in a higher epoch, for a LOGIN. The caller must now end the older
+    /// connections.
     ///
     /// # Errors
-    /// As [`Self::resumable`]; [`RejectReason::NoSuchSession`] where it is another host's.
+    /// As for [`Self::resumable`]; [`RejectReason::NoSuchSession`] if the session belongs to
+    /// another host.
     pub(crate) fn resume(
         &mut self,
         id: SessionId,
@@ -436,7 +439,7 @@ impl SessionTable {
         let free_place = self.free_place(login.host_name);
         let session = self.get_mut(index).ok_or(RejectReason::NoSuchSession)?;
         if session.host != login.host {
-            // Another host has learned the id of this host's session.
+            // Another host has learned the id of this session.
             return Err(RejectReason::NoSuchSession);
         }
         session.epoch = epoch;
@@ -450,10 +453,10 @@ impl SessionTable {
         Ok(index)
     }
 
-    /// An I/O connection joins.
+    /// An I/O connection joins its session.
     ///
     /// # Errors
-    /// Unknown session, another epoch, not logged in, or the queue exists.
+    /// The session is unknown, has another epoch, or is not logged in, or the queue exists.
     pub(crate) fn join(
         &self,
         id: SessionId,
@@ -474,7 +477,7 @@ impl SessionTable {
         Ok(index)
     }
 
-    /// A connection was handed to a poll group; `queue` is `None` for admin. One that is not proven
+    /// A connection was handed to a poll group; `queue` is `None` for admin. An unproven connection
     /// is proven later, by [`Self::connection_proved`].
     pub(crate) fn connection_added(
         &mut self,
@@ -489,8 +492,8 @@ impl SessionTable {
         }
     }
 
-    /// A connection of this epoch, with this queue and so much memory, has proven that it is of the
-    /// session. Returns false if it cannot have its queue number: another has it.
+    /// A connection with this epoch, queue and memory proved that it belongs to the session. False:
+    /// another connection has its queue number.
     pub(crate) fn connection_proved(
         &mut self,
         index: SessionIndex,
@@ -499,8 +502,8 @@ impl SessionTable {
         self.get_mut(index).is_some_and(|session| session.connections.prove(connection))
     }
 
-    /// A poll group says that nothing of a connection is in use any more. It was proven, as
-    /// [`Self::connection_added`] or [`Self::connection_proved`] said.
+    /// A poll group reports that no resource of a connection is in use any more. `is_proven` is the
+    /// state from [`Self::connection_added`] or [`Self::connection_proved`].
     pub(crate) fn connection_gone(
         &mut self,
         index: SessionIndex,
@@ -524,20 +527,20 @@ impl SessionTable {
         }
     }
 
-    /// The session logged out: it ends with its last connection, and holds nothing from now on.
-    /// Returns what it held.
+    /// The session logged out: it loses its volumes, and ends with its last connection. Returns the
+    /// volumes that it held.
     pub(crate) fn logout(&mut self, index: SessionIndex) -> Vec<(VolumeIndex, AccessMode)> {
         self.get_mut(index).map(|s| s.give_up_all(Leave::LoggedOut)).unwrap_or_default()
     }
 
-    /// Another session takes over. From now on this session can neither be resumed nor joined, and
-    /// holds nothing. It ends with its last connection, which the caller must end, or at once if it
-    /// has none. Returns what it held, and whether it ended.
+    /// Another session takes over. This session can no longer be resumed or joined, and loses its
+    /// volumes. It ends with its last connection, which the caller must end, or at once if it has
+    /// none. Returns the volumes that it held, and whether it ended.
     pub(crate) fn fence(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         self.expel(index, Leave::Fenced)
     }
 
-    /// The host of the session may not be here any more. Else as [`Self::fence`].
+    /// The host of the session lost its permission. Otherwise like [`Self::fence`].
     pub(crate) fn revoke(&mut self, index: SessionIndex) -> (Vec<(VolumeIndex, AccessMode)>, bool) {
         self.expel(index, Leave::Revoked)
     }
@@ -552,20 +555,20 @@ impl SessionTable {
         (held, ended)
     }
 
-    /// The session closed a volume. `None` if it had not opened it.
+    /// The session closed a volume. `None` if it had not opened the volume.
     pub(crate) fn close(&mut self, index: SessionIndex, volume: VolumeIndex) -> Option<AccessMode> {
         self.get_mut(index)?.give_up(volume)
     }
 
-    /// The session may send commands for a volume that it opened, from now on.
+    /// Lets the session send commands for a volume that it opened.
     pub(crate) fn admit(&mut self, index: SessionIndex, volume: VolumeIndex) {
         if let Some(session) = self.get_mut(index) {
             session.admit(volume);
         }
     }
 
-    /// Other sessions that held a volume in a way that excludes `mode`, do not hold it any more,
-    /// and whose commands may still change it. With each, the epoch up to which its connections
+    /// Other sessions that held a volume in a mode that excludes `mode`, do not hold it any more,
+    /// but have commands that may still change it. With each, the epoch up to which its connections
     /// must end.
     pub(crate) fn leaving(
         &self,
@@ -588,7 +591,8 @@ impl SessionTable {
         }
     }
 
-    /// Ends every session that lost its connections longer ago than the lease. Returns them.
+    /// Ends every session that lost its connections longer ago than the lease. Returns these
+    /// sessions.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<SessionIndex> {
         let old: Vec<SessionIndex> = self
             .iter()
@@ -601,7 +605,7 @@ impl SessionTable {
         old
     }
 
-    /// Other sessions that hold a volume in a way that excludes `mode`.
+    /// Other sessions that hold a volume in a mode that excludes `mode`.
     #[must_use]
     pub(crate) fn excluders(
         &self,
@@ -616,8 +620,8 @@ impl SessionTable {
             .collect()
     }
 
-    /// A session wants a volume. On success it has it. Also returns the sessions of the
-    /// same host that ended because they had no connections and excluded it.
+    /// Opens a volume for a session. Also returns the sessions of its host that ended, because they
+    /// excluded it and had no connections.
     ///
     /// # Errors
     /// [`Status::InUse`] with the holder's name.
@@ -649,7 +653,7 @@ impl SessionTable {
         self.iter().any(|s| s.mode_of(volume).is_some())
     }
 
-    /// A session that holds the volume for writing, or waits to.
+    /// A session that holds the volume for writing, or waits for it.
     #[must_use]
     pub(crate) fn writer(&self, volume: VolumeIndex) -> Option<&Session> {
         self.iter().find(|s| s.mode_of(volume).is_some_and(|mode| mode != AccessMode::ReadOnly))

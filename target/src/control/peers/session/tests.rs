@@ -1,4 +1,4 @@
-//! Epochs, leases, holders, and connections that have proven nothing.
+//! Epochs, leases, holders, and connections without a proof.
 
 use super::*;
 
@@ -103,7 +103,7 @@ fn sessions_end_by_logout() {
 }
 
 #[test]
-fn a_connection_that_has_proven_nothing_keeps_nothing() {
+fn an_unproven_connection_keeps_nothing() {
     let now = Instant::now();
     let mut table = SessionTable::new(2, LEASE);
     let a = logged_in(&mut table, 1, 1, now);
@@ -121,7 +121,7 @@ fn a_connection_that_has_proven_nothing_keeps_nothing() {
         (session.connections(), session.all_connections(), session.memory_bytes())
     };
     assert_eq!(session(&table), (2, 3, 5));
-    // The lease runs as if it were not there, but a new epoch waits for it.
+    // The unproven connection does not stop the lease, but a new epoch waits for it.
     table.connection_gone(a, admin, 0, now);
     table.connection_gone(a, proven, 5, now);
     assert_eq!(session(&table), (0, 1, 0));
@@ -139,7 +139,7 @@ fn a_session_without_a_volume_ends_with_its_last_proven_connection() {
     let a = logged_in(&mut table, 1, 1, now);
     table.connection_added(a, (Epoch(1), Some(0), false), 5);
     assert_eq!(table.connection_gone(a, admin, 0, now), After::Ended, "nobody can come back to it");
-    // One that holds a volume lives on, and one that comes back in time as well.
+    // A session with a volume lives on, and so does one that is resumed in time.
     let b = logged_in(&mut table, 2, 1, now);
     table.open(b, VolumeIndex(0), AccessMode::ReadOnly).unwrap();
     assert_eq!(table.connection_gone(b, admin, 0, now), After::Lives);
@@ -149,7 +149,7 @@ fn a_session_without_a_volume_ends_with_its_last_proven_connection() {
     assert_eq!(table.connection_gone(c, admin, 0, now), After::Quiesced);
 }
 
-/// Metrics name a session by its place: a host that comes again is no new series.
+/// Metrics name a session by its place: a host that returns makes no new series.
 #[test]
 fn a_session_has_the_lowest_free_place_of_its_host() {
     let now = Instant::now();
@@ -169,7 +169,7 @@ fn a_session_has_the_lowest_free_place_of_its_host() {
     table.end(b);
     let again = begin(&mut table, 5, "db1");
     assert_eq!(place(&table, again), 1, "the place that was left");
-    // A host that has another name now does not take the place of a session of that name.
+    // A renamed host does not take the place of another session with that name.
     table.resume(id(4), Epoch(2), named(4, "db1")).unwrap();
     assert_eq!(place(&table, other), 3);
     table.resume(id(1), Epoch(2), named(1, "db1")).unwrap();

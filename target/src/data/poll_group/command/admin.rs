@@ -1,4 +1,5 @@
-//! Commands that are not for a volume: to control and back, and the self-test of a connection.
+//! Commands without a volume: admin commands, which control answers, and the self-test of a
+//! connection.
 
 use rblk_fabric::{RemoteBuffer, Rkey, SgeList};
 use rblk_protocol::auth::{AuthError, PROOF_BYTES};
@@ -38,7 +39,7 @@ pub(in crate::data::poll_group) fn forward<S: Store>(
     connection.release_data(command.tag);
 }
 
-/// Control answers an admin command: a status, a value, and words for the peer's buffer.
+/// Control answers an admin command: a status, a value, and bytes for the peer's buffer.
 pub(in crate::data::poll_group) fn reply<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -46,7 +47,7 @@ pub(in crate::data::poll_group) fn reply<S: Store>(
     (status, value, words): (Status, u32, &[u8]),
 ) {
     if !connection.requests().get(tag.index()).is_some_and(|request| request.awaits_control()) {
-        // Control may answer late what ended with its epoch.
+        // The command may have ended with its epoch before control answered.
         return;
     }
     if !connection.is_live() {
@@ -64,10 +65,10 @@ pub(in crate::data::poll_group) fn reply<S: Store>(
     finish(connection, turn, tag, outcome);
 }
 
-/// Answers a self-test with the verbs that were agreed, into the buffer that it names.
+/// Answers a self-test with the agreed verbs, into the buffer that the self-test names.
 ///
 /// # Errors
-/// The peer sends self-tests faster than it takes their answers, or does not prove what it has to.
+/// The peer sends self-tests faster than it takes their answers, or its proof is missing or wrong.
 #[inline(never)]
 pub(in crate::data::poll_group) fn self_test<S: Store>(
     connection: &mut Connection,
@@ -119,10 +120,10 @@ pub(in crate::data::poll_group) fn self_test<S: Store>(
     Ok(())
 }
 
-/// What a self-test is answered with that has to prove something; `None` if it has not.
+/// The pattern that answers a self-test with a proof; `None` if no proof is due.
 ///
 /// # Errors
-/// Its proof is not right.
+/// The proof is wrong.
 fn proven_pattern(
     connection: &Connection,
     command: &CommandCapsule,
@@ -137,7 +138,7 @@ fn proven_pattern(
     Ok(Some(proof.answer(command.sequence)))
 }
 
-/// The command with this tag, which was just admitted.
+/// The command of a tag that was just admitted.
 fn command_of(connection: &Connection, tag: Tag) -> Option<CommandCapsule> {
     let command = connection.request(tag).command().copied();
     debug_assert!(command.is_some(), "a request without its command");

@@ -1,4 +1,4 @@
-//! Block commands: from an admitted command to what its opcode and its volume call for.
+//! Block commands: from an admitted command to the steps for its opcode and its volume.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use crate::data::request::{Action, Event, Outcome, Payload, Span};
 use crate::store::{OpKind, Store};
 use crate::volume::{CacheMode, Placement, Volume};
 
-/// Begins a block command that was admitted, or has it wait for a limit. Out of line: so neither
-/// this nor the walk over the message takes registers from the other.
+/// Starts an admitted block command, or lets it wait for a limit. Out of line, so that this
+/// function and the loop over the message do not compete for registers.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -41,8 +41,8 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     begin(connection, turn, tag)
 }
 
-/// As [`start`], where some volume or host has limits. Out of line, and its volume is looked up
-/// once more, so that a target without limits pays one test for a command.
+/// [`start`] where some volume or host has limits. Out of line, with a second lookup of the volume,
+/// so that a target without limits pays one test per command.
 #[inline(never)]
 fn start_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
     let (command, came) = (*connection.command(tag)?, turn.time.us);
@@ -52,7 +52,7 @@ fn start_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag:
     begin_limited(connection, turn, tag)
 }
 
-/// Whether a command that came then has to wait for a limit from now on. Then it is in its line.
+/// Whether a command, which arrived at `came`, must wait for a limit. If so, it is now in its line.
 fn is_delayed<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -73,8 +73,7 @@ fn is_delayed<S: Store>(
     true
 }
 
-/// Begins a command that waited for a limit, and whose time has come; or has it wait on, where the
-/// writes of its volume are held.
+/// Starts a command after its wait for a limit. If the writes of its volume are held, it waits on.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -103,8 +102,7 @@ pub(in crate::data::poll_group) fn start_delayed<S: Store>(
     begin_kept(connection, turn, delayed.tag, delayed.came)
 }
 
-/// Begins a write that was held and is not any more, or has it wait for a limit if it has not done
-/// so. Nothing happens if its connection ended.
+/// Starts a write after a hold; a limit may still delay it. Has no effect if its connection ended.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -126,8 +124,8 @@ pub(in crate::data::poll_group) fn start_held<S: Store>(
     begin_kept(connection, turn, held.tag, held.came)
 }
 
-/// Has a command wait, if the writes of its volume are held. It came then; `is_let_in`: its limits
-/// have let it begin. Returns whether it waits.
+/// Lets a command wait, if the writes of its volume are held. The command arrived at `came`; with
+/// `is_let_in` its limits have let it pass. Returns whether it waits.
 #[cold]
 fn hold<S: Store>(
     connection: &mut Connection,
@@ -142,10 +140,10 @@ fn hold<S: Store>(
     true
 }
 
-/// The volume of a command that its volume and its session allow, and the bytes that it names.
+/// The volume and the bytes of a command, if its volume and its session allow it.
 ///
 /// # Errors
-/// What the command is to be told.
+/// The status for the command's response.
 fn allowed<'a>(
     connection: &Connection,
     access: &'a Access,
@@ -158,7 +156,7 @@ fn allowed<'a>(
     Ok((volume, Span { volume: volume.index, offset, len }))
 }
 
-/// Begins a command that was kept since it came.
+/// Starts a command that was kept since it arrived.
 #[cold]
 #[inline(never)]
 fn begin_kept<S: Store>(
@@ -173,13 +171,13 @@ fn begin_kept<S: Store>(
     Ok(())
 }
 
-/// [`begin`], out of line: one copy for all commands that are not begun by [`start`] itself.
+/// [`begin`], out of line: one copy for all commands that [`start`] does not start itself.
 #[inline(never)]
 fn begin_limited<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
     begin(connection, turn, tag)
 }
 
-/// Begins a command whatever its limits.
+/// Starts a command without regard to limits.
 #[inline(always)]
 fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) -> Served {
     let (params, command) = (connection.params(), connection.command(tag)?);
@@ -197,7 +195,7 @@ fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) ->
     let has_data = command.in_capsule_bytes > 0;
     connection.request_mut(tag).names(span);
     let is_stored_read = opcode == Opcode::Read && matches!(volume.placement, Placement::Store);
-    // A READ of a store is made as without digests, until its data goes.
+    // A READ of a store works as without digests, until its data is sent.
     if has_digest && !is_stored_read {
         let in_memory = matches!(volume.placement, Placement::Memory(_));
         let digested = check_digest(connection, turn, tag, in_memory)?;
@@ -214,7 +212,7 @@ fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) ->
         (Opcode::Read, Placement::Memory(_)) if read::send_memory(connection, turn, tag)? => {
             return Ok(());
         }
-        // Most writes that bring their data are of one part.
+        // Most writes with in-capsule data have one part.
         (Opcode::Write, Placement::Store)
             if has_data && Cut::of(volume, turn.group, turn.groups()).is_own(span) =>
         {
@@ -231,7 +229,7 @@ fn begin<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag) ->
     start_other(connection, turn, tag, cut, mode)
 }
 
-/// Answers a command that its volume, or how the volume was opened, does not allow.
+/// Answers a command that its volume, or its session's access mode, does not allow.
 #[cold]
 #[inline(never)]
 fn refuse<S: Store>(
@@ -251,8 +249,8 @@ fn refuse<S: Store>(
     Ok(())
 }
 
-/// Begins a command that is not one of those that most are. Out of line, as is [`start_rare`], so
-/// that those have the registers.
+/// Starts a less frequent command. Out of line, like [`start_rare`], so that the frequent commands
+/// get the registers.
 #[inline(never)]
 fn start_other<S: Store>(
     connection: &mut Connection,
@@ -276,8 +274,8 @@ fn start_other<S: Store>(
         (Opcode::Read, Placement::Null) => Outcome::with(Payload::Zeros { len: narrow(span.len) }),
         (Opcode::Write, _) if !has_data && reads_out == 0 => Outcome::of(Status::NotSupported),
         (Opcode::Write, Placement::Null) if has_data => Outcome::OK,
-        // The kernel may decrypt a record of a stream into its place before it has looked whether
-        // the record is genuine: others read this data when it is.
+        // The kernel may decrypt a record of a stream into its place before it has authenticated
+        // the record, and others can read this place.
         (Opcode::Write, Placement::Memory(_)) if is_encrypted => {
             let cut = Cut::own(span.volume, turn.group, turn.groups());
             return write::parts(connection, turn, tag, cut);
@@ -286,8 +284,8 @@ fn start_other<S: Store>(
             return write::to_memory(connection, turn, tag, span);
         }
         (Opcode::Write, _) => return write::parts(connection, turn, tag, cut),
-        // Who opened it to read has no writes to make durable, and must not keep the store busy. A
-        // volume that was made read-only may have writes of before.
+        // A session with read-only access has no writes to make durable, and must not keep the
+        // store busy. A volume that was made read-only may have earlier writes.
         (Opcode::Flush, _) if mode == AccessMode::ReadOnly => Outcome::OK,
         _ => return start_rare(connection, turn, tag, cut),
     };
@@ -295,15 +293,15 @@ fn start_other<S: Store>(
     Ok(())
 }
 
-/// What is different about a command with digests.
+/// The effect of digests on a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Digested {
-    /// Nothing.
+    /// No effect.
     AsWithout,
-    /// Its data is not what was sent.
+    /// Its data differs from the data that was sent.
     Mismatch,
-    /// Its data goes by memory of this group's own shard: others may write a memory volume between
-    /// the CRC and the WRITE, or read it between the READ and the CRC.
+    /// Its data goes through memory of this group's own shard: others may write a memory volume
+    /// between the CRC and the WRITE, or read it between the READ and the CRC.
     ByCopy,
 }
 
@@ -332,7 +330,7 @@ fn check_digest<S: Store>(
     })
 }
 
-/// Begins such a command.
+/// Starts a command on which digests have an effect.
 #[cold]
 #[inline(never)]
 fn start_digested<S: Store>(
@@ -353,7 +351,7 @@ fn start_digested<S: Store>(
     }
 }
 
-/// Begins a FLUSH, DISCARD or WRITE_ZEROES.
+/// Starts a FLUSH, DISCARD or WRITE_ZEROES.
 #[inline(never)]
 fn start_rare<S: Store>(
     connection: &mut Connection,
@@ -399,7 +397,7 @@ fn start_rare<S: Store>(
     Ok(())
 }
 
-/// What a reader of a cached volume may want soon: first byte and bytes.
+/// The range that a reader of a cached volume may want soon: first byte and bytes.
 #[inline]
 fn read_ahead(streams: &mut ReadAhead, volume: &Volume, span: Span) -> Option<(u64, u32)> {
     let max = volume.read_ahead_bytes;

@@ -1,4 +1,4 @@
-//! What is counted of block commands: when one begins to wait, when it is answered, and when its
+//! The counting of block commands: when a command starts to wait, when it is answered, and when its
 //! connection ends before that. By poll group, by connection and by volume.
 
 use rblk_protocol::{ConnectionKind, Opcode, Status, Tag};
@@ -15,8 +15,8 @@ use crate::volume::counts::VolumeStats;
 use crate::volume::timing::Took;
 use crate::volume::traffic::{IoKind, Stages};
 
-/// A block command, for a volume that its session opened, has to wait for something. Nothing is
-/// noted of a command that is answered at once. Returns its request.
+/// A block command, for a volume that its session opened, starts to wait. A command that is
+/// answered at once is not recorded here. Returns its request.
 #[inline(always)]
 pub(in crate::data::poll_group) fn begin<'a, S: Store>(
     connection: &'a mut Connection,
@@ -32,7 +32,7 @@ pub(in crate::data::poll_group) fn begin<'a, S: Store>(
     request
 }
 
-/// A command that was to be answered at once has to wait for send credits.
+/// A command that was about to be answered must wait for send credits.
 #[cold]
 #[inline(never)]
 pub(in crate::data::poll_group) fn begin_late<S: Store>(
@@ -45,7 +45,7 @@ pub(in crate::data::poll_group) fn begin_late<S: Store>(
     }
 }
 
-/// A command is answered with this status: its answer is queued.
+/// Counts a command with this status. Its answer is queued.
 #[inline(never)]
 pub(in crate::data::poll_group) fn answered<S: Store>(
     params: &ConnectionParams,
@@ -61,7 +61,7 @@ pub(in crate::data::poll_group) fn answered<S: Store>(
     }
 }
 
-/// A command that has no data to send back is answered well: its answer is queued.
+/// Counts a successful command without data to send back. Its answer is queued.
 #[inline(always)]
 pub(in crate::data::poll_group) fn acknowledged<S: Store>(
     params: &ConnectionParams,
@@ -78,7 +78,7 @@ pub(in crate::data::poll_group) fn acknowledged<S: Store>(
     }
 }
 
-/// A READ is answered well: its answer is queued. Its state says so from now on.
+/// Counts a successful READ, and puts it into the answered state. Its answer is queued.
 #[inline(always)]
 pub(in crate::data::poll_group) fn answered_read<S: Store>(
     connection: &mut Connection,
@@ -92,7 +92,7 @@ pub(in crate::data::poll_group) fn answered_read<S: Store>(
     record(params, request, turn, (IoKind::Read, bytes, false));
 }
 
-/// Counts an answer by connection and by volume. A command that failed before it began is of no
+/// Counts an answer by connection and by volume. A command that failed before it started has no
 /// volume.
 #[inline(always)]
 fn record<S: Store>(
@@ -119,7 +119,7 @@ fn record<S: Store>(
     }
 }
 
-/// A command that had begun is answered in a later turn, or noted something.
+/// A started command is answered in a later turn, or recorded a wait.
 #[inline(never)]
 fn end_later<S: Store>(
     params: &ConnectionParams,
@@ -140,8 +140,8 @@ fn end_later<S: Store>(
     }
 }
 
-/// A command has begun that came then and was kept. Whether one is slow that was answered at once,
-/// nobody else looks: it seems to take no time.
+/// A kept command, which arrived at `came`, started. If it was answered at once, this checks
+/// whether it was slow; the other checks see no time pass.
 #[cold]
 pub(in crate::data::poll_group) fn kept_began<S: Store>(
     connection: &mut Connection,
@@ -179,7 +179,7 @@ fn note_slow<S: Store>(
     turn.told.slow.note(SlowIo { volume, session, opcode, total, stages, others: 0 });
 }
 
-/// A connection ends: nothing of it is in flight any more, and what waited to begin never does.
+/// A connection ends: none of its commands is in flight any more, and waiting commands never start.
 #[cold]
 pub(in crate::data::poll_group) fn abandon<S: Store>(connection: &mut Connection, turn: &Turn<S>) {
     for index in 0..connection.requests().len() {

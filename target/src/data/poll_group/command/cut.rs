@@ -1,20 +1,20 @@
-//! [`Cut`]: how the ranges of a volume are cut into the parts of its shards. Pure.
+//! [`Cut`]: the rule that cuts the ranges of a volume into parts for its shards. Pure.
 
 use crate::cache::{STRIPE_BYTES, shard_of};
 use crate::data::request::Span;
 use crate::volume::ids::VolumeIndex;
 use crate::volume::{CacheMode, Volume};
 
-/// How the ranges of a volume are cut into the parts of its shards.
+/// The rule that cuts the ranges of a volume into parts for its shards.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::data::poll_group) struct Cut {
     /// The volume.
     pub(in crate::data::poll_group) volume: VolumeIndex,
-    // All of a range belongs to the shard that is asked.
+    // The asked shard has the whole range.
     is_whole: bool,
     /// This group's own shard.
     pub(in crate::data::poll_group) own: usize,
-    /// Shards.
+    /// Number of shards.
     pub(in crate::data::poll_group) groups: usize,
 }
 
@@ -25,12 +25,12 @@ impl Cut {
         Self { volume: volume.index, is_whole, own, groups }
     }
 
-    /// All of a range belongs to this group's own shard.
+    /// A rule that gives every range to this group's own shard.
     pub(in crate::data::poll_group) fn own(volume: VolumeIndex, own: usize, groups: usize) -> Self {
         Self { volume, is_whole: true, own, groups }
     }
 
-    /// Where the first part of a range ends, and which shard has it.
+    /// The end of a range's first part, and its shard.
     #[inline]
     pub(in crate::data::poll_group) fn first(&self, from: u64, end: u64) -> (u64, usize) {
         if self.is_whole {

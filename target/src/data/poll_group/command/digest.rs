@@ -1,8 +1,8 @@
-//! Digests of data: those of WRITEs are checked before the data goes anywhere; those of READs are
-//! made from memory that does not change until the data is sent.
+//! Digests of data. The digest of a WRITE is checked before its data is used; the digest of a READ
+//! is computed from memory that does not change until the data is sent.
 //!
-//! A target commits the data of a WRITE part by part. A part is never smaller than what a CRC of
-//! the command covers ([`DataDigests`]), so a part is checked alone, and no part holds memory while
+//! A target commits the data of a WRITE part by part. A part is never smaller than the range of one
+//! CRC of the command ([`DataDigests`]), so a part is checked alone, and no part holds memory while
 //! it waits for another.
 
 use rblk_fabric::Region;
@@ -20,8 +20,8 @@ use crate::store::Store;
 
 const _: () = assert!(STRIPE_BYTES == DIGEST_STRIPE_BYTES, "a part has a CRC of its own");
 
-/// Whether the in-capsule data of a WRITE, which is there, is what was sent. Counts data that is
-/// not.
+/// Whether the in-capsule data of a WRITE, which has arrived, matches its digest. Counts a
+/// mismatch.
 #[inline(always)]
 pub(in crate::data::poll_group) fn fits_capsule<S: Store>(
     turn: &Turn<S>,
@@ -39,8 +39,8 @@ pub(in crate::data::poll_group) fn fits_capsule<S: Store>(
     fits
 }
 
-/// Whether the data of a part of a WRITE, which a READ brought, is what was sent. Counts data that
-/// is not.
+/// Whether the data of a part of a WRITE, fetched by RDMA READ, matches its digest. Counts a
+/// mismatch.
 pub(in crate::data::poll_group) fn fits_part<S: Store>(
     turn: &Turn<S>,
     command: &CommandCapsule,
@@ -72,7 +72,7 @@ pub(in crate::data::poll_group) fn sum(
     }
     let mut crc = Crc32c::default();
     memory.each_run(from, to, |run, _| {
-        // What the sum of a piece would be is of no use.
+        // The return value for each run is not used.
         arena.sum(run.offset, wide(run.len), |bytes| {
             crc.add(bytes);
             0
@@ -81,7 +81,7 @@ pub(in crate::data::poll_group) fn sum(
     crc.value()
 }
 
-/// The CRC of the data of a READ, all parts of which were summed.
+/// The CRC of the data of a READ. All its parts have their CRCs.
 pub(in crate::data::poll_group) fn whole(connection: &Connection, tag: Tag) -> u32 {
     match connection.request(tag).parts() {
         [part] => part.crc(),

@@ -1,8 +1,8 @@
-//! READs of stores: down to the shards, and what they lend back to the initiator.
+//! READs of stores: the requests to the shards, and the data that goes back to the initiator.
 //!
 //! A READ that this group's own shard has in memory is answered with one WR, without parts. Other
 //! READs are cut into parts; each part is sent when its shard has lent its bytes, so its memory is
-//! free again without waiting for the other parts. The last WR of all carries the answer.
+//! freed without a wait for other parts. The last WR carries the answer.
 
 use rblk_fabric::{MAX_SGE, MemoryRegion, RemoteBuffer, Rkey, Sge, SgeList};
 use rblk_protocol::digest::crc32c;
@@ -22,8 +22,8 @@ use crate::store::{Segment, Store};
 use crate::volume::Placement;
 use crate::volume::ids::VolumeIndex;
 
-/// Begins a READ of a store, and reads `ahead` (first byte and bytes) of its reader. One that is
-/// not answered at once begins to wait.
+/// Starts a READ of a store, and reads `ahead` (first byte and bytes) of its reader. A READ that is
+/// not answered at once starts to wait.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -36,11 +36,11 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     ahead: Option<(u64, u32)>,
 ) -> Served {
     if connection.command(tag)?.in_capsule_bytes > 0 {
-        // Of no use.
+        // A READ does not use in-capsule data.
         connection.release_data(tag);
     }
     let (session, span) = (connection.params().session, connection.request(tag).span());
-    // Most reads are of one part, which is in memory.
+    // Most reads have one part, which is in memory.
     let hit = if cut.is_own(span) {
         turn.shard.lend_hit(session, span.volume, span.offset, narrow(span.len))
     } else {
@@ -62,8 +62,8 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     Ok(())
 }
 
-/// Answers a READ of a memory volume by one WR, where the answer rides on the data. False: it is to
-/// be answered as other commands are.
+/// Answers a READ of a memory volume by one WR, if the answer rides on the data. False: the READ
+/// must be answered like other commands.
 #[inline(always)]
 pub(in crate::data::poll_group) fn send_memory<S: Store>(
     connection: &mut Connection,
@@ -90,7 +90,7 @@ pub(in crate::data::poll_group) fn send_memory<S: Store>(
     Ok(false)
 }
 
-/// Sends the blocks that a READ wants, of which this group's own shard has lent `memory`.
+/// Sends the blocks of a READ, for which this group's own shard has lent `memory`.
 #[inline(never)]
 fn send_blocks<S: Store>(
     connection: &mut Connection,
@@ -104,8 +104,8 @@ fn send_blocks<S: Store>(
     }
 }
 
-/// Sends all that a READ wants, which this group's own shard has lent in one run: by one WR, if no
-/// other command waits for send credits; else as a part.
+/// Sends the whole data of a READ, which this group's own shard has lent in one run: by one WR, if
+/// no other command waits for send credits; else as a part.
 #[inline(always)]
 fn send_whole<S: Store>(
     connection: &mut Connection,
@@ -138,7 +138,7 @@ fn send_whole<S: Store>(
     send_as_part(connection, turn, tag, memory)
 }
 
-/// Sends all that a READ wants as a part.
+/// Sends the whole data of a READ as a part.
 #[inline(never)]
 fn send_as_part<S: Store>(
     connection: &mut Connection,
@@ -155,8 +155,8 @@ fn send_as_part<S: Store>(
     send_parts(connection, turn, tag)
 }
 
-/// Queues the WRITE of all data of a READ, which is in one run, and of its trailer. Returns its
-/// position.
+/// Queues the WRITE of the whole data of a READ, which is in one run, and of its trailer. Returns
+/// its position.
 #[cold]
 #[inline(never)]
 fn queue_with_trailer<S: Store>(
@@ -172,8 +172,8 @@ fn queue_with_trailer<S: Store>(
     Ok(connection.queue_lent(tag, &sges, remote, immediate, true))
 }
 
-/// Cuts a READ into parts, and asks the shard of each. What this group's own shard has in memory
-/// need not be asked for.
+/// Cuts a READ into parts, and asks the shard of each. Parts that this group's own shard has in
+/// memory need no request.
 #[inline(never)]
 fn ask_parts<S: Store>(
     connection: &mut Connection,
@@ -183,7 +183,7 @@ fn ask_parts<S: Store>(
 ) -> Served {
     let span = connection.request(tag).span();
     if cut.is_own(span) {
-        // A part that is all of the READ was looked for already.
+        // The lookup for a part that is the whole READ has already failed.
         let request = connection.request_mut(tag);
         let part = Part::new(turn.group, span.offset, 0, narrow(span.len));
         let _ = request.step(Event::Part(part));
@@ -214,7 +214,7 @@ fn ask_parts<S: Store>(
     if hits { send_parts(connection, turn, tag) } else { Ok(()) }
 }
 
-/// The memory for the copy is there.
+/// The memory for the copy was reserved.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -255,7 +255,7 @@ pub(in crate::data::poll_group) fn split(connection: &mut Connection, tag: Tag, 
     }
 }
 
-/// Tells the shards what may be wanted soon.
+/// Asks the shards to read a range ahead.
 #[inline(never)]
 fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, bytes: u32) {
     let end = from + u64::from(bytes);
@@ -267,7 +267,7 @@ fn prefetch<S: Store>(turn: &mut Turn<S>, volume: VolumeIndex, mut from: u64, by
     }
 }
 
-/// Sends what is there of a READ's parts, unless other commands wait for send credits: no command
+/// Sends the available parts of a READ, unless other commands wait for send credits: no command
 /// overtakes them.
 ///
 /// # Errors
@@ -287,7 +287,7 @@ pub(in crate::data::poll_group) fn send_parts<S: Store>(
     continue_parts(connection, turn, tag)
 }
 
-/// Sends what is there of a READ's parts, as far as send credits allow.
+/// Sends the available parts of a READ, as far as send credits allow.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -306,7 +306,7 @@ pub(in crate::data::poll_group) fn continue_parts<S: Store>(
     Ok(())
 }
 
-/// A READ waits for send credits: if all of it is there, for nothing else from now on.
+/// A READ waits for send credits. If all its parts are available, it waits for nothing else.
 #[cold]
 fn note_ready<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
     let request = connection.request_mut(tag);
@@ -315,8 +315,8 @@ fn note_ready<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag) {
     }
 }
 
-/// Queues one WR of the first part that is there, or waits for send credits, or for room to send
-/// from. False: there is no more to send now.
+/// Queues one WR of the first available part, or lets it wait for send credits or for room to send
+/// from. False: no more can be sent now.
 #[inline]
 fn send_part<S: Store>(
     connection: &mut Connection,
@@ -365,7 +365,7 @@ fn send_part<S: Store>(
     if digests {
         sum_part(connection, turn, tag, index);
         if answers && !apart {
-            // There is room: one piece less was gathered.
+            // The list has room: `gather` left one entry free.
             let _ = sges.push(trailer(connection, tag)?);
         }
     }
@@ -386,7 +386,7 @@ fn send_part<S: Store>(
     Ok(!answers)
 }
 
-/// All of a part is sent, by the WRITE at that position or before: its memory is kept until the
+/// A part was sent completely, by the WRITE at position `at` or before: keeps its memory until the
 /// peer has the bytes, unless they were sent from a copy.
 #[inline]
 fn keep_sent<S: Store>(
@@ -405,7 +405,7 @@ fn keep_sent<S: Store>(
     }
 }
 
-/// Copies all of a part to where the connection sends from (iWARP).
+/// Copies a whole part to the memory from which the connection sends (iWARP).
 #[cold]
 fn copy_out<S: Store>(
     connection: &Connection,
@@ -425,15 +425,15 @@ fn copy_out<S: Store>(
     sges.push(bounce.prepared_sge(part.len())?).then_some(())
 }
 
-/// Whether the trailer of a READ goes by a WRITE of its own, if this part is the last to go. Parts
-/// go as they are there, and the trailer is behind the data.
+/// Whether the trailer of a READ needs its own WRITE, if this part is the last to be sent. Parts
+/// are sent in any order, and the trailer follows the data.
 #[cold]
 #[inline(never)]
 fn goes_apart(part: &Part, span: Span) -> bool {
     part.at() + part.len() != narrow::<u32, _>(span.len)
 }
 
-/// Makes the CRC of a part before the first of it goes.
+/// Computes the CRC of a part before its first bytes are sent.
 #[cold]
 #[inline(never)]
 fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, index: PartIndex) {
@@ -444,7 +444,7 @@ fn sum_part<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, ind
     }
 }
 
-/// The trailer of a READ whose parts have their CRCs.
+/// The trailer of a READ after all its parts have their CRCs.
 #[cold]
 #[inline(never)]
 fn trailer(connection: &Connection, tag: Tag) -> Result<Sge, Violation> {
@@ -453,7 +453,7 @@ fn trailer(connection: &Connection, tag: Tag) -> Result<Sge, Violation> {
     Ok(connection.memory().write_trailer(command, digest::whole(connection, tag)))
 }
 
-/// Queues the WRITE of a trailer that goes apart.
+/// Queues the WRITE of a separate trailer.
 #[cold]
 #[inline(never)]
 fn queue_trailer(
@@ -469,14 +469,14 @@ fn queue_trailer(
     Ok(())
 }
 
-/// What the next WRITE of a part gathers, at most `most` runs. Returns their bytes.
+/// Gathers the data of a part's next WRITE, at most `most` runs. Returns its bytes.
 #[inline]
 fn gather(part: &Part, arena: &MemoryRegion, most: u32, sges: &mut SgeList) -> Option<u32> {
     debug_assert!(part.state() == PartState::AwaitsSend);
     if let [run] = part.memory().as_slice()
         && (part.posted(), run.len) == (0, part.len())
     {
-        // Most answers are of one run.
+        // Most answers have one run.
         return sges.push(arena.sge(run.offset, run.len)?).then_some(run.len);
     }
     let most = wide(most).clamp(1, MAX_SGE);

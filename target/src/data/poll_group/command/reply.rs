@@ -1,4 +1,4 @@
-//! Answers of shards, and credits that came back: the next step of each command.
+//! Answers of shards, and returned credits: the next step of each command.
 
 use rblk_protocol::width::wide;
 use rblk_protocol::{Status, Tag};
@@ -14,7 +14,7 @@ use crate::data::request::{Action, Event, HeldRange, Outcome, PartEvent};
 use crate::store::Store;
 use crate::volume::timing::Spent;
 
-/// A shard answered what was asked of it for a command of this connection.
+/// A shard answered a request for a command of this connection.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -39,7 +39,7 @@ pub(in crate::data::poll_group) fn on_reply<S: Store>(
     carry_out(connection, turn, tag, action)
 }
 
-/// The own shard's store wrote the data of a command without parts.
+/// The store of the own shard wrote the data of a command without parts.
 #[inline]
 pub(in crate::data::poll_group) fn on_stored<S: Store>(
     connection: &mut Connection,
@@ -55,7 +55,7 @@ pub(in crate::data::poll_group) fn on_stored<S: Store>(
     }
 }
 
-/// Carries out what the answer of a shard calls for.
+/// Carries out the action that follows a shard's answer.
 fn carry_out<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -81,7 +81,7 @@ fn carry_out<S: Store>(
     Ok(())
 }
 
-/// Send credits or READ credits came back: those that waited longest go on.
+/// Send credits or READ credits returned: continues the commands that waited longest.
 ///
 /// # Errors
 /// A bug: the connection ends.

@@ -1,8 +1,8 @@
 //! Answers: data back to the initiator, then the response, in one list and one doorbell.
 //!
-//! A READ's answer rides on its data where immediates were agreed. Other responses are collected
-//! per connection and go out at the end of the turn, several in one message where that was agreed:
-//! behind all data of the turn, their own included.
+//! A READ's answer rides on its data if the peers agreed on immediates. Other responses are
+//! collected per connection and are sent at the end of the turn, behind all data of the turn;
+//! several go in one message if the peers agreed on lists.
 
 use rblk_fabric::{MemoryRegion, RemoteBuffer, Rkey, Sge, SgeList};
 use rblk_protocol::digest::crc32c;
@@ -19,8 +19,9 @@ use crate::store::Store;
 use crate::volume::Placement;
 use crate::volume::ids::VolumeIndex;
 
-/// A command has its outcome: its answer is queued, or waits for send credits. Out of line, so that
-/// what ends most commands, [`acknowledge`] and [`read_answered`], has the registers.
+/// Queues the answer of a command that has its outcome, or lets it wait for send credits. Out of
+/// line, so that the functions that end most commands, [`acknowledge`] and [`read_answered`], get
+/// the registers.
 #[inline(never)]
 pub(in crate::data::poll_group) fn finish<S: Store>(
     connection: &mut Connection,
@@ -38,7 +39,7 @@ pub(in crate::data::poll_group) fn finish<S: Store>(
     }
 }
 
-/// A command that has no data to send back ended well: as [`finish`], for most WRITEs.
+/// Answers a successful command without data to send back: like [`finish`], for most WRITEs.
 #[inline(always)]
 pub(in crate::data::poll_group) fn acknowledge<S: Store>(
     connection: &mut Connection,
@@ -57,7 +58,7 @@ pub(in crate::data::poll_group) fn acknowledge<S: Store>(
     respond(connection, &turn.stats, &ResponseCapsule::new(tag, sequence, Status::Ok));
 }
 
-/// Send credits that an answer takes: for its data and for its response.
+/// Send credits of an answer: for its data and for its response.
 #[inline(always)]
 fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
     match outcome.payload {
@@ -67,8 +68,8 @@ fn credits_for(connection: &Connection, tag: Tag, outcome: Outcome) -> u64 {
     }
 }
 
-/// Queues the answer of a command that has its outcome, and for which there are send credits. Where
-/// its data passes through memory of the connection, and there is no room, it goes on waiting.
+/// Queues the answer of a command that has its outcome and its send credits. If its data passes
+/// through memory of the connection, and that has no room, the command waits on.
 #[inline(never)]
 pub(in crate::data::poll_group) fn answer<S: Store>(
     connection: &mut Connection,
@@ -97,8 +98,8 @@ fn answer_with<S: Store>(connection: &mut Connection, turn: &Turn<S>, tag: Tag, 
     }
 }
 
-/// Sees to it that an answer's data is where the device may send it from: it is, except on iWARP,
-/// where it is copied. False: there is no room for the copy, and the command waits for it.
+/// Puts an answer's data where the device may send it from: only iWARP needs a copy. False: the
+/// copy has no room, and the command waits for it.
 #[inline]
 fn prepare<S: Store>(
     connection: &mut Connection,
@@ -139,7 +140,7 @@ fn copy_out<S: Store>(
     true
 }
 
-/// Queues the WRITE of an answer's data. True: the answer rides on it.
+/// Queues the WRITE of an answer's data. True: the response rides on it.
 #[inline]
 fn send_data<S: Store>(
     connection: &mut Connection,
@@ -149,7 +150,7 @@ fn send_data<S: Store>(
     let tag = response.tag;
     let memory = turn.pollers[connection.poller()].memory.as_ref();
     let Some((sge, remote)) = answer_data(connection, memory, tag) else {
-        // Ranges were checked. The peer must not hang for a bug.
+        // Ranges were checked. A bug must not make the peer hang.
         debug_assert!(false, "an answer without memory");
         response.status = Status::Internal;
         return false;
@@ -165,8 +166,8 @@ fn send_data<S: Store>(
     rides
 }
 
-/// The data of an answer where digests were agreed: that of a READ has its trailer behind it. It is
-/// zeros, which never change: memory volumes go by copies where digests were agreed.
+/// Adds the trailer of a READ to its data, if the peers agreed on digests. The data is zeros, which
+/// never change: memory volumes send copies under digests.
 #[cold]
 #[inline(never)]
 fn add_trailer_of_zeros(
@@ -178,18 +179,18 @@ fn add_trailer_of_zeros(
 ) {
     let Some(command) = connection.request(tag).command() else { return };
     if command.opcode == Opcode::Read {
-        // Where the device knows no zeros, they are where the connection sends from.
+        // A device without registered zeros sends them from the connection's memory.
         let shared = memory.map(|memory| (&**memory.zeros.region(), 0));
         let zeros = shared.or_else(|| connection.bounce().and_then(Bounce::prepared));
         let Some((region, at)) = zeros else { return };
         let crc = region.sum(at, wide(len), crc32c);
-        // There is room: a list has more than two entries.
+        // The list has room for more than two entries.
         let _ = sges.push(connection.memory().write_trailer(command, crc));
     }
 }
 
-/// A READ was answered well by the WR that was just queued, which carries `immediate`, or by the
-/// response that this adds.
+/// A READ succeeded. Its answer is in the WR that was just queued, if that carries `immediate`, or
+/// in the response that this adds.
 #[inline(always)]
 pub(in crate::data::poll_group) fn read_answered<S: Store>(
     connection: &mut Connection,
@@ -204,7 +205,7 @@ pub(in crate::data::poll_group) fn read_answered<S: Store>(
     }
 }
 
-/// Collects a response, for which there is a send credit.
+/// Collects a response that has its send credit.
 #[inline(always)]
 pub(in crate::data::poll_group) fn respond(
     connection: &mut Connection,
@@ -216,7 +217,7 @@ pub(in crate::data::poll_group) fn respond(
     }
 }
 
-/// Queues the SEND of the responses that a connection has collected.
+/// Queues the SEND of a connection's collected responses.
 #[inline(always)]
 pub(in crate::data::poll_group) fn queue_responses(connection: &mut Connection, stats: &Stats) {
     let count = connection.queue_responses();
@@ -226,13 +227,13 @@ pub(in crate::data::poll_group) fn queue_responses(connection: &mut Connection, 
     }
 }
 
-/// Whether the WR that writes the data of an answer carries the answer, too.
+/// Whether the WR that writes the data of an answer also carries the response.
 #[inline]
 fn rides_on_data(connection: &Connection, tag: Tag) -> bool {
     connection.has_immediates() && connection.request(tag).opcode() == Some(Opcode::Read)
 }
 
-/// Source and destination of the data that goes back.
+/// Source and destination of the data to send back.
 #[inline]
 fn answer_data(
     connection: &Connection,
@@ -256,7 +257,7 @@ fn answer_data(
         .then_some((sge, RemoteBuffer { addr: buffer.address, rkey: Rkey(buffer.rkey) }))
 }
 
-/// A memory volume, as the device knows it.
+/// A memory volume's registration with the device.
 #[inline]
 pub(in crate::data::poll_group) fn memory_volume(
     memory: &PollerMemory,

@@ -1,4 +1,4 @@
-//! Proofs: how memory that answers were sent from is seen to be free.
+//! Proofs: READs that complete only when the memory of sent answers is free.
 
 use rblk_protocol::Mutation;
 use rblk_protocol::width::wide;
@@ -7,20 +7,20 @@ use crate::data::connection::{Connection, SCRATCH_BYTES};
 use crate::data::poll_group::turn::Turn;
 use crate::store::Store;
 
-/// Bytes of a READ that only proves. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a
-/// shortcut that may look at a user's memory from a kernel thread, and then the connection or the
-/// kernel dies.
+/// Bytes of a proof READ. Not fewer: soft-iWARP answers a READ of up to 32 bytes from a shortcut
+/// that may access a user's memory from a kernel thread, and then the connection or the kernel
+/// dies.
 const PROOF_BYTES: u32 = SCRATCH_BYTES;
 
-/// Posts a READ of the peer's scratch, unless another completion on its way will release what is
-/// pinned: the READ completes behind everything posted so far, and proves that all of it is done.
+/// Posts a READ of the peer's scratch, unless another completion on its way will release the pinned
+/// memory: the READ completes behind all earlier WRs, and proves that they are done.
 pub(in crate::data::poll_group) fn ask(connection: &mut Connection) {
     if let Some(scratch) = connection.wants_proof() {
         connection.queue_proof(scratch, PROOF_BYTES);
     }
 }
 
-/// Asks for a proof where only proofs bound what is pinned, and much is.
+/// Asks for a proof if only proofs bound the pinned memory, and much is pinned.
 #[inline]
 pub(in crate::data::poll_group) fn ask_if_much(connection: &mut Connection) {
     if connection.has_much_pinned() {
@@ -28,7 +28,7 @@ pub(in crate::data::poll_group) fn ask_if_much(connection: &mut Connection) {
     }
 }
 
-/// A signaled WR completed: send credits before it are free. Memory pinned before it goes back to
+/// A signaled WR completed: frees the send credits before it. Memory pinned before it goes back to
 /// its shard, if the completion proves that the peer has the bytes.
 #[inline]
 pub(in crate::data::poll_group) fn completed<S: Store>(
@@ -37,7 +37,7 @@ pub(in crate::data::poll_group) fn completed<S: Store>(
     is_read: bool,
 ) {
     let proven = connection.send_completed(is_read);
-    // Credits may have come back that a proof needs, for what came after the last one.
+    // Credits may have returned that a proof needs, for sends after the last proof.
     ask_if_much(connection);
     let Some(proven) = proven else { return };
     let position = if Mutation::BufferReuseTarget.is_on() { u64::MAX } else { proven };

@@ -1,10 +1,10 @@
 //! FLUSH, DISCARD and WRITE_ZEROES: in stores they concern every shard of a volume.
 //!
-//! A FLUSH of a write-back volume first has every shard hand its dirty blocks to the store, then
-//! the store is synced. A discard or zeroing of more than one stripe holds the range at every
-//! shard, one after the other in their order, so that two of these never wait for each other;
-//! changes the store; and is answered when every shard has heard of it: until then one of them
-//! might still answer others with what the change made old.
+//! A FLUSH of a write-back volume first makes every shard hand its dirty blocks to the store, then
+//! syncs the store. A discard or zeroing of more than one stripe holds the range at every shard,
+//! one after the other in their order, so that two such commands never wait for each other. Then it
+//! changes the store. It is answered after every shard has ended its hold: until then a shard might
+//! still answer reads with data that the change made old.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::data::poll_group::turn::Turn;
 use crate::data::request::{Action, Event, Outcome, Span};
 use crate::store::{OpKind, Store};
 
-/// Has every shard hand its dirty blocks to the store; then the store is synced ([`sync`]).
+/// Makes every shard hand its dirty blocks to the store; then the store is synced ([`sync`]).
 pub(in crate::data::poll_group) fn flush<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -43,7 +43,7 @@ pub(in crate::data::poll_group) fn flush<S: Store>(
     }
 }
 
-/// Makes durable what the store has, where no shard has dirty blocks.
+/// Makes the store's data durable, where no shard has dirty blocks.
 pub(in crate::data::poll_group) fn sync_now<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -54,7 +54,7 @@ pub(in crate::data::poll_group) fn sync_now<S: Store>(
     sync(connection, turn, tag);
 }
 
-/// Makes durable what the store has.
+/// Makes the store's data durable.
 pub(in crate::data::poll_group) fn sync<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -65,7 +65,7 @@ pub(in crate::data::poll_group) fn sync<S: Store>(
     turn.ask(connection, tag, turn.group, ShardRequest::Sync { from, volume });
 }
 
-/// A discard or zeroing, by the `shard` that has all of the range, or by all shards together.
+/// Starts a discard or zeroing, by the `shard` that has the whole range, or by all shards together.
 pub(in crate::data::poll_group) fn start<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -85,7 +85,7 @@ pub(in crate::data::poll_group) fn start<S: Store>(
     turn.ask(connection, tag, shard, ShardRequest::Change { from, volume, kind, held: false });
 }
 
-/// Holds the range at one more shard, or changes the store when every shard holds it.
+/// Holds the range at the next shard, or changes the store when every shard holds it.
 pub(in crate::data::poll_group) fn hold<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -145,7 +145,7 @@ pub(in crate::data::poll_group) fn zero<S: Store>(
     turn.rare = true;
 }
 
-/// A range of a memory volume is zero.
+/// A range of a memory volume was zeroed.
 pub(in crate::data::poll_group) fn zeroed<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,

@@ -1,4 +1,4 @@
-//! WRITEs: how their data comes, out of the capsule or by RDMA READs, and goes to its shard.
+//! WRITEs: how their data arrives, in the capsule or by RDMA READs, and goes to its shard.
 
 use rblk_fabric::{Region, RemoteBuffer, Rkey, Sge};
 use rblk_protocol::width::{narrow, wide};
@@ -39,8 +39,8 @@ pub(in crate::data::poll_group) fn copy_in(
     }
 }
 
-/// A WRITE whose data came in its capsule, all of it for this group's own shard: at once and
-/// without a part, or, if it must wait for memory, as a part. It begins here, if it has to wait.
+/// A WRITE with all its data in the capsule, for this group's own shard: at once and without a
+/// part, or, if it must wait for memory, as a part. Starts to count its wait if it must wait.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -130,7 +130,7 @@ pub(in crate::data::poll_group) fn parts<S: Store>(
 }
 
 /// A WRITE to a memory volume, by RDMA READ. Without digests and encryption, so that the data may
-/// go straight to where it is read from.
+/// land directly in the volume.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -147,8 +147,8 @@ pub(in crate::data::poll_group) fn to_memory<S: Store>(
     post_reads(connection, turn, tag, PartIndex::FIRST)
 }
 
-/// Asks the shard of each part for memory. What this group's own shard has at once need not be
-/// waited for.
+/// Asks the shard of each part for memory. Memory that this group's own shard has at once needs no
+/// wait.
 pub(in crate::data::poll_group) fn ask_memory<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -185,13 +185,13 @@ pub(in crate::data::poll_group) fn copy_of_read<S: Store>(
     tag: Tag,
     cut: Cut,
 ) -> Served {
-    // In-capsule data is of no use.
+    // A READ does not use in-capsule data.
     connection.release_data(tag);
     split(connection, tag, cut);
     ask_memory(connection, turn, tag)
 }
 
-/// A part has its memory: its data may come.
+/// A part has its memory: fetches its data.
 ///
 /// # Errors
 /// A bug: the connection ends.
@@ -224,7 +224,7 @@ pub(in crate::data::poll_group) fn fetch<S: Store>(
     Ok(())
 }
 
-/// Posts the RDMA READs of a part's data as far as credits and room to land allow, or queues the
+/// Posts the RDMA READs of a part's data as far as credits and landing room allow, or queues the
 /// part for them.
 ///
 /// # Errors
@@ -241,7 +241,7 @@ pub(in crate::data::poll_group) fn post_reads<S: Store>(
             connection.wait_for_read(tag, index);
             return Ok(());
         }
-        // After the credit, so that nothing waits for a READ and keeps others from landing.
+        // After the credit, so that no part waits for a READ while it keeps others from landing.
         if !connection.may_land(tag, index) {
             turn.stats.read_credit_waits.add(1);
             return Ok(());
@@ -256,7 +256,7 @@ pub(in crate::data::poll_group) fn post_reads<S: Store>(
     Ok(())
 }
 
-/// Where the next RDMA READ of a part lands, and where its data is at the initiator.
+/// The landing place of a part's next RDMA READ, and its data at the initiator.
 fn read_ends<S: Store>(
     connection: &Connection,
     turn: &Turn<S>,
@@ -284,10 +284,10 @@ fn read_ends<S: Store>(
     Some((sge, RemoteBuffer { addr, rkey: Rkey(buffer.rkey) }))
 }
 
-/// A RDMA READ of write data completed.
+/// An RDMA READ of write data completed.
 ///
 /// # Errors
-/// It was never posted: the connection ends.
+/// The READ was never posted: the connection ends.
 pub(in crate::data::poll_group) fn on_read<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
@@ -308,9 +308,10 @@ pub(in crate::data::poll_group) fn on_read<S: Store>(
     Ok(())
 }
 
-/// Copies what landed of a part to where a READ would have brought it on other devices (iWARP): to
-/// the memory that its shard lent, or, without digests, to a volume in memory. Only the copy is
-/// used, and a digest is checked in the copy: the peer can still change what landed.
+/// Copies the landed data of a part to the place where a READ would have brought it on other
+/// devices (iWARP): to the memory that its shard lent, or, without digests, to a volume in memory.
+/// Only the copy is used, and a digest is checked in the copy: the peer can still change the landed
+/// data.
 #[cold]
 fn copy_landed<S: Store>(
     connection: &Connection,
@@ -335,7 +336,8 @@ fn copy_landed<S: Store>(
     turn.stats.copied_bytes.add(u64::from(part.len()));
 }
 
-/// The data of a part is in our memory: to its shard, if its volume is in a store, or done.
+/// The data of a part is in this group's memory: sends it to its shard, if its volume is in a
+/// store, or finishes the part.
 fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, index: PartIndex) {
     let from = turn.token(connection, tag, index);
     let request = connection.request_mut(tag);
@@ -358,7 +360,7 @@ fn place<S: Store>(connection: &mut Connection, turn: &mut Turn<S>, tag: Tag, in
     let shard = part.shard();
     let event = match part.take_memory() {
         (Some(job), memory) if !in_store => {
-            // What a null volume is sent goes nowhere.
+            // Data for a null volume is dropped.
             if let Some(Placement::Memory(region)) = placement {
                 let (arena, to) = (turn.shard.slots().region(), wide(part.offset()));
                 memory.each_run(0, part.len(), |run, begins| {
