@@ -187,7 +187,7 @@ pub struct TargetConfig {
     /// address. If absent: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http: Option<SocketAddr>,
-    /// Commands that take at least so long become events. If absent: none.
+    /// Commands that take at least this time become events. If absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slow_io: Option<Duration>,
     /// Whether devices may write to memory in any order before they tell of it. Faster on many

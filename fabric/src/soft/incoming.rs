@@ -19,7 +19,7 @@ use crate::error::{FabricError, Result};
 /// The result of a handshake: a peer, or the peer's address and the reason for the drop.
 pub(super) type Outcome = std::result::Result<Incoming, (SocketAddr, String)>;
 
-/// Reads the request of a peer. The peer has so long to send it.
+/// Reads the request of a peer, within `limit`.
 pub(super) async fn read_request(
     mut stream: TcpStream,
     peer: SocketAddr,

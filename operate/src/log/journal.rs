@@ -1,8 +1,8 @@
 //! The log of a daemon as the journal's own records: with a priority and with fields, so that
 //! `journalctl RBLK_EVENT=loss HOST=db1` finds lines.
 //!
-//! [`JournalFormat`] writes a line as such a record. [`Log`](crate::Log) takes it, and its thread
-//! sends it by a [`JournalSocket`]: so no thread that serves I/O waits for the journal.
+//! [`JournalFormat`] writes a line as a record of the journal. [`Log`](crate::Log) takes it, and
+//! its thread sends it by a [`JournalSocket`]: so no thread that serves I/O waits for the journal.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};

@@ -89,7 +89,7 @@ impl Log {
         Ok(())
     }
 
-    /// Waits until every line taken so far is written, at most so long.
+    /// Waits until every line taken so far is written, at most for `patience`.
     pub fn end(&mut self, patience: Duration, out: impl Write) {
         if let Some(lines) = &self.lines {
             return write_all(lines.try_iter(), &self.counts, out);

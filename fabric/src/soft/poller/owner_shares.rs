@@ -16,7 +16,7 @@ const SENT: usize = 32 << 10;
 /// Bytes that an owner may receive in one turn. More than [`SENT`], because smaller parts need more
 /// calls; eight times as many kept a quiet owner waiting four to five times as long.
 const RECEIVED: usize = 2 * SENT;
-/// Owners are bounded until so many bytes were moved without a change of the owner.
+/// Owners are bounded until one owner alone moved this many bytes.
 const LATELY: u64 = 64 << 20;
 
 /// The account of an owner.

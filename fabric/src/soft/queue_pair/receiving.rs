@@ -301,7 +301,7 @@ impl QueuePair {
     }
 }
 
-/// Whether a message of so many bytes may be written to the entries of its RECV. Entries that it
+/// Whether a message of `bytes` bytes may be written to the entries of its RECV. Entries that it
 /// does not reach are not looked at.
 fn may_land(keys: &KeyTable, sges: &SgeList, bytes: u32) -> bool {
     let mut left = bytes;

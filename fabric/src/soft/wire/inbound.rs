@@ -80,7 +80,7 @@ impl Inbound {
         self.body = Some(Body { sink, len: header.len, done: 0, ack_wanted: header.ack_wanted });
     }
 
-    /// So many more bytes of the payload are in their place. Returns the payload when it is whole.
+    /// Counts further bytes of the payload in their place. Returns the payload when it is whole.
     #[inline]
     pub(in crate::soft) fn progress(&mut self, bytes: usize) -> Option<Body> {
         let body = self.body.as_mut()?;

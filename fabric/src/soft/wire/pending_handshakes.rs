@@ -17,7 +17,7 @@ pub(in crate::soft) struct Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// So many at once, at most.
+    /// Room for at most `most` handshakes.
     pub(in crate::soft) fn new(most: usize) -> Self {
         Self { most, handshakes: VecDeque::with_capacity(most) }
     }
