@@ -1,8 +1,8 @@
 //! [`Listener`]: accepting over TCP.
 //!
 //! Every handshake is a task of its own with a deadline. Their number is limited. When it is
-//! reached, a new peer makes the listener drop an unfinished handshake ([`PendingHandshakes`]). So peers that
-//! stall are dropped, and peers that speak are not.
+//! reached, a new peer makes the listener drop an unfinished handshake ([`PendingHandshakes`]). So
+//! peers that stall are dropped, and peers that speak are not.
 
 use std::io;
 use std::net::SocketAddr;
