@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rblk_operate::sysfs;
+
 use crate::child;
 use crate::result::{Fact, Place};
 
@@ -48,7 +50,7 @@ fn facts() -> Vec<Fact> {
     add("clock source", read(clock));
     add("governor", read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"));
     add("hypervisor", hypervisor());
-    for device in names("/sys/class/infiniband") {
+    for device in sysfs::names_in(&sysfs::rdma_class(Path::new("/"))) {
         add(&format!("RDMA device {device}"), rdma_device(&device));
     }
     add("load", read("/proc/loadavg"));
@@ -61,7 +63,7 @@ fn facts() -> Vec<Fact> {
 
 /// A device's link, firmware, and the interface under it.
 fn rdma_device(device: &str) -> String {
-    let dir = Path::new("/sys/class/infiniband").join(device);
+    let dir = sysfs::rdma_class(Path::new("/")).join(device);
     let read = |file: &str| read(dir.join(file));
     let mut words = Vec::new();
     let mut add = |name: &str, value: String| {
@@ -119,14 +121,6 @@ fn said(program: &str, arguments: &[&str]) -> String {
     child::output(Command::new(program).args(arguments), LIMIT)
         .map(|text| text.lines().next().unwrap_or_default().to_owned())
         .unwrap_or_default()
-}
-
-fn names(dir: &str) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let mut names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
 }
 
 fn read(file: impl AsRef<Path>) -> String {

@@ -166,7 +166,7 @@ impl HostConfig {
     }
 
     /// The access of the host to a volume. The right of the volume's own name counts before that of
-    /// `*`. `None`: the host must not learn that there is such a volume.
+    /// `*`. `None`: the host must not learn that the volume exists.
     #[must_use]
     pub fn access(&self, volume: &str) -> Option<VolumeAccess> {
         let of = |name: Option<&str>| {

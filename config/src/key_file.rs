@@ -8,7 +8,7 @@
 //!
 //! `credential:NAME` is the credential NAME of systemd (`LoadCredential=` in systemd.exec(5)), a
 //! file of the directory `$CREDENTIALS_DIRECTORY`. For a service with a user of its own, systemd
-//! lets that user in by an access control list. Such a list shows as mode 0440, so a file of that
+//! lets that user in by an access control list. The list shows as mode 0440, so a file of that
 //! directory may be readable for its group.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};

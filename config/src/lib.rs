@@ -4,7 +4,7 @@
 //!
 //! | file | type | holds |
 //! | --- | --- | --- |
-//! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | the volumes and resources of a target |
+//! | `/etc/rblk/target.toml` and `target.d/*.toml` | [`TargetConfig`] | volumes and resources |
 //! | `/etc/rblk/target.d/host-NAME.toml` | [`HostFile`] | one host that may connect |
 //! | `/etc/rblk/target.d/volume-NAME.toml` | [`VolumeFile`] | one volume |
 //! | `/etc/rblk/mounts.d/NAME.toml` | [`MountConfig`] | one mount |

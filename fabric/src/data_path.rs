@@ -92,8 +92,8 @@ pub trait DataPath: Send + fmt::Debug {
     }
 
     /// Descriptors to sleep on. When an armed CQ has something, one of them is readable until
-    /// [`Self::clear_event`]. They may change with [`attach`](crate::Poller::attach) and [`detach`](crate::Poller::detach): ask again
-    /// after those.
+    /// [`Self::clear_event`]. The descriptors may change with [`attach`](crate::Poller::attach) and
+    /// [`detach`](crate::Poller::detach): ask again after those.
     fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2];
 
     /// Takes the event. The CQ is not armed afterwards. Call it after each wake by a descriptor,

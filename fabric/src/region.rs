@@ -100,7 +100,7 @@ impl Region {
         Ok(region)
     }
 
-    /// Maps such a file without populating it: untouched pages of the file take no memory.
+    /// Maps a file without populating it: untouched pages of the file take no memory.
     ///
     /// # Errors
     /// As of [`Self::map_file`].

@@ -6,7 +6,7 @@
 //! | `log` | the log of a daemon: [`Log`], and its records for the [`journal`] |
 //! | `metrics` | the Prometheus text format: [`exposition`] |
 //! | `socket` | Unix sockets that only their owner may use: [`private_socket`] |
-//! | `host` | the process and the CPUs of this host: [`precautions`], [`CpuList`] |
+//! | `host` | the process, CPUs and devices of this host: [`precautions`], [`CpuList`], [`sysfs`] |
 //! | [`doctor`] | host facts, and the findings of both doctors |
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,8 @@ mod socket;
 mod terminal;
 
 pub use host::cpu_list::{CpuList, NoCpuList};
-pub use host::precautions;
+pub use host::rdma_device::near_cpus;
+pub use host::{precautions, sysfs};
 pub use log::journal;
 pub use log::{Log, LogWriter};
 pub use metrics::exposition;

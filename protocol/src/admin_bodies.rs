@@ -57,8 +57,8 @@ pub struct OpenRequest {
     pub name: Name,
     /// How it is opened.
     pub mode: AccessMode,
-    /// Fence a present holder. Ignored if a generation is named: such an initiator holds the volume
-    /// or has lost it.
+    /// Fence a present holder. Ignored if a generation is named: that initiator holds the volume or
+    /// has lost it.
     pub take_over: bool,
     /// The generation that the last OPEN of this volume returned, if the initiator held it before;
     /// else [`Generation::FRESH`]. Ignored for read-only.

@@ -50,10 +50,10 @@
 //! | WRITE a | READ | WRITE b | WRITE c | data of c | data of b | data of a |
 //! ```
 //!
-//! If [`Features::DATA_FIRST`] was agreed, such a message is the other way round: first the data of
-//! the first command that has any, then that of each later one, then the capsules, that of the
-//! first command last. A reader begins at the end. This holds for every message with commands of an
-//! I/O connection, also for one command with or without data.
+//! If [`Features::DATA_FIRST`] was agreed, a message with commands is the other way round: first
+//! the data of the first command that has any, then that of each later one, then the capsules, that
+//! of the first command last. A reader begins at the end. This holds for every message with
+//! commands of an I/O connection, also for one command with or without data.
 //!
 //! ```text
 //! | data of a | data of b | data of c | WRITE c | WRITE b | READ | WRITE a |

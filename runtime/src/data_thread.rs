@@ -98,7 +98,7 @@ pub trait DataThread {
     /// The longest sleep at this time.
     fn longest_sleep(&self, now: Instant) -> Duration;
 
-    /// The system call of a turn, if one is needed: submits, and sleeps at most so long.
+    /// The system call of a turn, if one is needed: submits, and sleeps at most for the given time.
     ///
     /// # Errors
     /// The thread cannot go on.

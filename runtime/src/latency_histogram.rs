@@ -28,7 +28,7 @@ fn bin(us: u64) -> usize {
 pub struct BinnedUs(u64);
 
 impl BinnedUs {
-    /// Of a time in microseconds; of more than 71 minutes it is so many.
+    /// From microseconds, at most 71 minutes.
     #[inline]
     #[must_use]
     pub fn new(us: u64) -> Self {

@@ -6,15 +6,18 @@
 //! | [`spin`], `wake_cost` | how long a thread polls before it sleeps; the cost of a wake-up |
 //! | `moment` | the time of a turn |
 //! | [`mailbox`] | bounded mail to a data thread |
-//! | `counter`, `latency`, [`log_linear`] | counters and histograms with one writer |
+//! | `counter`, `latency_histogram`, [`log_linear`] | counters and histograms with one writer |
 //! | [`rates`] | work per second |
 //! | [`log_limit`] | log lines per second that a peer can cause |
 //! | [`clock`], `lent` | the clock of the host; descriptors that a daemon inherits |
+#![deny(unsafe_code)]
 
+#[allow(unsafe_code)] // adjtimex has no safe call
 pub mod clock;
 mod counter;
 pub mod data_thread;
 mod latency_histogram;
+#[allow(unsafe_code)] // close_range has no safe call
 mod lent;
 pub mod log_limit;
 pub mod log_linear;

@@ -1,8 +1,8 @@
 //! [`LogLimit`]: how often a line is written that a peer can bring about. Pure: the caller has the
 //! clock.
 //!
-//! A flood of connections must not be a flood of the log: so many lines are written in a second.
-//! The others are counted, and one line tells how many there were.
+//! A flood of connections must not be a flood of the log: the lines of a second are bounded. The
+//! others are counted, and one line tells how many there were.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ impl Default for LogLimit {
 }
 
 impl LogLimit {
-    /// So many in a second.
+    /// At most `most` lines in a second.
     #[must_use]
     pub const fn new(most: u32) -> Self {
         Self { most, since: None, count: 0, left_out: 0 }

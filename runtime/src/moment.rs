@@ -17,7 +17,7 @@ const PAST: Duration = Duration::from_secs(3600);
 pub struct Micros(u64);
 
 impl Micros {
-    /// So many microseconds.
+    /// A time of `us` microseconds.
     #[must_use]
     pub const fn new(us: u64) -> Self {
         Self(us)
@@ -30,7 +30,7 @@ impl Micros {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// So many microseconds later.
+    /// The time `us` microseconds later.
     #[inline(always)]
     #[must_use]
     pub const fn later(self, us: u64) -> Self {

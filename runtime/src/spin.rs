@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 /// Waits of one kind that are remembered.
 const WINDOW: usize = 16;
-/// New waits after which the plan is made anew. A wait that took longer than planned has it made at
+/// New waits after which the plan is recomputed. A wait longer than planned has it recomputed at
 /// once.
 const PLAN_EVERY: u8 = 4;
 /// A look is never planned for less than this, nor is a wake-up worth less.
@@ -45,12 +45,12 @@ const FEW: u32 = 8;
 /// Requests of at least this size wait for the wire, and the CPU may have to do the work of the
 /// wire.
 const BULK_BYTES: u64 = 32 << 10;
-/// A yield that takes so long let an unrelated thread run for a time slice. A yield without another
+/// A yield of this length let an unrelated thread run for a time slice. A yield without another
 /// thread is far shorter.
 const CONTENDED: Duration = Duration::from_millis(1);
 /// The limit in multiples of a wake-up, for slow hosts.
 const CONTENDED_WAKES: u32 = 32;
-/// A yield that takes so many times as long as the shortest one let others run.
+/// A yield longer than this multiple of the shortest one let others run.
 const CONTENDED_TIMES: u32 = 4;
 /// After others wanted the CPU: waits that are slept through at once. The number is doubled each
 /// time, up to `REST_MOST`, and halved when no other thread wanted the CPU.
@@ -257,7 +257,7 @@ impl SpinPolicy {
         self.kinds[kind].record(wait, nanos(worth), nanos(limit));
     }
 
-    /// The thread gave its CPU up in a look, and has it back after so long. Only the adaptive mode
+    /// The thread gave its CPU up in a look, and has it back after `took`. Only the adaptive mode
     /// heeds it.
     pub(crate) fn yielded(&mut self, took: Duration) {
         let adapts = matches!(self.mode, SpinMode::Adaptive { .. });

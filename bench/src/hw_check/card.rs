@@ -6,6 +6,7 @@ use std::path::Path;
 
 use nix::sys::resource::{Resource, getrlimit};
 use rblk_operate::doctor::can_lock_memory;
+use rblk_operate::sysfs::{names_in, rdma_class, text};
 
 /// The link of a PCIe device.
 #[derive(Clone, PartialEq, Debug)]
@@ -49,7 +50,7 @@ pub(super) struct Card {
 impl Card {
     /// Of the device `name`, its port, and the index of the GID that is used.
     pub(super) fn read(root: &Path, name: &str, port: u8, gid: u32) -> Self {
-        let class = root.join("sys/class/infiniband").join(name);
+        let class = rdma_class(root).join(name);
         let (device, port_dir) = (class.join("device"), class.join("ports").join(port.to_string()));
         let attributes = port_dir.join("gid_attrs");
         let mut interface = text(&attributes.join("ndevs").join(gid.to_string()));
@@ -119,7 +120,7 @@ impl Host {
             memlock: getrlimit(Resource::RLIMIT_MEMLOCK).ok(),
             locks_beyond: can_lock_memory(root),
             cgroup: cgroup_line(root, name),
-            numa_nodes: names(&root.join("sys/devices/system/node"))
+            numa_nodes: names_in(&root.join("sys/devices/system/node"))
                 .iter()
                 .filter(|node| node.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok()))
                 .count(),
@@ -153,18 +154,6 @@ fn cgroup_line(root: &Path, name: &str) -> Option<String> {
             return None;
         }
     }
-}
-
-pub(super) fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
-pub(super) fn text(file: &Path) -> String {
-    std::fs::read_to_string(file).unwrap_or_default().trim().to_owned()
 }
 
 fn number(file: &Path) -> Option<u32> {

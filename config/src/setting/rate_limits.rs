@@ -20,9 +20,9 @@ const BANDWIDTH_MIN: u64 = 1 << 20;
 const BANDWIDTH_MAX: u64 = 1 << 40;
 /// Most bytes at once.
 const BURST_MAX: u64 = 1 << 40;
-/// A burst that is not given lasts so long at the rate: one tenth of a second.
+/// The default burst is the rate of one part of a second: a tenth.
 const BURST_PARTS: u32 = 10;
-/// A burst of bytes that is not given is at least so long.
+/// Least default burst of `bandwidth`.
 const BANDWIDTH_BURST_MIN: u64 = 1 << 20;
 
 const RATE: Rule = Rule::Text {

@@ -25,7 +25,7 @@ use crate::schema::word::words;
 use crate::setting::connection_protection::{Auth, Encrypt, is_loopback};
 use crate::setting::spin_key::Spin;
 use crate::units::{ByteSize, Duration};
-use crate::volume::cache_part::{self, Room};
+use crate::volume::cache_part::{self, CacheRoom};
 use crate::volume::{VOLUME_KEYS, VolumeConfig};
 
 /// The arena holds at least this many I/Os of the largest size: one that is read from the store,
@@ -187,7 +187,7 @@ pub struct TargetConfig {
     /// address. If absent: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http: Option<SocketAddr>,
-    /// Commands that take at least so long become events. If absent: none.
+    /// Commands that take at least this time become events. If absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slow_io: Option<Duration>,
     /// Whether devices may write to memory in any order before they tell of it. Faster on many
@@ -425,7 +425,7 @@ impl TargetConfig {
         self.relate_protection(faults);
         self.relate_volumes(faults);
         let (arena, dirty_max) = (self.arena, self.dirty_max);
-        let room = Room { arena, dirty_max, dirty_limit: self.dirty_limit() };
+        let room = CacheRoom { arena, dirty_max, dirty_limit: self.dirty_limit() };
         cache_part::relate(&self.volumes, &room, faults);
         self.relate_hosts(faults);
     }

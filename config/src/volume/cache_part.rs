@@ -1,4 +1,4 @@
-//! How much of the cache the volumes of a target may have: [`Room`] for all their `cache_min`
+//! How much of the cache the volumes of a target may have: [`CacheRoom`] for all their `cache_min`
 //! together, and for each `cache_max` alone.
 
 use crate::error::Fault;
@@ -11,7 +11,7 @@ const PART: u64 = 2;
 
 /// The memory that volumes may keep a part of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct CacheRoom {
     /// All of it.
     pub(crate) arena: ByteSize,
     /// The dirty limit, if it is given.
@@ -20,7 +20,7 @@ pub(crate) struct Room {
     pub(crate) dirty_limit: ByteSize,
 }
 
-impl Room {
+impl CacheRoom {
     /// Most that these volumes may keep together.
     fn limit(&self, volumes: &[VolumeConfig]) -> u64 {
         let dirty = if write_back(volumes) { self.dirty_limit.0 } else { 0 };
@@ -44,7 +44,7 @@ fn write_back(volumes: &[VolumeConfig]) -> bool {
 }
 
 /// Adds the faults between `cache_min`, `cache_max` and other keys.
-pub(crate) fn relate(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fault>) {
+pub(crate) fn relate(volumes: &[VolumeConfig], room: &CacheRoom, faults: &mut Vec<Fault>) {
     relate_mins(volumes, room, faults);
     for (index, volume) in volumes.iter().enumerate() {
         faults.extend(max_fault(volume, index, room.arena));
@@ -75,7 +75,7 @@ fn max_fault(volume: &VolumeConfig, index: usize, arena: ByteSize) -> Option<Fau
     Some(fault.value(max.to_string()))
 }
 
-fn relate_mins(volumes: &[VolumeConfig], room: &Room, faults: &mut Vec<Fault>) {
+fn relate_mins(volumes: &[VolumeConfig], room: &CacheRoom, faults: &mut Vec<Fault>) {
     let (limit, mut sum) = (room.limit(volumes), 0u64);
     let mins = volumes.iter().filter_map(|volume| volume.cache_min);
     let all = mins.fold(0u64, |all, min| all.saturating_add(min.0));

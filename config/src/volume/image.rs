@@ -87,7 +87,7 @@ impl Serialize for Contradiction {
 /// [`HEAD_BYTES`]. Fewer bytes show fewer contradictions.
 #[must_use]
 pub fn contradiction(head: &[u8], size_bytes: u64, block_size: u32) -> Option<Contradiction> {
-    let head = Head(head);
+    let head = ImageHead(head);
     let of = |what, sector| Contradiction { what, sector, block_size };
     match (head.has_gpt(SECTOR), head.has_gpt(BLOCK)) {
         (true, true) => return None,
@@ -104,9 +104,9 @@ pub fn contradiction(head: &[u8], size_bytes: u64, block_size: u32) -> Option<Co
 }
 
 /// The first bytes of an image.
-struct Head<'h>(&'h [u8]);
+struct ImageHead<'h>(&'h [u8]);
 
-impl Head<'_> {
+impl ImageHead<'_> {
     fn bytes<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
         self.0.get(at..at.checked_add(N)?)?.try_into().ok()
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// connection.
 pub(crate) const RETRIES: u8 = 6;
 
-/// A device may wait up to so many times as long (InfiniBand specification, volume 1, 9.7.6.1.3).
+/// A device may wait up to this many times as long (InfiniBand specification, volume 1, 9.7.6.1.3).
 const STRETCH: u128 = 4;
 
 /// At least 67 ms where it follows from `detect`: with less, a busy peer looks dead.

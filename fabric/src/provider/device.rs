@@ -190,7 +190,8 @@ impl ProtectionDomain {
 /// Low bits that the address of an MR has in common with its memory: devices map pages of up to
 /// 1 GiB, and both must be aligned alike.
 const BASE_KEPT: u64 = (1 << 30) - 1;
-/// Highest bits of such an address: far below the end of 64 bits, so that no range wraps around.
+/// Highest bits of the address of an MR: far below the end of 64 bits, so that no range wraps
+/// around.
 const BASE_MASK: u64 = (1 << 62) - 1;
 
 /// A random address for memory at `own`.

@@ -14,8 +14,8 @@ use tokio::io::unix::AsyncFd;
 pub struct Readiness([Option<AsyncFd<OwnedFd>>; 2]);
 
 impl Readiness {
-    /// Watches the descriptors that [`crate::DataPath::event_fds`] returns now. Make it after the QPs
-    /// are attached.
+    /// Watches the descriptors that [`event_fds`](crate::DataPath::event_fds) returns now. Make it
+    /// after the QPs are attached.
     ///
     /// # Errors
     /// A descriptor cannot be duplicated or registered.

@@ -6,14 +6,14 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use super::wire::frame::{HEADER, Header};
+use super::wire::frame::{FrameHeader, HEADER};
 use super::wire::tcp_handshake::{self, Acceptance, HandshakeReply};
 
 /// The header of a frame. An accepted header has one form in bytes.
 #[must_use]
 pub fn frame_header(bytes: &[u8]) -> bool {
     let Some(bytes) = bytes.first_chunk::<HEADER>() else { return false };
-    let Ok(header) = Header::decode(bytes) else { return false };
+    let Ok(header) = FrameHeader::decode(bytes) else { return false };
     assert_eq!(&header.encode(), bytes, "a header with two forms");
     true
 }

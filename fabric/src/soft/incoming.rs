@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::queue_pair::Connection;
-use super::wire::tcp_handshake::{self, Acceptance, HandshakeFailure, Request};
+use super::wire::tcp_handshake::{self, Acceptance, ConnectRequest, HandshakeFailure};
 use super::wire::tcp_link::TcpLink;
 use crate::address::end_name;
 use crate::connect::{ACCEPTED_DETECT_MAX, ConnectionHello, QpLimits};
@@ -19,7 +19,7 @@ use crate::error::{FabricError, Result};
 /// The result of a handshake: a peer, or the peer's address and the reason for the drop.
 pub(super) type Outcome = std::result::Result<Incoming, (SocketAddr, String)>;
 
-/// Reads the request of a peer. The peer has so long to send it.
+/// Reads the request of a peer, within `limit`.
 pub(super) async fn read_request(
     mut stream: TcpStream,
     peer: SocketAddr,
@@ -45,7 +45,7 @@ pub(super) async fn read_request(
 pub struct Incoming {
     // Taken when the peer is answered.
     stream: Option<std::net::TcpStream>,
-    request: Request,
+    request: ConnectRequest,
     peer: SocketAddr,
     refusal: ConnectionHello,
 }

@@ -1,8 +1,8 @@
 //! [`Listener`]: accepting over TCP.
 //!
 //! Every handshake is a task of its own with a deadline. Their number is limited. When it is
-//! reached, a new peer makes the listener drop an unfinished handshake ([`Pending`]). So peers that
-//! stall are dropped, and peers that speak are not.
+//! reached, a new peer makes the listener drop an unfinished handshake ([`PendingHandshakes`]). So
+//! peers that stall are dropped, and peers that speak are not.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
 use super::incoming::{self, Incoming, Outcome};
-use super::wire::pending_handshakes::Pending;
+use super::wire::pending_handshakes::PendingHandshakes;
 use super::wire::tcp_handshake::set_tos;
 use crate::address::{Address, end_name};
 use crate::connect::ListenOptions;
@@ -35,7 +35,7 @@ pub struct Listener {
     address: Address,
     handshakes: JoinSet<Outcome>,
     // Handshakes that may be unfinished.
-    pending: Pending<AbortHandle>,
+    pending: PendingHandshakes<AbortHandle>,
     last_log: Option<Instant>,
     unlogged: u64,
 }
@@ -59,7 +59,7 @@ impl Listener {
             socket,
             address,
             handshakes: JoinSet::new(),
-            pending: Pending::new(PENDING_MAX),
+            pending: PendingHandshakes::new(PENDING_MAX),
             last_log: None,
             unlogged: 0,
         }

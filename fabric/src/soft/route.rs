@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::device::Device;
 use super::domain::{PollerHandle, ProtectionDomain};
 use super::queue_pair::Connection;
-use super::wire::tcp_handshake::{self, Acceptance, HandshakeFailure, Request};
+use super::wire::tcp_handshake::{self, Acceptance, ConnectRequest, HandshakeFailure};
 use super::wire::tcp_link::TcpLink;
 use crate::address::Address;
 use crate::connect::Established;
@@ -70,7 +70,7 @@ impl Route {
             return Err(tcp_handshake::hello_too_long(hello));
         }
         let mut stream = self.open().await?;
-        let request = Request {
+        let request = ConnectRequest {
             reads_in: limits.reads_in,
             reads_out: limits.reads_out,
             detect: self.options.detect,

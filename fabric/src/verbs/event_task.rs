@@ -28,7 +28,7 @@ const EVENTS_PER_TURN: usize = 64;
 
 /// Where peers of a listener go.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct ListenerDoor {
     /// Where the listener gets them from, or the error that ends it.
     pub(super) requests: mpsc::Sender<Result<Incoming>>,
     /// The reply to peers for which there is no room.
@@ -37,7 +37,7 @@ pub(super) struct Door {
 
 /// An id of the role, on a channel of its own with a running task. Call it on a tokio runtime. A
 /// listening id needs a `door`.
-pub(super) fn open_id(role: Role, door: Option<Door>) -> Result<CmId> {
+pub(super) fn open_id(role: Role, door: Option<ListenerDoor>) -> Result<CmId> {
     // Where no device is open, no thread of one looks.
     presence::look_around_at_times();
     let channel = EventChannel::open()?;
@@ -99,7 +99,7 @@ async fn serve(readiness: AsyncFd<Readable>, task: EventTask) {
 struct EventTask {
     channel: Arc<EventChannel>,
     // Of the channel of a listener that works.
-    door: Mutex<Option<Door>>,
+    door: Mutex<Option<ListenerDoor>>,
 }
 
 /// The work left after the lock is released: opening devices and dropping ids.

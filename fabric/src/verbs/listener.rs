@@ -10,7 +10,7 @@ use super::cm::cm_id::CmId;
 use super::cm::event_channel::Role;
 use super::device::Device;
 use super::device::presence::{self, Presence};
-use super::event_task::{self, Door};
+use super::event_task::{self, ListenerDoor};
 use super::incoming::Incoming;
 use crate::address::Address;
 use crate::connect::ListenOptions;
@@ -43,7 +43,7 @@ impl Listener {
         let mut last = None;
         for to in address.look_up().await? {
             let (sender, requests) = mpsc::channel(usize::from(BACKLOG));
-            let door = Door { requests: sender, busy: options.busy.clone() };
+            let door = ListenerDoor { requests: sender, busy: options.busy.clone() };
             let gone = presence::changes();
             let mut id = event_task::open_id(Role::Listening, Some(door))?;
             if let Some(tos) = options.tos {

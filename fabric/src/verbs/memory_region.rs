@@ -162,7 +162,7 @@ fn registration_error(
 enum Memlock {
     /// As much as there is.
     Unlimited,
-    /// So many bytes.
+    /// The length in bytes.
     Limit(u64),
 }
 

@@ -193,7 +193,7 @@ impl SgeList {
         &self.entries[..usize::from(self.count)]
     }
 
-    /// Whether it is one entry of at most so many bytes.
+    /// Whether it is one entry of at most `bytes`.
     #[must_use]
     #[inline]
     pub fn is_one_within(&self, bytes: u32) -> bool {

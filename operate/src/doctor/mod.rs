@@ -10,20 +10,19 @@
 
 mod directory_access;
 mod host_facts;
-mod interface;
 mod peer_route;
 mod rdma;
 mod report;
 mod rights;
-mod sysfs;
 mod systemd;
 mod tcp_listener;
 
+pub use crate::host::interface::{Interface, Subnet, interfaces};
+pub use crate::host::rdma_device::{Gid, PortState, RdmaDevice, RdmaPort, rdma_devices};
 pub use directory_access::Directory;
 pub use host_facts::{HostFacts, KernelVersion, judge_tls};
-pub use interface::{Interface, Subnet, interfaces};
 pub use peer_route::{PeerRoute, judge_listen, judge_route};
-pub use rdma::{Gid, Needs, PortState, RdmaDevice, RdmaPort, far_cpus, judge_rdma, rdma_devices};
+pub use rdma::{Needs, far_cpus, judge_rdma};
 pub use report::{Finding, Report, Verdict};
 pub use rights::{can_lock_memory, hard_memlock};
 pub use systemd::{SystemdFacts, Unit};

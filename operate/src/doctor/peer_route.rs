@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use super::interface::Interface;
-use super::rdma::{GidMatch, RdmaDevice, devices_of, find_gid, soft_roce, usual_interface};
+use super::rdma::{GidMatch, devices_of, find_gid, soft_roce, usual_interface};
 use super::report::Finding;
+use crate::host::interface::Interface;
+use crate::host::rdma_device::RdmaDevice;
 
 /// The route to a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]

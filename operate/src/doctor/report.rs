@@ -22,9 +22,9 @@ const GAP: usize = 2;
 pub enum Verdict {
     /// As it should be.
     Ok,
-    /// It works, and could be better.
+    /// Working, with something to improve.
     Warn,
-    /// It does not work.
+    /// Not working.
     Fail,
     /// Not checked, and why.
     Skip,
@@ -70,13 +70,13 @@ impl Finding {
         Self::new(Verdict::Ok, subject, found)
     }
 
-    /// It works, and could be better.
+    /// Working, with something to improve.
     #[must_use]
     pub fn warn(subject: impl Into<String>, found: impl Into<String>) -> Self {
         Self::new(Verdict::Warn, subject, found)
     }
 
-    /// It does not work.
+    /// Not working.
     #[must_use]
     pub fn fail(subject: impl Into<String>, found: impl Into<String>) -> Self {
         Self::new(Verdict::Fail, subject, found)

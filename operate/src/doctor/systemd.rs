@@ -36,7 +36,7 @@ impl SystemdFacts {
         let found = UnitFile::find(root, file);
         let is_enabled = |name: &String| {
             places.iter().any(|place| {
-                let wants = super::sysfs::names_in(place).into_iter();
+                let wants = crate::host::sysfs::names_in(place).into_iter();
                 wants
                     .filter(|dir| dir.ends_with(".wants") || dir.ends_with(".requires"))
                     .any(|dir| place.join(dir).join(name).symlink_metadata().is_ok())

@@ -1,8 +1,8 @@
 //! The log of a daemon as the journal's own records: with a priority and with fields, so that
 //! `journalctl RBLK_EVENT=loss HOST=db1` finds lines.
 //!
-//! [`JournalFormat`] writes a line as such a record. [`Log`](crate::Log) takes it, and its thread
-//! sends it by a [`JournalSocket`]: so no thread that serves I/O waits for the journal.
+//! [`JournalFormat`] writes a line as a record of the journal. [`Log`](crate::Log) takes it, and
+//! its thread sends it by a [`JournalSocket`]: so no thread that serves I/O waits for the journal.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
@@ -147,9 +147,9 @@ mod tests {
 
     /// Takes the written lines, as the writer of a log.
     #[derive(Clone, Default)]
-    struct Shared(Arc<Mutex<Vec<u8>>>);
+    struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Shared {
+    impl Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     fn logged(log: impl FnOnce()) -> String {
-        let shared = Shared::default();
+        let shared = SharedBuffer::default();
         let writer = shared.clone();
         let subscriber = tracing_subscriber::fmt()
             .event_format(JournalFormat { program: "rblk-test" })

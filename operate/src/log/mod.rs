@@ -23,7 +23,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Lines that were taken and are not written yet, and lines that were not taken.
 #[derive(Debug, Default)]
-struct Counts {
+struct LogCounts {
     waiting: AtomicU64,
     dropped: AtomicU64,
 }
@@ -32,7 +32,7 @@ struct Counts {
 #[derive(Clone, Debug)]
 pub struct LogWriter {
     lines: SyncSender<Vec<u8>>,
-    counts: Arc<Counts>,
+    counts: Arc<LogCounts>,
 }
 
 impl Write for LogWriter {
@@ -63,7 +63,7 @@ impl Write for LogWriter {
 pub struct Log {
     // Until the thread has it.
     lines: Option<Receiver<Vec<u8>>>,
-    counts: Arc<Counts>,
+    counts: Arc<LogCounts>,
 }
 
 impl Log {
@@ -72,7 +72,7 @@ impl Log {
     #[must_use]
     pub fn new() -> (Self, LogWriter) {
         let (sender, receiver) = sync_channel(LINES_MAX);
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(LogCounts::default());
         let writer = LogWriter { lines: sender, counts: Arc::clone(&counts) };
         (Self { lines: Some(receiver), counts }, writer)
     }
@@ -89,7 +89,7 @@ impl Log {
         Ok(())
     }
 
-    /// Waits until every line taken so far is written, at most so long.
+    /// Waits until every line taken so far is written, at most for `patience`.
     pub fn end(&mut self, patience: Duration, out: impl Write) {
         if let Some(lines) = &self.lines {
             return write_all(lines.try_iter(), &self.counts, out);
@@ -102,7 +102,7 @@ impl Log {
 }
 
 // A failed write of the log must not stop the daemon.
-fn write_all(lines: impl Iterator<Item = Vec<u8>>, counts: &Counts, mut out: impl Write) {
+fn write_all(lines: impl Iterator<Item = Vec<u8>>, counts: &LogCounts, mut out: impl Write) {
     for line in lines {
         let _ = out.write_all(&line);
         let dropped = counts.dropped.swap(0, Ordering::Relaxed);

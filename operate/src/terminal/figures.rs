@@ -1,6 +1,6 @@
 //! Figures for people: sizes, rates, times and shares, rounded to about three digits, and of one
-//! form in all programs. [`ByteSize`](rblk_config::ByteSize) is exact, and long where a number is not
-//! round.
+//! form in all programs. [`ByteSize`](rblk_config::ByteSize) is exact, and long for a number that
+//! is not round.
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 /// An error and its causes, `fault: cause: cause`. Many errors name their cause in their own text;
-/// such a cause is not said again.
+/// that cause is not repeated.
 #[must_use]
 pub fn said_once(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();

@@ -115,8 +115,8 @@ impl Screen {
         Ok(out.flush()?)
     }
 
-    /// Waits so long for a key. Returns whether it is `q` or ctrl-C. A signal that ends programs
-    /// ends this one here, after the terminal is as it was.
+    /// Waits for a key, at most for `within`. Returns whether it is `q` or ctrl-C. A signal that
+    /// ends programs ends this one here, after the terminal is as it was.
     ///
     /// # Errors
     /// The input broke.

@@ -32,7 +32,8 @@ const FOLDING: u8 = 3;
 
 static CPU: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// The CRC of earlier bytes and of `bytes`, if the CPU is known to have instructions for so many.
+/// The CRC of earlier bytes and of `bytes`, if the CPU is known to have instructions for this
+/// length.
 #[inline(always)]
 pub(super) fn extend(crc: u32, bytes: &[u8]) -> Option<u32> {
     if bytes.len() < FOLD_MIN_BYTES {
@@ -129,8 +130,7 @@ fn capsule_by_instruction<const BYTES: usize, const AT: usize>(bytes: &[u8; BYTE
     !low(state)
 }
 
-/// The state after so many bytes, whole words of eight. The state is the CRC before its last
-/// inversion.
+/// The state after `bytes`, whole words of eight. The state is the CRC before its last inversion.
 #[target_feature(enable = "sse4.2")]
 #[inline]
 fn exactly<const BYTES: usize>(state: u32, bytes: &[u8; BYTES]) -> u64 {

@@ -5,7 +5,7 @@
 
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
-/// Characters for so many bytes.
+/// The number of characters for a number of bytes.
 pub(super) const fn text_len(bytes: usize) -> usize {
     (bytes * 8).div_ceil(5)
 }

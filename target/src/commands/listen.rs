@@ -3,17 +3,16 @@
 use std::path::Path;
 
 use rblk_config::{LISTEN_DEFAULT, TargetConfig};
+use rblk_operate::sysfs;
 
 /// The kernel's default of IPV6_V6ONLY: whether an IPv6 address takes no IPv4 peers. Exists only
 /// with IPv6.
 const IPV6_ONLY: &str = "/proc/sys/net/ipv6/bindv6only";
-/// The RDMA devices of this host.
-const RDMA: &str = "/sys/class/infiniband";
 
 /// Sets the addresses of a configuration that names none.
 pub fn fill_in(config: &mut TargetConfig) {
     if config.listen.is_empty() {
-        let has_rdma = cfg!(feature = "verbs") && has_entries(Path::new(RDMA));
+        let has_rdma = cfg!(feature = "verbs") && has_entries(&sysfs::rdma_class(Path::new("/")));
         let ipv6 = std::fs::read_to_string(IPV6_ONLY).ok();
         config.listen = every_address(has_rdma, ipv6.as_deref().map(str::trim));
     }

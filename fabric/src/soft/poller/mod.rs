@@ -29,7 +29,7 @@ use crate::work::poller_counters::PollerCounters;
 use crate::work::{Completion, Owner, QpIndex, Recvs, SendWr};
 use owner_shares::Shares;
 use qp_set::{AttachedPair, QpSet};
-use schedule::{Ask, QUIET, Schedule};
+use schedule::{LinkAsk, QUIET, Schedule};
 use visit::{Visits, pump, settle};
 use wake::Wake;
 
@@ -43,7 +43,7 @@ const ACK_POLLS: u8 = 2;
 
 /// Memory that the turns of a poller use again and again.
 #[derive(Debug)]
-struct Buffers {
+struct TurnBuffers {
     // Bytes received that have no place of their own.
     staging: Box<[u8]>,
     // Headers and short payloads to be sent.
@@ -63,7 +63,7 @@ pub struct Poller {
     qps: QpSet,
     // QPs that may owe their peer an acknowledgement.
     owing: Vec<QpIndex>,
-    buffers: Buffers,
+    buffers: TurnBuffers,
     cq: CompletionQueue,
     counters: PollerCounters,
 }
@@ -90,7 +90,7 @@ impl Poller {
             shares: Shares::default(),
             qps: QpSet::default(),
             owing: Vec::new(),
-            buffers: Buffers {
+            buffers: TurnBuffers {
                 staging: vec![0; STAGING].into_boxed_slice(),
                 lines: vec![0; LINES].into_boxed_slice(),
                 events: Vec::new(),
@@ -123,7 +123,7 @@ impl Poller {
             drained,
             calls,
         };
-        if ask == Ask::Epoll {
+        if ask == LinkAsk::Epoll {
             counters.link_calls += 1;
             let ready = wake.ready(events)?;
             for event in &events[..ready] {
@@ -139,7 +139,7 @@ impl Poller {
             }
         } else {
             qps.for_each(|attached| {
-                if ask != Ask::Busy || attached.pair.link().quiet() < QUIET {
+                if ask != LinkAsk::Busy || attached.pair.link().quiet() < QUIET {
                     visits.visit(attached, true, true);
                 }
             });

@@ -16,7 +16,7 @@ const SENT: usize = 32 << 10;
 /// Bytes that an owner may receive in one turn. More than [`SENT`], because smaller parts need more
 /// calls; eight times as many kept a quiet owner waiting four to five times as long.
 const RECEIVED: usize = 2 * SENT;
-/// Owners are bounded until so many bytes were moved without a change of the owner.
+/// Owners are bounded until one owner alone moved this many bytes.
 const LATELY: u64 = 64 << 20;
 
 /// The account of an owner.
@@ -42,7 +42,7 @@ impl Way {
 }
 
 #[derive(Debug)]
-struct Account {
+struct OwnerAccount {
     owner: Owner,
     qps: usize,
     // The turn that `received` and `sent` are of.
@@ -54,7 +54,7 @@ struct Account {
 /// The accounts of a poller, and the line of the QPs that wait for their next share.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    accounts: Vec<Account>,
+    accounts: Vec<OwnerAccount>,
     turn: u64,
     // Bytes that all owners moved so far.
     moved: u64,
@@ -74,9 +74,9 @@ pub(super) struct Shares {
 impl Shares {
     /// An owner has one QP more.
     pub(super) fn join(&mut self, owner: Owner) -> AccountIndex {
-        let of_owner = |account: &Account| account.qps > 0 && account.owner == owner;
+        let of_owner = |account: &OwnerAccount| account.qps > 0 && account.owner == owner;
         let at = self.accounts.iter().position(of_owner).unwrap_or_else(|| {
-            let new = Account { owner, qps: 0, turn: 0, received: 0, sent: 0 };
+            let new = OwnerAccount { owner, qps: 0, turn: 0, received: 0, sent: 0 };
             let free = self.accounts.iter().position(|account| account.qps == 0);
             let at = free.unwrap_or(self.accounts.len());
             if free.is_some() {

@@ -26,7 +26,7 @@ const IDLE_ASKS: u16 = 8;
 
 /// Which QPs a turn asks for data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ask {
+pub(super) enum LinkAsk {
     /// Every QP.
     All,
     /// The QPs that had something lately.
@@ -68,16 +68,16 @@ impl Schedule {
 
     /// Which QPs the turn asks.
     #[inline]
-    pub(super) fn begin(&mut self, qps: &QpSet) -> Ask {
+    pub(super) fn begin(&mut self, qps: &QpSet) -> LinkAsk {
         let ask = self.choose(qps);
-        self.epoll_age = if ask == Ask::Epoll { 0 } else { self.epoll_age.saturating_add(1) };
+        self.epoll_age = if ask == LinkAsk::Epoll { 0 } else { self.epoll_age.saturating_add(1) };
         ask
     }
 
     #[inline]
-    fn choose(&self, qps: &QpSet) -> Ask {
+    fn choose(&self, qps: &QpSet) -> LinkAsk {
         if qps.len() > FEW {
-            return if qps.has_sockets() { Ask::Epoll } else { Ask::All };
+            return if qps.has_sockets() { LinkAsk::Epoll } else { LinkAsk::All };
         }
         let (mut sockets, mut busy) = (0, 0);
         for attached in qps.iter() {
@@ -87,21 +87,21 @@ impl Schedule {
             }
             if pair.is_blocked() {
                 // Direct asking happens only while no socket is full.
-                return Ask::Epoll;
+                return LinkAsk::Epoll;
             }
             sockets += 1;
             busy += usize::from(pair.link().quiet() < QUIET);
         }
         if sockets <= 1 {
             // A memory link costs nothing to ask.
-            Ask::All
+            LinkAsk::All
         } else if busy == 0
             || busy > ASKED_DIRECTLY
             || busy < sockets && self.epoll_age >= EPOLL_TURNS
         {
-            Ask::Epoll
+            LinkAsk::Epoll
         } else {
-            Ask::Busy
+            LinkAsk::Busy
         }
     }
 

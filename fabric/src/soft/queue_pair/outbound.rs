@@ -11,7 +11,7 @@ use rblk_protocol::width::{narrow, wide};
 use super::acks::Acks;
 use super::send_queue::SendQueue;
 use crate::soft::keys::{KeyTable, Right};
-use crate::soft::wire::frame::{FrameKind, HEADER, Header, MAX_MESSAGE, Refusal, low32};
+use crate::soft::wire::frame::{FrameHeader, FrameKind, HEADER, MAX_MESSAGE, Refusal, low32};
 use crate::soft::wire::gathered::Gathered;
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::work::{MAX_SGE, Rkey, SendOp, SendWr, WcStatus};
@@ -30,7 +30,7 @@ pub(super) struct Response {
 
 /// The source of a frame.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Origin {
+pub(super) enum FrameOrigin {
     /// The WR at this position. The payload is in its SGEs.
     Request(usize),
     /// The READ of the peer that it answers.
@@ -46,7 +46,7 @@ struct Frame {
     header: [u8; HEADER],
     /// Bytes of payload.
     len: u32,
-    origin: Origin,
+    origin: FrameOrigin,
 }
 
 impl Frame {
@@ -67,16 +67,16 @@ impl Frame {
     ) -> Option<usize> {
         let len = self.len - skip;
         match self.origin {
-            Origin::Request(position) if len > 0 => {
+            FrameOrigin::Request(position) if len > 0 => {
                 local_pieces(keys, &sends.get(position)?.sges, skip, len, false, out)
             }
-            Origin::Response(response) => {
+            FrameOrigin::Response(response) => {
                 let addr = response.addr + u64::from(skip);
                 let from = keys.remote(response.key, addr, len, Right::Read)?;
                 out[0] = libc::iovec { iov_base: from.as_ptr().cast(), iov_len: wide(len) };
                 Some(1)
             }
-            Origin::Request(_) | Origin::Nak | Origin::Control => Some(0),
+            FrameOrigin::Request(_) | FrameOrigin::Nak | FrameOrigin::Control => Some(0),
         }
     }
 }
@@ -202,21 +202,24 @@ impl Outbound {
         if let Some((seq, refusal)) = refusing
             && !self.nak_built
         {
-            let header =
-                Header { seq: low32(seq), imm: refusal.code(), ..Header::new(FrameKind::Nak) };
-            self.push(header, 0, Origin::Nak);
+            let header = FrameHeader {
+                seq: low32(seq),
+                imm: refusal.code(),
+                ..FrameHeader::new(FrameKind::Nak)
+            };
+            self.push(header, 0, FrameOrigin::Nak);
             self.nak_built = true;
         } else if self.probe {
             self.probe = false;
-            let header = Header { ack_wanted: true, ..Header::new(FrameKind::Probe) };
-            self.push(header, 0, Origin::Control);
+            let header = FrameHeader { ack_wanted: true, ..FrameHeader::new(FrameKind::Probe) };
+            self.push(header, 0, FrameOrigin::Control);
         } else if self.acks.is_due_now() {
-            self.push(Header::new(FrameKind::Ack), 0, Origin::Control);
+            self.push(FrameHeader::new(FrameKind::Ack), 0, FrameOrigin::Control);
         }
     }
 
     #[inline]
-    fn push(&mut self, mut header: Header, len: u32, origin: Origin) {
+    fn push(&mut self, mut header: FrameHeader, len: u32, origin: FrameOrigin) {
         header.executed = low32(self.acks.executed());
         self.acks.told();
         self.batch.push_back(Frame { header: header.encode(), len, origin });
@@ -225,12 +228,12 @@ impl Outbound {
     #[inline]
     fn build_response(&mut self) -> bool {
         let Some(response) = self.responses.pop_front() else { return false };
-        let header = Header {
+        let header = FrameHeader {
             len: response.len,
             seq: low32(response.seq),
-            ..Header::new(FrameKind::ReadResponse)
+            ..FrameHeader::new(FrameKind::ReadResponse)
         };
-        self.push(header, response.len, Origin::Response(response));
+        self.push(header, response.len, FrameOrigin::Response(response));
         true
     }
 
@@ -246,7 +249,7 @@ impl Outbound {
             Ok(header) => {
                 let len = if header.kind == FrameKind::ReadRequest { 0 } else { header.len };
                 sends.built();
-                self.push(header, len, Origin::Request(position));
+                self.push(header, len, FrameOrigin::Request(position));
                 true
             }
             Err(status) => {
@@ -292,7 +295,7 @@ impl Outbound {
 
     /// Removes the first frame if all of it is sent.
     #[inline]
-    pub(super) fn pop_sent(&mut self) -> Option<Origin> {
+    pub(super) fn pop_sent(&mut self) -> Option<FrameOrigin> {
         let front = self.batch.front()?;
         if self.offset < front.bytes() {
             return None;
@@ -302,7 +305,7 @@ impl Outbound {
     }
 
     /// The first frame, and whether a part of it is sent.
-    pub(super) fn first(&self) -> Option<(Origin, bool)> {
+    pub(super) fn first(&self) -> Option<(FrameOrigin, bool)> {
         self.batch.front().map(|frame| (frame.origin, self.offset > 0))
     }
 
@@ -314,7 +317,7 @@ impl Outbound {
         status: WcStatus,
         sends: &mut SendQueue,
     ) {
-        self.batch.retain(|f| !matches!(f.origin, Origin::Request(_)));
+        self.batch.retain(|f| !matches!(f.origin, FrameOrigin::Request(_)));
         sends.unbuild(position);
         self.probe = sends.poison(position, status);
     }
@@ -323,7 +326,7 @@ impl Outbound {
     /// NAK is to be sent instead.
     pub(super) fn drop_responses(&mut self) {
         self.responses.clear();
-        self.batch.retain(|f| matches!(f.origin, Origin::Request(_) | Origin::Control));
+        self.batch.retain(|f| matches!(f.origin, FrameOrigin::Request(_) | FrameOrigin::Control));
         self.nak_built = false;
     }
 }
@@ -335,7 +338,7 @@ fn request_header(
     wr: &SendWr,
     reads_answered: u32,
     keys: &KeyTable,
-) -> Result<Header, WcStatus> {
+) -> Result<FrameHeader, WcStatus> {
     let len = match u32::try_from(wr.sges.total_bytes()) {
         Ok(len) if (1..=MAX_MESSAGE).contains(&len) => len,
         _ => return Err(WcStatus::LocalLength),
@@ -356,7 +359,7 @@ fn request_header(
             return Err(WcStatus::LocalProtection);
         }
     }
-    Ok(Header {
+    Ok(FrameHeader {
         kind,
         // A READ is acknowledged by its response.
         ack_wanted: wr.signaled && !is_read,

@@ -14,7 +14,7 @@ use crate::region::copy_apart;
 use crate::soft::keys::{KeyTable, Right};
 use crate::soft::queue_pair::completions::CompletionQueue;
 use crate::soft::queue_pair::outbound::Response;
-use crate::soft::wire::frame::{FrameKind, Header, Refusal, low32};
+use crate::soft::wire::frame::{FrameHeader, FrameKind, Refusal, low32};
 use crate::soft::wire::inbound::{Body, Sink};
 use crate::soft::wire::pieces::{NO_PIECE, local_pieces};
 use crate::work::{MAX_SGE, Rkey, Sge, SgeList, WcStatus};
@@ -129,7 +129,7 @@ impl QueuePair {
     #[inline]
     fn header_arrived(
         &mut self,
-        header: &Header,
+        header: &FrameHeader,
         keys: &KeyTable,
         cq: &mut CompletionQueue,
     ) -> Result<(), &'static str> {
@@ -161,7 +161,7 @@ impl QueuePair {
 
     fn nak_arrived(
         &mut self,
-        header: &Header,
+        header: &FrameHeader,
         cq: &mut CompletionQueue,
     ) -> Result<(), &'static str> {
         let refusal = Refusal::of(header.imm).ok_or("unknown refusal")?;
@@ -173,7 +173,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn response_arrived(&mut self, header: &Header) -> Result<(), &'static str> {
+    fn response_arrived(&mut self, header: &FrameHeader) -> Result<(), &'static str> {
         let position = self.reads_out.oldest().ok_or("answers no READ")?;
         let wanted = self.sends.get(position).map_or(0, |wr| wr.sges.total_bytes());
         if header.seq != low32(position) || u64::from(header.len) != wanted {
@@ -183,7 +183,11 @@ impl QueuePair {
         Ok(())
     }
 
-    fn request_arrived(&mut self, header: &Header, keys: &KeyTable) -> Result<(), &'static str> {
+    fn request_arrived(
+        &mut self,
+        header: &FrameHeader,
+        keys: &KeyTable,
+    ) -> Result<(), &'static str> {
         let seq = self.outbound.acks().executed();
         let key = Rkey(header.key);
         let sink = match header.kind {
@@ -222,7 +226,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn read_arrived(&mut self, header: &Header, keys: &KeyTable) -> Result<(), &'static str> {
+    fn read_arrived(&mut self, header: &FrameHeader, keys: &KeyTable) -> Result<(), &'static str> {
         let seq = self.outbound.acks().executed();
         if !self.reads_in.request(header.imm)? {
             self.refuse(seq, Refusal::Invalid, None);
@@ -301,7 +305,7 @@ impl QueuePair {
     }
 }
 
-/// Whether a message of so many bytes may be written to the entries of its RECV. Entries that it
+/// Whether a message of `bytes` bytes may be written to the entries of its RECV. Entries that it
 /// does not reach are not looked at.
 fn may_land(keys: &KeyTable, sges: &SgeList, bytes: u32) -> bool {
     let mut left = bytes;

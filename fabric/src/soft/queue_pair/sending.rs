@@ -6,7 +6,7 @@ use std::io;
 use super::{QpState, QueuePair};
 use crate::soft::keys::KeyTable;
 use crate::soft::queue_pair::completions::CompletionQueue;
-use crate::soft::queue_pair::outbound::{Origin, Response};
+use crate::soft::queue_pair::outbound::{FrameOrigin, Response};
 use crate::soft::wire::frame::Refusal;
 use crate::soft::wire::gathered::Gathered;
 use crate::work::WcStatus;
@@ -93,19 +93,19 @@ impl QueuePair {
     fn book_sent(&mut self, cq: &mut CompletionQueue) {
         while let Some(origin) = self.outbound.pop_sent() {
             match origin {
-                Origin::Request(position) => {
+                FrameOrigin::Request(position) => {
                     if self.sends.sent(position) {
                         self.reads_out.sent(position);
                     }
                 }
-                Origin::Response(_) => self.reads_in.responded(),
-                Origin::Nak => {
+                FrameOrigin::Response(_) => self.reads_in.responded(),
+                FrameOrigin::Nak => {
                     let recv =
                         if let QpState::Refusing { recv, .. } = self.state { recv } else { None };
                     self.break_down(None, recv, QpState::Draining, cq);
                     return;
                 }
-                Origin::Control => {}
+                FrameOrigin::Control => {}
             }
         }
     }
@@ -117,20 +117,20 @@ impl QueuePair {
             return;
         };
         match origin {
-            Origin::Request(position) if begun => {
+            FrameOrigin::Request(position) if begun => {
                 // The peer waits for bytes that may not be sent. Only the end of the link is left.
                 let status = WcStatus::LocalProtection;
                 self.break_down(Some((position, status)), None, QpState::Dead, cq);
             }
-            Origin::Request(position) => {
+            FrameOrigin::Request(position) => {
                 let status = WcStatus::LocalProtection;
                 self.outbound.drop_requests(position, status, &mut self.sends);
             }
-            Origin::Response(Response { seq, .. }) if !begun => {
+            FrameOrigin::Response(Response { seq, .. }) if !begun => {
                 self.outbound.drop_responses();
                 self.refuse(seq, Refusal::Access, None);
             }
-            Origin::Response(_) | Origin::Nak | Origin::Control => {
+            FrameOrigin::Response(_) | FrameOrigin::Nak | FrameOrigin::Control => {
                 self.lost("the source of a READ response was deregistered", cq);
             }
         }

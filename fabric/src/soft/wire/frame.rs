@@ -119,7 +119,7 @@ impl Refusal {
 
 /// A parsed header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::soft) struct Header {
+pub(in crate::soft) struct FrameHeader {
     pub(in crate::soft) kind: FrameKind,
     pub(in crate::soft) ack_wanted: bool,
     pub(in crate::soft) len: u32,
@@ -130,7 +130,7 @@ pub(in crate::soft) struct Header {
     pub(in crate::soft) addr: u64,
 }
 
-impl Header {
+impl FrameHeader {
     /// A header of that kind with the rest zero.
     pub(in crate::soft) fn new(kind: FrameKind) -> Self {
         Self { kind, ack_wanted: false, len: 0, executed: 0, seq: 0, key: 0, imm: 0, addr: 0 }
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn golden_bytes_and_refusals() {
-        let header = Header {
+        let header = FrameHeader {
             kind: FrameKind::WriteWithImm,
             ack_wanted: true,
             len: 0x1000,
@@ -202,11 +202,11 @@ mod tests {
                 1, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11
             ]
         );
-        assert_eq!(Header::decode(&bytes), Ok(header));
+        assert_eq!(FrameHeader::decode(&bytes), Ok(header));
         for (at, value) in [(0, 0), (0, 9), (1, 2), (2, 1), (3, 1), (7, 1), (0, 6)] {
             let mut bad = bytes;
             bad[at] = value;
-            assert!(Header::decode(&bad).is_err(), "byte {at} = {value}");
+            assert!(FrameHeader::decode(&bad).is_err(), "byte {at} = {value}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! [`Inbound`]: the frame that is on its way in.
 
-use super::frame::{HEADER, Header};
+use super::frame::{FrameHeader, HEADER};
 use rblk_protocol::width::{narrow, wide};
 
 use crate::work::Rkey;
@@ -75,12 +75,12 @@ impl Inbound {
 
     /// Begins the payload of a header.
     #[inline]
-    pub(in crate::soft) fn begin(&mut self, sink: Sink, header: &Header) {
+    pub(in crate::soft) fn begin(&mut self, sink: Sink, header: &FrameHeader) {
         self.large = header.len >= LARGE;
         self.body = Some(Body { sink, len: header.len, done: 0, ack_wanted: header.ack_wanted });
     }
 
-    /// So many more bytes of the payload are in their place. Returns the payload when it is whole.
+    /// Counts further bytes of the payload in their place. Returns the payload when it is whole.
     #[inline]
     pub(in crate::soft) fn progress(&mut self, bytes: usize) -> Option<Body> {
         let body = self.body.as_mut()?;
@@ -94,12 +94,12 @@ impl Inbound {
     pub(in crate::soft) fn header(
         &mut self,
         bytes: &mut &[u8],
-    ) -> Option<Result<Header, &'static str>> {
+    ) -> Option<Result<FrameHeader, &'static str>> {
         if self.header_len == 0
             && let Some((header, rest)) = bytes.split_first_chunk::<HEADER>()
         {
             *bytes = rest;
-            return Some(Header::decode(header));
+            return Some(FrameHeader::decode(header));
         }
         let have = self.header_len;
         let take = bytes.len().min(HEADER - have);
@@ -111,6 +111,6 @@ impl Inbound {
             return None;
         }
         self.header_len = 0;
-        Some(Header::decode(&self.header))
+        Some(FrameHeader::decode(&self.header))
     }
 }

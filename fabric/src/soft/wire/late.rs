@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rblk_protocol::width::wide;
 
-use super::frame::{FrameKind, HEADER, Header};
+use super::frame::{FrameHeader, FrameKind, HEADER};
 use super::inbound::{Inbound, Sink};
 use crate::region::Region;
 use crate::soft::keys::KeyTable;
@@ -81,27 +81,31 @@ fn writes<'b>(inbound: &Inbound, unread: &'b [u8]) -> Vec<(Rkey, u64, &'b [u8])>
     let (mut partial, have) = inbound.partial_header();
     if have > 0 && rest.len() >= HEADER - have {
         partial[have..].copy_from_slice(take(&mut rest, HEADER - have));
-        if let Ok(header) = Header::decode(&partial) {
+        if let Ok(header) = FrameHeader::decode(&partial) {
             push_write(&header, &mut writes, take(&mut rest, payload(&header)));
         }
     }
     while let Some((header, later)) = rest.split_first_chunk::<HEADER>() {
         rest = later;
-        let Ok(header) = Header::decode(header) else { break };
+        let Ok(header) = FrameHeader::decode(header) else { break };
         push_write(&header, &mut writes, take(&mut rest, payload(&header)));
     }
     writes.retain(|(_, _, bytes)| !bytes.is_empty());
     writes
 }
 
-fn push_write<'b>(header: &Header, writes: &mut Vec<(Rkey, u64, &'b [u8])>, payload: &'b [u8]) {
+fn push_write<'b>(
+    header: &FrameHeader,
+    writes: &mut Vec<(Rkey, u64, &'b [u8])>,
+    payload: &'b [u8],
+) {
     if matches!(header.kind, FrameKind::Write | FrameKind::WriteWithImm) {
         writes.push((Rkey(header.key), header.addr, payload));
     }
 }
 
 /// Bytes behind a header.
-fn payload(header: &Header) -> usize {
+fn payload(header: &FrameHeader) -> usize {
     match header.kind {
         FrameKind::Send | FrameKind::Write | FrameKind::WriteWithImm | FrameKind::ReadResponse => {
             wide(header.len)

@@ -1,4 +1,4 @@
-//! [`Pending`]: handshakes that are not finished. They have few places. Pure.
+//! [`PendingHandshakes`]: handshakes that are not finished. They have few places. Pure.
 //!
 //! When the places are full, a new one takes the place of the oldest one of the address that has
 //! most: peers that stall lose theirs, and peers that speak do not, however far away they are.
@@ -10,14 +10,14 @@ use crate::Source;
 
 /// See the module. `T` is how a handshake is known.
 #[derive(Debug)]
-pub(in crate::soft) struct Pending<T> {
+pub(in crate::soft) struct PendingHandshakes<T> {
     most: usize,
     // Oldest first.
     handshakes: VecDeque<(Source, T)>,
 }
 
-impl<T> Pending<T> {
-    /// So many at once, at most.
+impl<T> PendingHandshakes<T> {
+    /// Room for at most `most` handshakes.
     pub(in crate::soft) fn new(most: usize) -> Self {
         Self { most, handshakes: VecDeque::with_capacity(most) }
     }
@@ -49,7 +49,7 @@ impl<T> Pending<T> {
 mod tests {
     use super::*;
 
-    fn add(pending: &mut Pending<u32>, peer: &str, handshake: u32) -> Option<u32> {
+    fn add(pending: &mut PendingHandshakes<u32>, peer: &str, handshake: u32) -> Option<u32> {
         let gone = pending.make_room();
         pending.add(peer.parse().unwrap(), handshake);
         gone
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_the_address_that_has_most_goes() {
-        let mut pending = Pending::new(4);
+        let mut pending = PendingHandshakes::new(4);
         assert_eq!(add(&mut pending, "192.0.2.1:1", 1), None);
         for (n, port) in (2..5).zip(1..) {
             assert_eq!(add(&mut pending, &format!("192.0.2.2:{port}"), n), None);
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_machine_with_a_network_has_one_address() {
-        let mut pending = Pending::new(4);
+        let mut pending = PendingHandshakes::new(4);
         for (n, peer) in (1..).zip(["192.0.2.1:1", "[2001:db8::1]:1", "[2001:db8::2]:1"]) {
             add(&mut pending, peer, n);
         }
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(add(&mut pending, "192.0.2.9:2", 5), Some(2));
         assert_eq!(add(&mut pending, "192.0.2.2:1", 6), Some(4), "an address of IPv4 all the same");
         // Each machine of a link has one of its own.
-        let mut pending = Pending::new(2);
+        let mut pending = PendingHandshakes::new(2);
         add(&mut pending, "192.0.2.1:1", 1);
         add(&mut pending, "[fe80::1]:1", 2);
         assert_eq!(add(&mut pending, "[fe80::2]:1", 3), Some(1));

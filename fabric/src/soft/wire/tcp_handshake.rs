@@ -37,7 +37,7 @@ pub(in crate::soft) enum Acceptance {
 
 /// A parsed request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::soft) struct Request {
+pub(in crate::soft) struct ConnectRequest {
     pub(in crate::soft) reads_in: u8,
     pub(in crate::soft) reads_out: u8,
     pub(in crate::soft) detect: Duration,
@@ -54,7 +54,7 @@ pub(in crate::soft) struct HandshakeReply {
 }
 
 /// `None` when the hello is too long.
-pub(in crate::soft) fn encode_request(request: &Request) -> Option<Vec<u8>> {
+pub(in crate::soft) fn encode_request(request: &ConnectRequest) -> Option<Vec<u8>> {
     let hello = &request.hello.0;
     let len =
         u8::try_from(hello.len()).ok().filter(|_| hello.len() <= ConnectionHello::REQUEST_MAX)?;
@@ -159,14 +159,14 @@ async fn read_hello(
 /// Reads a peer's request.
 pub(in crate::soft) async fn read_request(
     stream: &mut (impl AsyncRead + Unpin),
-) -> std::result::Result<Request, HandshakeFailure> {
+) -> std::result::Result<ConnectRequest, HandshakeFailure> {
     let bytes: [u8; REQUEST] = read_fixed(stream).await?;
     if bytes[17..] != [0; 3] {
         return Err(HandshakeFailure::Foreign("reserved bytes are not zero".to_owned()));
     }
     let detect = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
     let hello = read_hello(stream, bytes[16], ConnectionHello::REQUEST_MAX).await?;
-    Ok(Request {
+    Ok(ConnectRequest {
         reads_in: bytes[10],
         reads_out: bytes[11],
         detect: Duration::from_millis(detect.into()),
@@ -194,7 +194,7 @@ pub(in crate::soft) async fn read_reply(
 /// Sends a request.
 pub(in crate::soft) async fn write_request(
     stream: &mut TcpStream,
-    request: &Request,
+    request: &ConnectRequest,
 ) -> Result<()> {
     let bytes = encode_request(request).ok_or_else(|| hello_too_long(&request.hello))?;
     stream.write_all(&bytes).await.map_err(|source| FabricError::Call { call: "send", source })

@@ -38,7 +38,7 @@ const TRIAL: Duration = Duration::from_secs(1);
 
 /// The failed call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+enum TlsStep {
     /// A connection to this host, to try TLS on.
     Trial,
     /// The socket takes the protocol `tls`.
@@ -52,17 +52,17 @@ enum Step {
 /// Why a connection cannot be encrypted. The text names the fix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoTls {
-    step: Step,
+    step: TlsStep,
     errno: i32,
 }
 
 impl NoTls {
     /// The connection is not over TCP.
     pub(super) fn no_socket() -> Self {
-        Self { step: Step::Socket, errno: libc::EOPNOTSUPP }
+        Self { step: TlsStep::Socket, errno: libc::EOPNOTSUPP }
     }
 
-    fn new(step: Step, error: &io::Error) -> Self {
+    fn new(step: TlsStep, error: &io::Error) -> Self {
         Self { step, errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
 }
@@ -71,22 +71,22 @@ impl fmt::Display for NoTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let error = io::Error::from_raw_os_error(self.errno);
         match (self.step, self.errno) {
-            (Step::Trial, _) => {
+            (TlsStep::Trial, _) => {
                 write!(f, "no loopback connection to try TLS of the kernel on ({error}): is `lo` up?")
             }
-            (Step::Attach, libc::ENOENT | libc::ENOPROTOOPT) => f.write_str(
+            (TlsStep::Attach, libc::ENOENT | libc::ENOPROTOOPT) => f.write_str(
                 "this kernel has no TLS: run `modprobe tls`, name `tls` in /etc/modules-load.d/rblk.conf, and start this program again",
             ),
-            (Step::Attach, libc::ENOTCONN) => f.write_str("the peer closed the connection"),
-            (Step::Attach, _) => write!(f, "setsockopt(TCP_ULP, \"tls\") failed: {error}"),
-            (Step::Keys, libc::EINVAL | libc::ENOPROTOOPT) => f.write_str(
+            (TlsStep::Attach, libc::ENOTCONN) => f.write_str("the peer closed the connection"),
+            (TlsStep::Attach, _) => write!(f, "setsockopt(TCP_ULP, \"tls\") failed: {error}"),
+            (TlsStep::Keys, libc::EINVAL | libc::ENOPROTOOPT) => f.write_str(
                 "TLS of this kernel has no ChaCha20-Poly1305: it needs Linux 5.11 or later",
             ),
-            (Step::Keys, libc::ENOENT) => f.write_str(
+            (TlsStep::Keys, libc::ENOENT) => f.write_str(
                 "this kernel has no ChaCha20-Poly1305 (a kernel in FIPS mode refuses it): run `modprobe chacha20poly1305`, and start this program again",
             ),
-            (Step::Keys, _) => write!(f, "setsockopt(TLS_TX or TLS_RX) failed: {error}"),
-            (Step::Socket, _) => f.write_str("only tcp:// connections can be encrypted"),
+            (TlsStep::Keys, _) => write!(f, "setsockopt(TLS_TX or TLS_RX) failed: {error}"),
+            (TlsStep::Socket, _) => f.write_str("only tcp:// connections can be encrypted"),
         }
     }
 }
@@ -105,7 +105,7 @@ pub fn kernel_has_tls() -> Result<(), NoTls> {
 
 /// Tries all settings on a spare connection, with a throwaway key.
 fn try_tls() -> Result<(), NoTls> {
-    let failed = |error: io::Error| NoTls::new(Step::Trial, &error);
+    let failed = |error: io::Error| NoTls::new(TlsStep::Trial, &error);
     let any_port = [(Ipv4Addr::LOCALHOST, 0).into(), (Ipv6Addr::LOCALHOST, 0).into()];
     let listener = TcpListener::bind(&any_port[..]).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
@@ -120,19 +120,19 @@ fn try_tls() -> Result<(), NoTls> {
 /// Gives the socket to TLS. Bytes stay plain until a direction has its key.
 pub(super) fn attach(stream: &TcpStream) -> Result<(), NoTls> {
     set(stream, libc::SOL_TCP, libc::TCP_ULP, b"tls")
-        .map_err(|error| NoTls::new(Step::Attach, &error))
+        .map_err(|error| NoTls::new(TlsStep::Attach, &error))
 }
 
 /// All further outgoing bytes go out as records.
 pub(super) fn encrypt_send(stream: &TcpStream, key: &CipherKey) -> Result<(), NoTls> {
     set(stream, libc::SOL_TLS, libc::TLS_TX, &*crypto_info(key))
-        .map_err(|error| NoTls::new(Step::Keys, &error))
+        .map_err(|error| NoTls::new(TlsStep::Keys, &error))
 }
 
 /// All further incoming bytes must be records.
 pub(super) fn encrypt_receive(stream: &TcpStream, key: &CipherKey) -> Result<(), NoTls> {
     set(stream, libc::SOL_TLS, libc::TLS_RX, &*crypto_info(key))
-        .map_err(|error| NoTls::new(Step::Keys, &error))?;
+        .map_err(|error| NoTls::new(TlsStep::Keys, &error))?;
     // Our records are not padded. When the kernel knows that, it decrypts into the buffers of the
     // call (Linux 6.0); else it copies. It copies a padded record in any case, so the promise is
     // for speed alone, and a kernel that does not know the option serves as well.
@@ -231,15 +231,15 @@ mod tests {
     #[test]
     fn each_refusal_names_the_fix() {
         for (step, errno, words) in [
-            (Step::Trial, libc::EADDRNOTAVAIL, "is `lo` up?"),
-            (Step::Attach, libc::ENOENT, "`modprobe tls`"),
-            (Step::Attach, libc::ENOPROTOOPT, "`modprobe tls`"),
-            (Step::Attach, libc::ENOTCONN, "the peer closed"),
-            (Step::Attach, libc::EEXIST, "TCP_ULP"),
-            (Step::Keys, libc::EINVAL, "Linux 5.11"),
-            (Step::Keys, libc::ENOENT, "`modprobe chacha20poly1305`"),
-            (Step::Keys, libc::ENOMEM, "Cannot allocate memory"),
-            (Step::Socket, libc::EOPNOTSUPP, "tcp://"),
+            (TlsStep::Trial, libc::EADDRNOTAVAIL, "is `lo` up?"),
+            (TlsStep::Attach, libc::ENOENT, "`modprobe tls`"),
+            (TlsStep::Attach, libc::ENOPROTOOPT, "`modprobe tls`"),
+            (TlsStep::Attach, libc::ENOTCONN, "the peer closed"),
+            (TlsStep::Attach, libc::EEXIST, "TCP_ULP"),
+            (TlsStep::Keys, libc::EINVAL, "Linux 5.11"),
+            (TlsStep::Keys, libc::ENOENT, "`modprobe chacha20poly1305`"),
+            (TlsStep::Keys, libc::ENOMEM, "Cannot allocate memory"),
+            (TlsStep::Socket, libc::EOPNOTSUPP, "tcp://"),
         ] {
             let text = NoTls { step, errno }.to_string();
             assert!(text.contains(words), "{step:?} {errno}: {text}");

@@ -79,7 +79,7 @@ impl QpTable {
 
 /// The state of an attached QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Health {
+enum QpHealth {
     /// Nothing failed yet.
     Alive,
     /// A WR failed: the QP is in the error state.
@@ -94,7 +94,7 @@ pub(in crate::verbs) struct AttachedQp {
     connection: Connection,
     wr_ids: WrIdPrefix,
     shape: SendShape,
-    health: Health,
+    health: QpHealth,
     sends: SendQueue,
     recvs: RecvQueue,
 }
@@ -105,7 +105,7 @@ impl AttachedQp {
         Self {
             wr_ids,
             shape: SendShape::of(&connection),
-            health: Health::Alive,
+            health: QpHealth::Alive,
             sends: SendQueue::new(limits.send_wrs),
             recvs: RecvQueue::new(limits.recv_wrs),
             connection,
@@ -153,7 +153,7 @@ impl AttachedQp {
     /// Whether the QP is known to be in the error state.
     #[inline]
     pub(in crate::verbs) fn is_dead(&self) -> bool {
-        self.health != Health::Alive
+        self.health != QpHealth::Alive
     }
 
     #[inline]
@@ -169,16 +169,16 @@ impl AttachedQp {
     /// A WR of the QP failed. Moving the QP to the error state once more makes rxe look again for
     /// WRs that were posted after the death and before its first flush.
     pub(in crate::verbs) fn note_death(&mut self) {
-        if self.health == Health::Alive {
-            self.health = Health::Dead;
+        if self.health == QpHealth::Alive {
+            self.health = QpHealth::Dead;
             self.connection.error();
         }
     }
 
     /// Moves the QP to the error state and tells the peer, once.
     pub(in crate::verbs) fn fail(&mut self) {
-        if self.health != Health::Failed {
-            self.health = Health::Failed;
+        if self.health != QpHealth::Failed {
+            self.health = QpHealth::Failed;
             self.connection.fail();
         }
     }

@@ -1,4 +1,4 @@
-//! [`WrLists`]: the linked lists of WRs that a provider takes, written anew for each call.
+//! [`WrLists`]: the linked lists of WRs that a provider takes, rewritten for each call.
 
 use std::mem;
 use std::ptr;

@@ -8,6 +8,7 @@ use super::*;
 use crate::doctor::peer_route::{PeerRoute, judge_listen, judge_route};
 use crate::doctor::report::Verdict;
 use crate::doctor::{Interface, Subnet};
+use crate::host::rdma_device::{Gid, rdma_devices};
 
 /// A host: a directory with a tree of sysfs, and the addresses of its interfaces.
 struct HostTree {
@@ -90,7 +91,7 @@ impl HostTree {
     }
 
     fn interfaces(&self) -> Vec<Interface> {
-        let mut found = crate::doctor::interface::from_sysfs(self.root.path());
+        let mut found = crate::host::interface::from_sysfs(self.root.path());
         for (name, subnet) in &self.subnets {
             found.iter_mut().find(|i| i.name == *name).unwrap().subnets.push(*subnet);
         }
@@ -151,7 +152,7 @@ fn every_kind_of_device_is_read_and_found_by_its_interface() {
 #[test]
 fn a_gid_of_ipv4_stands_as_ipv4_and_empty_ones_are_left_out() {
     let devices = host(MLX5, GID).devices();
-    let expected = Gid { address: "10.9.0.1".parse().unwrap(), is_v2: true };
+    let expected = Gid { index: 0, address: "10.9.0.1".parse().unwrap(), is_v2: true };
     assert_eq!(devices[0].ports[0].gids, [expected]);
 }
 

@@ -6,10 +6,8 @@
 //! So a poll group that has a CPU (`cpus`) takes the vector that such a driver gives to that CPU.
 //! Others take turns. A wrong guess costs an interrupt on another CPU.
 
-use std::path::Path;
-
 use rblk_fabric::CompletionVector;
-use rblk_operate::CpuList;
+use rblk_operate::{CpuList, near_cpus};
 use rblk_protocol::width::narrow;
 
 /// The vectors of poll groups.
@@ -28,9 +26,7 @@ impl Vectors {
     /// The vector for a poll group and the device of this name.
     pub(in crate::control) fn of(&self, group: usize, device: &str) -> CompletionVector {
         let Some(cpu) = self.cpus.get(group) else { return CompletionVector::Turn };
-        // None for Soft-RoCE, which is on no node.
-        let near = Path::new("/sys/class/infiniband").join(device).join("device/local_cpulist");
-        near_to(*cpu, &CpuList::read(&near), &CpuList::online())
+        near_to(*cpu, &near_cpus(device), &CpuList::online())
     }
 }
 

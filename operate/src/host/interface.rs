@@ -99,7 +99,7 @@ fn subnet_of_6(address: Ipv6Addr, mask: Ipv6Addr) -> Subnet {
 }
 
 /// The interfaces without their addresses, by name.
-pub(super) fn from_sysfs(root: &Path) -> Vec<Interface> {
+pub(crate) fn from_sysfs(root: &Path) -> Vec<Interface> {
     let Ok(dir) = std::fs::read_dir(root.join("sys/class/net")) else { return Vec::new() };
     let mut found: Vec<Interface> = dir
         .flatten()
