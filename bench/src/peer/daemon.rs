@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use rblk_initiator::mount::socket as mount_socket;
 use rblk_initiator::mount::status::MountStatus;
-use rblk_target::control::requests::control_socket as target_socket;
+use rblk_target::operate::ask as target_ask;
 use rblk_target::operate::status::TargetStatus;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -60,8 +60,8 @@ pub fn mount_status(name: &str) -> Option<MountStatus> {
 /// The status of a target; `None` without an answer in time.
 #[must_use]
 pub fn target_status(socket: &Path) -> Option<TargetStatus> {
-    match ask(socket, &target_socket::Ask::Status).ok()? {
-        target_socket::Response::Status(status) => Some(*status),
+    match ask(socket, &target_ask::Ask::Status).ok()? {
+        target_ask::Response::Status(status) => Some(*status),
         _ => None,
     }
 }

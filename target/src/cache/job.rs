@@ -19,7 +19,7 @@ use crate::volume::timing::Spent;
 
 /// What a job is for, and how far it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum JobKind {
     /// Not in use.
     Free,
     /// A read that missed. Without an asker it is a prefetch.
@@ -51,7 +51,7 @@ pub(super) enum Kind {
     Hold,
 }
 
-impl Kind {
+impl JobKind {
     /// Its name in the log.
     pub(super) fn word(self) -> &'static str {
         match self {
@@ -98,7 +98,7 @@ pub(super) enum JobLock {
 /// A request that a shard works on.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub kind: Kind,
+    pub kind: JobKind,
     /// Who asked. `None` for what the shard does by itself.
     pub from: Option<PartToken>,
     pub span: Span,
@@ -112,13 +112,13 @@ pub(super) struct Job {
     /// Slots that its session was promised for it.
     pub promised: usize,
     waits: Waits,
-    ops: Ops,
+    ops: JobOps,
     generation: u32,
 }
 
 // The store operations of a job.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ops {
+struct JobOps {
     under_way: u32,
     // One was submitted.
     at_store: bool,
@@ -136,7 +136,7 @@ struct Waits {
 impl Job {
     fn new() -> Self {
         Self {
-            kind: Kind::Free,
+            kind: JobKind::Free,
             from: None,
             span: Span::none(VolumeIndex(0)),
             blocks: Vec::new(),
@@ -145,7 +145,7 @@ impl Job {
             share: 0,
             promised: 0,
             waits: Waits::default(),
-            ops: Ops::default(),
+            ops: JobOps::default(),
             generation: 0,
         }
     }
@@ -239,8 +239,8 @@ impl Job {
     #[inline]
     pub(super) fn kept_slots(&self) -> usize {
         match (self.kind, self.span.cache) {
-            (Kind::Read | Kind::Reserve, CacheMode::None) => blocks_of(self.span.len),
-            (Kind::Read | Kind::Reserve, _) => self.span.count(),
+            (JobKind::Read | JobKind::Reserve, CacheMode::None) => blocks_of(self.span.len),
+            (JobKind::Read | JobKind::Reserve, _) => self.span.count(),
             _ => 0,
         }
     }
@@ -250,7 +250,7 @@ impl Job {
     pub(super) fn share_needed(&self) -> usize {
         let edges = if self.span.cache == CacheMode::WriteBack { 2 } else { 0 };
         match self.kind {
-            Kind::Read | Kind::Reserve => self.span.count() + edges,
+            JobKind::Read | JobKind::Reserve => self.span.count() + edges,
             _ => edges,
         }
     }
@@ -275,12 +275,12 @@ pub(super) struct Jobs {
 impl Jobs {
     /// A new job.
     #[inline(always)]
-    pub(super) fn start(&mut self, kind: Kind, from: Option<PartToken>, span: Span) -> u32 {
+    pub(super) fn start(&mut self, kind: JobKind, from: Option<PartToken>, span: Span) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
         let job = &mut self.table[wide(index)];
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock == JobLock::None);
         (job.kind, job.from, job.span) = (kind, from, span);
-        (job.ops, job.waits) = (Ops::default(), Waits::default());
+        (job.ops, job.waits) = (JobOps::default(), Waits::default());
         index
     }
 
@@ -307,10 +307,10 @@ impl Jobs {
     #[inline]
     pub(super) fn end(&mut self, index: u32) {
         let job = &mut self.table[wide(index)];
-        debug_assert!(job.kind != Kind::Free, "a job ended twice");
+        debug_assert!(job.kind != JobKind::Free, "a job ended twice");
         debug_assert!(job.edges.is_empty() && job.lock == JobLock::None && job.share == 0);
         debug_assert!(job.promised == 0, "a job ends with a promise");
-        job.kind = Kind::Free;
+        job.kind = JobKind::Free;
         job.blocks.clear();
         job.generation = job.generation.wrapping_add(1) & GENERATION_MASK;
         self.free.push(index);
@@ -323,7 +323,7 @@ impl Jobs {
 
     /// Whether a job of a volume has not ended.
     pub(super) fn has_any_of(&self, volume: VolumeIndex) -> bool {
-        self.table.iter().any(|job| job.kind != Kind::Free && job.span.volume == volume)
+        self.table.iter().any(|job| job.kind != JobKind::Free && job.span.volume == volume)
     }
 
     /// The name of a job for others.
@@ -336,7 +336,7 @@ impl Jobs {
     #[inline]
     pub(super) fn find(&self, id: JobId) -> Option<u32> {
         let job = self.table.get(wide(id.index))?;
-        (!matches!(job.kind, Kind::Free) && job.generation == id.generation).then_some(id.index)
+        (!matches!(job.kind, JobKind::Free) && job.generation == id.generation).then_some(id.index)
     }
 
     /// A token for a store operation that must move `len` bytes, whole sectors.
@@ -370,12 +370,12 @@ mod tests {
     fn tokens_and_names_die_with_their_job() {
         let mut jobs = Jobs::default();
         let span = Span { len: 4096, ..Span::none(VolumeIndex(0)) };
-        let first = jobs.start(Kind::Read, None, span);
+        let first = jobs.start(JobKind::Read, None, span);
         let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
         assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));
         jobs.end(first);
         assert_eq!((jobs.of_token(token), jobs.find(id)), (None, None));
-        let second = jobs.start(Kind::Sync, None, span);
+        let second = jobs.start(JobKind::Sync, None, span);
         assert_eq!((second, jobs.find(id), jobs.len()), (first, None, 1));
         assert_eq!(jobs.of_token(jobs.token(second, 0)), Some((second, 0)));
     }

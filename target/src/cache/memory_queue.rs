@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use super::job::Job;
 use super::slots::Slots;
-use crate::cache::shard_volumes::{Share, Volumes};
+use crate::cache::shard_volumes::{ShardVolumes, SlotShare};
 
 /// The first job in line tries again at the latest after this.
 const RETRY_MS: u32 = 10;
@@ -46,7 +46,7 @@ impl MemoryQueue {
 
     /// Counts the shares anew: `shared` slots are never dirty, and kept for no volume. A volume
     /// whose store hangs may have every dirty slot, besides its share.
-    pub(super) fn set_volumes(&mut self, volumes: &Volumes, shared: usize) {
+    pub(super) fn set_volumes(&mut self, volumes: &ShardVolumes, shared: usize) {
         self.share = if volumes.served() < 2 { usize::MAX } else { shared / 2 };
     }
 
@@ -84,13 +84,13 @@ impl MemoryQueue {
 
     /// Whether one slot of a volume's share can be taken and no job waits for slots.
     #[inline(always)]
-    pub(super) fn has_one(&self, share: &Share) -> bool {
+    pub(super) fn has_one(&self, share: &SlotShare) -> bool {
         self.line.is_empty() && share.waiting.is_empty() && share.has(1, self.share)
     }
 
     /// Takes a job's part of its volume's share. False: the volume has its share.
     #[inline]
-    pub(super) fn take_share(&self, volumes: &mut Volumes, job: &mut Job) -> bool {
+    pub(super) fn take_share(&self, volumes: &mut ShardVolumes, job: &mut Job) -> bool {
         // Volumes without a store have no share: nothing of theirs hangs.
         let Some(state) = volumes.get_mut(job.span.volume) else { return true };
         let need = job.share_needed();
@@ -104,7 +104,12 @@ impl MemoryQueue {
     /// Takes a job's part of its volume's share, or puts the job in the volume's line and returns
     /// false.
     #[inline]
-    pub(super) fn enter_share(&mut self, volumes: &mut Volumes, index: u32, job: &mut Job) -> bool {
+    pub(super) fn enter_share(
+        &mut self,
+        volumes: &mut ShardVolumes,
+        index: u32,
+        job: &mut Job,
+    ) -> bool {
         let Some(state) = volumes.get_mut(job.span.volume) else { return true };
         let need = job.share_needed();
         if state.share.waiting.is_empty() && state.share.take(need, self.share) {

@@ -7,7 +7,7 @@
 use rblk_protocol::width::{narrow, wide};
 
 use super::shard::Shard;
-use crate::cache::shard_volumes::Volumes;
+use crate::cache::shard_volumes::ShardVolumes;
 use crate::store::Store;
 use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
@@ -52,7 +52,7 @@ impl<S: Store> Shard<S> {
 }
 
 /// What a volume is to keep. One that is not served, or not cached, keeps nothing.
-fn wanted(volumes: &Volumes, volume: VolumeIndex) -> u32 {
+fn wanted(volumes: &ShardVolumes, volume: VolumeIndex) -> u32 {
     let cached = volumes.get(volume).filter(|state| state.cache() != CacheMode::None);
     cached.map_or(0, |state| state.cache_min)
 }

@@ -15,8 +15,8 @@
 //! session gets more only while that is at most four times what its host may still take. One
 //! session alone keeps four parts of nineteen of the memory, and something is left to the next
 //! session of the host. A session that keeps nothing, and for which the host has too little left,
-//! goes before all other sessions of the host ([`Host::is_short`]): no number of small requests
-//! keeps it from a large one.
+//! goes before all other sessions of the host ([`HostShare::is_short`]): no number of small
+//! requests keeps it from a large one.
 //!
 //! So that most lends need no more than one comparison, a host may always keep one part of
 //! [`QUICK`] of the memory, unless a job of one of its sessions waits.
@@ -46,7 +46,7 @@ const HOST: usize = 3;
 const SESSION: usize = 4;
 
 #[derive(Debug, Default)]
-struct State {
+struct SessionState {
     // Whose it is.
     host: HostIndex,
     // Slots lent to its peers or reserved for their data, or promised.
@@ -56,7 +56,7 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct Host {
+struct HostShare {
     // What its sessions keep.
     kept: usize,
     // What it may keep in any case: nothing while a job of it waits.
@@ -67,7 +67,7 @@ struct Host {
     is_short: bool,
 }
 
-impl Host {
+impl HostShare {
     // What it may take beyond what it keeps. `free`: slots that no peer keeps.
     fn room(&self, free: usize) -> usize {
         (free / HOST).saturating_sub(self.kept)
@@ -78,7 +78,7 @@ impl Host {
     }
 }
 
-impl State {
+impl SessionState {
     // `room`: what its host may take.
     fn may_take(&self, need: usize, room: usize) -> bool {
         self.kept == 0 || self.kept + need <= SESSION * room
@@ -88,8 +88,8 @@ impl State {
 /// What the peers of each host and session keep. See the module.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    table: Vec<State>,
-    hosts: Vec<Host>,
+    table: Vec<SessionState>,
+    hosts: Vec<HostShare>,
     // Slots that peers may keep, all together.
     slots: usize,
     // One part of `QUICK` of these.
@@ -172,18 +172,18 @@ impl Sessions {
         takes
     }
 
-    fn state(&mut self, session: SessionIndex) -> &mut State {
+    fn state(&mut self, session: SessionIndex) -> &mut SessionState {
         let at = place(session);
         if self.table.len() <= at {
-            self.table.resize_with(at + 1, State::default);
+            self.table.resize_with(at + 1, SessionState::default);
         }
         &mut self.table[at]
     }
 
-    fn host(&mut self, host: HostIndex) -> &mut Host {
+    fn host(&mut self, host: HostIndex) -> &mut HostShare {
         let (at, quick) = (host.place(), self.quick);
         if self.hosts.len() <= at {
-            self.hosts.resize_with(at + 1, || Host { quick, ..Host::default() });
+            self.hosts.resize_with(at + 1, || HostShare { quick, ..HostShare::default() });
         }
         &mut self.hosts[at]
     }

@@ -1,4 +1,4 @@
-//! [`Stopping`]: how far the end of a shard is. Pure.
+//! [`ShardStopping`]: how far the end of a shard is. Pure.
 //!
 //! A shard that stops flushes its volumes and then syncs their stores, each volume for itself: a
 //! store that hangs or refuses says nothing about the others. What a store refuses is tried again,
@@ -60,7 +60,7 @@ pub(super) enum Work {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum StopPhase {
     // To be begun.
     Next(Work),
     UnderWay(Work),
@@ -74,21 +74,21 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct VolumeEnd {
     volume: VolumeIndex,
-    phase: Phase,
+    phase: StopPhase,
     // What its store said last, if that was a refusal.
     refused: Option<Errno>,
 }
 
 /// How far the end of a shard is.
 #[derive(Debug)]
-pub(super) struct Stopping {
+pub(super) struct ShardStopping {
     volumes: Vec<VolumeEnd>,
 }
 
-impl Stopping {
+impl ShardStopping {
     /// The end of a shard with these volumes.
     pub(super) fn new(volumes: Vec<VolumeIndex>) -> Self {
-        let phase = Phase::Next(Work::Flush);
+        let phase = StopPhase::Next(Work::Flush);
         let end = |volume| VolumeEnd { volume, phase, refused: None };
         Self { volumes: volumes.into_iter().map(end).collect() }
     }
@@ -98,15 +98,15 @@ impl Stopping {
         let end = self.volumes.iter_mut().find(|end| end.volume == own.volume);
         // A volume that was removed or given up meanwhile has none.
         let Some(end) = end else { return };
-        let Phase::UnderWay(work) = end.phase else {
+        let StopPhase::UnderWay(work) = end.phase else {
             return debug_assert!(false, "{own:?} of {end:?}");
         };
         end.refused = own.result.err().or(end.refused);
         end.phase = match (work, own.result) {
-            (Work::Flush, Ok(())) => Phase::Next(Work::Sync),
-            (Work::Flush, Err(_)) => Phase::Rests(now.later(REST_US)),
-            (Work::Sync, Ok(())) => Phase::Saved,
-            (Work::Sync, Err(_)) => Phase::Lost,
+            (Work::Flush, Ok(())) => StopPhase::Next(Work::Sync),
+            (Work::Flush, Err(_)) => StopPhase::Rests(now.later(REST_US)),
+            (Work::Sync, Ok(())) => StopPhase::Saved,
+            (Work::Sync, Err(_)) => StopPhase::Lost,
         };
     }
 
@@ -118,17 +118,17 @@ impl Stopping {
         is_dirty: impl Fn(VolumeIndex) -> Option<bool>,
     ) -> Option<(VolumeIndex, Work)> {
         self.volumes.retain(|end| {
-            matches!(end.phase, Phase::UnderWay(_)) || is_dirty(end.volume).is_some()
+            matches!(end.phase, StopPhase::UnderWay(_)) || is_dirty(end.volume).is_some()
         });
         self.volumes.iter_mut().find_map(|end| {
             let work = match end.phase {
-                Phase::Next(work) => work,
-                Phase::Rests(until) if until <= now => Work::Flush,
+                StopPhase::Next(work) => work,
+                StopPhase::Rests(until) if until <= now => Work::Flush,
                 // By a write that nobody is told of any more.
-                Phase::Saved if is_dirty(end.volume) == Some(true) => Work::Flush,
+                StopPhase::Saved if is_dirty(end.volume) == Some(true) => Work::Flush,
                 _ => return None,
             };
-            end.phase = Phase::UnderWay(work);
+            end.phase = StopPhase::UnderWay(work);
             Some((end.volume, work))
         })
     }
@@ -136,7 +136,7 @@ impl Stopping {
     /// When [`Self::next`] has something to begin that nothing else calls for.
     pub(super) fn looks_at(&self) -> Option<Micros> {
         let rests = self.volumes.iter().filter_map(|end| match end.phase {
-            Phase::Rests(until) => Some(until),
+            StopPhase::Rests(until) => Some(until),
             _ => None,
         });
         rests.min()
@@ -144,14 +144,14 @@ impl Stopping {
 
     /// Whether every volume is safe. `None`: that is not known of some.
     pub(super) fn outcome(&self) -> Option<bool> {
-        let is_over = |end: &VolumeEnd| matches!(end.phase, Phase::Saved | Phase::Lost);
-        let is_saved = |end: &VolumeEnd| end.phase == Phase::Saved;
+        let is_over = |end: &VolumeEnd| matches!(end.phase, StopPhase::Saved | StopPhase::Lost);
+        let is_saved = |end: &VolumeEnd| end.phase == StopPhase::Saved;
         self.volumes.iter().all(is_over).then(|| self.volumes.iter().all(is_saved))
     }
 
     /// The volumes that are not safe, and what their stores said.
     pub(super) fn unsaved(&self) -> impl Iterator<Item = (VolumeIndex, Option<Errno>)> {
-        let unsaved = self.volumes.iter().filter(|end| end.phase != Phase::Saved);
+        let unsaved = self.volumes.iter().filter(|end| end.phase != StopPhase::Saved);
         unsaved.map(|end| (end.volume, end.refused))
     }
 }
@@ -168,17 +168,22 @@ mod tests {
         Some(false)
     }
 
-    fn end(stopping: &mut Stopping, volume: VolumeIndex, result: Result<(), Errno>, now: Micros) {
+    fn end(
+        stopping: &mut ShardStopping,
+        volume: VolumeIndex,
+        result: Result<(), Errno>,
+        now: Micros,
+    ) {
         stopping.ended(OwnEnded { volume, result }, now);
     }
 
-    fn begun(stopping: &mut Stopping, now: Micros) -> Vec<(VolumeIndex, Work)> {
+    fn begun(stopping: &mut ShardStopping, now: Micros) -> Vec<(VolumeIndex, Work)> {
         std::iter::from_fn(|| stopping.next(now, clean)).collect()
     }
 
     #[test]
     fn each_volume_is_flushed_and_then_synced_whatever_the_others_do() {
-        let mut stopping = Stopping::new(vec![A, B]);
+        let mut stopping = ShardStopping::new(vec![A, B]);
         assert_eq!(begun(&mut stopping, START), [(A, Work::Flush), (B, Work::Flush)]);
         end(&mut stopping, B, Ok(()), START);
         assert_eq!(begun(&mut stopping, START), [(B, Work::Sync)], "a hangs");
@@ -193,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_refused_flush_is_tried_again_until_it_is_taken() {
-        let (mut stopping, mut now) = (Stopping::new(vec![A]), START);
+        let (mut stopping, mut now) = (ShardStopping::new(vec![A]), START);
         for _ in 0..100 {
             assert_eq!(begun(&mut stopping, now), [(A, Work::Flush)]);
             end(&mut stopping, A, Err(Errno::ENOSPC), now);
@@ -213,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_failed_sync_is_a_loss_of_its_volume_alone() {
-        let mut stopping = Stopping::new(vec![A, B]);
+        let mut stopping = ShardStopping::new(vec![A, B]);
         begun(&mut stopping, START);
         [A, B].into_iter().for_each(|volume| end(&mut stopping, volume, Ok(()), START));
         begun(&mut stopping, START);
@@ -226,7 +231,7 @@ mod tests {
 
     #[test]
     fn what_gets_dirty_late_is_written_too_and_what_is_gone_is_not() {
-        let mut stopping = Stopping::new(vec![A, B]);
+        let mut stopping = ShardStopping::new(vec![A, B]);
         assert_eq!(stopping.next(START, |v| (v == A).then_some(false)), Some((A, Work::Flush)));
         end(&mut stopping, A, Ok(()), START);
         assert_eq!(stopping.next(START, clean), Some((A, Work::Sync)));

@@ -13,8 +13,8 @@ use rblk_protocol::width::{narrow, wide64};
 
 use super::SLOT_BYTES;
 use super::block_write::BlockWrite;
-use super::core::Core;
-use super::job::Kind;
+use super::core::ShardCore;
+use super::job::JobKind;
 use super::message::PartToken;
 use super::policy::Slot;
 use super::slots::{Install, Slots};
@@ -51,18 +51,18 @@ pub(crate) trait Landed {
 
 /// Begins the write of a reservation whose data has landed. True: it is done, and well.
 pub(super) fn start<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     write_backs: &mut WriteBacks,
     job: u32,
     fua: bool,
 ) -> bool {
     let entry = core.jobs.get(job);
-    if !matches!(entry.kind, Kind::Reserve) {
+    if !matches!(entry.kind, JobKind::Reserve) {
         debug_assert!(false, "a write of {:?}", entry.kind);
         tracing::error!(job = entry.kind.word(), "bug: a write without a reservation");
         return false;
     }
-    entry.kind = Kind::Write { fua };
+    entry.kind = JobKind::Write { fua };
     let (span, count) = (entry.span, entry.blocks.len());
     if span.cache == CacheMode::None {
         let kind = OpKind::Write { offset: span.offset, len: span.data_len(), fua };
@@ -86,7 +86,7 @@ pub(super) fn start<S: Store>(
 /// reserved, since it is not of one block, or something is in its way.
 #[inline(always)]
 pub(super) fn start_one<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     memory: &MemoryQueue,
     write_backs: &mut WriteBacks,
     write: OneBlock,
@@ -139,7 +139,7 @@ pub(super) fn start_one<S: Store>(
 /// The store has done a write of one block. False: no such write is under way.
 #[inline(always)]
 pub(super) fn finish_one<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     write_backs: &mut WriteBacks,
     done: OpDone,
 ) -> bool {
@@ -167,11 +167,11 @@ pub(super) fn finish_one<S: Store>(
 
 // The store failed a write of one block.
 #[cold]
-fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32, Errno>) {
+fn fail_one<S: Store>(core: &mut ShardCore<S>, write: BlockWrite, result: Result<u32, Errno>) {
     let BlockWrite { from, block, slot, lock, volume, .. } = write;
     // The store promised all or an error; less would pass for data.
     let errno = result.err().unwrap_or(Errno::EIO);
-    core.op_ended(volume, Kind::Write { fua: false }, Some(errno));
+    core.op_ended(volume, JobKind::Write { fua: false }, Some(errno));
     if let Some(state) = core.volumes.get_mut(volume) {
         state.share.give_back(1);
     }
@@ -185,9 +185,9 @@ fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32,
 }
 
 /// The job has its lock: to the store, or, if only its edges have to be read first, to the index.
-pub(super) fn locked<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+pub(super) fn locked<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
-    let Kind::Write { fua } = entry.kind else {
+    let JobKind::Write { fua } = entry.kind else {
         return debug_assert!(false, "a write has become {:?}", entry.kind);
     };
     let (span, count) = (entry.span, entry.blocks.len());
@@ -202,9 +202,9 @@ pub(super) fn locked<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
 }
 
 // Reads the edges of a write that is to be dirty, where they are not cached.
-fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+fn read_edges<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.get(job);
-    entry.kind = Kind::Merge;
+    entry.kind = JobKind::Merge;
     entry.op_begins();
     write_backs.merge_begins(entry.blocks.len());
     let span = entry.span;
@@ -228,7 +228,11 @@ fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u
 }
 
 /// The edges of a write are read: its blocks are dirty, and it is acknowledged.
-pub(super) fn finish_merge<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+pub(super) fn finish_merge<S: Store>(
+    core: &mut ShardCore<S>,
+    write_backs: &mut WriteBacks,
+    job: u32,
+) {
     let entry = core.jobs.peek(job);
     write_backs.merge_ended(entry.blocks.len());
     if entry.error().is_none() {
@@ -238,7 +242,7 @@ pub(super) fn finish_merge<S: Store>(core: &mut Core<S>, write_backs: &mut Write
 }
 
 // Puts a write's blocks in the index as dirty.
-fn install_dirty<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+fn install_dirty<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let how = write_backs.next_dirty(&core.clock);
     let span = core.jobs.peek(job).span;
     let edges = span.edges();
@@ -258,7 +262,7 @@ fn install_dirty<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job
 }
 
 /// The store has done a write, or failed it.
-pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+pub(super) fn finish<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
     if entry.error().is_some() {
         let span = entry.span;
@@ -270,7 +274,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
 }
 
 // Puts a write's blocks, which the store has, in the index.
-fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+fn install_written<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let span = core.jobs.peek(job).span;
     write_backs.recall(core, span.volume, span.first(), span.last());
     for at in 0..span.count() {
@@ -297,7 +301,7 @@ fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, j
 
 /// The store's bytes of a range are unknown, so nothing may pass for them. Dirty blocks stay: they
 /// will be written.
-pub(super) fn forget_clean<S: Store>(core: &mut Core<S>, span: &Span) {
+pub(super) fn forget_clean<S: Store>(core: &mut ShardCore<S>, span: &Span) {
     core.slots.for_each_in(span.volume, span.first(), span.last(), |slots, slot| {
         if slots.state(slot).is_clean() {
             slots.forget(slot);

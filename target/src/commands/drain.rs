@@ -25,7 +25,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// The outcome, in JSON.
 #[derive(Serialize)]
-struct Outcome {
+struct DrainOutcome {
     /// The target's process.
     pid: u32,
     /// It is gone.
@@ -83,7 +83,7 @@ pub(crate) fn drain(path: &Path, wait: bool, output: Output) -> anyhow::Result<E
 
 /// What a target said of its end.
 #[derive(Debug)]
-enum Said {
+enum LastWords {
     /// How it ended.
     End(EndReport),
     /// It is of a version that does not tell.
@@ -100,7 +100,7 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     warnings.iter().for_each(|fault| output.aside(format_args!("WARN  {fault}")));
     let process = Process::of(before.pid);
     let answer = ask(path, Ask::Drain { wait });
-    let mut drain = Waiting {
+    let mut drain = EndWait {
         path,
         process: &process,
         instance: &before.instance,
@@ -114,13 +114,13 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     } else {
         answered(path, answer.await)?;
         output.text("draining")?;
-        (false, Said::NotToBeTold)
+        (false, LastWords::NotToBeTold)
     };
     let unsaved = match &said {
-        Said::End(report) => report.unsaved.clone(),
-        Said::NotToBeTold | Said::Nothing => Vec::new(),
+        LastWords::End(report) => report.unsaved.clone(),
+        LastWords::NotToBeTold | LastWords::Nothing => Vec::new(),
     };
-    let outcome = Outcome {
+    let outcome = DrainOutcome {
         pid: process.pid,
         stopped,
         took_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -146,11 +146,11 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
 ///
 /// # Errors
 /// The target did not end in good order.
-fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
+fn judge(said: &LastWords, pid: u32) -> anyhow::Result<Exit> {
     let report = match said {
-        Said::End(report) => report,
-        Said::NotToBeTold => return Ok(Exit::Ok),
-        Said::Nothing => anyhow::bail!(
+        LastWords::End(report) => report,
+        LastWords::NotToBeTold => return Ok(Exit::Ok),
+        LastWords::Nothing => anyhow::bail!(
             "the target (process {pid}) ended without a word: mounts may report a loss; its log says why"
         ),
     };
@@ -169,7 +169,7 @@ fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
 }
 
 /// The end of a target that is waited for.
-struct Waiting<'t> {
+struct EndWait<'t> {
     path: &'t Path,
     process: &'t Process,
     instance: &'t str,
@@ -180,18 +180,18 @@ struct Waiting<'t> {
     printed: String,
 }
 
-impl Waiting<'_> {
+impl EndWait<'_> {
     /// Waits until the target ended, or too long. Returns whether it ended, and what it said of
     /// that in its `answer`.
     async fn wait(
         &mut self,
         answer: impl Future<Output = std::io::Result<Response>>,
-    ) -> anyhow::Result<(bool, Said)> {
+    ) -> anyhow::Result<(bool, LastWords)> {
         let mut answer = std::pin::pin!(answer);
         let mut said = None;
         while !self.has_ended().await? {
             if Instant::now() > self.deadline() {
-                return Ok((false, said.unwrap_or(Said::Nothing)));
+                return Ok((false, said.unwrap_or(LastWords::Nothing)));
             }
             tokio::select! {
                 answered = &mut answer, if said.is_none() => said = Some(said_by(answered)?),
@@ -202,7 +202,7 @@ impl Waiting<'_> {
             let answered = tokio::time::timeout(LAST_WORD, answer).await;
             said = answered.ok().map(said_by).transpose()?;
         }
-        Ok((true, said.unwrap_or(Said::Nothing)))
+        Ok((true, said.unwrap_or(LastWords::Nothing)))
     }
 
     fn deadline(&mut self) -> Instant {
@@ -249,12 +249,12 @@ impl Waiting<'_> {
 
 /// # Errors
 /// The target refused.
-fn said_by(answer: std::io::Result<Response>) -> anyhow::Result<Said> {
+fn said_by(answer: std::io::Result<Response>) -> anyhow::Result<LastWords> {
     Ok(match answer {
         Ok(Response::Error(refusal)) => return Err(refusal.into()),
-        Ok(Response::Ended(report)) => Said::End(report),
-        Ok(_) => Said::NotToBeTold,
-        Err(_) => Said::Nothing,
+        Ok(Response::Ended(report)) => LastWords::End(report),
+        Ok(_) => LastWords::NotToBeTold,
+        Err(_) => LastWords::Nothing,
     })
 }
 

@@ -16,11 +16,11 @@ use rblk_fabric::soft::tls::kernel_has_tls;
 use rblk_fabric::{Address, Scheme};
 use serde::Serialize;
 
-use crate::memory::demand::{Demand, Host};
+use crate::memory::demand::{Demand, HostMemory};
 use crate::operate::defaults::{addresses, poll_groups, target_name};
 use crate::operate::status::{TargetStatus, VolumeStatus};
 use crate::pool::image;
-use crate::pool::opening::{Wait, open_volume};
+use crate::pool::opening::{LockWait, open_volume};
 use crate::store::room::{StoreRoom, shortages};
 use crate::store::{StoreError, StoreFault};
 
@@ -60,7 +60,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
             let error = anyhow::anyhow!("{fault}").context(format!("volume `{}`", volume.name));
             return (volume.name.clone(), Err(error));
         }
-        let opened = open_volume(index, volume, &name, Wait::No);
+        let opened = open_volume(index, volume, &name, LockWait::No);
         let reviewed = match opened {
             Ok(opened) => Ok(Reviewed {
                 blocks: opened.volume.blocks.0,
@@ -116,7 +116,7 @@ fn warnings(
     running: Option<&TargetStatus>,
 ) -> Vec<String> {
     let mut warnings = Vec::new();
-    let mut host = Host::read();
+    let mut host = HostMemory::read();
     if let Some(running) = running {
         warnings.extend(running.state_dir_fault.clone());
         give_back(&mut host, running);
@@ -155,7 +155,7 @@ fn little_room(volumes: &[VolumeConfig]) -> Vec<String> {
 }
 
 /// The memory of the running target is free for its successor.
-fn give_back(host: &mut Host, running: &TargetStatus) {
+fn give_back(host: &mut HostMemory, running: &TargetStatus) {
     let in_memory = running.volumes.iter().filter(|volume| volume.store == "memory");
     let volumes: u64 = in_memory.map(|volume| volume.size_bytes).sum();
     let (mut normal, mut huge) = (volumes, 0);

@@ -131,7 +131,7 @@ pub(crate) enum ToControl {
         /// See above.
         alone: bool,
         /// What it led to.
-        reply: oneshot::Sender<volume_changes::Outcome>,
+        reply: oneshot::Sender<volume_changes::ChangeOutcome>,
     },
     /// Only hosts that have this volume open may open it; or (false) all again.
     CloseToOthers {
@@ -148,7 +148,11 @@ pub(crate) enum ToControl {
     /// which are meant.
     Kick(String, oneshot::Sender<Result<Vec<String>, String>>),
     /// Trace the commands of this volume that take at least so long.
-    BeginTrace(String, Duration, oneshot::Sender<Result<requests::trace_stream::Begun, Refusal>>),
+    BeginTrace(
+        String,
+        Duration,
+        oneshot::Sender<Result<requests::trace_stream::BegunTrace, Refusal>>,
+    ),
     /// End the trace of this number.
     EndTrace(u64),
     /// The host of a session.
@@ -178,7 +182,7 @@ pub(crate) struct Control {
     groups: Groups,
     devices: Devices,
     registering: Registering,
-    registered: mpsc::UnboundedReceiver<connect::registering::Done>,
+    registered: mpsc::UnboundedReceiver<connect::registering::Registration>,
     making: Making,
     made: mpsc::UnboundedReceiver<Made>,
     shares: CqShares,
@@ -204,7 +208,7 @@ pub(crate) struct Control {
 
 /// What control is made of.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct ControlParts {
     /// The target's name.
     pub name: Name,
     /// This run.
@@ -254,12 +258,12 @@ impl Control {
     ///
     /// # Errors
     /// The record of a volume is there and cannot be read, or the system has no thread left.
-    pub(crate) fn new(mut parts: Parts) -> anyhow::Result<Self> {
+    pub(crate) fn new(mut parts: ControlParts) -> anyhow::Result<Self> {
         let probe = parts.state.probe();
         let (persister, holders) = Persister::open(&mut parts)?;
         let (destroyer, destroyed) = Destroyer::new();
         let watch = Watch::new(probe, Some("/".into()));
-        let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
+        let ControlParts { name, instance, limits, volumes, arena, zeros, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
         let (making, made) = Making::new();

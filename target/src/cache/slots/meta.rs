@@ -96,7 +96,7 @@ impl Meta {
 
 /// What holds a slot, for debugging.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Holders {
+pub struct SlotHolders {
     /// Where it is in its life.
     pub state: State,
     /// Volume and block, for slots that hold one.

@@ -1,5 +1,5 @@
-//! [`Events`]: the ASYNC_EVENTs that wait for something to happen, and what their sessions have not
-//! been told yet.
+//! [`AsyncEvents`]: the ASYNC_EVENTs that wait for something to happen, and what their sessions have
+//! not been told yet.
 //!
 //! An event says that there is news, not what it is: it is not sealed, so a host asks for the new
 //! state by a command that is (`list.rs`). So news of volumes add up to one event. A session that
@@ -29,14 +29,14 @@ struct Parked {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct AsyncEvents {
     // In the order in which they came.
     parked: Vec<Parked>,
     // Sessions that have not been told that a volume changed, and have nothing parked.
     untold: BTreeSet<SessionIndex>,
 }
 
-impl Events {
+impl AsyncEvents {
     /// The admin connection of an epoch of a session is gone.
     pub(super) fn forget_epoch(&mut self, session: SessionIndex, epoch: Epoch) {
         self.parked.retain(|parked| (parked.session, parked.epoch) != (session, epoch));

@@ -16,7 +16,7 @@ use crate::volume::ids::AdmissionId;
 pub(super) const GRACE: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
-struct Waiting<K> {
+struct WaitingPeer<K> {
     key: K,
     since: Instant,
     memory_bytes: u64,
@@ -26,7 +26,7 @@ struct Waiting<K> {
 #[derive(Clone, Debug)]
 pub(super) struct Places<K> {
     // Names are given in the order of arrival: the first one is the oldest.
-    waiting: BTreeMap<AdmissionId, Waiting<K>>,
+    waiting: BTreeMap<AdmissionId, WaitingPeer<K>>,
     memory_bytes: u64,
 }
 
@@ -42,7 +42,7 @@ pub(super) enum Room {
     None,
 }
 
-impl<K> Waiting<K> {
+impl<K> WaitingPeer<K> {
     fn is_late(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) > GRACE
     }
@@ -58,7 +58,7 @@ impl<K: Ord + Clone> Places<K> {
     /// A connection has a place.
     pub(super) fn add(&mut self, id: AdmissionId, key: K, memory_bytes: u64, now: Instant) {
         self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
-        self.waiting.insert(id, Waiting { key, since: now, memory_bytes });
+        self.waiting.insert(id, WaitingPeer { key, since: now, memory_bytes });
     }
 
     /// A connection proved itself, or ended, or gave its place up. Returns whether it had one.
@@ -102,9 +102,9 @@ impl<K: Ord + Clone> Places<K> {
 
     // Of the key that has most among those that may go, where it says so of one and of how many its
     // key has. Of several such keys, the oldest of all.
-    fn oldest_where(&self, may_go: impl Fn(&Waiting<K>, usize) -> bool) -> Option<AdmissionId> {
+    fn oldest_where(&self, may_go: impl Fn(&WaitingPeer<K>, usize) -> bool) -> Option<AdmissionId> {
         let counts = self.counts();
-        let of = |waiting: &Waiting<K>| counts.get(&waiting.key).copied().unwrap_or(0);
+        let of = |waiting: &WaitingPeer<K>| counts.get(&waiting.key).copied().unwrap_or(0);
         let may_go = self.waiting.iter().filter(|(_, waiting)| may_go(waiting, of(waiting)));
         may_go.min_by_key(|(id, waiting)| (usize::MAX - of(waiting), **id)).map(|(id, _)| *id)
     }

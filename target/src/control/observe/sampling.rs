@@ -23,7 +23,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The counters of a volume, as they were seen last.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastCounters {
     io: IoCounts,
     // Of READs, WRITEs and FLUSHes.
     times: [LatencyCounts; 3],
@@ -36,7 +36,7 @@ pub(in crate::control) struct Sampling {
     taken: Instant,
     // There were sessions at the last sample, so there may be something since.
     is_behind: bool,
-    seen: HashMap<VolumeIndex, Seen>,
+    seen: HashMap<VolumeIndex, LastCounters>,
     past: Past,
 }
 
@@ -103,7 +103,7 @@ impl Sampling {
             write,
             flush,
         };
-        *seen = Seen { io, times };
+        *seen = LastCounters { io, times };
         Some(deeds)
     }
 }

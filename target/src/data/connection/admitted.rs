@@ -1,4 +1,4 @@
-//! [`Admitted`]: what is to be done about a command that came.
+//! [`AdmittedCommand`]: what is to be done about a command that came.
 
 use rblk_protocol::{CommandCapsule, ConnectionKind, Features, Opcode, Status};
 
@@ -6,7 +6,7 @@ use super::params::ConnectionParams;
 
 /// What is to be done about a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admitted {
+pub(crate) enum AdmittedCommand {
     /// It is for a volume.
     Block,
     /// It is for control.
@@ -17,7 +17,7 @@ pub(crate) enum Admitted {
     Answer(Status),
 }
 
-impl Admitted {
+impl AdmittedCommand {
     /// Of a command that is not for a volume, or may not be. `takes_blocks`: block commands are in
     /// order on its connection.
     #[inline(never)]

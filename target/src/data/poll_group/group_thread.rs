@@ -196,7 +196,7 @@ struct GroupThread {
     outbox: mpsc::UnboundedSender<FromGroup>,
     stats: Arc<Stats>,
     publisher: Publisher,
-    served: Served,
+    served: ServedCounts,
     // The last look for peers that are silent.
     listened: Micros,
     stop: Stop,
@@ -222,7 +222,7 @@ impl GroupThread {
             outbox,
             stats,
             publisher: Publisher { published: now.us(), busy_turns: 0, is_behind: false },
-            served: Served::default(),
+            served: ServedCounts::default(),
             listened: now.us(),
             stop: Stop::default(),
             woken: WatchSet::default(),
@@ -508,12 +508,12 @@ fn poller_token(place: usize) -> WatchToken {
 
 /// What was served until the last wait.
 #[derive(Default)]
-struct Served {
+struct ServedCounts {
     commands: u64,
     bytes: u64,
 }
 
-impl Served {
+impl ServedCounts {
     /// What was served since the last call tells what is awaited now.
     fn hint(&mut self, stats: &Stats) -> Hint {
         let commands = stats.reads.get() + stats.writes.get();

@@ -83,7 +83,7 @@ const REAP_ROUNDS: usize = 4;
 
 /// How far the end of a poll group is.
 #[derive(Default)]
-struct Stopping {
+struct GroupStopping {
     began: bool,
     // The others were told that nothing is acknowledged here any more; how many told us.
     said_silent: bool,
@@ -101,7 +101,7 @@ pub struct PollGroup<S> {
     reaped: Box<[Completion; REAP]>,
     // When the others were last reminded of memory that our shard is short of.
     reminded: Option<Instant>,
-    stopping: Stopping,
+    stopping: GroupStopping,
     steps: Steps,
     settles: Settles,
     // From then on a turn looks further, although it finds nothing: see `turn`.
@@ -146,7 +146,7 @@ impl<S: Store> PollGroup<S> {
             connections: Connections::default(),
             reaped: Box::new([Completion::default(); REAP]),
             reminded: None,
-            stopping: Stopping::default(),
+            stopping: GroupStopping::default(),
             steps: Steps::default(),
             settles: Settles::default(),
             look_at: NEVER,

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::Room;
+use super::MemoryBound;
 
 const HUGE_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
@@ -17,7 +17,7 @@ pub struct HugePool {
 
 /// What the host has; `None` for what it does not say.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Host {
+pub struct HostMemory {
     /// Memory, in bytes.
     pub total_bytes: Option<u64>,
     /// Memory that is free or can be made free, in bytes.
@@ -29,7 +29,7 @@ pub struct Host {
     pub huge: Option<HugePool>,
 }
 
-impl Host {
+impl HostMemory {
     /// Of this host, now. Reads small files only.
     #[must_use]
     pub(crate) fn read() -> Self {
@@ -64,10 +64,10 @@ impl Host {
     }
 
     /// The narrower of the host's and the cgroup's.
-    pub(super) fn room(&self) -> Option<Room> {
-        let cgroup = self.cgroup.clone().map(|(bytes, file)| Room::Cgroup(bytes, file));
-        let rooms = self.available_bytes.map(Room::Available).into_iter().chain(cgroup);
-        rooms.min_by_key(Room::bytes)
+    pub(super) fn room(&self) -> Option<MemoryBound> {
+        let cgroup = self.cgroup.clone().map(|(bytes, file)| MemoryBound::Cgroup(bytes, file));
+        let rooms = self.available_bytes.map(MemoryBound::Available).into_iter().chain(cgroup);
+        rooms.min_by_key(MemoryBound::bytes)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn this_host_says_what_it_has() {
-        let host = Host::read();
+        let host = HostMemory::read();
         assert!(host.total_bytes.unwrap() >= host.available_bytes.unwrap());
         assert!(host.available_bytes.unwrap() > 0);
     }

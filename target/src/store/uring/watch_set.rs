@@ -65,7 +65,7 @@ impl WatchSet {
 }
 
 #[derive(Debug, Default)]
-struct Watch {
+struct FdWatch {
     // Our own duplicate: arming again must find the same file whatever the owner did with the
     // number.
     fd: Option<OwnedFd>,
@@ -79,7 +79,7 @@ struct Watch {
 /// The watched descriptors of a store.
 #[derive(Debug)]
 pub(super) struct Watches {
-    table: Box<[Watch]>,
+    table: Box<[FdWatch]>,
     // Some are to be armed again, when the queue has room.
     unarmed: bool,
     // Tokens of watches that are armed for a sleep.
@@ -89,7 +89,7 @@ pub(super) struct Watches {
 
 impl Watches {
     pub(super) fn new() -> Self {
-        let table = (0..WATCHES).map(|_| Watch::default()).collect();
+        let table = (0..WATCHES).map(|_| FdWatch::default()).collect();
         Self { table, unarmed: false, asleep: 0, errors: 0 }
     }
 

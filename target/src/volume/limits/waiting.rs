@@ -43,13 +43,13 @@ impl Head {
 }
 
 #[derive(Debug)]
-struct Line<T> {
+struct WaitingLine<T> {
     name: LineName,
     head: Head,
     waiting: VecDeque<T>,
 }
 
-impl<T> Line<T> {
+impl<T> WaitingLine<T> {
     /// Its first has no time any more; if it had one, it is given to `booked`.
     fn lose_time(&mut self, booked: &mut impl FnMut(LineName, &T)) {
         if let (Head::Due(_), Some(first)) = (self.head, self.waiting.front()) {
@@ -63,7 +63,7 @@ impl<T> Line<T> {
 #[derive(Debug)]
 pub(crate) struct Waiting<T> {
     // By name.
-    lines: Vec<Line<T>>,
+    lines: Vec<WaitingLine<T>>,
     // No line has an earlier time.
     next: Ticks,
     // Lists of lines that ended, to be used again.
@@ -96,7 +96,7 @@ impl<T> Waiting<T> {
             Err(at) => {
                 let mut waiting = self.spare.pop().unwrap_or_default();
                 waiting.push_back(item);
-                self.lines.insert(at, Line { name, head: Head::Due(due), waiting });
+                self.lines.insert(at, WaitingLine { name, head: Head::Due(due), waiting });
                 self.next = self.next.min(due);
             }
         }
@@ -182,7 +182,7 @@ impl<T> Waiting<T> {
     /// A line without commands ends.
     fn leave_if_empty(&mut self, at: usize) {
         if self.lines[at].waiting.is_empty() {
-            let Line { waiting, .. } = self.lines.remove(at);
+            let WaitingLine { waiting, .. } = self.lines.remove(at);
             self.spare.push(waiting);
         }
     }

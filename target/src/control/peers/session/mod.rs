@@ -54,15 +54,15 @@ pub struct Session {
     pub peer: String,
     /// The I/O connection that came last has digests, for people.
     pub digest: bool,
-    volumes: Volumes,
-    connections: Connections,
+    volumes: SessionVolumes,
+    connections: SessionConnections,
     // Why it will end with its last connection, if it will.
     leave: Option<Leave>,
 }
 
 /// The volumes of one session. Invariant: every admitted volume is opened.
 #[derive(Debug, Default)]
-struct Volumes {
+struct SessionVolumes {
     // What the session opened, also what it still waits for.
     opened: BTreeMap<VolumeIndex, AccessMode>,
     // The volumes that it may send commands for.
@@ -85,7 +85,7 @@ struct Live {
 /// The live connections of one session. Those that have proven nothing are waited for like all
 /// others, but keep nothing: neither the session nor the number of their queue.
 #[derive(Debug)]
-struct Connections {
+struct SessionConnections {
     live: Vec<Live>,
     // When the last proven one went, or the session began. `None` while there are some.
     lost_at: Option<Instant>,
@@ -93,7 +93,7 @@ struct Connections {
     memory_bytes: u64,
 }
 
-impl Connections {
+impl SessionConnections {
     fn add(&mut self, live: Live, memory_bytes: u64) {
         self.live.push(live);
         if live.is_proven {
@@ -240,7 +240,7 @@ impl Session {
 
     /// It may send commands for a volume that it opened.
     fn admit(&mut self, volume: VolumeIndex) {
-        let Volumes { opened, admitted, leaving } = &mut self.volumes;
+        let SessionVolumes { opened, admitted, leaving } = &mut self.volumes;
         let Some(mode) = opened.get(&volume).copied() else { return };
         admitted.insert(volume);
         // It holds the volume as it did when it left it, and so excludes the same sessions.
@@ -384,8 +384,12 @@ impl SessionTable {
             detect,
             peer,
             digest: false,
-            volumes: Volumes::default(),
-            connections: Connections { live: Vec::new(), lost_at: Some(now), memory_bytes: 0 },
+            volumes: SessionVolumes::default(),
+            connections: SessionConnections {
+                live: Vec::new(),
+                lost_at: Some(now),
+                memory_bytes: 0,
+            },
             leave: None,
         });
         self.by_id.insert(id, index);
