@@ -42,7 +42,7 @@ impl BlockWrite {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct BlockEntry {
     write: BlockWrite,
     // Changes when a write ends, which makes its old token invalid.
     generation: u32,
@@ -58,7 +58,7 @@ const GENERATION_MASK: u32 = u32::MAX >> 1;
 /// The writes of one block that are at the store.
 #[derive(Debug)]
 pub(super) struct BlockWrites {
-    table: Vec<Entry>,
+    table: Vec<BlockEntry>,
     free: u32,
     len: usize,
 }
@@ -94,7 +94,7 @@ impl BlockWrites {
     #[inline(never)]
     fn grow(&mut self) {
         self.free = narrow(self.table.len());
-        self.table.push(Entry { write: BlockWrite::NONE, generation: 0, next: NONE });
+        self.table.push(BlockEntry { write: BlockWrite::NONE, generation: 0, next: NONE });
     }
 
     /// Frees the entry of a write whose operation ended, and returns it. `None`: no entry has this

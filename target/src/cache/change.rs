@@ -1,8 +1,8 @@
 //! Discards and zeroing, and their effect on cached blocks.
 
 use super::SLOT_BYTES;
-use super::core::Core;
-use super::job::Kind;
+use super::core::ShardCore;
+use super::job::JobKind;
 use super::message::Changed;
 use super::slots::{Install, State};
 use super::write_back::WriteBacks;
@@ -10,15 +10,15 @@ use crate::cache::write_job::forget_clean;
 use crate::store::Store;
 
 /// The job may continue: submits its discard or zeroing to the store.
-pub(super) fn submit<S: Store>(core: &mut Core<S>, job: u32) {
-    let Kind::Change(kind) = core.jobs.peek(job).kind else {
+pub(super) fn submit<S: Store>(core: &mut ShardCore<S>, job: u32) {
+    let JobKind::Change(kind) = core.jobs.peek(job).kind else {
         return debug_assert!(false, "a change has become {:?}", core.jobs.peek(job).kind);
     };
     core.submit(job, kind, 0, &[]);
 }
 
 /// The store ended the change of a range, with or without an error.
-pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+pub(super) fn finish<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
     // Without a lock here, each shard that holds the range receives its own `Unhold` request.
     if entry.has_lock() {
@@ -31,7 +31,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
 /// The store's bytes of a job's range changed, or may have changed: cached blocks of the range are
 /// old.
 pub(super) fn changed<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     write_backs: &mut WriteBacks,
     job: u32,
     outcome: Changed,

@@ -12,7 +12,7 @@ use rblk_protocol::width::narrow;
 use super::CacheCounters;
 use super::answers::Answers;
 use super::block_write::BlockWrites;
-use super::job::{Job, JobBlock, JobLock, Jobs, Kind};
+use super::job::{Job, JobBlock, JobKind, JobLock, Jobs};
 use super::lists::Lists;
 use super::locks::Locks;
 use super::message::{PartToken, Segments};
@@ -23,7 +23,7 @@ use super::span::{BLOCK, Span, blocks_of};
 use super::store_queue::StoreQueue;
 use crate::cache::session_memory::Sessions;
 use crate::cache::shard_clock::Clock;
-use crate::cache::shard_volumes::{StoreFailure, Volumes};
+use crate::cache::shard_volumes::{ShardVolumes, StoreFailure};
 use crate::store::{MAX_SEGMENTS, Op, OpKind, Segment, Store};
 use crate::volume::CacheMode;
 use crate::volume::ids::SessionIndex;
@@ -31,12 +31,12 @@ use crate::volume::ids::VolumeIndex;
 
 /// The state that every job uses.
 #[derive(Debug)]
-pub(super) struct Core<S> {
+pub(super) struct ShardCore<S> {
     pub slots: Slots,
     pub locks: Locks,
     pub jobs: Jobs,
     pub block_writes: BlockWrites,
-    pub volumes: Volumes,
+    pub volumes: ShardVolumes,
     pub store: StoreQueue<S>,
     pub answers: Answers,
     pub lists: Lists,
@@ -47,12 +47,12 @@ pub(super) struct Core<S> {
     pub failures: Vec<StoreFailure>,
 }
 
-impl<S: Store> Core<S> {
+impl<S: Store> ShardCore<S> {
     /// A new job on a byte range of a volume.
     #[inline]
     pub(super) fn start(
         &mut self,
-        kind: Kind,
+        kind: JobKind,
         from: Option<PartToken>,
         volume: VolumeIndex,
         offset: u64,
@@ -73,7 +73,7 @@ impl<S: Store> Core<S> {
             state.share.give_back(share);
         }
         // A write-back's own slots are in the index and remain to be written.
-        if !matches!(entry.kind, Kind::WriteBack { .. }) {
+        if !matches!(entry.kind, JobKind::WriteBack { .. }) {
             for block in entry.blocks.iter().filter(|block| block.own) {
                 self.slots.give_back(block.slot);
             }
@@ -264,7 +264,7 @@ impl<S: Store> Core<S> {
     }
 
     /// A store operation of a volume ended, perhaps with an error.
-    pub(super) fn op_ended(&mut self, volume: VolumeIndex, kind: Kind, error: Option<Errno>) {
+    pub(super) fn op_ended(&mut self, volume: VolumeIndex, kind: JobKind, error: Option<Errno>) {
         // A refused operation has no volume.
         if let Some(state) = self.volumes.get_mut(volume) {
             state.ops.ended();

@@ -20,7 +20,7 @@ use crate::volume::timing::Spent;
 
 /// The purpose of a job, and its progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum JobKind {
     /// Not in use.
     Free,
     /// A read that missed. Without an asker it is a prefetch.
@@ -52,7 +52,7 @@ pub(super) enum Kind {
     Hold,
 }
 
-impl Kind {
+impl JobKind {
     /// The kind's name in the log.
     pub(super) fn word(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ pub(super) enum JobLock {
 /// A request that a shard works on.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub kind: Kind,
+    pub kind: JobKind,
     /// The command part to answer. `None` for a job that the shard started itself.
     pub from: Option<PartToken>,
     pub span: Span,
@@ -113,13 +113,13 @@ pub(super) struct Job {
     /// Slots that the session was promised for this job.
     pub promised: usize,
     waits: Waits,
-    ops: Ops,
+    ops: JobOps,
     generation: u32,
 }
 
 // The store operations of a job.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ops {
+struct JobOps {
     under_way: u32,
     // An operation was submitted.
     at_store: bool,
@@ -137,7 +137,7 @@ struct Waits {
 impl Job {
     fn new() -> Self {
         Self {
-            kind: Kind::Free,
+            kind: JobKind::Free,
             from: None,
             span: Span::none(VolumeIndex(0)),
             blocks: Vec::new(),
@@ -146,7 +146,7 @@ impl Job {
             share: 0,
             promised: 0,
             waits: Waits::default(),
-            ops: Ops::default(),
+            ops: JobOps::default(),
             generation: 0,
         }
     }
@@ -240,8 +240,8 @@ impl Job {
     #[inline]
     pub(super) fn kept_slots(&self) -> usize {
         match (self.kind, self.span.cache) {
-            (Kind::Read | Kind::Reserve, CacheMode::None) => blocks_of(self.span.len),
-            (Kind::Read | Kind::Reserve, _) => self.span.count(),
+            (JobKind::Read | JobKind::Reserve, CacheMode::None) => blocks_of(self.span.len),
+            (JobKind::Read | JobKind::Reserve, _) => self.span.count(),
             _ => 0,
         }
     }
@@ -251,7 +251,7 @@ impl Job {
     pub(super) fn share_needed(&self) -> usize {
         let edges = if self.span.cache == CacheMode::WriteBack { 2 } else { 0 };
         match self.kind {
-            Kind::Read | Kind::Reserve => self.span.count() + edges,
+            JobKind::Read | JobKind::Reserve => self.span.count() + edges,
             _ => edges,
         }
     }
@@ -276,12 +276,12 @@ pub(super) struct Jobs {
 impl Jobs {
     /// A new job.
     #[inline(always)]
-    pub(super) fn start(&mut self, kind: Kind, from: Option<PartToken>, span: Span) -> u32 {
+    pub(super) fn start(&mut self, kind: JobKind, from: Option<PartToken>, span: Span) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
         let job = &mut self.table[wide(index)];
         debug_assert!(job.blocks.is_empty() && job.edges.is_empty() && job.lock == JobLock::None);
         (job.kind, job.from, job.span) = (kind, from, span);
-        (job.ops, job.waits) = (Ops::default(), Waits::default());
+        (job.ops, job.waits) = (JobOps::default(), Waits::default());
         index
     }
 
@@ -308,10 +308,10 @@ impl Jobs {
     #[inline]
     pub(super) fn end(&mut self, index: u32) {
         let job = &mut self.table[wide(index)];
-        debug_assert!(job.kind != Kind::Free, "a job ended twice");
+        debug_assert!(job.kind != JobKind::Free, "a job ended twice");
         debug_assert!(job.edges.is_empty() && job.lock == JobLock::None && job.share == 0);
         debug_assert!(job.promised == 0, "a job ends with a promise");
-        job.kind = Kind::Free;
+        job.kind = JobKind::Free;
         job.blocks.clear();
         job.generation = job.generation.wrapping_add(1) & GENERATION_MASK;
         self.free.push(index);
@@ -324,7 +324,7 @@ impl Jobs {
 
     /// Whether a job of a volume has not ended.
     pub(super) fn has_any_of(&self, volume: VolumeIndex) -> bool {
-        self.table.iter().any(|job| job.kind != Kind::Free && job.span.volume == volume)
+        self.table.iter().any(|job| job.kind != JobKind::Free && job.span.volume == volume)
     }
 
     /// The job's name for poll groups.
@@ -337,7 +337,7 @@ impl Jobs {
     #[inline]
     pub(super) fn find(&self, id: JobId) -> Option<u32> {
         let job = self.table.get(wide(id.index))?;
-        (!matches!(job.kind, Kind::Free) && job.generation == id.generation).then_some(id.index)
+        (!matches!(job.kind, JobKind::Free) && job.generation == id.generation).then_some(id.index)
     }
 
     /// A token for a store operation that must move `len` bytes: a multiple of the sector size.
@@ -371,12 +371,12 @@ mod tests {
     fn tokens_and_names_die_with_their_job() {
         let mut jobs = Jobs::default();
         let span = Span { len: 4096, ..Span::none(VolumeIndex(0)) };
-        let first = jobs.start(Kind::Read, None, span);
+        let first = jobs.start(JobKind::Read, None, span);
         let (token, id) = (jobs.token(first, 4 << 20), jobs.id(first));
         assert_eq!(jobs.of_token(token), Some((first, 4 << 20)));
         jobs.end(first);
         assert_eq!((jobs.of_token(token), jobs.find(id)), (None, None));
-        let second = jobs.start(Kind::Sync, None, span);
+        let second = jobs.start(JobKind::Sync, None, span);
         assert_eq!((second, jobs.find(id), jobs.len()), (first, None, 1));
         assert_eq!(jobs.of_token(jobs.token(second, 0)), Some((second, 0)));
     }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use super::job::Job;
 use super::slots::Slots;
-use crate::cache::shard_volumes::{Share, Volumes};
+use crate::cache::shard_volumes::{ShardVolumes, SlotShare};
 
 /// The first job in the queue retries after at most this time.
 const RETRY_MS: u32 = 10;
@@ -45,7 +45,7 @@ impl MemoryQueue {
 
     /// Recomputes the shares: `shared` slots are never dirty, and no volume keeps them. A volume
     /// with a hanging store may occupy all dirty slots on top of its share.
-    pub(super) fn set_volumes(&mut self, volumes: &Volumes, shared: usize) {
+    pub(super) fn set_volumes(&mut self, volumes: &ShardVolumes, shared: usize) {
         self.share = if volumes.served() < 2 { usize::MAX } else { shared / 2 };
     }
 
@@ -83,13 +83,13 @@ impl MemoryQueue {
 
     /// Whether a volume's share has a free slot and no job waits for slots.
     #[inline(always)]
-    pub(super) fn has_one(&self, share: &Share) -> bool {
+    pub(super) fn has_one(&self, share: &SlotShare) -> bool {
         self.line.is_empty() && share.waiting.is_empty() && share.has(1, self.share)
     }
 
     /// Takes a job's part of its volume's share. False: the share is used up.
     #[inline]
-    pub(super) fn take_share(&self, volumes: &mut Volumes, job: &mut Job) -> bool {
+    pub(super) fn take_share(&self, volumes: &mut ShardVolumes, job: &mut Job) -> bool {
         // A volume without a store has no share: its requests cannot hang.
         let Some(state) = volumes.get_mut(job.span.volume) else { return true };
         let need = job.share_needed();
@@ -103,7 +103,12 @@ impl MemoryQueue {
     /// Takes a job's part of its volume's share. Otherwise puts the job in the volume's queue and
     /// returns false.
     #[inline]
-    pub(super) fn enter_share(&mut self, volumes: &mut Volumes, index: u32, job: &mut Job) -> bool {
+    pub(super) fn enter_share(
+        &mut self,
+        volumes: &mut ShardVolumes,
+        index: u32,
+        job: &mut Job,
+    ) -> bool {
         let Some(state) = volumes.get_mut(job.span.volume) else { return true };
         let need = job.share_needed();
         if state.share.waiting.is_empty() && state.share.take(need, self.share) {

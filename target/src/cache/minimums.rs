@@ -8,7 +8,7 @@
 use rblk_protocol::width::{narrow, wide};
 
 use super::shard::Shard;
-use crate::cache::shard_volumes::Volumes;
+use crate::cache::shard_volumes::ShardVolumes;
 use crate::store::Store;
 use crate::volume::CacheMode;
 use crate::volume::ids::VolumeIndex;
@@ -53,7 +53,7 @@ impl<S: Store> Shard<S> {
 }
 
 /// The minimum of a volume: 0 if the volume is not served or not cached.
-fn wanted(volumes: &Volumes, volume: VolumeIndex) -> u32 {
+fn wanted(volumes: &ShardVolumes, volume: VolumeIndex) -> u32 {
     let cached = volumes.get(volume).filter(|state| state.cache() != CacheMode::None);
     cached.map_or(0, |state| state.cache_min)
 }

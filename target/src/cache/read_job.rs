@@ -6,8 +6,8 @@
 
 use rblk_protocol::width::{wide, wide64};
 
-use super::core::Core;
-use super::job::{JobBlock, Kind};
+use super::core::ShardCore;
+use super::job::{JobBlock, JobKind};
 use super::message::{PartToken, Segments, ShardReply};
 use super::policy::Slot;
 use super::slots::Install;
@@ -46,7 +46,7 @@ impl Hit {
 /// session may keep as many slots. `None` changes nothing.
 #[inline(always)]
 pub(super) fn lend_hit<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     session: SessionIndex,
     volume: VolumeIndex,
     offset: u64,
@@ -75,7 +75,7 @@ pub(super) fn lend_hit<S: Store>(
 
 #[inline(never)]
 fn lend_blocks<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     session: SessionIndex,
     volume: VolumeIndex,
     offset: u64,
@@ -103,7 +103,7 @@ fn lend_blocks<S: Store>(
 /// Answers a read from the index. Otherwise starts a job and returns it; the job must wait for
 /// memory.
 pub(super) fn start<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     from: PartToken,
     volume: VolumeIndex,
     offset: u64,
@@ -121,13 +121,13 @@ pub(super) fn start<S: Store>(
 /// Starts a job for a read that the index cannot answer. The job must wait for memory.
 #[inline(always)]
 pub(super) fn start_missed<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     from: PartToken,
     volume: VolumeIndex,
     offset: u64,
     len: u32,
 ) -> u32 {
-    let job = core.start(Kind::Read, Some(from), volume, offset, len.into());
+    let job = core.start(JobKind::Read, Some(from), volume, offset, len.into());
     let span = core.jobs.peek(job).span;
     if span.cache != CacheMode::None {
         let missing = missing(core, &span);
@@ -138,7 +138,7 @@ pub(super) fn start_missed<S: Store>(
 
 /// Starts a prefetch, if the index lacks a part of the range and no job works on it.
 pub(super) fn start_prefetch<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     volume: VolumeIndex,
     offset: u64,
     len: u32,
@@ -159,18 +159,18 @@ pub(super) fn start_prefetch<S: Store>(
         return None;
     }
     core.counters.prefetched += missing;
-    Some(core.jobs.start(Kind::Read, None, span))
+    Some(core.jobs.start(JobKind::Read, None, span))
 }
 
 // Blocks of a span that are not in the index.
-fn missing<S: Store>(core: &Core<S>, span: &Span) -> u64 {
+fn missing<S: Store>(core: &ShardCore<S>, span: &Span) -> u64 {
     let missing = |block: &u64| core.slots.find(span.volume, *block).is_none();
     wide64((span.first()..=span.last()).filter(missing).count())
 }
 
 /// Allocates the memory of a read and continues it. False: too few slots are free, and nothing
 /// changed.
-pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
+pub(super) fn with_memory<S: Store>(core: &mut ShardCore<S>, job: u32) -> bool {
     let entry = core.jobs.peek(job);
     let (span, asked) = (entry.span, entry.from.is_some());
     if span.cache == CacheMode::None {
@@ -222,7 +222,7 @@ pub(super) fn with_memory<S: Store>(core: &mut Core<S>, job: u32) -> bool {
 }
 
 // Replaces a job's own slot by the slot of this block that has entered the index since, if any.
-fn take_present<S: Store>(core: &mut Core<S>, job: u32, at: usize) -> bool {
+fn take_present<S: Store>(core: &mut ShardCore<S>, job: u32, at: usize) -> bool {
     let entry = core.jobs.get(job);
     let (own, asked) = (entry.blocks[at].slot, entry.from.is_some());
     let block = entry.span.first() + wide64(at);
@@ -236,7 +236,7 @@ fn take_present<S: Store>(core: &mut Core<S>, job: u32, at: usize) -> bool {
 }
 
 /// The job has its lock: reads the blocks that are still missing.
-pub(super) fn fill<S: Store>(core: &mut Core<S>, job: u32) {
+pub(super) fn fill<S: Store>(core: &mut ShardCore<S>, job: u32) {
     let entry = core.jobs.get(job);
     let (span, count) = (entry.span, entry.blocks.len());
     entry.op_begins();
@@ -259,7 +259,7 @@ pub(super) fn fill<S: Store>(core: &mut Core<S>, job: u32) {
 }
 
 /// Answers a read after its store operations, if there were any.
-pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
+pub(super) fn finish<S: Store>(core: &mut ShardCore<S>, job: u32) {
     let entry = core.jobs.peek(job);
     let (from, span, spent) = (entry.from, entry.span, entry.spent());
     let result = match entry.error() {
@@ -286,7 +286,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, job: u32) {
 }
 
 // Puts the blocks of a read in the index, and lends them unless the read is a prefetch.
-fn install<S: Store>(core: &mut Core<S>, job: u32) {
+fn install<S: Store>(core: &mut ShardCore<S>, job: u32) {
     let entry = core.jobs.peek(job);
     let (span, asked, count) = (entry.span, entry.from.is_some(), entry.blocks.len());
     for at in 0..count {

@@ -45,7 +45,7 @@ const HOST: usize = 3;
 const SESSION: usize = 4;
 
 #[derive(Debug, Default)]
-struct State {
+struct SessionState {
     // The host of the session.
     host: HostIndex,
     // Slots lent to its peers or reserved for their data, or promised.
@@ -55,7 +55,7 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct Host {
+struct HostShare {
     // Slots that the host's sessions keep.
     kept: usize,
     // Slots that the host may keep without further checks: 0 while one of its jobs waits.
@@ -67,7 +67,7 @@ struct Host {
     is_short: bool,
 }
 
-impl Host {
+impl HostShare {
     // Slots that the host may take on top of those it keeps. `free`: slots that no peer keeps.
     fn room(&self, free: usize) -> usize {
         (free / HOST).saturating_sub(self.kept)
@@ -78,7 +78,7 @@ impl Host {
     }
 }
 
-impl State {
+impl SessionState {
     // `room`: slots that the session's host may take.
     fn may_take(&self, need: usize, room: usize) -> bool {
         self.kept == 0 || self.kept + need <= SESSION * room
@@ -88,8 +88,8 @@ impl State {
 /// The slots that the peers of each host and session keep. See the module.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    table: Vec<State>,
-    hosts: Vec<Host>,
+    table: Vec<SessionState>,
+    hosts: Vec<HostShare>,
     // Total of slots that peers may keep.
     slots: usize,
     // `slots / QUICK`.
@@ -171,18 +171,18 @@ impl Sessions {
         takes
     }
 
-    fn state(&mut self, session: SessionIndex) -> &mut State {
+    fn state(&mut self, session: SessionIndex) -> &mut SessionState {
         let at = place(session);
         if self.table.len() <= at {
-            self.table.resize_with(at + 1, State::default);
+            self.table.resize_with(at + 1, SessionState::default);
         }
         &mut self.table[at]
     }
 
-    fn host(&mut self, host: HostIndex) -> &mut Host {
+    fn host(&mut self, host: HostIndex) -> &mut HostShare {
         let (at, quick) = (host.place(), self.quick);
         if self.hosts.len() <= at {
-            self.hosts.resize_with(at + 1, || Host { quick, ..Host::default() });
+            self.hosts.resize_with(at + 1, || HostShare { quick, ..HostShare::default() });
         }
         &mut self.hosts[at]
     }

@@ -22,13 +22,13 @@ use rblk_runtime::{Micros, Moment};
 
 use super::answers::Answers;
 use super::block_write::BlockWrites;
-use super::core::Core;
-use super::job::{Jobs, Kind};
+use super::core::ShardCore;
+use super::job::{JobKind, Jobs};
 use super::lists::Lists;
 use super::locks::Locks;
 use super::message::{JobId, PartToken, Segments, ShardReply, ShardRequest};
 use super::slots::Slots;
-use super::stop::{Stopping, Unsaved, Work};
+use super::stop::{ShardStopping, Unsaved, Work};
 use super::store_queue::StoreQueue;
 use super::write_back::WriteBacks;
 use super::{CacheCounters, SLOT_BYTES, ShardOptions, SlotsOf, change};
@@ -36,7 +36,7 @@ use crate::cache::memory_queue::MemoryQueue;
 use crate::cache::read_job::Hit;
 use crate::cache::session_memory::Sessions;
 use crate::cache::shard_clock::Clock;
-use crate::cache::shard_volumes::{StoreFailure, Volumes};
+use crate::cache::shard_volumes::{ShardVolumes, StoreFailure};
 use crate::cache::write_job::{Landed, OneBlock};
 use crate::cache::{read_job, write_job};
 use crate::memory::arena::Arena;
@@ -49,13 +49,13 @@ use crate::volume::timing::Spent;
 
 /// One poll group's part of the cache. See the module.
 pub struct Shard<S> {
-    pub(super) core: Core<S>,
+    pub(super) core: ShardCore<S>,
     pub(super) memory: MemoryQueue,
     pub(super) write_backs: WriteBacks,
     dirty_max_bytes: usize,
     /// Slots of the largest request.
     pub(super) request_slots: usize,
-    stopping: Option<Stopping>,
+    stopping: Option<ShardStopping>,
 }
 
 impl<S> std::fmt::Debug for Shard<S> {
@@ -88,12 +88,12 @@ impl<S: Store> Shard<S> {
         // A shard without a volume also lends: copies of volumes in memory.
         let mut sessions = Sessions::default();
         sessions.set_slots(slots.capacity());
-        let core = Core {
+        let core = ShardCore {
             slots,
             locks: Locks::new(),
             jobs: Jobs::default(),
             block_writes: BlockWrites::new(1024),
-            volumes: Volumes::default(),
+            volumes: ShardVolumes::default(),
             store: StoreQueue::new(store),
             answers: Answers::new(256),
             lists: Lists::new(),
@@ -301,7 +301,7 @@ impl<S: Store> Shard<S> {
             ShardRequest::Sync { from, volume } => self.sync(Some(from), volume),
             ShardRequest::Change { from, volume, kind, held } => {
                 let (offset, len) = kind.range();
-                let job = self.core.start(Kind::Change(kind), Some(from), volume, offset, len);
+                let job = self.core.start(JobKind::Change(kind), Some(from), volume, offset, len);
                 if held || self.core.volumes.mode(volume) == CacheMode::None {
                     change::submit(&mut self.core, job);
                 } else {
@@ -309,7 +309,7 @@ impl<S: Store> Shard<S> {
                 }
             }
             ShardRequest::Hold { from, volume, offset, len } => {
-                let job = self.core.start(Kind::Hold, Some(from), volume, offset, len);
+                let job = self.core.start(JobKind::Hold, Some(from), volume, offset, len);
                 self.enter(job);
             }
             ShardRequest::Unhold { from, job, outcome } => {
@@ -357,7 +357,7 @@ impl<S: Store> Shard<S> {
         offset: u64,
         len: u32,
     ) -> Option<(JobId, Segments)> {
-        let job = self.core.start(Kind::Reserve, Some(from), volume, offset, len.into());
+        let job = self.core.start(JobKind::Reserve, Some(from), volume, offset, len.into());
         if !self.enter_session(job) || !self.enter_share(job) {
             return None;
         }
@@ -531,13 +531,13 @@ impl<S: Store> Shard<S> {
     fn on_stored(&mut self, job: u32) {
         let (core, write_backs) = (&mut self.core, &mut self.write_backs);
         match core.jobs.peek(job).kind {
-            Kind::Read => read_job::finish(core, job),
-            Kind::Write { .. } => write_job::finish(core, write_backs, job),
-            Kind::Merge => write_job::finish_merge(core, write_backs, job),
-            Kind::Change(_) => change::finish(core, write_backs, job),
-            Kind::WriteBack { .. } => write_backs.finish(core, job),
-            Kind::Sync => core.finish(job),
-            kind @ (Kind::Free | Kind::Reserve | Kind::Flush { .. } | Kind::Hold) => {
+            JobKind::Read => read_job::finish(core, job),
+            JobKind::Write { .. } => write_job::finish(core, write_backs, job),
+            JobKind::Merge => write_job::finish_merge(core, write_backs, job),
+            JobKind::Change(_) => change::finish(core, write_backs, job),
+            JobKind::WriteBack { .. } => write_backs.finish(core, job),
+            JobKind::Sync => core.finish(job),
+            kind @ (JobKind::Free | JobKind::Reserve | JobKind::Flush { .. } | JobKind::Hold) => {
                 debug_assert!(false, "an operation of {kind:?} ended");
             }
         }
@@ -553,11 +553,11 @@ impl<S: Store> Shard<S> {
     fn on_lock(&mut self, job: u32) {
         let (core, write_backs) = (&mut self.core, &mut self.write_backs);
         match core.jobs.peek(job).kind {
-            Kind::Read => read_job::fill(core, job),
-            Kind::Write { .. } => write_job::locked(core, write_backs, job),
-            Kind::WriteBack { .. } => write_backs.locked(core, job),
-            Kind::Change(_) => change::submit(core, job),
-            Kind::Hold => {
+            JobKind::Read => read_job::fill(core, job),
+            JobKind::Write { .. } => write_job::locked(core, write_backs, job),
+            JobKind::WriteBack { .. } => write_backs.locked(core, job),
+            JobKind::Change(_) => change::submit(core, job),
+            JobKind::Hold => {
                 let (from, name) = (core.jobs.peek(job).from, core.jobs.id(job));
                 if let Some(to) = from {
                     core.answers.reply(ShardReply::Held { to, job: name });
@@ -666,8 +666,8 @@ impl<S: Store> Shard<S> {
         let core = &mut self.core;
         let entry = core.jobs.peek(job);
         match entry.kind {
-            Kind::Read => read_job::with_memory(core, job),
-            Kind::Reserve => {
+            JobKind::Read => read_job::with_memory(core, job),
+            JobKind::Reserve => {
                 let (from, name) = (entry.from, core.jobs.id(job));
                 let Some(memory) = core.reserve(job) else { return false };
                 core.jobs.get(job).waited(core.clock.now());
@@ -679,7 +679,7 @@ impl<S: Store> Shard<S> {
                 }
                 true
             }
-            Kind::Change(_) | Kind::Hold => {
+            JobKind::Change(_) | JobKind::Hold => {
                 let edges = entry.edges_needed();
                 if !core.allocate(job, 0, edges) {
                     return false;
@@ -697,7 +697,7 @@ impl<S: Store> Shard<S> {
     }
 
     fn sync(&mut self, from: Option<PartToken>, volume: VolumeIndex) {
-        let job = self.core.start(Kind::Sync, from, volume, 0, 0);
+        let job = self.core.start(JobKind::Sync, from, volume, 0, 0);
         self.core.submit(job, OpKind::Flush, 0, &[]);
     }
 
@@ -705,7 +705,7 @@ impl<S: Store> Shard<S> {
     #[must_use]
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let write_back = self.write_backs.deadline_ms(&self.core).map(Duration::from_millis);
-        let looks_at = self.stopping.as_ref().and_then(Stopping::looks_at);
+        let looks_at = self.stopping.as_ref().and_then(ShardStopping::looks_at);
         let now = self.core.clock.now();
         let retry = looks_at.map(|at| Duration::from_micros(at.since(now)));
         write_back.into_iter().chain(retry).min()
@@ -724,7 +724,7 @@ impl<S: Store> Shard<S> {
     pub(crate) fn stop(&mut self) {
         if self.stopping.is_none() {
             self.write_backs.stop();
-            self.stopping = Some(Stopping::new(self.core.volumes.writable()));
+            self.stopping = Some(ShardStopping::new(self.core.volumes.writable()));
         }
         self.settle();
     }
@@ -782,7 +782,7 @@ impl<S: Store> Shard<S> {
     /// After [`Self::stop`]: the volumes of [`Self::unsaved`] with a store that returned an error.
     #[must_use]
     pub(crate) fn refused(&self) -> Vec<Unsaved> {
-        let unsaved = self.stopping.iter().flat_map(Stopping::unsaved);
+        let unsaved = self.stopping.iter().flat_map(ShardStopping::unsaved);
         let refused = unsaved.filter(|(_, errno)| errno.is_some());
         refused.map(|(volume, errno)| self.unsaved_of(volume, errno)).collect()
     }

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use rblk_protocol::width::narrow;
 use rblk_runtime::Micros;
 
-use super::job::Kind;
+use super::job::JobKind;
 use super::slots::Slots;
 use super::span::{BLOCK, Span};
 use crate::cache::shard_clock::Clock;
@@ -36,24 +36,24 @@ pub(super) struct VolumeState {
     /// Most slots of the index that the volume may occupy.
     pub cache_max: Option<u32>,
     /// The volume's share of memory.
-    pub share: Share,
+    pub share: SlotShare,
     /// The volume's operations at the store.
     pub ops: VolumeOps,
     /// The volume's write-backs.
     pub write_backs: VolumeWriteBacks,
     /// The volume's counters and errors.
-    pub report: VolumeReport,
+    pub report: ShardReport,
 }
 
 /// The slots that jobs of one volume hold, and the jobs that wait for slots.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct SlotShare {
     used: usize,
     /// Waiting jobs, oldest first.
     pub waiting: VecDeque<u32>,
 }
 
-impl Share {
+impl SlotShare {
     /// Whether the share, of `limit` slots, has `need` left. A volume that uses none may always
     /// take `need`.
     #[inline]
@@ -122,7 +122,7 @@ pub(super) struct VolumeWriteBacks {
 
 /// The counters and errors of one volume.
 #[derive(Debug)]
-pub(super) struct VolumeReport {
+pub(super) struct ShardReport {
     hits: u64,
     misses: u64,
     store_errors: u64,
@@ -134,7 +134,7 @@ pub(super) struct VolumeReport {
     stats: Arc<VolumeStats>,
 }
 
-impl VolumeReport {
+impl ShardReport {
     /// Counts the blocks of a read as hits and misses.
     #[inline]
     pub(super) fn count_lookups(&mut self, hits: u64, misses: u64) {
@@ -146,7 +146,7 @@ impl VolumeReport {
     pub(super) fn note_error(
         &mut self,
         volume: VolumeIndex,
-        kind: Kind,
+        kind: JobKind,
         errno: Errno,
         clock: &Clock,
     ) -> Option<StoreFailure> {
@@ -178,14 +178,14 @@ pub struct StoreFailure {
 
 /// The volumes of a shard, by index.
 #[derive(Debug, Default)]
-pub(super) struct Volumes {
+pub(super) struct ShardVolumes {
     table: Vec<Option<VolumeState>>,
     served: usize,
     // The volume that publishes next.
     publish_next: usize,
 }
 
-impl Volumes {
+impl ShardVolumes {
     /// Adds a volume to serve.
     pub(super) fn add(
         &mut self,
@@ -206,10 +206,10 @@ impl Volumes {
             is_given_up: false,
             cache_min: 0,
             cache_max: None,
-            share: Share::default(),
+            share: SlotShare::default(),
             ops: VolumeOps::default(),
             write_backs: VolumeWriteBacks::default(),
-            report: VolumeReport {
+            report: ShardReport {
                 hits: 0,
                 misses: 0,
                 store_errors: 0,

@@ -60,7 +60,7 @@ pub(super) enum Work {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum StopPhase {
     // The step is due.
     Next(Work),
     UnderWay(Work),
@@ -74,21 +74,21 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct VolumeEnd {
     volume: VolumeIndex,
-    phase: Phase,
+    phase: StopPhase,
     // The last error of the volume's store.
     refused: Option<Errno>,
 }
 
 /// The progress of a shard that stops.
 #[derive(Debug)]
-pub(super) struct Stopping {
+pub(super) struct ShardStopping {
     volumes: Vec<VolumeEnd>,
 }
 
-impl Stopping {
+impl ShardStopping {
     /// Starts to stop a shard with these volumes.
     pub(super) fn new(volumes: Vec<VolumeIndex>) -> Self {
-        let phase = Phase::Next(Work::Flush);
+        let phase = StopPhase::Next(Work::Flush);
         let end = |volume| VolumeEnd { volume, phase, refused: None };
         Self { volumes: volumes.into_iter().map(end).collect() }
     }
@@ -98,15 +98,15 @@ impl Stopping {
         let end = self.volumes.iter_mut().find(|end| end.volume == own.volume);
         // A volume that was removed or abandoned meanwhile has no entry.
         let Some(end) = end else { return };
-        let Phase::UnderWay(work) = end.phase else {
+        let StopPhase::UnderWay(work) = end.phase else {
             return debug_assert!(false, "{own:?} of {end:?}");
         };
         end.refused = own.result.err().or(end.refused);
         end.phase = match (work, own.result) {
-            (Work::Flush, Ok(())) => Phase::Next(Work::Sync),
-            (Work::Flush, Err(_)) => Phase::Rests(now.later(REST_US)),
-            (Work::Sync, Ok(())) => Phase::Saved,
-            (Work::Sync, Err(_)) => Phase::Lost,
+            (Work::Flush, Ok(())) => StopPhase::Next(Work::Sync),
+            (Work::Flush, Err(_)) => StopPhase::Rests(now.later(REST_US)),
+            (Work::Sync, Ok(())) => StopPhase::Saved,
+            (Work::Sync, Err(_)) => StopPhase::Lost,
         };
     }
 
@@ -118,17 +118,17 @@ impl Stopping {
         is_dirty: impl Fn(VolumeIndex) -> Option<bool>,
     ) -> Option<(VolumeIndex, Work)> {
         self.volumes.retain(|end| {
-            matches!(end.phase, Phase::UnderWay(_)) || is_dirty(end.volume).is_some()
+            matches!(end.phase, StopPhase::UnderWay(_)) || is_dirty(end.volume).is_some()
         });
         self.volumes.iter_mut().find_map(|end| {
             let work = match end.phase {
-                Phase::Next(work) => work,
-                Phase::Rests(until) if until <= now => Work::Flush,
+                StopPhase::Next(work) => work,
+                StopPhase::Rests(until) if until <= now => Work::Flush,
                 // A late write, without an asker left, made a block dirty.
-                Phase::Saved if is_dirty(end.volume) == Some(true) => Work::Flush,
+                StopPhase::Saved if is_dirty(end.volume) == Some(true) => Work::Flush,
                 _ => return None,
             };
-            end.phase = Phase::UnderWay(work);
+            end.phase = StopPhase::UnderWay(work);
             Some((end.volume, work))
         })
     }
@@ -136,7 +136,7 @@ impl Stopping {
     /// The time of the next retry, which no event announces.
     pub(super) fn looks_at(&self) -> Option<Micros> {
         let rests = self.volumes.iter().filter_map(|end| match end.phase {
-            Phase::Rests(until) => Some(until),
+            StopPhase::Rests(until) => Some(until),
             _ => None,
         });
         rests.min()
@@ -144,14 +144,14 @@ impl Stopping {
 
     /// Whether every volume is safe. `None` while this is unknown for some.
     pub(super) fn outcome(&self) -> Option<bool> {
-        let is_over = |end: &VolumeEnd| matches!(end.phase, Phase::Saved | Phase::Lost);
-        let is_saved = |end: &VolumeEnd| end.phase == Phase::Saved;
+        let is_over = |end: &VolumeEnd| matches!(end.phase, StopPhase::Saved | StopPhase::Lost);
+        let is_saved = |end: &VolumeEnd| end.phase == StopPhase::Saved;
         self.volumes.iter().all(is_over).then(|| self.volumes.iter().all(is_saved))
     }
 
     /// The volumes that are not safe, and their stores' last errors.
     pub(super) fn unsaved(&self) -> impl Iterator<Item = (VolumeIndex, Option<Errno>)> {
-        let unsaved = self.volumes.iter().filter(|end| end.phase != Phase::Saved);
+        let unsaved = self.volumes.iter().filter(|end| end.phase != StopPhase::Saved);
         unsaved.map(|end| (end.volume, end.refused))
     }
 }
@@ -168,17 +168,22 @@ mod tests {
         Some(false)
     }
 
-    fn end(stopping: &mut Stopping, volume: VolumeIndex, result: Result<(), Errno>, now: Micros) {
+    fn end(
+        stopping: &mut ShardStopping,
+        volume: VolumeIndex,
+        result: Result<(), Errno>,
+        now: Micros,
+    ) {
         stopping.ended(OwnEnded { volume, result }, now);
     }
 
-    fn begun(stopping: &mut Stopping, now: Micros) -> Vec<(VolumeIndex, Work)> {
+    fn begun(stopping: &mut ShardStopping, now: Micros) -> Vec<(VolumeIndex, Work)> {
         std::iter::from_fn(|| stopping.next(now, clean)).collect()
     }
 
     #[test]
-    fn each_volume_is_flushed_and_synced_regardless_of_the_others() {
-        let mut stopping = Stopping::new(vec![A, B]);
+    fn each_volume_is_flushed_and_then_synced_whatever_the_others_do() {
+        let mut stopping = ShardStopping::new(vec![A, B]);
         assert_eq!(begun(&mut stopping, START), [(A, Work::Flush), (B, Work::Flush)]);
         end(&mut stopping, B, Ok(()), START);
         assert_eq!(begun(&mut stopping, START), [(B, Work::Sync)], "a hangs");
@@ -192,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_flush_is_retried_until_it_succeeds() {
-        let (mut stopping, mut now) = (Stopping::new(vec![A]), START);
+    fn a_refused_flush_is_tried_again_until_it_is_taken() {
+        let (mut stopping, mut now) = (ShardStopping::new(vec![A]), START);
         for _ in 0..100 {
             assert_eq!(begun(&mut stopping, now), [(A, Work::Flush)]);
             end(&mut stopping, A, Err(Errno::ENOSPC), now);
@@ -213,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_failed_sync_is_a_loss_of_its_volume_alone() {
-        let mut stopping = Stopping::new(vec![A, B]);
+        let mut stopping = ShardStopping::new(vec![A, B]);
         begun(&mut stopping, START);
         [A, B].into_iter().for_each(|volume| end(&mut stopping, volume, Ok(()), START));
         begun(&mut stopping, START);
@@ -225,8 +230,8 @@ mod tests {
     }
 
     #[test]
-    fn late_dirty_blocks_are_written_unless_their_volume_is_gone() {
-        let mut stopping = Stopping::new(vec![A, B]);
+    fn what_gets_dirty_late_is_written_too_and_what_is_gone_is_not() {
+        let mut stopping = ShardStopping::new(vec![A, B]);
         assert_eq!(stopping.next(START, |v| (v == A).then_some(false)), Some((A, Work::Flush)));
         end(&mut stopping, A, Ok(()), START);
         assert_eq!(stopping.next(START, clean), Some((A, Work::Sync)));

@@ -6,7 +6,7 @@
 use nix::errno::Errno;
 
 use super::lists::Lists;
-use crate::cache::shard_volumes::{VolumeOps, VolumeState, Volumes};
+use crate::cache::shard_volumes::{ShardVolumes, VolumeOps, VolumeState};
 use crate::store::{Op, OpDone, Segment, Store};
 use crate::volume::ids::VolumeIndex;
 
@@ -108,7 +108,7 @@ impl<S: Store> StoreQueue<S> {
     }
 
     /// Submits waiting operations, one of each volume in turn, until the store takes no more.
-    pub(super) fn submit_waiting(&mut self, volumes: &mut Volumes, lists: &mut Lists) {
+    pub(super) fn submit_waiting(&mut self, volumes: &mut ShardVolumes, lists: &mut Lists) {
         let all = volumes.indexes().count();
         let mut idle = 0;
         while self.waiting > 0 && idle < all {

@@ -16,8 +16,8 @@ use std::ops::Range;
 
 use nix::errno::Errno;
 
-use super::core::Core;
-use super::job::{JobBlock, Kind};
+use super::core::ShardCore;
+use super::job::{JobBlock, JobKind};
 use super::message::PartToken;
 use super::policy::Slot;
 use super::slots::{Install, Slots, State};
@@ -110,7 +110,7 @@ impl WriteBacks {
     /// is part of the shard's stop.
     pub(super) fn flush<S: Store>(
         &mut self,
-        core: &mut Core<S>,
+        core: &mut ShardCore<S>,
         from: Option<PartToken>,
         volume: VolumeIndex,
     ) {
@@ -118,18 +118,18 @@ impl WriteBacks {
         {
             return core.answers.ended(from, volume, Ok(()), Spent::default());
         }
-        let job = core.start(Kind::Flush { order: self.order }, from, volume, 0, 0);
+        let job = core.start(JobKind::Flush { order: self.order }, from, volume, 0, 0);
         self.flushes.push(job);
         self.start_due(core);
     }
 
     // The order of a volume's oldest acknowledged write that is not in the store.
-    fn oldest<S: Store>(&self, core: &Core<S>, volume: VolumeIndex) -> Option<u64> {
+    fn oldest<S: Store>(&self, core: &ShardCore<S>, volume: VolumeIndex) -> Option<u64> {
         let listed = core.slots.oldest_dirty(volume).map(|slot| core.slots.since(slot).0);
         let under_way = self.under_way.iter().map(|job| core.jobs.peek(*job));
         let of_volume = under_way.filter(|job| job.span.volume == volume);
         let orders = of_volume.filter_map(|job| match job.kind {
-            Kind::WriteBack { oldest } => Some(oldest),
+            JobKind::WriteBack { oldest } => Some(oldest),
             _ => None,
         });
         orders.chain(listed).min()
@@ -138,14 +138,14 @@ impl WriteBacks {
     // Answers the flushes of a volume that `ends` selects by their order.
     fn end_flushes<S: Store>(
         &mut self,
-        core: &mut Core<S>,
+        core: &mut ShardCore<S>,
         volume: VolumeIndex,
         result: Result<(), Errno>,
         ends: impl Fn(u64) -> bool,
     ) {
         self.flushes.retain(|&flush| {
             let job = core.jobs.peek(flush);
-            let Kind::Flush { order } = job.kind else {
+            let JobKind::Flush { order } = job.kind else {
                 debug_assert!(false, "a flush has become {:?}", job.kind);
                 return false;
             };
@@ -159,12 +159,12 @@ impl WriteBacks {
     }
 
     /// Fails the flushes of an abandoned volume.
-    pub(super) fn give_up<S: Store>(&mut self, core: &mut Core<S>, volume: VolumeIndex) {
+    pub(super) fn give_up<S: Store>(&mut self, core: &mut ShardCore<S>, volume: VolumeIndex) {
         self.end_flushes(core, volume, Err(Errno::ENXIO), |_| true);
     }
 
     /// Starts the write-backs that are due.
-    pub(super) fn start_due<S: Store>(&mut self, core: &mut Core<S>) {
+    pub(super) fn start_due<S: Store>(&mut self, core: &mut ShardCore<S>) {
         if core.slots.dirty() == 0 {
             return;
         }
@@ -192,18 +192,18 @@ impl WriteBacks {
     }
 
     // Whether a flush of a volume covers a write of this order.
-    fn is_asked_for<S: Store>(&self, core: &Core<S>, volume: VolumeIndex, write: u64) -> bool {
+    fn is_asked_for<S: Store>(&self, core: &ShardCore<S>, volume: VolumeIndex, write: u64) -> bool {
         self.flushes.iter().map(|flush| core.jobs.peek(*flush)).any(|flush| {
-            let covers = matches!(flush.kind, Kind::Flush { order } if order >= write);
+            let covers = matches!(flush.kind, JobKind::Flush { order } if order >= write);
             covers && flush.span.volume == volume
         })
     }
 
     // Starts the write-back of a dirty slot and of its dirty neighbours.
-    fn start<S: Store>(&mut self, core: &mut Core<S>, volume: VolumeIndex, slot: Slot) {
+    fn start<S: Store>(&mut self, core: &mut ShardCore<S>, volume: VolumeIndex, slot: Slot) {
         let blocks = self.dirty_run(core, volume, core.slots.block(slot));
         let (offset, len) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
-        let job = core.start(Kind::WriteBack { oldest: u64::MAX }, None, volume, offset, len);
+        let job = core.start(JobKind::WriteBack { oldest: u64::MAX }, None, volume, offset, len);
         let mut oldest = u64::MAX;
         for block in blocks {
             let Some(slot) = core.slots.find(volume, block) else {
@@ -214,7 +214,7 @@ impl WriteBacks {
             core.slots.begin_writing(slot);
             core.jobs.get(job).blocks.push(JobBlock::own(slot));
         }
-        core.jobs.get(job).kind = Kind::WriteBack { oldest };
+        core.jobs.get(job).kind = JobKind::WriteBack { oldest };
         self.under_way.push(job);
         if let Some(state) = core.volumes.get_mut(volume) {
             state.write_backs.under_way += 1;
@@ -225,7 +225,12 @@ impl WriteBacks {
     }
 
     // The dirty blocks around a dirty block, at most the length of one write-back.
-    fn dirty_run<S: Store>(&self, core: &Core<S>, volume: VolumeIndex, middle: u64) -> Range<u64> {
+    fn dirty_run<S: Store>(
+        &self,
+        core: &ShardCore<S>,
+        volume: VolumeIndex,
+        middle: u64,
+    ) -> Range<u64> {
         let slots = &core.slots;
         let joins = |block: u64| {
             in_one_stripe(block, middle)
@@ -242,7 +247,7 @@ impl WriteBacks {
     }
 
     /// A write-back has its lock: writes the blocks that were not recalled.
-    pub(super) fn locked<S: Store>(&mut self, core: &mut Core<S>, job: u32) {
+    pub(super) fn locked<S: Store>(&mut self, core: &mut ShardCore<S>, job: u32) {
         let entry = core.jobs.get(job);
         entry.op_begins();
         let (span, count) = (entry.span, entry.blocks.len());
@@ -265,10 +270,10 @@ impl WriteBacks {
     }
 
     /// The store ended a write-back, with or without an error.
-    pub(super) fn finish<S: Store>(&mut self, core: &mut Core<S>, job: u32) {
+    pub(super) fn finish<S: Store>(&mut self, core: &mut ShardCore<S>, job: u32) {
         let entry = core.jobs.peek(job);
         let (error, volume) = (entry.error(), entry.span.volume);
-        let Kind::WriteBack { oldest } = entry.kind else {
+        let JobKind::WriteBack { oldest } = entry.kind else {
             return debug_assert!(false, "a write-back has become {:?}", entry.kind);
         };
         for block in entry.blocks.iter().filter(|block| block.own) {
@@ -293,7 +298,7 @@ impl WriteBacks {
     #[inline(always)]
     pub(super) fn recall<S: Store>(
         &mut self,
-        core: &mut Core<S>,
+        core: &mut ShardCore<S>,
         volume: VolumeIndex,
         first: u64,
         last: u64,
@@ -305,7 +310,7 @@ impl WriteBacks {
 
     fn recall_from_write_backs<S: Store>(
         &mut self,
-        core: &mut Core<S>,
+        core: &mut ShardCore<S>,
         volume: VolumeIndex,
         first: u64,
         last: u64,
@@ -328,7 +333,7 @@ impl WriteBacks {
 
     /// Milliseconds until a block is due without a flush. `None`: no block is dirty, or the end of
     /// a write-back restarts the work.
-    pub(super) fn deadline_ms<S: Store>(&self, core: &Core<S>) -> Option<u64> {
+    pub(super) fn deadline_ms<S: Store>(&self, core: &ShardCore<S>) -> Option<u64> {
         if core.slots.dirty() == 0 {
             return None;
         }
@@ -362,7 +367,7 @@ fn ms_until(then_ms: u32, now_ms: u32) -> u32 {
 
 // Whether a volume pauses after a failed write-back. The pause ends with its time, or when no
 // failed block is left. The time is then cleared, since the clock may wrap later.
-fn rests<S: Store>(core: &mut Core<S>, volume: VolumeIndex) -> bool {
+fn rests<S: Store>(core: &mut ShardCore<S>, volume: VolumeIndex) -> bool {
     let (now_ms, failed) = (core.clock.now_ms(), core.slots.failed(volume));
     // Only volumes with a store have dirty blocks.
     let Some(state) = core.volumes.get_mut(volume) else { return false };
@@ -372,12 +377,12 @@ fn rests<S: Store>(core: &mut Core<S>, volume: VolumeIndex) -> bool {
 }
 
 // Running write-backs of a volume.
-fn under_way<S: Store>(core: &Core<S>, volume: VolumeIndex) -> usize {
+fn under_way<S: Store>(core: &ShardCore<S>, volume: VolumeIndex) -> usize {
     core.volumes.get(volume).map_or(0, |state| state.write_backs.under_way)
 }
 
 // A write-back of a volume ended: after a failure the volume pauses.
-fn note_result<S: Store>(core: &mut Core<S>, volume: VolumeIndex, error: Option<Errno>) {
+fn note_result<S: Store>(core: &mut ShardCore<S>, volume: VolumeIndex, error: Option<Errno>) {
     let (now_ms, failed) = (core.clock.now_ms(), core.slots.failed(volume));
     let Some(state) = core.volumes.get_mut(volume) else {
         return debug_assert!(false, "a write-back of volume {}, which has no store", volume.0);

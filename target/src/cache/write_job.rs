@@ -14,8 +14,8 @@ use rblk_protocol::width::{narrow, wide64};
 
 use super::SLOT_BYTES;
 use super::block_write::BlockWrite;
-use super::core::Core;
-use super::job::Kind;
+use super::core::ShardCore;
+use super::job::JobKind;
 use super::message::PartToken;
 use super::policy::Slot;
 use super::slots::{Install, Slots};
@@ -52,18 +52,18 @@ pub(crate) trait Landed {
 
 /// Starts the write of a reservation whose data has landed. True: the write succeeded.
 pub(super) fn start<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     write_backs: &mut WriteBacks,
     job: u32,
     fua: bool,
 ) -> bool {
     let entry = core.jobs.get(job);
-    if !matches!(entry.kind, Kind::Reserve) {
+    if !matches!(entry.kind, JobKind::Reserve) {
         debug_assert!(false, "a write of {:?}", entry.kind);
         tracing::error!(job = entry.kind.word(), "bug: a write without a reservation");
         return false;
     }
-    entry.kind = Kind::Write { fua };
+    entry.kind = JobKind::Write { fua };
     let (span, count) = (entry.span, entry.blocks.len());
     if span.cache == CacheMode::None {
         let kind = OpKind::Write { offset: span.offset, len: span.data_len(), fua };
@@ -87,7 +87,7 @@ pub(super) fn start<S: Store>(
 /// reserved, because it is not of one block, or because it must wait.
 #[inline(always)]
 pub(super) fn start_one<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     memory: &MemoryQueue,
     write_backs: &mut WriteBacks,
     write: OneBlock,
@@ -140,7 +140,7 @@ pub(super) fn start_one<S: Store>(
 /// The store ended a write of one block. False: no such write is running.
 #[inline(always)]
 pub(super) fn finish_one<S: Store>(
-    core: &mut Core<S>,
+    core: &mut ShardCore<S>,
     write_backs: &mut WriteBacks,
     done: OpDone,
 ) -> bool {
@@ -168,11 +168,11 @@ pub(super) fn finish_one<S: Store>(
 
 // The store failed a write of one block.
 #[cold]
-fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32, Errno>) {
+fn fail_one<S: Store>(core: &mut ShardCore<S>, write: BlockWrite, result: Result<u32, Errno>) {
     let BlockWrite { from, block, slot, lock, volume, .. } = write;
     // The store promises all bytes or an error; a short result would pass for data.
     let errno = result.err().unwrap_or(Errno::EIO);
-    core.op_ended(volume, Kind::Write { fua: false }, Some(errno));
+    core.op_ended(volume, JobKind::Write { fua: false }, Some(errno));
     if let Some(state) = core.volumes.get_mut(volume) {
         state.share.give_back(1);
     }
@@ -186,9 +186,9 @@ fn fail_one<S: Store>(core: &mut Core<S>, write: BlockWrite, result: Result<u32,
 }
 
 /// The job has its lock: the blocks go to the store, or into the index after their edges are read.
-pub(super) fn locked<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+pub(super) fn locked<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
-    let Kind::Write { fua } = entry.kind else {
+    let JobKind::Write { fua } = entry.kind else {
         return debug_assert!(false, "a write has become {:?}", entry.kind);
     };
     let (span, count) = (entry.span, entry.blocks.len());
@@ -203,9 +203,9 @@ pub(super) fn locked<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
 }
 
 // Reads the edges of a write-back write that are not cached.
-fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+fn read_edges<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.get(job);
-    entry.kind = Kind::Merge;
+    entry.kind = JobKind::Merge;
     entry.op_begins();
     write_backs.merge_begins(entry.blocks.len());
     let span = entry.span;
@@ -229,7 +229,11 @@ fn read_edges<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u
 }
 
 /// The edges of a write are read: makes its blocks dirty and acknowledges it.
-pub(super) fn finish_merge<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+pub(super) fn finish_merge<S: Store>(
+    core: &mut ShardCore<S>,
+    write_backs: &mut WriteBacks,
+    job: u32,
+) {
     let entry = core.jobs.peek(job);
     write_backs.merge_ended(entry.blocks.len());
     if entry.error().is_none() {
@@ -239,7 +243,7 @@ pub(super) fn finish_merge<S: Store>(core: &mut Core<S>, write_backs: &mut Write
 }
 
 // Puts a write's blocks in the index as dirty.
-fn install_dirty<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+fn install_dirty<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let how = write_backs.next_dirty(&core.clock);
     let span = core.jobs.peek(job).span;
     let edges = span.edges();
@@ -259,7 +263,7 @@ fn install_dirty<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job
 }
 
 /// The store ended a write, with or without an error.
-pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+pub(super) fn finish<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let entry = core.jobs.peek(job);
     if entry.error().is_some() {
         let span = entry.span;
@@ -271,7 +275,7 @@ pub(super) fn finish<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks,
 }
 
 // Puts the blocks of a stored write in the index.
-fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, job: u32) {
+fn install_written<S: Store>(core: &mut ShardCore<S>, write_backs: &mut WriteBacks, job: u32) {
     let span = core.jobs.peek(job).span;
     write_backs.recall(core, span.volume, span.first(), span.last());
     for at in 0..span.count() {
@@ -298,7 +302,7 @@ fn install_written<S: Store>(core: &mut Core<S>, write_backs: &mut WriteBacks, j
 
 /// Drops the clean blocks of a range after its bytes in the store became unknown. Dirty blocks
 /// stay: they will be written.
-pub(super) fn forget_clean<S: Store>(core: &mut Core<S>, span: &Span) {
+pub(super) fn forget_clean<S: Store>(core: &mut ShardCore<S>, span: &Span) {
     core.slots.for_each_in(span.volume, span.first(), span.last(), |slots, slot| {
         if slots.state(slot).is_clean() {
             slots.forget(slot);

@@ -13,14 +13,14 @@ use crate::commands::running::status_of;
 
 /// The findings, in JSON.
 #[derive(Serialize)]
-struct Checked {
-    volumes: Vec<CheckedVolume>,
+struct CheckReport {
+    volumes: Vec<VolumeCheck>,
     warnings: Vec<String>,
 }
 
 /// A volume, in JSON.
 #[derive(Serialize)]
-struct CheckedVolume {
+struct VolumeCheck {
     name: String,
     /// The volume as it would be served. Null: it would not be.
     #[serde(flatten)]
@@ -48,7 +48,7 @@ pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
     }
     warnings.extend(gaps.iter().filter(|(is_one, _)| *is_one).map(|(_, gap)| (*gap).to_owned()));
     let mut exit = Exit::Ok;
-    let mut checked = Checked { volumes: Vec::new(), warnings };
+    let mut checked = CheckReport { volumes: Vec::new(), warnings };
     for (name, volume) in found.volumes {
         let (served, error) = match volume {
             Ok(reviewed) => {
@@ -65,7 +65,7 @@ pub(crate) fn check(path: &Path, output: Output) -> anyhow::Result<Exit> {
                 (None, Some(text))
             }
         };
-        checked.volumes.push(CheckedVolume { name, served, error });
+        checked.volumes.push(VolumeCheck { name, served, error });
     }
     output.answer(&checked, String::new)?;
     Ok(exit)

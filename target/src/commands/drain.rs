@@ -26,7 +26,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// The outcome, in JSON.
 #[derive(Serialize)]
-struct Outcome {
+struct DrainOutcome {
     /// The target's process.
     pid: u32,
     /// Whether the process is gone.
@@ -84,7 +84,7 @@ pub(crate) fn drain(path: &Path, wait: bool, output: Output) -> anyhow::Result<E
 
 /// The report of a target on its end.
 #[derive(Debug)]
-enum Said {
+enum LastWords {
     /// How it ended.
     End(EndReport),
     /// The target is of a version without such a report.
@@ -101,7 +101,7 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     warnings.iter().for_each(|fault| output.aside(format_args!("WARN  {fault}")));
     let process = Process::of(before.pid);
     let answer = ask(path, Ask::Drain { wait });
-    let mut drain = Waiting {
+    let mut drain = EndWait {
         path,
         process: &process,
         instance: &before.instance,
@@ -115,13 +115,13 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
     } else {
         answered(path, answer.await)?;
         output.text("draining")?;
-        (false, Said::NotToBeTold)
+        (false, LastWords::NotToBeTold)
     };
     let unsaved = match &said {
-        Said::End(report) => report.unsaved.clone(),
-        Said::NotToBeTold | Said::Nothing => Vec::new(),
+        LastWords::End(report) => report.unsaved.clone(),
+        LastWords::NotToBeTold | LastWords::Nothing => Vec::new(),
     };
-    let outcome = Outcome {
+    let outcome = DrainOutcome {
         pid: process.pid,
         stopped,
         took_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -147,11 +147,11 @@ async fn run(path: &Path, wait: bool, output: Output) -> anyhow::Result<Exit> {
 ///
 /// # Errors
 /// The target did not end in good order.
-fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
+fn judge(said: &LastWords, pid: u32) -> anyhow::Result<Exit> {
     let report = match said {
-        Said::End(report) => report,
-        Said::NotToBeTold => return Ok(Exit::Ok),
-        Said::Nothing => anyhow::bail!(
+        LastWords::End(report) => report,
+        LastWords::NotToBeTold => return Ok(Exit::Ok),
+        LastWords::Nothing => anyhow::bail!(
             "the target (process {pid}) ended without a word: mounts may report a loss; its log says why"
         ),
     };
@@ -170,7 +170,7 @@ fn judge(said: &Said, pid: u32) -> anyhow::Result<Exit> {
 }
 
 /// The wait for the end of a target.
-struct Waiting<'t> {
+struct EndWait<'t> {
     path: &'t Path,
     process: &'t Process,
     instance: &'t str,
@@ -181,18 +181,18 @@ struct Waiting<'t> {
     printed: String,
 }
 
-impl Waiting<'_> {
+impl EndWait<'_> {
     /// Waits until the target ended, or too long. Returns whether it ended, and its report in
     /// `answer`.
     async fn wait(
         &mut self,
         answer: impl Future<Output = std::io::Result<Response>>,
-    ) -> anyhow::Result<(bool, Said)> {
+    ) -> anyhow::Result<(bool, LastWords)> {
         let mut answer = std::pin::pin!(answer);
         let mut said = None;
         while !self.has_ended().await? {
             if Instant::now() > self.deadline() {
-                return Ok((false, said.unwrap_or(Said::Nothing)));
+                return Ok((false, said.unwrap_or(LastWords::Nothing)));
             }
             tokio::select! {
                 answered = &mut answer, if said.is_none() => said = Some(said_by(answered)?),
@@ -203,7 +203,7 @@ impl Waiting<'_> {
             let answered = tokio::time::timeout(LAST_WORD, answer).await;
             said = answered.ok().map(said_by).transpose()?;
         }
-        Ok((true, said.unwrap_or(Said::Nothing)))
+        Ok((true, said.unwrap_or(LastWords::Nothing)))
     }
 
     fn deadline(&mut self) -> Instant {
@@ -250,12 +250,12 @@ impl Waiting<'_> {
 
 /// # Errors
 /// The target refused.
-fn said_by(answer: std::io::Result<Response>) -> anyhow::Result<Said> {
+fn said_by(answer: std::io::Result<Response>) -> anyhow::Result<LastWords> {
     Ok(match answer {
         Ok(Response::Error(refusal)) => return Err(refusal.into()),
-        Ok(Response::Ended(report)) => Said::End(report),
-        Ok(_) => Said::NotToBeTold,
-        Err(_) => Said::Nothing,
+        Ok(Response::Ended(report)) => LastWords::End(report),
+        Ok(_) => LastWords::NotToBeTold,
+        Err(_) => LastWords::Nothing,
     })
 }
 

@@ -28,7 +28,7 @@ struct Listed<'c> {
 
 /// The outcome of a command on a host, in JSON.
 #[derive(Serialize)]
-struct Done<'d> {
+struct HostDone<'d> {
     name: &'d str,
     /// The file that is written, changed or removed.
     file: &'d Path,
@@ -67,7 +67,7 @@ fn add(args: &HostAddArgs, output: Output) -> anyhow::Result<Exit> {
     };
     drop(file);
     let target = tell(&args.place, &config, (&name, true), output)?;
-    output.answer(&Done { name: &name, file: &path, outcome, target }, String::new)?;
+    output.answer(&HostDone { name: &name, file: &path, outcome, target }, String::new)?;
     Ok(Exit::Ok)
 }
 
@@ -185,7 +185,7 @@ fn remove(args: &HostRemoveArgs, output: Output) -> anyhow::Result<Exit> {
     drop(file);
     let stays = args.key.is_some() || args.volume.is_some();
     let target = tell(&args.place, &config, (name, stays), output)?;
-    output.answer(&Done { name, file: &path, outcome, target }, String::new)?;
+    output.answer(&HostDone { name, file: &path, outcome, target }, String::new)?;
     Ok(Exit::Ok)
 }
 

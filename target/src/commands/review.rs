@@ -17,11 +17,11 @@ use rblk_operate::CpuList;
 use rblk_operate::doctor::{far_cpus, rdma_devices};
 use serde::Serialize;
 
-use crate::memory::demand::{Demand, Host};
+use crate::memory::demand::{Demand, HostMemory};
 use crate::operate::defaults::{addresses, poll_groups, target_name};
 use crate::operate::status::{TargetStatus, VolumeStatus};
 use crate::pool::image;
-use crate::pool::opening::{Wait, open_volume};
+use crate::pool::opening::{LockWait, open_volume};
 use crate::store::room::{StoreRoom, shortages};
 use crate::store::{StoreError, StoreFault};
 
@@ -61,7 +61,7 @@ pub fn review(config: &TargetConfig, running: Option<&TargetStatus>) -> anyhow::
             let error = anyhow::anyhow!("{fault}").context(format!("volume `{}`", volume.name));
             return (volume.name.clone(), Err(error));
         }
-        let opened = open_volume(index, volume, &name, Wait::No);
+        let opened = open_volume(index, volume, &name, LockWait::No);
         let reviewed = match opened {
             Ok(opened) => Ok(Reviewed {
                 blocks: opened.volume.blocks.0,
@@ -117,7 +117,7 @@ fn warnings(
     running: Option<&TargetStatus>,
 ) -> Vec<String> {
     let mut warnings = Vec::new();
-    let mut host = Host::read();
+    let mut host = HostMemory::read();
     if let Some(running) = running {
         warnings.extend(running.state_dir_fault.clone());
         give_back(&mut host, running);
@@ -156,7 +156,7 @@ fn little_room(volumes: &[VolumeConfig]) -> Vec<String> {
 }
 
 /// Adds the memory of the running target, which is free for its successor.
-fn give_back(host: &mut Host, running: &TargetStatus) {
+fn give_back(host: &mut HostMemory, running: &TargetStatus) {
     let in_memory = running.volumes.iter().filter(|volume| volume.store == "memory");
     let volumes: u64 = in_memory.map(|volume| volume.size_bytes).sum();
     let (mut normal, mut huge) = (volumes, 0);

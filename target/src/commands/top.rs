@@ -18,7 +18,7 @@ use crate::commands::running::status_in;
 
 /// One look at a target, as JSON.
 #[derive(Serialize)]
-struct Look<'a> {
+struct TopLook<'a> {
     /// The time, in milliseconds since 1970.
     unix_ms: u128,
     /// The target's name.
@@ -78,7 +78,7 @@ fn busiest(status: &TargetStatus) -> Vec<&VolumeStatus> {
     volumes
 }
 
-fn look(status: &TargetStatus) -> Look<'_> {
+fn look(status: &TargetStatus) -> TopLook<'_> {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let volumes = busiest(status).into_iter().map(|v| LookAtVolume {
         name: &v.name,
@@ -88,7 +88,7 @@ fn look(status: &TargetStatus) -> Look<'_> {
         hit_ratio: v.counts.hit_ratio(),
         held_by: v.holder.as_ref().map(|holder| holder.host.as_str()),
     });
-    Look {
+    TopLook {
         unix_ms: since_1970.map_or(0, |time| time.as_millis()),
         target: &status.name,
         rates: status.rates,

@@ -32,7 +32,7 @@ pub(crate) struct What {
 
 /// The outcome, in JSON.
 #[derive(Serialize)]
-struct Outcome<'s> {
+struct UpgradeOutcome<'s> {
     /// The process, which stays.
     pid: u32,
     /// Version of the program that serves now.
@@ -118,7 +118,7 @@ async fn run(
 
 /// Prints the outcome.
 fn end(now: &TargetStatus, upgrade: &UpgradeStatus, output: Output) -> anyhow::Result<Exit> {
-    let outcome = Outcome { pid: now.pid, to_version: &now.version, upgrade };
+    let outcome = UpgradeOutcome { pid: now.pid, to_version: &now.version, upgrade };
     output.answer(&outcome, || match &upgrade.failed {
         Some(_) => String::new(),
         None => in_words(&now.version, now.pid, upgrade),

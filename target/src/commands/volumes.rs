@@ -51,7 +51,7 @@ fn add(args: &VolumeAddArgs, output: Output) -> anyhow::Result<Exit> {
         file.check(&volume)?;
     }
     let question = Ask::AddVolume { volume: Box::new(volume) };
-    order(&args.place, file.into(), question, Kind::Served, output)
+    order(&args.place, file.into(), question, VolumeDeed::Served, output)
 }
 
 fn remove(args: &VolumeRemoveArgs, output: Output) -> anyhow::Result<Exit> {
@@ -77,7 +77,7 @@ fn remove(args: &VolumeRemoveArgs, output: Output) -> anyhow::Result<Exit> {
         }
         file => file.into(),
     };
-    order(&args.place, file, question, Kind::Removed, output)
+    order(&args.place, file, question, VolumeDeed::Removed, output)
 }
 
 fn resize(args: &VolumeResizeArgs, output: Output) -> anyhow::Result<Exit> {
@@ -90,7 +90,7 @@ fn resize(args: &VolumeResizeArgs, output: Output) -> anyhow::Result<Exit> {
     };
     let VolumeResizeArgs { name, size, shrink, .. } = args;
     let question = Ask::ResizeVolume { name: name.clone(), size: *size, shrink: *shrink };
-    order(&args.place, file.into(), question, Kind::Resized, output)
+    order(&args.place, file.into(), question, VolumeDeed::Resized, output)
 }
 
 /// Whether the file or device gives the size, since no file of the configuration does.
@@ -131,7 +131,7 @@ fn set(args: &VolumeSetArgs, output: Output) -> anyhow::Result<Exit> {
         cache_max: *cache_max,
         limits: limits.wish(),
     };
-    order(&args.place, file.into(), question, Kind::Changed, output)
+    order(&args.place, file.into(), question, VolumeDeed::Changed, output)
 }
 
 fn snapshot(args: &VolumeSnapshotArgs, output: Output) -> anyhow::Result<Exit> {
@@ -148,7 +148,7 @@ fn snapshot(args: &VolumeSnapshotArgs, output: Output) -> anyhow::Result<Exit> {
         return Err(Refusal::new(Exit::AlreadyThere, text).into());
     }
     let question = Ask::SnapshotVolume { name: args.name.clone(), new_name, path };
-    order(&args.place, file.into(), question, Kind::Snapshot, output)
+    order(&args.place, file.into(), question, VolumeDeed::Snapshot, output)
 }
 
 /// The name of a snapshot without one.
@@ -205,7 +205,7 @@ impl From<Option<VolumeFile>> for Written {
 
 /// The kind of a change of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum VolumeDeed {
     Served,
     Removed,
     Resized,
@@ -213,7 +213,7 @@ enum Kind {
     Snapshot,
 }
 
-impl Kind {
+impl VolumeDeed {
     fn word(self) -> &'static str {
         match self {
             Self::Served => "served",
@@ -240,7 +240,7 @@ fn order(
     place: &ChangeArgs,
     file: Written,
     question: Ask,
-    kind: Kind,
+    kind: VolumeDeed,
     output: Output,
 ) -> anyhow::Result<Exit> {
     let running = &place.running;

@@ -134,7 +134,7 @@ pub(crate) enum ToControl {
         /// See above.
         alone: bool,
         /// Takes the outcome.
-        reply: oneshot::Sender<volume_changes::Outcome>,
+        reply: oneshot::Sender<volume_changes::ChangeOutcome>,
     },
     /// Close the volume to hosts that do not have it open; or (false) open it to all again.
     CloseToOthers {
@@ -151,7 +151,11 @@ pub(crate) enum ToControl {
     /// ambiguous.
     Kick(String, oneshot::Sender<Result<Vec<String>, String>>),
     /// Trace the commands of this volume that take at least this long.
-    BeginTrace(String, Duration, oneshot::Sender<Result<requests::trace_stream::Begun, Refusal>>),
+    BeginTrace(
+        String,
+        Duration,
+        oneshot::Sender<Result<requests::trace_stream::BegunTrace, Refusal>>,
+    ),
     /// End the trace of this number.
     EndTrace(u64),
     /// The host of a session.
@@ -181,7 +185,7 @@ pub(crate) struct Control {
     groups: Groups,
     devices: Devices,
     registering: Registering,
-    registered: mpsc::UnboundedReceiver<connect::registering::Done>,
+    registered: mpsc::UnboundedReceiver<connect::registering::Registration>,
     making: Making,
     made: mpsc::UnboundedReceiver<Made>,
     shares: CqShares,
@@ -207,7 +211,7 @@ pub(crate) struct Control {
 
 /// The parts of control.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct ControlParts {
     /// The target's name.
     pub name: Name,
     /// This run.
@@ -257,12 +261,12 @@ impl Control {
     ///
     /// # Errors
     /// The record of a volume is there and cannot be read, or the system has no thread left.
-    pub(crate) fn new(mut parts: Parts) -> anyhow::Result<Self> {
+    pub(crate) fn new(mut parts: ControlParts) -> anyhow::Result<Self> {
         let probe = parts.state.probe();
         let (persister, holders) = Persister::open(&mut parts)?;
         let (destroyer, destroyed) = Destroyer::new();
         let watch = Watch::new(probe, Some("/".into()));
-        let Parts { name, instance, limits, volumes, arena, zeros, .. } = parts;
+        let ControlParts { name, instance, limits, volumes, arena, zeros, .. } = parts;
         let devices = Devices::new(arena, zeros, &volumes, &parts.running);
         let (registering, registered) = Registering::new();
         let (making, made) = Making::new();

@@ -9,10 +9,10 @@ use anyhow::Context;
 use rblk_protocol::{Generation, WriteVerifier};
 use tokio::sync::mpsc;
 
-use super::Parts;
+use super::ControlParts;
 use super::core::Ticket;
-use crate::record::holders::{HolderRecord, Holders, Served as ServedFrom, VolumeUuid};
-use crate::record::{AtRisk, Keeping, News, RecordWriter, Records, Served, StateDirectory};
+use crate::record::holders::{HolderRecord, Holders, ServedFrom, VolumeUuid};
+use crate::record::{AtRisk, Keeping, News, RecordWriter, Records, ServedVolume, StateDirectory};
 use crate::store::StoreIdentity;
 use crate::volume::Placement;
 
@@ -22,7 +22,7 @@ pub(super) struct Persister {
     keeping: Keeping,
     writer: RecordWriter,
     // Until the run begins, with the volumes that it will serve.
-    loaded: Option<(Records, Vec<Served>)>,
+    loaded: Option<(Records, Vec<ServedVolume>)>,
     news: mpsc::UnboundedReceiver<News>,
 }
 
@@ -31,7 +31,7 @@ impl Persister {
     ///
     /// # Errors
     /// A record is there and cannot be read, or the system has no thread left.
-    pub(super) fn open(parts: &mut Parts) -> anyhow::Result<(Self, Holders)> {
+    pub(super) fn open(parts: &mut ControlParts) -> anyhow::Result<(Self, Holders)> {
         let (tell, news) = mpsc::unbounded_channel();
         // An error means that control has ended, and nothing waits for the news.
         let writer = RecordWriter::start(Box::new(move |news| drop(tell.send(news))))
@@ -39,7 +39,8 @@ impl Persister {
         let directory = std::mem::replace(&mut parts.state, StateDirectory::nothing());
         let keeping = directory.keeping();
         let mut records = Records::on_this_machine(Box::new(directory))?;
-        let served: Vec<Served> = parts.volumes.iter().map(|v| Served::from(&**v)).collect();
+        let served: Vec<ServedVolume> =
+            parts.volumes.iter().map(|v| ServedVolume::from(&**v)).collect();
         for volume in &served {
             let before = records.load(volume)?;
             tracing::info!(volume = %volume.name, %before, "what the run before left of the volume");
@@ -102,7 +103,7 @@ impl Persister {
     ///
     /// # Errors
     /// The writer cannot begin.
-    pub(super) fn serve(&self, number: u64, served: Served) -> Result<(), String> {
+    pub(super) fn serve(&self, number: u64, served: ServedVolume) -> Result<(), String> {
         self.writer.serve(number, served).then_some(()).ok_or_else(gone)
     }
 
@@ -188,7 +189,7 @@ fn gone() -> String {
 }
 
 /// Fences the mounts of volumes that have another file or device than before.
-fn compare_stores(holders: &mut Holders, records: &mut Records, parts: &Parts) {
+fn compare_stores(holders: &mut Holders, records: &mut Records, parts: &ControlParts) {
     for (uuid, store) in &parts.stores {
         let served = holders.serve(*uuid, store.as_ref());
         records.set_store(uuid, store.clone());

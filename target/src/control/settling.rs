@@ -9,7 +9,7 @@ use crate::volume::ids::VolumeIndex;
 
 /// One settle.
 #[derive(Debug)]
-struct UnderWay {
+struct SettleUnderWay {
     // Poll groups that have not answered.
     waiting: usize,
     failure: Option<String>,
@@ -18,14 +18,14 @@ struct UnderWay {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct SettlesUnderWay {
-    settles: BTreeMap<SettleTicket, UnderWay>,
+    settles: BTreeMap<SettleTicket, SettleUnderWay>,
 }
 
 impl SettlesUnderWay {
     /// Asks every poll group.
     pub(super) fn begin(&mut self, ticket: SettleTicket, volume: VolumeIndex, groups: &mut Groups) {
         let waiting = groups.len();
-        self.settles.insert(ticket, UnderWay { waiting, failure: None });
+        self.settles.insert(ticket, SettleUnderWay { waiting, failure: None });
         (0..waiting).for_each(|group| groups.send(group, ToGroup::Settle { ticket, volume }));
     }
 

@@ -65,7 +65,7 @@ fn control_of(
     stores: Vec<(VolumeUuid, Option<StoreIdentity>)>,
 ) -> anyhow::Result<Control> {
     let region = || Region::allocate(4096, PageKind::Normal).unwrap();
-    Control::new(Parts {
+    Control::new(ControlParts {
         name: Name::new("t").unwrap(),
         instance: InstanceId([9; 16]),
         state,

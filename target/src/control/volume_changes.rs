@@ -19,7 +19,7 @@ use crate::operate::events::{EventKind, Occurrence};
 use crate::pool::opening::OpenedVolume;
 use crate::pool::reflink::CloneFile;
 use crate::record::holders::VolumeUuid;
-use crate::record::{AtRisk, Served, VolumeRecord};
+use crate::record::{AtRisk, ServedVolume, VolumeRecord};
 use crate::store::StoreIdentity;
 use crate::store::backing::Backing;
 use crate::volume::ids::VolumeIndex;
@@ -80,11 +80,11 @@ impl VolumeChange {
 }
 
 /// The outcome of a change.
-pub(crate) type Outcome = Result<Changed, String>;
+pub(crate) type ChangeOutcome = Result<ChangedVolume, String>;
 
 /// A volume after a change.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Changed {
+pub(crate) struct ChangedVolume {
     /// Its configuration; none: it was removed.
     pub config: Option<VolumeConfig>,
     /// Its size.
@@ -116,7 +116,7 @@ struct Underway {
     plan: Plan,
     bytes: u64,
     before: Option<Arc<Volume>>,
-    reply: oneshot::Sender<Outcome>,
+    reply: oneshot::Sender<ChangeOutcome>,
     // Poll groups that have not done the step.
     waiting: usize,
     failure: Option<String>,
@@ -232,7 +232,7 @@ impl Control {
         &mut self,
         change: &VolumeChange,
         is_alone: bool,
-        reply: oneshot::Sender<Outcome>,
+        reply: oneshot::Sender<ChangeOutcome>,
     ) {
         match self.begin_change(change, is_alone) {
             Ok((plan, bytes, before)) => {
@@ -500,7 +500,7 @@ impl Control {
     /// Makes durable that hosts may write to a volume as it will be.
     fn begin_record(&mut self, ticket: StepTicket, volume: &Arc<Volume>) {
         let begins = self.volumes.underway.as_ref().is_some_and(|it| it.plan.opened.is_some());
-        let served = Served { begins, ..Served::from(&**volume) };
+        let served = ServedVolume { begins, ..ServedVolume::from(&**volume) };
         if let Err(error) = self.persister.serve(ticket.0, served) {
             self.core.stepped(Err(error), Instant::now());
         }
@@ -727,7 +727,7 @@ impl Control {
             self.groups.iter_mut().for_each(|handle| handle.forget_volume(index));
             self.description.volume_notes.remove(&plan.name);
         }
-        let outcome = result.map(|()| Changed { config: plan.config, bytes, given_up: note });
+        let outcome = result.map(|()| ChangedVolume { config: plan.config, bytes, given_up: note });
         drop(plan.opened);
         // An error means that the client is gone.
         let _ = reply.send(outcome);

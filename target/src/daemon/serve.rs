@@ -35,7 +35,7 @@ use crate::control::observe::outages::Outages;
 use crate::control::requests::control_socket::{ControlSocket, SocketFile};
 use crate::control::requests::departure::Departure;
 use crate::control::requests::reread::Reread;
-use crate::control::{Control, Limits, Parts, ToControl};
+use crate::control::{Control, ControlParts, Limits, ToControl};
 use crate::daemon::accept::{Missing, accept};
 use crate::daemon::hang_up::reload;
 use crate::daemon::http::{Ending, Farewell, Http};
@@ -46,7 +46,7 @@ use crate::data::poll_group::group_thread::{Handle, Tuning};
 use crate::data::poll_group::peers::Peers;
 use crate::memory::arena::Arena;
 use crate::memory::demand;
-use crate::memory::demand::{Demand, Host};
+use crate::memory::demand::{Demand, HostMemory};
 use crate::operate::defaults::{NO_HOST, NO_VOLUME, addresses, poll_groups, target_name};
 use crate::operate::status::in_words;
 use crate::pool::opening::{AwayVolume, OpenedVolume, open_right_ones};
@@ -166,7 +166,7 @@ async fn run(
     let config = &without(config, &away);
     let stores: Vec<_> = opened.iter().filter_map(|opened| opened.backing.clone()).collect();
     let outages = Outages::default();
-    let plan = Plan {
+    let plan = RunPlan {
         config,
         name,
         auth,
@@ -267,7 +267,7 @@ fn open_what_is_served(
 fn capacity(config: &TargetConfig) -> Capacity {
     let files = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(limit, _)| limit);
     let files = files.and_then(|limit| demand::files_for_connections(config, limit));
-    let memory_bytes = Host::read().bytes().unwrap_or(u64::MAX);
+    let memory_bytes = HostMemory::read().bytes().unwrap_or(u64::MAX);
     Capacity::new(config.sessions_max, files, memory_bytes)
 }
 
@@ -291,7 +291,7 @@ fn raise_limits(config: &TargetConfig) {
 }
 
 /// The parts of a run when its stores are open.
-struct Plan<'c> {
+struct RunPlan<'c> {
     config: &'c TargetConfig,
     name: Name,
     auth: Option<AuthConfig>,
@@ -302,7 +302,7 @@ struct Plan<'c> {
     took_over: Option<HandOver>,
 }
 
-impl Plan<'_> {
+impl RunPlan<'_> {
     /// Builds memory, poll groups, control and devices, and writes the records for the next run.
     fn build(
         self,
@@ -311,13 +311,13 @@ impl Plan<'_> {
         devices: Vec<Device>,
     ) -> anyhow::Result<(Control, mpsc::UnboundedReceiver<FromGroup>)> {
         let Self { config, name, auth, listening, outages, away, demand, took_over } = self;
-        let arena = demand.allocate(&Host::read())?;
+        let arena = demand.allocate(&HostMemory::read())?;
         let (from_groups, outbox) = mpsc::unbounded_channel();
         let share = usize::try_from(demand.share())?;
         let groups = poll_groups(config);
         let handles = start_poll_groups(config, groups, share, &arena, &opened, &from_groups)?;
         drop(from_groups);
-        let mut control = Control::new(Parts {
+        let mut control = Control::new(ControlParts {
             listening,
             outages,
             away,
@@ -341,7 +341,7 @@ impl Plan<'_> {
 async fn check_room(demand: &Demand, before: Option<&Inherited>) -> anyhow::Result<()> {
     let deadline = Instant::now() + if before.is_some() { ROOM_WAIT } else { Duration::ZERO };
     loop {
-        match demand.check(&Host::read()) {
+        match demand.check(&HostMemory::read()) {
             Err(_) if Instant::now() < deadline => tokio::time::sleep(ROOM_STEP).await,
             // The program before had the memory a moment ago, and no other one can serve in its
             // stead.
@@ -609,7 +609,7 @@ fn parts(
     groups: Vec<Handle>,
     arena: Arc<Region>,
     opened: Vec<OpenedVolume>,
-) -> anyhow::Result<Parts> {
+) -> anyhow::Result<ControlParts> {
     let mut instance = [0; 16];
     getrandom::fill(&mut instance)?;
     let io_max_bytes = u32::try_from(config.max_io.0).context("max_io")?;
@@ -621,7 +621,7 @@ fn parts(
         opened.backing.clone().map(|backing| (opened.volume.index, backing))
     };
     let notes_of = |opened: &OpenedVolume| (opened.volume.name.to_string(), opened.notes.clone());
-    Ok(Parts {
+    Ok(ControlParts {
         name,
         instance: InstanceId(instance),
         state,

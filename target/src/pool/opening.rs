@@ -89,7 +89,7 @@ pub(crate) fn open_volumes(
         .iter()
         .enumerate()
         .map(|(index, volume)| {
-            open_volume(index, volume, target, Wait::ForLocks)
+            open_volume(index, volume, target, LockWait::ForLocks)
                 .with_context(|| format!("volume `{}`", volume.name))
         })
         .collect()
@@ -108,7 +108,8 @@ pub(crate) fn open_right_ones(
 ) -> anyhow::Result<(Vec<OpenedVolume>, Vec<AwayVolume>)> {
     let (mut opened, mut away) = (Vec::new(), Vec::new());
     for volume in &config.volumes {
-        let source = left.remove(&volume.name).map_or(Source::Path(Wait::ForLocks), Source::Left);
+        let source =
+            left.remove(&volume.name).map_or(Source::Path(LockWait::ForLocks), Source::Left);
         match open_from(opened.len(), volume, target, source) {
             Ok(volume) => opened.push(volume),
             Err(error) if error.is::<WrongSize>() => away.push((volume, error)),
@@ -141,13 +142,13 @@ pub(crate) fn open_one(
     config: &VolumeConfig,
     target: &Name,
 ) -> anyhow::Result<OpenedVolume> {
-    open_volume(index, config, target, Wait::No)
+    open_volume(index, config, target, LockWait::No)
         .with_context(|| format!("volume `{}`", config.name))
 }
 
 /// Whether to wait for the lock of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Wait {
+pub(crate) enum LockWait {
     /// As long as a target that was killed may hold it.
     ForLocks,
     /// Not at all.
@@ -158,7 +159,7 @@ pub(crate) enum Wait {
 #[derive(Debug)]
 enum Source {
     /// A path to open.
-    Path(Wait),
+    Path(LockWait),
     /// A store that is left open.
     Left(LeftOpen),
 }
@@ -176,7 +177,7 @@ impl Source {
         };
         match Backing::open(path, &OpenOptions { lock_wait: Duration::ZERO, ..*options }) {
             Err(held @ (StoreError::Locked { .. } | StoreError::Claimed { .. }))
-                if wait == Wait::ForLocks =>
+                if wait == LockWait::ForLocks =>
             {
                 tracing::info!(volume = %config.name, within = ?LOCK_WAIT, %held, "waiting for the store");
                 Backing::open(path, options)
@@ -194,7 +195,7 @@ pub(crate) fn open_volume(
     index: usize,
     config: &VolumeConfig,
     target: &Name,
-    wait: Wait,
+    wait: LockWait,
 ) -> anyhow::Result<OpenedVolume> {
     open_from(index, config, target, Source::Path(wait))
 }

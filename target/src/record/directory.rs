@@ -40,7 +40,7 @@ const RENOUNCED: &str = "renounced";
 pub struct StateDirectory {
     path: PathBuf,
     name: String,
-    state: State,
+    state: DirectoryUse,
     // An earlier run of the target used it.
     was_used: bool,
     former: Option<Former>,
@@ -63,7 +63,7 @@ pub struct Keeping {
 
 /// The rights of a run in the directory.
 #[derive(Debug)]
-enum State {
+enum DirectoryUse {
     /// The run reads and writes it.
     Locked {
         // Held as long as the target runs.
@@ -87,7 +87,7 @@ impl StateDirectory {
         let mut directory = Self {
             path: path.to_owned(),
             name: name.to_string(),
-            state: State::Nothing,
+            state: DirectoryUse::Nothing,
             was_used: false,
             former: None,
             left: BTreeMap::new(),
@@ -107,7 +107,7 @@ impl StateDirectory {
         directory.former = Former::read(path, name.as_str())?;
         let is_there = directory.was_used || directory.former.is_some();
         directory.state = match locked {
-            Ok(lock) => State::Locked { _lock: lock },
+            Ok(lock) => DirectoryUse::Locked { _lock: lock },
             Err(error) => {
                 tracing::warn!(
                     directory = %path.display(),
@@ -116,9 +116,9 @@ impl StateDirectory {
                      writes that were not flushed"
                 );
                 match error.kind() {
-                    io::ErrorKind::ResourceBusy => State::Foreign,
-                    _ if is_there || directory.has_records() => State::Unwritable,
-                    _ => State::Nothing,
+                    io::ErrorKind::ResourceBusy => DirectoryUse::Foreign,
+                    _ if is_there || directory.has_records() => DirectoryUse::Unwritable,
+                    _ => DirectoryUse::Nothing,
                 }
             }
         };
@@ -131,7 +131,7 @@ impl StateDirectory {
         Self {
             path: PathBuf::new(),
             name: String::new(),
-            state: State::Nothing,
+            state: DirectoryUse::Nothing,
             was_used: false,
             former: None,
             left: BTreeMap::new(),
@@ -156,9 +156,9 @@ impl StateDirectory {
     #[must_use]
     pub fn keeping(&self) -> Keeping {
         Keeping {
-            is_kept: matches!(self.state, State::Locked { .. }),
+            is_kept: matches!(self.state, DirectoryUse::Locked { .. }),
             is_nothing: self.path.as_os_str().is_empty(),
-            is_forgetful: matches!(self.state, State::Nothing),
+            is_forgetful: matches!(self.state, DirectoryUse::Nothing),
             was_used: self.was_used || self.former.is_some(),
         }
     }
@@ -167,10 +167,10 @@ impl StateDirectory {
     #[must_use]
     pub(crate) fn probe(&self) -> Option<PathBuf> {
         match self.state {
-            State::Locked { .. } | State::Unwritable => {
+            DirectoryUse::Locked { .. } | DirectoryUse::Unwritable => {
                 Some(self.path.join(format!("{}.probe.new", self.name)))
             }
-            State::Foreign | State::Nothing => None,
+            DirectoryUse::Foreign | DirectoryUse::Nothing => None,
         }
     }
 
@@ -203,9 +203,11 @@ impl StateDirectory {
 impl Keepers for StateDirectory {
     fn of(&self, volume: &VolumeUuid) -> Place {
         match self.state {
-            State::Locked { .. } | State::Unwritable => Place::Ours(Box::new(self.file(volume))),
-            State::Foreign => Place::Foreign(Box::new(self.file(volume))),
-            State::Nothing => Place::Nothing,
+            DirectoryUse::Locked { .. } | DirectoryUse::Unwritable => {
+                Place::Ours(Box::new(self.file(volume)))
+            }
+            DirectoryUse::Foreign => Place::Foreign(Box::new(self.file(volume))),
+            DirectoryUse::Nothing => Place::Nothing,
         }
     }
 
@@ -222,7 +224,8 @@ impl Keepers for StateDirectory {
     }
 
     fn forget_former(&mut self) {
-        let Some(former) = self.former.take_if(|_| matches!(self.state, State::Locked { .. }))
+        let Some(former) =
+            self.former.take_if(|_| matches!(self.state, DirectoryUse::Locked { .. }))
         else {
             return;
         };

@@ -35,12 +35,12 @@ const LINEAGE_FORM: u32 = 1;
 pub(super) struct Former {
     paths: Vec<PathBuf>,
     lineage: Option<Lineage>,
-    holders: Holders,
+    holders: FormerHolders,
 }
 
 /// The holders of all volumes, and the stores of the volumes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Holders {
+pub(crate) struct FormerHolders {
     records: BTreeMap<VolumeUuid, HolderRecord>,
     stores: BTreeMap<VolumeUuid, StoreIdentity>,
 }
@@ -91,7 +91,7 @@ impl Former {
                     "cannot understand who held the volumes (NAME.holders in state_dir): mounts that come back are \
                      refused (fenced)"
                 );
-                Holders::default()
+                FormerHolders::default()
             });
         }
         former.lineage = lineage.and_then(|text| lineage_in(&text));
@@ -163,7 +163,7 @@ struct LineageText {
 ///
 /// # Errors
 /// Why the text is no such file, for people.
-pub(crate) fn holders_in(text: &[u8]) -> Result<Holders, String> {
+pub(crate) fn holders_in(text: &[u8]) -> Result<FormerHolders, String> {
     let text: HoldersText = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if !HOLDERS_FORMS.contains(&text.version) {
         return Err(format!("it has form {}", text.version));
@@ -176,7 +176,7 @@ pub(crate) fn holders_in(text: &[u8]) -> Result<Holders, String> {
         |store: &StoreText| Some((from_hex(&store.uuid)?, StoreIdentity::parse(&store.identity)?));
     let records = text.volumes.iter().map(record).collect::<Option<_>>();
     let stores = text.stores.iter().map(store).collect::<Option<_>>();
-    let holders = records.zip(stores).map(|(records, stores)| Holders { records, stores });
+    let holders = records.zip(stores).map(|(records, stores)| FormerHolders { records, stores });
     holders.ok_or_else(|| "a field has a bad value".to_owned())
 }
 

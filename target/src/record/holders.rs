@@ -70,7 +70,7 @@ pub struct Holders {
 
 /// The store of a volume, compared with the last time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Served {
+pub(crate) enum ServedFrom {
     /// The last store, or a store without an identity both times.
     AsBefore,
     /// The first store that is known: its identity is recorded.
@@ -143,18 +143,22 @@ impl Holders {
     /// Serves a volume from that store, which may have no identity. If it is another store than
     /// before, the generation of the last holder ends: a host that has it is refused when it comes
     /// back. Any result but [`Served::AsBefore`] must be recorded before that.
-    pub(crate) fn serve(&mut self, volume: VolumeUuid, store: Option<&StoreIdentity>) -> Served {
+    pub(crate) fn serve(
+        &mut self,
+        volume: VolumeUuid,
+        store: Option<&StoreIdentity>,
+    ) -> ServedFrom {
         let before = match store {
             Some(store) => self.stores.insert(volume, store.clone()),
             None => self.stores.remove(&volume),
         };
         match before {
-            None if store.is_some() => Served::First,
+            None if store.is_some() => ServedFrom::First,
             Some(before) if Some(&before) != store => {
                 self.replace(volume);
-                Served::Replaced
+                ServedFrom::Replaced
             }
-            _ => Served::AsBefore,
+            _ => ServedFrom::AsBefore,
         }
     }
 
@@ -165,14 +169,14 @@ impl Holders {
         &mut self,
         volume: VolumeUuid,
         store: Option<&StoreIdentity>,
-    ) -> Served {
+    ) -> ServedFrom {
         let is_known = store.is_some() && self.stores.get(&volume) == store;
         let served = self.serve(volume, store);
-        if is_known || served == Served::Replaced || !self.records.contains_key(&volume) {
+        if is_known || served == ServedFrom::Replaced || !self.records.contains_key(&volume) {
             return served;
         }
         self.replace(volume);
-        Served::Replaced
+        ServedFrom::Replaced
     }
 
     /// Ends the generation of the last holder.
@@ -394,11 +398,11 @@ mod tests {
         for mode in [AccessMode::Exclusive, AccessMode::Shared] {
             let a = claimant(1, mode);
             let mut holders = Holders::durable([]);
-            assert_eq!(holders.serve(V, store("inode:1").as_ref()), Served::First);
+            assert_eq!(holders.serve(V, store("inode:1").as_ref()), ServedFrom::First);
             holders.begin(&V, &a).unwrap().unwrap();
-            assert_eq!(holders.serve(V, store("inode:1").as_ref()), Served::AsBefore);
+            assert_eq!(holders.serve(V, store("inode:1").as_ref()), ServedFrom::AsBefore);
             assert!(holders.is_last(&V, &a, Generation(1)) && !holders.is_replaced(&V));
-            assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
+            assert_eq!(holders.serve(V, store("inode:2").as_ref()), ServedFrom::Replaced);
             assert!(!holders.is_last(&V, &a, Generation(1)) && holders.is_replaced(&V));
             assert!(!holders.record(&V).unwrap().present, "no holder may come back");
             // An earlier holder may not come back after others have come, either.
@@ -411,13 +415,13 @@ mod tests {
             );
             assert!(!holders.is_last(&V, &a, Generation(1)));
             // A store without an identity counts as another one.
-            assert_eq!(holders.serve(V, None), Served::Replaced);
-            assert_eq!(holders.serve(V, None), Served::AsBefore);
+            assert_eq!(holders.serve(V, None), ServedFrom::Replaced);
+            assert_eq!(holders.serve(V, None), ServedFrom::AsBefore);
         }
         // A number that has none after it ends, too.
         let last = record_of(V, &claimant(1, AccessMode::Exclusive), Generation(u64::MAX));
         let mut holders = Holders::durable([last]).with_stores([(V, store("inode:1").unwrap())]);
-        assert_eq!(holders.serve(V, store("inode:2").as_ref()), Served::Replaced);
+        assert_eq!(holders.serve(V, store("inode:2").as_ref()), ServedFrom::Replaced);
         assert!(!holders.is_last(&V, &claimant(1, AccessMode::Exclusive), Generation(u64::MAX)));
     }
 
@@ -426,16 +430,16 @@ mod tests {
         let (a, inode) = (claimant(1, AccessMode::Exclusive), StoreIdentity::parse("inode:1"));
         let held = |stores| Holders::durable([record_of(V, &a, Generation(1))]).with_stores(stores);
         let mut holders = held(vec![(V, inode.clone().unwrap())]);
-        assert_eq!(holders.serve_anew(V, inode.as_ref()), Served::AsBefore);
+        assert_eq!(holders.serve_anew(V, inode.as_ref()), ServedFrom::AsBefore);
         assert!(holders.is_last(&V, &a, Generation(1)), "the same file");
         // Memory is empty again; a file may not be that of before; a store of no identity, neither.
         for (stores, now) in [(vec![], None), (vec![], inode.as_ref())] {
             let mut holders = held(stores);
-            assert_eq!(holders.serve_anew(V, now), Served::Replaced);
+            assert_eq!(holders.serve_anew(V, now), ServedFrom::Replaced);
             assert!(!holders.is_last(&V, &a, Generation(1)));
         }
         // The volume had no holder.
-        assert_eq!(Holders::durable([]).serve_anew(V, None), Served::AsBefore);
+        assert_eq!(Holders::durable([]).serve_anew(V, None), ServedFrom::AsBefore);
     }
 
     #[test]

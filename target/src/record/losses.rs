@@ -16,7 +16,7 @@ use crate::store::Backing;
 
 /// The loss of one volume.
 #[derive(Debug, Default)]
-struct Loss {
+struct VolumeLoss {
     // The note is being written.
     writes: bool,
     // The last try failed.
@@ -29,7 +29,7 @@ struct Loss {
 /// Losses of this run, by volume.
 #[derive(Debug, Default)]
 pub(crate) struct LossNotes {
-    losses: BTreeMap<VolumeUuid, Loss>,
+    losses: BTreeMap<VolumeUuid, VolumeLoss>,
 }
 
 impl LossNotes {
@@ -81,7 +81,7 @@ impl LossNotes {
     }
 }
 
-impl Loss {
+impl VolumeLoss {
     // One try at a time.
     fn begin(&mut self) -> bool {
         if std::mem::replace(&mut self.writes, true) {

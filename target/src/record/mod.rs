@@ -46,7 +46,7 @@ use crate::volume::{CacheMode, Volume};
 
 pub use directory::{Keeping, StateDirectory};
 pub use keeper::{Found, KeepError, Keeper, Keepers, Place, Revision};
-pub use records::{Fresh, Records, Served};
+pub use records::{Fresh, Records, ServedVolume};
 pub(crate) use writer::{News, RecordWriter};
 
 /// The place of acknowledged writes that are not in the store durably.

@@ -20,7 +20,7 @@ const WRITERS_MAX: usize = 8;
 
 /// A volume that a run is to serve.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedVolume {
     /// Its identity.
     pub volume: VolumeUuid,
     /// Its name, for people.
@@ -33,7 +33,7 @@ pub struct Served {
     pub begins: bool,
 }
 
-impl From<&Volume> for Served {
+impl From<&Volume> for ServedVolume {
     fn from(volume: &Volume) -> Self {
         Self {
             volume: volume.uuid,
@@ -47,7 +47,7 @@ impl From<&Volume> for Served {
 
 /// A record of this run.
 #[derive(Debug)]
-struct Entry {
+struct RecordEntry {
     record: VolumeRecord,
     place: Place,
     revision: Revision,
@@ -62,7 +62,7 @@ struct Entry {
 }
 
 /// Entries that one thread writes.
-type Part<'e> = &'e mut [(&'e VolumeUuid, &'e mut Entry)];
+type EntrySlice<'e> = &'e mut [(&'e VolumeUuid, &'e mut RecordEntry)];
 
 /// Makes verifiers that were never used.
 pub type Fresh = Box<dyn FnMut() -> WriteVerifier + Send>;
@@ -72,7 +72,7 @@ pub struct Records {
     keepers: Box<dyn Keepers>,
     boot: BootId,
     fresh: Fresh,
-    entries: BTreeMap<VolumeUuid, Entry>,
+    entries: BTreeMap<VolumeUuid, RecordEntry>,
 }
 
 impl fmt::Debug for Records {
@@ -114,7 +114,7 @@ impl Records {
     ///
     /// # Errors
     /// The record cannot be read now, so its content is unknown.
-    pub fn load(&mut self, served: &Served) -> anyhow::Result<Before> {
+    pub fn load(&mut self, served: &ServedVolume) -> anyhow::Result<Before> {
         let volume = served.volume;
         let is_known = self.entries.contains_key(&volume);
         if !is_known {
@@ -141,7 +141,7 @@ impl Records {
         Ok(before)
     }
 
-    fn read(&self, served: &Served) -> anyhow::Result<Entry> {
+    fn read(&self, served: &ServedVolume) -> anyhow::Result<RecordEntry> {
         let volume = served.volume;
         let place = self.keepers.of(&volume);
         if let Some((record, revision)) = self.keepers.left(&volume) {
@@ -181,7 +181,7 @@ impl Records {
                 (former.unwrap_or_else(|| VolumeRecord::new(volume)), Revision::NONE, None)
             }
         };
-        Ok(Entry { record, place, revision, kept, is_new, is_ours: false, before: None })
+        Ok(RecordEntry { record, place, revision, kept, is_new, is_ours: false, before: None })
     }
 
     /// The record of a volume that was [loaded](Self::load).
@@ -202,7 +202,7 @@ impl Records {
     }
 
     /// Notes the risk of writes to a volume, before hosts may write.
-    pub fn put_at_risk(&mut self, served: &Served) {
+    pub fn put_at_risk(&mut self, served: &ServedVolume) {
         let (Some(entry), Some(risk)) = (self.entries.get_mut(&served.volume), served.risk) else {
             return;
         };
@@ -267,17 +267,17 @@ impl Records {
         let due = self.entries.iter_mut().filter(|(volume, entry)| {
             volumes.contains(*volume) && entry.kept.as_ref() != Some(&entry.record)
         });
-        let mut due: Vec<(&VolumeUuid, &mut Entry)> = due.collect();
+        let mut due: Vec<(&VolumeUuid, &mut RecordEntry)> = due.collect();
         let each = due.len().div_ceil(WRITERS_MAX).max(1);
-        let write = |some: &mut [(&VolumeUuid, &mut Entry)]| -> Vec<(VolumeUuid, String)> {
+        let write = |some: &mut [(&VolumeUuid, &mut RecordEntry)]| -> Vec<(VolumeUuid, String)> {
             let failed = some.iter_mut().filter_map(|(v, entry)| Some((**v, entry.write().err()?)));
             failed.collect()
         };
         if due.len() <= 1 {
             return write(&mut due).into_iter().collect();
         }
-        let parts: Vec<Mutex<Part<'_>>> = due.chunks_mut(each).map(Mutex::new).collect();
-        let write_part = |part: &Mutex<Part<'_>>| -> Vec<(VolumeUuid, String)> {
+        let parts: Vec<Mutex<EntrySlice<'_>>> = due.chunks_mut(each).map(Mutex::new).collect();
+        let write_part = |part: &Mutex<EntrySlice<'_>>| -> Vec<(VolumeUuid, String)> {
             write(&mut part.lock().unwrap_or_else(PoisonError::into_inner))
         };
         std::thread::scope(|scope| {
@@ -335,7 +335,7 @@ impl Records {
                 return;
             }
         }
-        let is_kept = |entry: &Entry| entry.kept.as_ref() == Some(&entry.record);
+        let is_kept = |entry: &RecordEntry| entry.kept.as_ref() == Some(&entry.record);
         if self.entries.values().all(is_kept) {
             self.keepers.forget_former();
         }
@@ -373,7 +373,7 @@ impl Records {
 
     /// The records as texts, for another program in this process.
     pub(crate) fn texts(&self) -> Vec<String> {
-        let text = |entry: &Entry| {
+        let text = |entry: &RecordEntry| {
             let text = super::text::text_of(&entry.record, entry.revision).ok()?;
             String::from_utf8(text).ok()
         };
@@ -385,13 +385,13 @@ impl Records {
     /// # Errors
     /// The first difference, for people.
     pub fn compare(&self) -> Result<(), String> {
-        self.entries.values().try_for_each(Entry::compare)
+        self.entries.values().try_for_each(RecordEntry::compare)
     }
 }
 
 /// The record that the program before this one in this process left. It replaces every kept one:
 /// the lock was this process's all the time, and the file may be gone.
-fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
+fn left(place: Place, record: VolumeRecord, revision: Revision) -> RecordEntry {
     let kept = match &place {
         Place::Ours(keeper) | Place::Foreign(keeper) => keeper.read().ok(),
         Place::Nothing => None,
@@ -402,7 +402,7 @@ fn left(place: Place, record: VolumeRecord, revision: Revision) -> Entry {
         Some(Found::Record(_, found)) if found < revision => (None, found),
         _ => (None, revision),
     };
-    Entry { record, place, revision, kept, is_new: false, is_ours: false, before: None }
+    RecordEntry { record, place, revision, kept, is_new: false, is_ours: false, before: None }
 }
 
 /// A record beside files of the version before: that version served the volume since, so the record
@@ -425,7 +425,7 @@ fn outdated(record: &VolumeRecord, former: &VolumeRecord, volume: Name) -> Volum
     record
 }
 
-impl Entry {
+impl RecordEntry {
     fn write(&mut self) -> Result<(), String> {
         if self.kept.as_ref() == Some(&self.record) {
             return Ok(());
@@ -482,9 +482,9 @@ mod tests {
     const V: VolumeUuid = [1; 16];
     const W: VolumeUuid = [2; 16];
 
-    fn served(volume: VolumeUuid, risk: AtRisk) -> Served {
+    fn served(volume: VolumeUuid, risk: AtRisk) -> ServedVolume {
         let name = Name::new(&format!("v{}", volume[0])).unwrap();
-        Served { volume, name, risk: Some(risk), is_writable: true, begins: true }
+        ServedVolume { volume, name, risk: Some(risk), is_writable: true, begins: true }
     }
 
     /// A run on that boot; its verifiers begin with this byte.
@@ -500,7 +500,7 @@ mod tests {
         Records::new(Box::new(directory), BootId::new(boot), Box::new(fresh))
     }
 
-    fn begin(records: &mut Records, volumes: &[Served]) -> Vec<Before> {
+    fn begin(records: &mut Records, volumes: &[ServedVolume]) -> Vec<Before> {
         let before = volumes.iter().map(|volume| records.load(volume).unwrap()).collect();
         volumes.iter().for_each(|volume| records.put_at_risk(volume));
         records.write_all();
@@ -533,7 +533,7 @@ mod tests {
         // The run dies. The next one reads one volume, and does not serve the other.
         drop(first);
         let mut second = run(dir.path(), "a", 2);
-        let reads = Served { is_writable: false, ..served(V, AtRisk::Machine) };
+        let reads = ServedVolume { is_writable: false, ..served(V, AtRisk::Machine) };
         assert_eq!(begin(&mut second, &[reads]), [Before::InKernel]);
         end(second, &[V, W]);
         let mut third = run(dir.path(), "b", 3);
@@ -555,7 +555,7 @@ mod tests {
         assert_eq!(begin(&mut second, &[writable()]), [Before::InKernel]);
         second.lower_risk(&V, AtRisk::Nothing);
         // The volume is removed, and added again for readers alone, which fails.
-        let reads = Served { is_writable: false, ..writable() };
+        let reads = ServedVolume { is_writable: false, ..writable() };
         second.load(&reads).unwrap();
         second.put_at_risk(&reads);
         second.take_back(&V);

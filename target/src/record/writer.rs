@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use rblk_operate::said_once;
 
-use super::{AtRisk, Records, Served, VolumeRecord};
+use super::{AtRisk, Records, ServedVolume, VolumeRecord};
 use crate::record::holders::{HolderRecord, VolumeUuid};
 use crate::store::StoreIdentity;
 
@@ -37,7 +37,7 @@ enum Change {
     Begin(Box<Records>),
     Holder(u64, HolderRecord),
     Store(VolumeUuid, Option<StoreIdentity>),
-    Serve(u64, Served),
+    Serve(u64, ServedVolume),
     TakeBack(VolumeUuid),
     Lower(u64, VolumeUuid, AtRisk),
     Lose(VolumeUuid),
@@ -85,7 +85,7 @@ impl RecordWriter {
     /// Reads the record of a volume, if this run did not serve it before, and notes the risk of
     /// writes to it. False if the thread is gone.
     #[must_use]
-    pub(crate) fn serve(&self, number: u64, served: Served) -> bool {
+    pub(crate) fn serve(&self, number: u64, served: ServedVolume) -> bool {
         self.send(Change::Serve(number, served))
     }
 

@@ -12,7 +12,7 @@ use rblk_protocol::width::{narrow, wide, wide64};
 
 use super::backing::Backing;
 use super::methods::Method;
-use super::syncs::{Door, Look};
+use super::syncs::{Door, SyncLook};
 use super::{Op, OpDone, OpKind, Segment, Store, StoreError, refusal};
 use crate::volume::ids::VolumeIndex;
 
@@ -134,12 +134,12 @@ impl SyncStore {
         let number = backing.syncs().join();
         loop {
             match backing.syncs().look(number, door) {
-                Look::Run => {
+                SyncLook::Run => {
                     let result = backing.file().sync_data().map_err(|error| errno_of(&error));
                     backing.syncs().end(result, door);
                 }
-                Look::Wait => door.wait(),
-                Look::Over(result) => return Ok(result?),
+                SyncLook::Wait => door.wait(),
+                SyncLook::Over(result) => return Ok(result?),
             }
         }
     }

@@ -52,7 +52,7 @@ pub(super) struct SyncNumber(u64);
 
 /// The next step of a flush that waits for a sync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Look {
+pub(super) enum SyncLook {
     /// The caller runs the sync, and calls [`Syncs::end`] with the result.
     Run,
     /// The caller waits until its door rings.
@@ -126,14 +126,14 @@ impl Syncs {
     }
 
     /// The next step of a flush that waits for `number`.
-    pub(super) fn look(&self, number: SyncNumber, door: &Door) -> Look {
+    pub(super) fn look(&self, number: SyncNumber, door: &Door) -> SyncLook {
         self.order().look(number, door)
     }
 
     /// The sync that [`Look::Run`] gave to the owner of `door` ended. Returns whether this result
     /// is the loss: true once in the life of a backing. The owner looks at all its flushes next.
     pub(super) fn end(&self, result: Result<(), Errno>, door: &Door) -> bool {
-        let Ended { rings, is_loss } = self.order().end(result, door);
+        let SyncEnd { rings, is_loss } = self.order().end(result, door);
         rings.iter().for_each(Door::ring);
         is_loss
     }
@@ -166,7 +166,7 @@ struct Loss {
 }
 
 // The consequences of a sync's end.
-struct Ended<D> {
+struct SyncEnd<D> {
     rings: Vec<D>,
     is_loss: bool,
 }
@@ -191,25 +191,25 @@ impl<D: Clone + PartialEq> Order<D> {
         SyncNumber(self.begun + 1)
     }
 
-    fn look(&mut self, number: SyncNumber, door: &D) -> Look {
+    fn look(&mut self, number: SyncNumber, door: &D) -> SyncLook {
         if number.0 <= self.ended {
             match self.loss {
                 Some(loss) if number >= loss.at && !loss.noted => {}
-                Some(loss) if number == loss.at => return Look::Over(Err(loss.errno)),
-                Some(loss) if number > loss.at => return Look::Over(Err(Errno::EIO)),
-                _ => return Look::Over(Ok(())),
+                Some(loss) if number == loss.at => return SyncLook::Over(Err(loss.errno)),
+                Some(loss) if number > loss.at => return SyncLook::Over(Err(Errno::EIO)),
+                _ => return SyncLook::Over(Ok(())),
             }
         } else if number.0 == self.begun + 1 && self.begun == self.ended {
             self.begun += 1;
-            return Look::Run;
+            return SyncLook::Run;
         }
         if !self.waiting.iter().any(|(at, other)| *at == number && other == door) {
             self.waiting.push((number, door.clone()));
         }
-        Look::Wait
+        SyncLook::Wait
     }
 
-    fn end(&mut self, result: Result<(), Errno>, door: &D) -> Ended<D> {
+    fn end(&mut self, result: Result<(), Errno>, door: &D) -> SyncEnd<D> {
         self.ended = self.begun;
         let mut is_loss = false;
         if let (Err(errno), None) = (result, self.loss) {
@@ -225,7 +225,7 @@ impl<D: Clone + PartialEq> Order<D> {
         let rings = self.take_doors(|number| {
             if number == next { !goes_on } else { held.is_none_or(|loss| number < loss.at) }
         });
-        Ended { rings, is_loss }
+        SyncEnd { rings, is_loss }
     }
 
     fn leave(&mut self, door: &D) -> Vec<D> {
@@ -262,25 +262,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const FINE: Look = Look::Over(Ok(()));
+    const FINE: SyncLook = SyncLook::Over(Ok(()));
 
-    fn failed(errno: Errno) -> Look {
-        Look::Over(Err(errno))
+    fn failed(errno: Errno) -> SyncLook {
+        SyncLook::Over(Err(errno))
     }
 
     #[test]
     fn a_flush_that_comes_while_a_sync_runs_waits_for_the_next() {
         let mut order = Order::new(Losses::ToldAtOnce);
         let first = order.join();
-        assert_eq!(order.look(first, &'a'), Look::Run);
+        assert_eq!(order.look(first, &'a'), SyncLook::Run);
         // Both flushes came too late for the first sync, and share the second.
         let (second, third) = (order.join(), order.join());
         assert!(first < second && second == third);
-        assert_eq!((order.look(second, &'a'), order.look(third, &'b')), (Look::Wait, Look::Wait));
+        assert_eq!(
+            (order.look(second, &'a'), order.look(third, &'b')),
+            (SyncLook::Wait, SyncLook::Wait)
+        );
         let ended = order.end(Ok(()), &'a');
         assert!(ended.rings.is_empty(), "the one that ended it runs the next one itself");
-        assert_eq!((order.look(first, &'a'), order.look(second, &'a')), (FINE, Look::Run));
-        assert_eq!(order.look(third, &'b'), Look::Wait);
+        assert_eq!((order.look(first, &'a'), order.look(second, &'a')), (FINE, SyncLook::Run));
+        assert_eq!(order.look(third, &'b'), SyncLook::Wait);
         assert_eq!(order.end(Ok(()), &'a').rings, ['b']);
         assert_eq!((order.look(second, &'a'), order.look(third, &'b')), (FINE, FINE));
     }
@@ -289,17 +292,20 @@ mod tests {
     fn a_loss_fails_all_waiting_and_all_later_flushes() {
         let mut order = Order::new(Losses::ToldAtOnce);
         let early = order.join();
-        assert_eq!(order.look(early, &'a'), Look::Run);
+        assert_eq!(order.look(early, &'a'), SyncLook::Run);
         order.end(Ok(()), &'a');
         let (first, beside) = (order.join(), order.join());
-        assert_eq!((order.look(first, &'a'), order.look(beside, &'b')), (Look::Run, Look::Wait));
+        assert_eq!(
+            (order.look(first, &'a'), order.look(beside, &'b')),
+            (SyncLook::Run, SyncLook::Wait)
+        );
         let late = order.join();
-        assert_eq!(order.look(late, &'b'), Look::Wait);
+        assert_eq!(order.look(late, &'b'), SyncLook::Wait);
         assert!(order.end(Err(Errno::ENOSPC), &'a').is_loss);
         assert_eq!(order.look(early, &'c'), FINE, "what was durable stays so");
         assert_eq!(order.look(first, &'a'), failed(Errno::ENOSPC));
         assert_eq!(order.look(beside, &'b'), failed(Errno::ENOSPC));
-        assert_eq!(order.look(late, &'b'), Look::Run);
+        assert_eq!(order.look(late, &'b'), SyncLook::Run);
         assert!(!order.end(Ok(()), &'b').is_loss, "it is told once");
         assert_eq!(order.look(late, &'b'), failed(Errno::EIO), "the kernel said that all is well");
     }
@@ -308,15 +314,21 @@ mod tests {
     fn a_loss_is_held_until_it_is_noted() {
         let mut order = Order::new(Losses::HeldUntilNoted);
         let first = order.join();
-        assert_eq!((order.look(first, &'a'), order.look(first, &'b')), (Look::Run, Look::Wait));
+        assert_eq!(
+            (order.look(first, &'a'), order.look(first, &'b')),
+            (SyncLook::Run, SyncLook::Wait)
+        );
         let ended = order.end(Err(Errno::EIO), &'a');
         assert!(ended.is_loss && ended.rings.is_empty());
-        assert_eq!((order.look(first, &'a'), order.look(first, &'b')), (Look::Wait, Look::Wait));
+        assert_eq!(
+            (order.look(first, &'a'), order.look(first, &'b')),
+            (SyncLook::Wait, SyncLook::Wait)
+        );
         // Later syncs run, and their flushes wait as well.
         let later = order.join();
-        assert_eq!(order.look(later, &'a'), Look::Run);
+        assert_eq!(order.look(later, &'a'), SyncLook::Run);
         assert!(order.end(Ok(()), &'a').rings.is_empty());
-        assert_eq!(order.look(later, &'a'), Look::Wait);
+        assert_eq!(order.look(later, &'a'), SyncLook::Wait);
         let mut rung = order.loss_noted();
         rung.sort_unstable();
         assert_eq!(rung, ['a', 'b']);
@@ -329,13 +341,16 @@ mod tests {
     fn a_store_that_leaves_passes_the_next_sync_on() {
         let mut order = Order::new(Losses::ToldAtOnce);
         let first = order.join();
-        assert_eq!(order.look(first, &'a'), Look::Run);
+        assert_eq!(order.look(first, &'a'), SyncLook::Run);
         let second = order.join();
-        assert_eq!((order.look(second, &'b'), order.look(second, &'c')), (Look::Wait, Look::Wait));
+        assert_eq!(
+            (order.look(second, &'b'), order.look(second, &'c')),
+            (SyncLook::Wait, SyncLook::Wait)
+        );
         assert!(order.leave(&'b').is_empty(), "one runs");
         assert_eq!(order.end(Ok(()), &'a').rings, ['c']);
         // No store has looked yet.
-        assert_eq!(order.look(second, &'d'), Look::Run);
+        assert_eq!(order.look(second, &'d'), SyncLook::Run);
     }
 
     // One flush: its store, its number, its answer, and the number of earlier flushes.
@@ -367,13 +382,13 @@ mod tests {
                     continue;
                 }
                 match self.order.look(flush.number, &door) {
-                    Look::Run => {
+                    SyncLook::Run => {
                         assert!(!self.flushes.iter().any(|f| f.runs), "two at a time");
                         self.flushes[at].runs = true;
                         self.began = self.flushes.len();
                     }
-                    Look::Wait => {}
-                    Look::Over(result) => self.told(at, result),
+                    SyncLook::Wait => {}
+                    SyncLook::Over(result) => self.told(at, result),
                 }
             }
         }

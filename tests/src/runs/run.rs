@@ -22,7 +22,7 @@ use rblk_protocol::{
 };
 use rblk_target::control::core::{Capacity, Core, CoreParts};
 use rblk_target::record::holders::{HolderRecord, Holders};
-use rblk_target::record::{AtRisk, BootId, Fresh, Records, Served};
+use rblk_target::record::{AtRisk, BootId, Fresh, Records, ServedVolume};
 use rblk_target::volume::ids::VolumeIndex;
 use rblk_target::volume::{CacheMode, Placement, Volume};
 
@@ -128,7 +128,7 @@ impl Run {
         let mut served = BTreeMap::new();
         for (at, (number, config)) in configs.iter().enumerate() {
             let volume = volume(*number, u16::try_from(at).ok()?, *config);
-            records.load(&Served::from(&*volume)).ok()?;
+            records.load(&ServedVolume::from(&*volume)).ok()?;
             let serving = Serving {
                 verifier: WriteVerifier([0; 16]),
                 is_for_reading: volume.read_only,
@@ -157,7 +157,7 @@ impl Run {
     /// Notes that hosts may write.
     pub fn begin(&mut self) {
         for serving in self.served.values() {
-            self.records.put_at_risk(&Served::from(&*serving.volume));
+            self.records.put_at_risk(&ServedVolume::from(&*serving.volume));
         }
         self.records.write_all();
         for serving in self.served.values_mut() {
@@ -180,7 +180,7 @@ impl Run {
     /// That cannot be.
     pub fn record(&mut self, number: usize, volume: &Volume) -> Result<(), String> {
         let is_new = !self.served.contains_key(&number);
-        let served = Served::from(volume);
+        let served = ServedVolume::from(volume);
         self.records.load(&served).map_err(|error| error.to_string())?;
         self.records.put_at_risk(&served);
         if let Some(error) = self.records.write(&only(number)).remove(&uuid(number)) {

@@ -5,7 +5,7 @@ use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};
 use rblk_rig::inprocess::{QueueId, QueueOptions, Rig, RigOptions, VolumeKind, VolumeSpec};
 use rblk_rig::ram_store::RamStore;
-use rblk_target::cache::slots::{Holders, State};
+use rblk_target::cache::slots::{SlotHolders, State};
 use rblk_target::data::poll_group::ToGroup;
 use rblk_target::volume::CacheMode;
 use rblk_target::volume::ids::SessionIndex;
@@ -14,7 +14,7 @@ use rblk_tests::bed::{PATIENCE, pattern};
 use super::{MIB, MODES, SECOND, STUCK, TICK};
 
 /// Slots that are held, with their bytes.
-fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, Holders, Vec<u8>)> {
+fn lent(rig: &mut Rig<RamStore>) -> Vec<(usize, SlotHolders, Vec<u8>)> {
     let mut all = Vec::new();
     for (at, group) in rig.groups_mut().enumerate() {
         let slots = group.shard().slots();
@@ -118,7 +118,7 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
             let mut jam = Jam::new(groups, cache);
             jam.jam();
             let before = lent(&mut jam.rig);
-            let of = |is: fn(&Holders) -> bool| before.iter().filter(|(_, h, _)| is(h)).count();
+            let of = |is: fn(&SlotHolders) -> bool| before.iter().filter(|(_, h, _)| is(h)).count();
             assert!(of(|h| h.sends > 0) > 16, "{what}: to send: {before:?}");
             assert!(of(|h| h.state == State::Private) >= 8, "{what}: to read");
             // Others use everything else, again and again.

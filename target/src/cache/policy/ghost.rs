@@ -20,14 +20,14 @@ const NONE: u32 = u32::MAX;
 /// empty.
 #[derive(Clone)]
 #[repr(align(64))]
-struct Bucket {
+struct GhostBucket {
     fingerprint: [u32; CELLS],
     stamp: [u32; CELLS],
 }
 
 /// The last remembered keys, up to a fixed number. About 20 bytes per key.
 pub(super) struct Ghost {
-    buckets: Box<[Bucket]>,
+    buckets: Box<[GhostBucket]>,
     /// Number of a cell (bucket × `CELLS` + cell), or `NONE` if the key was forgotten.
     ring: Box<[u32]>,
     /// The oldest ring position, which is written next.
@@ -51,7 +51,7 @@ impl Ghost {
     /// Remembers up to `keys` keys. 0 counts as 1.
     pub(super) fn new(keys: u32) -> Self {
         let keys = keys.max(1) as usize;
-        let empty = Bucket { fingerprint: [0; CELLS], stamp: [NONE; CELLS] };
+        let empty = GhostBucket { fingerprint: [0; CELLS], stamp: [NONE; CELLS] };
         let buckets = (2 * keys).div_ceil(CELLS);
         assert!(u32::try_from(buckets * CELLS).is_ok_and(|cells| cells < NONE), "ghost too large");
         Self {

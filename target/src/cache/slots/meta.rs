@@ -96,7 +96,7 @@ impl Meta {
 
 /// The state, block and pins of a slot, for debugging.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Holders {
+pub struct SlotHolders {
     /// The state of the slot.
     pub state: State,
     /// Volume and block, if the slot holds one.

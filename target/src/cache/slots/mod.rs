@@ -34,7 +34,7 @@ use rblk_protocol::width::wide;
 
 use self::free::FreeSlots;
 use self::maximum::Trim;
-pub use self::meta::{Holders, Install, SlotCounts, State};
+pub use self::meta::{Install, SlotCounts, SlotHolders, State};
 use self::meta::{Meta, VolumeSlots};
 use super::SLOT_BYTES;
 use super::policy::{Policy, Slot};
@@ -189,9 +189,9 @@ impl Slots {
 
     /// The state, block and pins of a slot.
     #[must_use]
-    pub(crate) fn holders(&self, slot: Slot) -> Holders {
+    pub(crate) fn holders(&self, slot: Slot) -> SlotHolders {
         let meta = &self.metas[slot.index()];
-        Holders {
+        SlotHolders {
             state: meta.state,
             block: (VolumeIndex(meta.volume), meta.block),
             sends: meta.sends,
@@ -200,7 +200,7 @@ impl Slots {
     }
 
     /// Slots that are pinned or private: none while no request is running. Slow.
-    pub fn held(&self) -> impl Iterator<Item = (Slot, Holders)> {
+    pub fn held(&self) -> impl Iterator<Item = (Slot, SlotHolders)> {
         (0u32..).map(Slot).take(self.metas.len()).map(|slot| (slot, self.holders(slot))).filter(
             |(_, h)| {
                 h.sends > 0 || h.stores > 0 || matches!(h.state, State::Private | State::Detached)

@@ -19,7 +19,7 @@ use rblk_operate::doctor::{
 use crate::commands::args::CONTROL_SOCKET;
 use crate::commands::doctor::seen::Seen;
 use crate::commands::lost_socket::server_without_socket;
-use crate::memory::demand::Host;
+use crate::memory::demand::HostMemory;
 use crate::operate::ask::{Ask, Response};
 use crate::operate::client::ask;
 use crate::operate::status::TargetStatus;
@@ -40,7 +40,7 @@ pub(super) struct Listen {
 #[derive(Debug)]
 pub(super) struct Facts {
     pub host: HostFacts,
-    pub memory: Host,
+    pub memory: HostMemory,
     pub interfaces: Vec<Interface>,
     pub devices: Vec<RdmaDevice>,
     pub listens: Vec<Listen>,
@@ -80,8 +80,8 @@ impl Facts {
         let user = user_of(running.as_ref().ok().map(|running| running.pid).or(deaf), &systemd, me);
         let at = |path: &Path| Directory::look(path, user.0, me);
         Ok(Self {
-            host: HostFacts::read(root, &io_uring, rblk_runtime::clock::synchronised()),
-            memory: Host::read(),
+            host: HostFacts::read(root, &io_uring, rblk_fabric::clock::synchronised()),
+            memory: HostMemory::read(),
             interfaces: interfaces(root),
             devices: rdma_devices(root),
             listens: config.map(|config| listens(root, config, is_free)).unwrap_or_default(),

@@ -24,7 +24,7 @@ pub(in crate::control) struct CqPlace {
 }
 
 #[derive(Debug)]
-struct Share {
+struct CqShare {
     cq: CqPlace,
     account: Account,
     entries: u32,
@@ -34,7 +34,7 @@ struct Share {
 /// See the module.
 #[derive(Debug, Default)]
 pub(in crate::control) struct CqShares {
-    by_connection: BTreeMap<AdmissionId, Share>,
+    by_connection: BTreeMap<AdmissionId, CqShare>,
     // Entries taken.
     by_account: BTreeMap<(CqPlace, Account), u32>,
     by_cq: BTreeMap<CqPlace, u32>,
@@ -120,7 +120,7 @@ impl CqShares {
             ));
         }
         debug_assert!(!self.by_connection.contains_key(&id), "{id:?} takes twice");
-        self.put(id, Share { cq, account: of_account.1, entries, is_stranger: false });
+        self.put(id, CqShare { cq, account: of_account.1, entries, is_stranger: false });
         Ok(())
     }
 
@@ -135,12 +135,12 @@ impl CqShares {
         account: Account,
         capacity: impl FnOnce(CqPlace) -> u32,
     ) -> Result<(), NoEntries> {
-        let Some(Share { cq, entries, .. }) = self.by_connection.get(&id) else { return Ok(()) };
+        let Some(CqShare { cq, entries, .. }) = self.by_connection.get(&id) else { return Ok(()) };
         let (cq, entries, capacity) = (*cq, *entries, capacity(*cq));
-        let Some(Share { account: before, .. }) = self.give_back(id) else { return Ok(()) };
+        let Some(CqShare { account: before, .. }) = self.give_back(id) else { return Ok(()) };
         let taken = self.take(id, cq, account, entries, capacity);
         if taken.is_err() {
-            self.put(id, Share { cq, account: before, entries, is_stranger: false });
+            self.put(id, CqShare { cq, account: before, entries, is_stranger: false });
         }
         taken
     }
@@ -150,8 +150,8 @@ impl CqShares {
         self.by_connection.get(&id).map(|share| share.cq)
     }
 
-    fn put(&mut self, id: AdmissionId, share: Share) {
-        let Share { cq, ref account, entries, .. } = share;
+    fn put(&mut self, id: AdmissionId, share: CqShare) {
+        let CqShare { cq, ref account, entries, .. } = share;
         *self.by_account.entry((cq, account.clone())).or_insert(0) += entries;
         *self.by_cq.entry(cq).or_insert(0) += entries;
         self.by_connection.insert(id, share);
@@ -162,7 +162,7 @@ impl CqShares {
         self.give_back(id);
     }
 
-    fn give_back(&mut self, id: AdmissionId) -> Option<Share> {
+    fn give_back(&mut self, id: AdmissionId) -> Option<CqShare> {
         let share = self.by_connection.remove(&id)?;
         let of_account = (share.cq, share.account.clone());
         if let Some(own) = self.by_account.get_mut(&of_account) {

@@ -8,7 +8,7 @@ use crate::control::peers::account::Account;
 use crate::volume::ids::{HostIndex, SessionIndex};
 
 #[derive(Debug)]
-struct Place {
+struct PlaceOfHost {
     index: HostIndex,
     // Its sessions.
     sessions: usize,
@@ -17,7 +17,7 @@ struct Place {
 /// See the module.
 #[derive(Debug, Default)]
 pub(in crate::control) struct HostPlaces {
-    places: BTreeMap<Account, Place>,
+    places: BTreeMap<Account, PlaceOfHost>,
     by_session: BTreeMap<SessionIndex, Account>,
     // Places that were in use and are free.
     free: Vec<HostIndex>,
@@ -39,7 +39,7 @@ impl HostPlaces {
         let next = u16::try_from(self.places.len() + 1).unwrap_or(u16::MAX);
         let place = self.places.entry(host.clone()).or_insert_with(|| {
             let index = self.free.pop().unwrap_or(HostIndex::new(next));
-            Place { index, sessions: 0 }
+            PlaceOfHost { index, sessions: 0 }
         });
         place.sessions += 1;
         self.by_session.insert(session, host);

@@ -33,7 +33,7 @@ const THREADS_MAX: usize = 8;
 
 /// The facts about a connection that is being made.
 #[derive(Clone, Debug)]
-pub(in crate::control) struct UnderWay {
+pub(in crate::control) struct PendingConnection {
     /// The grant.
     pub(in crate::control) admitted: Admitted,
     /// The request.
@@ -61,7 +61,7 @@ pub(in crate::control) struct Made {
 }
 
 #[derive(Debug)]
-struct Job {
+struct MakeJob {
     incoming: Incoming,
     asked: HelloRequest,
     granted: Granted,
@@ -69,7 +69,7 @@ struct Job {
     is_wanted: Arc<AtomicBool>,
 }
 
-impl Job {
+impl MakeJob {
     /// A panic is a bug, and is printed. It must not leave the connection under way for ever.
     fn run(self) -> Made {
         let Self { incoming, asked, granted, progress_max, is_wanted } = self;
@@ -88,9 +88,9 @@ impl Job {
 /// The connections, and the threads that make them. The threads end with it.
 #[derive(Debug)]
 pub(in crate::control) struct Making {
-    under_way: Vec<UnderWay>,
-    jobs: Sender<Job>,
-    queue: Arc<Mutex<Receiver<Job>>>,
+    under_way: Vec<PendingConnection>,
+    jobs: Sender<MakeJob>,
+    queue: Arc<Mutex<Receiver<MakeJob>>>,
     threads: usize,
     made: mpsc::UnboundedSender<Made>,
 }
@@ -113,7 +113,7 @@ impl Making {
         progress_max: Duration,
     ) {
         let is_wanted = Arc::new(AtomicBool::new(true));
-        self.under_way.push(UnderWay {
+        self.under_way.push(PendingConnection {
             admitted: granted.admitted.clone(),
             asked: *asked,
             cq: CqPlace { device: granted.place, group: granted.group },
@@ -121,7 +121,7 @@ impl Making {
             device: incoming.device().caps().name.clone(),
             is_wanted: Arc::clone(&is_wanted),
         });
-        let job = Job { incoming, asked: *asked, granted, progress_max, is_wanted };
+        let job = MakeJob { incoming, asked: *asked, granted, progress_max, is_wanted };
         if self.under_way.len() > self.threads && self.threads < THREADS_MAX {
             self.start_thread();
         }
@@ -151,7 +151,7 @@ impl Making {
     }
 
     /// The making of a connection has ended.
-    pub(in crate::control) fn end(&mut self, id: AdmissionId) -> Option<UnderWay> {
+    pub(in crate::control) fn end(&mut self, id: AdmissionId) -> Option<PendingConnection> {
         let at = self.under_way.iter().position(|way| way.admitted.id == id)?;
         Some(self.under_way.swap_remove(at))
     }
@@ -163,7 +163,7 @@ impl Making {
 
     /// Ends a connection. Returns whether it was being made.
     pub(in crate::control) fn end_one(&mut self, id: AdmissionId) -> bool {
-        let is_it = |way: &UnderWay| way.admitted.id == id;
+        let is_it = |way: &PendingConnection| way.admitted.id == id;
         self.end_where(is_it);
         self.under_way.iter().any(is_it)
     }
@@ -178,7 +178,7 @@ impl Making {
         self.end_where(|_| true);
     }
 
-    fn end_where(&self, ends: impl Fn(&UnderWay) -> bool) {
+    fn end_where(&self, ends: impl Fn(&PendingConnection) -> bool) {
         let ended = self.under_way.iter().filter(|way| ends(way));
         ended.for_each(|way| way.is_wanted.store(false, Ordering::Relaxed));
     }
@@ -202,7 +202,7 @@ impl Control {
     /// Hands a connection that was made to its poll group, unless it was ended meanwhile.
     pub(in crate::control) fn on_made(&mut self, made: Made) {
         let Some(way) = self.making.end(made.id) else { return };
-        let UnderWay { admitted, asked, cq, peer, device, is_wanted } = way;
+        let PendingConnection { admitted, asked, cq, peer, device, is_wanted } = way;
         let Admitted { id, session, epoch, queue, .. } = admitted;
         let is_wanted = is_wanted.load(Ordering::Relaxed);
         let (connection, params, accept) = match made.result {

@@ -21,7 +21,7 @@ const PEERS_MAX: usize = 64;
 
 /// A device that the memory was registered with, or why not.
 #[derive(Debug)]
-pub(in crate::control) struct Done {
+pub(in crate::control) struct Registration {
     device: Device,
     result: Result<Registered, FabricError>,
 }
@@ -30,12 +30,12 @@ pub(in crate::control) struct Done {
 #[derive(Debug)]
 pub(in crate::control) struct Registering {
     waiting: Vec<(Device, Vec<Incoming>)>,
-    done: mpsc::UnboundedSender<Done>,
+    done: mpsc::UnboundedSender<Registration>,
 }
 
 impl Registering {
     /// No devices, and the receiver of the ends.
-    pub(in crate::control) fn new() -> (Self, mpsc::UnboundedReceiver<Done>) {
+    pub(in crate::control) fn new() -> (Self, mpsc::UnboundedReceiver<Registration>) {
         let (done, receiver) = mpsc::unbounded_channel();
         (Self { waiting: Vec::new(), done }, receiver)
     }
@@ -59,7 +59,7 @@ impl Registering {
                 let register = move || {
                     let result = shared.register(&device);
                     // An error means that the target has ended.
-                    let _ = done.send(Done { device, result });
+                    let _ = done.send(Registration { device, result });
                 };
                 let thread = std::thread::Builder::new().name("rblk-register".into());
                 if let Err(error) = thread.spawn(register) {
@@ -107,8 +107,8 @@ impl Control {
     }
 
     /// Serves by a device that has registered the memory, and answers the peers that waited.
-    pub(in crate::control) fn on_registered(&mut self, done: Done) {
-        let Done { device, result } = done;
+    pub(in crate::control) fn on_registered(&mut self, done: Registration) {
+        let Registration { device, result } = done;
         let placed = result.and_then(|new| self.devices.take(new, &mut self.groups));
         let peers = self.registering.end(&device);
         if let Err(error) = placed {

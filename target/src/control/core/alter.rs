@@ -52,7 +52,7 @@ use rblk_protocol::{Name, Status};
 use super::{Core, Effect, Notice, Step};
 use crate::cache::SLOT_BYTES;
 use crate::record::AtRisk;
-use crate::record::holders::Served;
+use crate::record::holders::ServedFrom;
 use crate::store::StoreIdentity;
 use crate::volume::ids::SessionIndex;
 use crate::volume::ids::VolumeIndex;
@@ -159,7 +159,7 @@ impl Step {
 
 /// The volume's state after the alteration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
+enum AlterationEnd {
     Served,
     Removed,
 }
@@ -171,7 +171,7 @@ pub(super) struct Alteration {
     volume: Arc<Volume>,
     // As it was. `None`: it is new.
     before: Option<Arc<Volume>>,
-    end: End,
+    end: AlterationEnd,
     is_forced: bool,
     // The step under way, and those behind it.
     steps: VecDeque<Step>,
@@ -192,7 +192,7 @@ impl Alteration {
     fn must_go(&self) -> bool {
         let step = self.steps.front().copied();
         let is_late = self.is_forced || step == Some(Step::Drop);
-        self.end == End::Removed && is_late && step != Some(Step::Abandon)
+        self.end == AlterationEnd::Removed && is_late && step != Some(Step::Abandon)
     }
 }
 
@@ -340,7 +340,7 @@ impl Core {
         let (volume, before, end, steps) = match order {
             VolumeOrder::Add(volume) => {
                 let steps = vec![Step::Record, Step::Add, Step::Access];
-                (volume, None, End::Served, steps)
+                (volume, None, AlterationEnd::Served, steps)
             }
             VolumeOrder::Remove { volume, .. } => {
                 let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
@@ -355,23 +355,23 @@ impl Core {
                         vec![Step::Close, Step::Quiet, Step::Drop]
                     }
                 };
-                (Arc::clone(&volume), Some(volume), End::Removed, steps)
+                (Arc::clone(&volume), Some(volume), AlterationEnd::Removed, steps)
             }
             VolumeOrder::WriteBack(volume) => {
                 let volume = self.exports.volume(volume).cloned().ok_or(OrderError::Unknown)?;
                 let steps = vec![Step::WriteBack];
-                (Arc::clone(&volume), Some(volume), End::Served, steps)
+                (Arc::clone(&volume), Some(volume), AlterationEnd::Served, steps)
             }
             VolumeOrder::Alter { volume, .. } => {
                 let before = self.exports.volume(volume.index).cloned();
                 let before = before.ok_or(OrderError::Unknown)?;
                 let steps = steps_between(&before, &volume);
-                (volume, Some(before), End::Served, steps)
+                (volume, Some(before), AlterationEnd::Served, steps)
             }
             VolumeOrder::Snapshot(volume) => {
                 use Step::{Access, Clone, Hold, Probe, WriteBack};
                 let steps = vec![Probe, WriteBack, Hold, WriteBack, Clone, Access];
-                (Arc::clone(&volume), Some(volume), End::Served, steps)
+                (Arc::clone(&volume), Some(volume), AlterationEnd::Served, steps)
             }
         };
         let done = Vec::new();
@@ -464,7 +464,7 @@ impl Core {
         let (index, is_new) = (volume.index, before.is_none());
         let result = match (failure, end) {
             (Some(failure), _) => Err(failure),
-            (None, End::Served) => {
+            (None, AlterationEnd::Served) => {
                 let is_news = before.is_some_and(|before| {
                     (before.blocks, before.read_only) != (volume.blocks, volume.read_only)
                 });
@@ -477,7 +477,7 @@ impl Core {
                 }
                 Ok(())
             }
-            (None, End::Removed) => {
+            (None, AlterationEnd::Removed) => {
                 self.exports.remove(index);
                 self.kept_for.remove(&index);
                 self.closing.remove(&index);
@@ -541,12 +541,12 @@ impl Core {
     /// another store than before, the hosts that had the volume are fenced. Returns whether it may.
     pub(crate) fn serve_from(&mut self, volume: &Volume, store: Option<&StoreIdentity>) -> bool {
         let served = self.holders.serve_anew(volume.uuid, store);
-        if served != Served::AsBefore
+        if served != ServedFrom::AsBefore
             && let Some(record) = self.holders.record(&volume.uuid).cloned()
         {
             self.persist_change(record);
         }
-        served == Served::Replaced
+        served == ServedFrom::Replaced
     }
 
     /// The hosts that have a volume open, or may come back to it.

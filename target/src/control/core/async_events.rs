@@ -29,14 +29,14 @@ struct Parked {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct AsyncEvents {
     // In the order in which they came.
     parked: Vec<Parked>,
     // Sessions that miss the news of a changed volume, and have nothing parked.
     untold: BTreeSet<SessionIndex>,
 }
 
-impl Events {
+impl AsyncEvents {
     /// The admin connection of an epoch of a session is gone.
     pub(super) fn forget_epoch(&mut self, session: SessionIndex, epoch: Epoch) {
         self.parked.retain(|parked| (parked.session, parked.epoch) != (session, epoch));

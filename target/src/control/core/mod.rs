@@ -72,7 +72,7 @@ pub use refused::Refused;
 
 use admissions::{Admissions, Member};
 use alter::Alteration;
-use async_events::Events;
+use async_events::AsyncEvents;
 use changes::Changes;
 use draining::Drain;
 use exports::Exports;
@@ -80,7 +80,7 @@ use login::WaitingLogin;
 use open::WaitingOpen;
 use proof::Proven;
 use refused::refused;
-use seals::{Opened, Seals};
+use seals::{Seals, Unsealed};
 
 /// How long a LOGIN may wait for the connections of older epochs to end, and an OPEN for those of
 /// earlier holders.
@@ -236,7 +236,7 @@ pub struct Core {
     closing: BTreeSet<VolumeIndex>,
     // Volumes that were given up, while their fence may not be durable.
     given_up: BTreeSet<VolumeUuid>,
-    events: Events,
+    events: AsyncEvents,
     drain: Drain,
     decisions: Decisions,
     effects: VecDeque<Effect>,
@@ -296,7 +296,7 @@ impl Core {
             alteration: None,
             closing: BTreeSet::new(),
             given_up: BTreeSet::new(),
-            events: Events::default(),
+            events: AsyncEvents::default(),
             drain: Drain::new(parts.drain_timeout),
             decisions: Decisions::default(),
             effects: VecDeque::new(),
@@ -416,13 +416,13 @@ impl Core {
         now: Instant,
     ) -> Answer {
         match self.seals.open(from, command, body) {
-            Opened::Plain => self.answer(from, member, command, body, now),
-            Opened::Sealed(opened) => self.answer(from, member, command, &opened, now),
-            Opened::Broken(error) => {
+            Unsealed::Plain => self.answer(from, member, command, body, now),
+            Unsealed::Sealed(opened) => self.answer(from, member, command, &opened, now),
+            Unsealed::Broken(error) => {
                 self.distrust(from, id, &error.to_string());
                 Answer::Later
             }
-            Opened::Ignored => Answer::Later,
+            Unsealed::Ignored => Answer::Later,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::volume::ids::AdmissionId;
 pub(super) const GRACE: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
-struct Waiting<K> {
+struct WaitingPeer<K> {
     key: K,
     since: Instant,
     memory_bytes: u64,
@@ -25,7 +25,7 @@ struct Waiting<K> {
 #[derive(Clone, Debug)]
 pub(super) struct Places<K> {
     // Names are given in the order of arrival: the first one is the oldest.
-    waiting: BTreeMap<AdmissionId, Waiting<K>>,
+    waiting: BTreeMap<AdmissionId, WaitingPeer<K>>,
     memory_bytes: u64,
 }
 
@@ -41,7 +41,7 @@ pub(super) enum Room {
     None,
 }
 
-impl<K> Waiting<K> {
+impl<K> WaitingPeer<K> {
     fn is_late(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) > GRACE
     }
@@ -57,7 +57,7 @@ impl<K: Ord + Clone> Places<K> {
     /// Gives a connection a place.
     pub(super) fn add(&mut self, id: AdmissionId, key: K, memory_bytes: u64, now: Instant) {
         self.memory_bytes = self.memory_bytes.saturating_add(memory_bytes);
-        self.waiting.insert(id, Waiting { key, since: now, memory_bytes });
+        self.waiting.insert(id, WaitingPeer { key, since: now, memory_bytes });
     }
 
     /// A connection proved itself, or ended, or gave its place up. Returns whether it had a place.
@@ -102,9 +102,9 @@ impl<K: Ord + Clone> Places<K> {
     // The oldest connection of the key with most places, among connections that may go. `may_go`
     // takes the connection and the number of places of its key. Of several such keys, the oldest
     // connection of all.
-    fn oldest_where(&self, may_go: impl Fn(&Waiting<K>, usize) -> bool) -> Option<AdmissionId> {
+    fn oldest_where(&self, may_go: impl Fn(&WaitingPeer<K>, usize) -> bool) -> Option<AdmissionId> {
         let counts = self.counts();
-        let of = |waiting: &Waiting<K>| counts.get(&waiting.key).copied().unwrap_or(0);
+        let of = |waiting: &WaitingPeer<K>| counts.get(&waiting.key).copied().unwrap_or(0);
         let may_go = self.waiting.iter().filter(|(_, waiting)| may_go(waiting, of(waiting)));
         may_go.min_by_key(|(id, waiting)| (usize::MAX - of(waiting), **id)).map(|(id, _)| *id)
     }

@@ -23,7 +23,7 @@ struct Sealed {
 
 /// A command for control.
 #[derive(Debug)]
-pub(super) enum Opened {
+pub(super) enum Unsealed {
     /// The command came in the clear.
     Plain,
     /// The opened body.
@@ -68,22 +68,22 @@ impl Seals {
         at: ConnectionRef,
         command: &CommandCapsule,
         body: &[u8],
-    ) -> Opened {
-        let Some(sealed) = self.by_connection.get_mut(&at) else { return Opened::Plain };
+    ) -> Unsealed {
+        let Some(sealed) = self.by_connection.get_mut(&at) else { return Unsealed::Plain };
         if sealed.is_broken {
-            return Opened::Ignored;
+            return Unsealed::Ignored;
         }
         if command.opcode == Opcode::AsyncEvent {
-            return Opened::Plain;
+            return Unsealed::Plain;
         }
         match sealed.seal.open_command(command.sequence, &command.to_wire(), body) {
             Ok((plain, ticket)) => {
                 sealed.tickets.insert(command.tag, ticket);
-                Opened::Sealed(plain)
+                Unsealed::Sealed(plain)
             }
             Err(error) => {
                 sealed.is_broken = true;
-                Opened::Broken(error)
+                Unsealed::Broken(error)
             }
         }
     }

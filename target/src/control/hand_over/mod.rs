@@ -60,9 +60,9 @@ const NOTE_MAX: usize = 96 << 10;
 /// A time that both programs can read: nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Moment(pub u64);
+pub struct ClockMoment(pub u64);
 
-impl Moment {
+impl ClockMoment {
     /// The present time; 0 if the system has no such clock.
     #[must_use]
     pub fn now() -> Self {
@@ -107,7 +107,7 @@ pub struct HandOver {
     /// The version of the program that wrote it.
     pub version: String,
     /// When the mounts got the event: the begin of the pause.
-    pub told: Moment,
+    pub told: ClockMoment,
     /// The sockets that stay open.
     #[serde(default)]
     pub sockets: Vec<Listening>,
@@ -154,14 +154,14 @@ impl HandOver {
     /// The note is of another form, or its content is impossible.
     pub fn from_text(text: &str, pid: u32) -> Result<Option<Self>, String> {
         #[derive(Deserialize)]
-        struct Head {
+        struct FormHead {
             form: u32,
             pid: u32,
         }
         if text.len() > NOTE_MAX {
             return Err(format!("a note of {} bytes", text.len()));
         }
-        let head: Head = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let head: FormHead = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if head.pid != pid {
             return Ok(None);
         }
@@ -195,7 +195,7 @@ mod tests {
             form: 1,
             pid: 77,
             version: "1.2.3".to_owned(),
-            told: Moment(5),
+            told: ClockMoment(5),
             sockets: vec![Listening { address: "tcp://[::]:7721".to_owned(), descriptor: 9 }],
             mounts: vec![Mounted {
                 host: "db1".to_owned(),
@@ -216,7 +216,7 @@ mod tests {
         // default.
         let later = r#"{"form":2,"pid":77,"version":"9","told":1,"more":[1]}"#;
         let read = HandOver::from_text(later, 77).unwrap().unwrap();
-        assert_eq!((read.told, read.sockets.len(), read.back), (Moment(1), 0, None));
+        assert_eq!((read.told, read.sockets.len(), read.back), (ClockMoment(1), 0, None));
     }
 
     #[test]
@@ -253,9 +253,9 @@ mod tests {
 
     #[test]
     fn a_moment_is_of_one_clock() {
-        let earlier = Moment::now();
-        let later = Moment::now();
+        let earlier = ClockMoment::now();
+        let later = ClockMoment::now();
         assert!(earlier.0 > 0 && later >= earlier);
-        assert_eq!(earlier.since(Moment(earlier.0 + 5)), Duration::ZERO);
+        assert_eq!(earlier.since(ClockMoment(earlier.0 + 5)), Duration::ZERO);
     }
 }

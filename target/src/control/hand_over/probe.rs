@@ -49,7 +49,7 @@ pub fn ask_program(program: &Path) -> Result<Checked, String> {
     // Processes that the child left behind may hold the pipes.
     let left = || (CHECK_TIME + CHECK_STEP).saturating_sub(begun.elapsed());
     let said = said.recv_timeout(left()).map_err(|_| silent())?;
-    if ended != Ended::Exit(0) {
+    if ended != ProcessEnd::Exit(0) {
         let complaint = complaint.recv_timeout(left()).unwrap_or_default();
         return Err(format!("{shown} cannot take over ({ended}): {}", complaint.trim()));
     }
@@ -67,12 +67,12 @@ struct Child {
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Ended {
+enum ProcessEnd {
     Exit(i32),
     Signal(Signal),
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for ProcessEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exit(code) => write!(f, "exit status: {code}"),
@@ -108,12 +108,12 @@ fn spawn(program: &Path, said: PipeWriter, complaint: PipeWriter) -> io::Result<
 
 impl Child {
     /// The end of the process. `None`: not in time.
-    fn wait(mut self) -> io::Result<Option<Ended>> {
+    fn wait(mut self) -> io::Result<Option<ProcessEnd>> {
         let begun = Instant::now();
         loop {
             let ended = match waitpid(self.pid, Some(WaitPidFlag::WNOHANG))? {
-                WaitStatus::Exited(_, code) => Ended::Exit(code),
-                WaitStatus::Signaled(_, signal, _) => Ended::Signal(signal),
+                WaitStatus::Exited(_, code) => ProcessEnd::Exit(code),
+                WaitStatus::Signaled(_, signal, _) => ProcessEnd::Signal(signal),
                 _ if begun.elapsed() > CHECK_TIME => return Ok(None),
                 _ => {
                     std::thread::sleep(CHECK_STEP);

@@ -21,7 +21,7 @@ const DEEDS: usize = 24;
 
 /// A bucket of a histogram: its upper bound in microseconds, exclusive (none: it is open), and its
 /// count.
-type Bucket = (Option<u32>, u32);
+type HistogramBucket = (Option<u32>, u32);
 
 /// The work of a volume in a moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
@@ -39,11 +39,11 @@ pub struct Deeds {
     /// Commands answered with an error.
     pub errors: u64,
     /// Times of the READs.
-    pub read: Vec<Bucket>,
+    pub read: Vec<HistogramBucket>,
     /// Times of the WRITEs.
-    pub write: Vec<Bucket>,
+    pub write: Vec<HistogramBucket>,
     /// Times of the FLUSHes.
-    pub flush: Vec<Bucket>,
+    pub flush: Vec<HistogramBucket>,
 }
 
 impl Deeds {
@@ -54,7 +54,7 @@ impl Deeds {
 
 /// The buckets of a histogram that are not empty.
 #[must_use]
-pub fn buckets(times: &LatencyCounts) -> Vec<Bucket> {
+pub fn buckets(times: &LatencyCounts) -> Vec<HistogramBucket> {
     let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     times.buckets().map(|(upper, count)| (upper.map(narrow), narrow(count))).collect()
 }

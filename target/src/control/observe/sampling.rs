@@ -24,7 +24,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The counters of a volume, as they were seen last.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastCounters {
     io: IoCounts,
     // Of READs, WRITEs and FLUSHes.
     times: [LatencyCounts; 3],
@@ -37,7 +37,7 @@ pub(in crate::control) struct Sampling {
     taken: Instant,
     // The last sample had sessions, so there may be something new.
     is_behind: bool,
-    seen: HashMap<VolumeIndex, Seen>,
+    seen: HashMap<VolumeIndex, LastCounters>,
     past: Past,
 }
 
@@ -104,7 +104,7 @@ impl Sampling {
             write,
             flush,
         };
-        *seen = Seen { io, times };
+        *seen = LastCounters { io, times };
         Some(deeds)
     }
 }

@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
 
 use crate::control::Control;
-use crate::memory::demand::Host;
+use crate::memory::demand::HostMemory;
 use crate::operate::status::UsageStatus;
 
 /// The present use.
@@ -44,7 +44,7 @@ fn resident_bytes() -> Option<u64> {
 fn memory_max() -> Option<u64> {
     static MAX: OnceLock<Option<u64>> = OnceLock::new();
     *MAX.get_or_init(|| {
-        let host = Host::read();
+        let host = HostMemory::read();
         host.total_bytes.into_iter().chain(host.cgroup.map(|(limit, _)| limit)).min()
     })
 }

@@ -50,7 +50,7 @@ const PROBE_BYTES: usize = 4096;
 
 /// A place to look at.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Place {
+enum Watched {
     Store(VolumeIndex),
     StateDir,
     Ports,
@@ -58,7 +58,7 @@ enum Place {
 
 /// The outcome of a look.
 #[derive(Debug)]
-enum Found {
+enum LookResult {
     Store(Option<StoreFault>, Option<StoreRoom>),
     /// The device and inode of the directory; or why it cannot be used.
     StateDir(Result<(u64, u64), String>),
@@ -69,21 +69,21 @@ enum Found {
 /// A look that ended.
 #[derive(Debug)]
 pub(in crate::control) struct Looked {
-    place: Place,
-    found: Found,
+    place: Watched,
+    found: LookResult,
 }
 
 /// A place in the queue for a look.
 #[derive(Debug)]
 struct Queued {
-    place: Place,
+    place: Watched,
     backing: Option<Arc<Backing>>,
     since: Instant,
 }
 
 /// The last observations of a place.
 #[derive(Debug, Default)]
-struct Seen {
+struct PlaceState {
     // When the last look ended that had an outcome.
     looked: Option<Instant>,
     // When the look under way began.
@@ -94,8 +94,8 @@ struct Seen {
 
 /// A change in the state of a place, for the log.
 #[derive(Debug)]
-struct News {
-    place: Place,
+struct PlaceNews {
+    place: Watched,
     /// The fault; `None`: it is mended.
     fault: Option<String>,
 }
@@ -110,7 +110,7 @@ enum Asker {
 /// See the module.
 #[derive(Debug)]
 pub(in crate::control) struct Watch {
-    seen: HashMap<Place, Seen>,
+    seen: HashMap<Watched, PlaceState>,
     queue: VecDeque<Queued>,
     // The file for the test whether `state_dir` can be written; the directory it was in at first.
     probe: Option<PathBuf>,
@@ -146,12 +146,12 @@ impl Watch {
 
     /// The fault of the store of a volume.
     pub(in crate::control) fn fault_of(&self, volume: VolumeIndex) -> Option<&StoreFault> {
-        self.seen.get(&Place::Store(volume))?.fault.as_ref()
+        self.seen.get(&Watched::Store(volume))?.fault.as_ref()
     }
 
     /// The space of the store of a volume, as it was seen last.
     pub(in crate::control) fn room_of(&self, volume: VolumeIndex) -> Option<&StoreRoom> {
-        self.seen.get(&Place::Store(volume))?.room.as_ref()
+        self.seen.get(&Watched::Store(volume))?.room.as_ref()
     }
 
     /// The ports of a device, as they were seen last.
@@ -182,15 +182,15 @@ impl Watch {
     /// Begins to look at every place that was not looked at for too long: `age` for a store.
     fn look(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, age: Duration, now: Instant) {
         self.seen.retain(|place, _| match place {
-            Place::Store(index) => backings.contains_key(index),
-            Place::StateDir | Place::Ports => true,
+            Watched::Store(index) => backings.contains_key(index),
+            Watched::StateDir | Watched::Ports => true,
         });
         let stores = backings.iter();
-        let stores = stores.map(|(index, backing)| (Place::Store(*index), Some(backing), age));
+        let stores = stores.map(|(index, backing)| (Watched::Store(*index), Some(backing), age));
         let has_store = !backings.is_empty();
         let state = self.probe.iter().filter(|_| has_store);
-        let state = state.map(|_| (Place::StateDir, None, STATE_AGE));
-        let ports = self.root.iter().map(|_| (Place::Ports, None, STATE_AGE));
+        let state = state.map(|_| (Watched::StateDir, None, STATE_AGE));
+        let ports = self.root.iter().map(|_| (Watched::Ports, None, STATE_AGE));
         let all: Vec<_> = stores.chain(state).chain(ports).collect();
         for (place, backing, age) in all {
             let seen = self.seen.entry(place).or_default();
@@ -220,11 +220,11 @@ impl Watch {
             let (probe, root) = (self.probe.clone(), self.root.clone());
             tokio::task::spawn_blocking(move || {
                 let found = match (place, backing) {
-                    (Place::Ports, _) => Found::Ports(ports::all(&root.unwrap_or_default())),
+                    (Watched::Ports, _) => LookResult::Ports(ports::all(&root.unwrap_or_default())),
                     (_, Some(backing)) => {
-                        Found::Store(AtPath::look(&backing).told(&backing), backing.room())
+                        LookResult::Store(AtPath::look(&backing).told(&backing), backing.room())
                     }
-                    (_, None) => Found::StateDir(probe_state(&probe.unwrap_or_default())),
+                    (_, None) => LookResult::StateDir(probe_state(&probe.unwrap_or_default())),
                 };
                 // An error means that control has ended.
                 let _ = ended.send(Looked { place, found });
@@ -233,23 +233,25 @@ impl Watch {
     }
 
     /// A look has ended.
-    fn ended(&mut self, Looked { place, found }: Looked, now: Instant) -> Option<News> {
+    fn ended(&mut self, Looked { place, found }: Looked, now: Instant) -> Option<PlaceNews> {
         // No entry: the volume is gone.
         let seen = self.seen.get_mut(&place)?;
         (seen.began, seen.looked) = (None, Some(now));
         match found {
-            Found::Ports(ports) => {
+            LookResult::Ports(ports) => {
                 self.ports = ports;
                 None
             }
-            Found::Store(fault, room) => {
+            LookResult::Store(fault, room) => {
                 seen.room = room;
                 let was = std::mem::replace(&mut seen.fault, fault);
                 let kind = |fault: &Option<StoreFault>| fault.as_ref().map(|fault| fault.kind);
-                (kind(&was) != kind(&seen.fault))
-                    .then(|| News { place, fault: seen.fault.as_ref().map(ToString::to_string) })
+                (kind(&was) != kind(&seen.fault)).then(|| PlaceNews {
+                    place,
+                    fault: seen.fault.as_ref().map(ToString::to_string),
+                })
             }
-            Found::StateDir(found) => {
+            LookResult::StateDir(found) => {
                 let directory = self.probe.as_deref().and_then(Path::parent);
                 let fault = match (found, self.directory) {
                     (Ok(there), Some(first)) if there != first => Some(format!(
@@ -272,17 +274,21 @@ impl Watch {
         }
     }
 
-    fn state_news(&mut self, fault: Option<String>) -> Option<News> {
+    fn state_news(&mut self, fault: Option<String>) -> Option<PlaceNews> {
         let was = std::mem::replace(&mut self.state_fault, fault);
         let fault = self.state_fault.clone();
-        (was.is_some() != fault.is_some()).then_some(News { place: Place::StateDir, fault })
+        (was.is_some() != fault.is_some()).then_some(PlaceNews { place: Watched::StateDir, fault })
     }
 
     /// Notes the looks that take too long, and those that wait for such a look.
-    fn late(&mut self, backings: &HashMap<VolumeIndex, Arc<Backing>>, now: Instant) -> Vec<News> {
+    fn late(
+        &mut self,
+        backings: &HashMap<VolumeIndex, Arc<Backing>>,
+        now: Instant,
+    ) -> Vec<PlaceNews> {
         let queued = self.queue.iter().map(|queued| (queued.place, queued.since));
         let begun = self.seen.iter().filter_map(|(place, seen)| Some((*place, seen.began?)));
-        let late: Vec<Place> = queued
+        let late: Vec<Watched> = queued
             .chain(begun)
             .filter(|(_, since)| is_late(*since, now))
             .map(|(place, _)| place)
@@ -290,8 +296,8 @@ impl Watch {
         let mut news = Vec::new();
         let mut state_is_late = false;
         for place in late {
-            let Place::Store(index) = &place else {
-                state_is_late |= place == Place::StateDir;
+            let Watched::Store(index) = &place else {
+                state_is_late |= place == Watched::StateDir;
                 continue;
             };
             let Some(seen) = self.seen.get_mut(&place) else { continue };
@@ -300,7 +306,7 @@ impl Watch {
             let silent = AtPath::CannotSee(Errno::ETIMEDOUT);
             seen.fault = silent.told(backing);
             if is_new {
-                news.push(News { place, fault: Some(silent.describe(backing)) });
+                news.push(PlaceNews { place, fault: Some(silent.describe(backing)) });
             }
         }
         if state_is_late {
@@ -373,7 +379,7 @@ impl Control {
     /// A look has ended, or something is due.
     pub(in crate::control) fn on_looked(&mut self, looked: Option<Looked>) {
         let now = Instant::now();
-        let mut news: Vec<News> = Vec::new();
+        let mut news: Vec<PlaceNews> = Vec::new();
         match looked {
             Some(looked) => news.extend(self.watch.ended(looked, now)),
             None => {
@@ -422,12 +428,12 @@ impl Control {
     }
 
     /// Logs a fault once, and its end.
-    fn tell(&mut self, News { place, fault }: News) {
+    fn tell(&mut self, PlaceNews { place, fault }: PlaceNews) {
         let (kind, volume) = match place {
             // Ports only stand in `status`.
-            Place::Ports => return,
-            Place::StateDir => (EventKind::StateDir, None),
-            Place::Store(index) => {
+            Watched::Ports => return,
+            Watched::StateDir => (EventKind::StateDir, None),
+            Watched::Store(index) => {
                 let Some(name) = self.name_of(index) else { return };
                 (EventKind::StoreFault, Some(name.to_string()))
             }
@@ -435,9 +441,9 @@ impl Control {
         let name = volume.as_deref();
         let Some(fault) = fault else {
             match place {
-                Place::StateDir => tracing::info!("state_dir can be written again"),
-                Place::Ports => {}
-                Place::Store(_) => {
+                Watched::StateDir => tracing::info!("state_dir can be written again"),
+                Watched::Ports => {}
+                Watched::Store(_) => {
                     tracing::info!(volume = name, "its file or device is as it is served again");
                 }
             }

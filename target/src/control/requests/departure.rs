@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::orders::{asked, carry};
 use super::predecessor::{Agreed, Predecessor};
 use super::reread::{Reread, with_files};
-use crate::control::hand_over::{Checked, FORMS, HandOver, Leaves, Moment, Mounted};
+use crate::control::hand_over::{Checked, ClockMoment, FORMS, HandOver, Leaves, Mounted};
 use crate::control::peers::session::Session;
 use crate::control::volume_changes::VolumeChange;
 use crate::control::{Control, Description, ToControl};
@@ -45,9 +45,9 @@ pub(crate) struct Departure {
 
 /// An upgrade that has begun.
 #[derive(Debug)]
-struct Begun {
+struct BegunUpgrade {
     agreed: Agreed,
-    told: Moment,
+    told: ClockMoment,
     mounts: Vec<Mounted>,
     // Commands that had no reply until then.
     abandoned: u64,
@@ -55,12 +55,12 @@ struct Begun {
 
 /// The take-over by this program.
 #[derive(Debug)]
-struct Took {
+struct TakenOver {
     note: HandOver,
-    ready: Moment,
+    ready: ClockMoment,
     // By mount.
     back: Vec<bool>,
-    last_back: Option<Moment>,
+    last_back: Option<ClockMoment>,
     // The end of the wait for mounts that are away.
     until: Instant,
     is_over: bool,
@@ -69,10 +69,10 @@ struct Took {
 /// The upgrades that a run takes part in. See the module.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Upgrades {
-    begun: Option<Begun>,
+    begun: Option<BegunUpgrade>,
     // Until this run is ready.
     inherited: Option<HandOver>,
-    took: Option<Took>,
+    took: Option<TakenOver>,
 }
 
 impl Upgrades {
@@ -83,9 +83,9 @@ impl Upgrades {
 
     /// Mounts can connect, and are waited for until `until`.
     pub(in crate::control) fn ready(&mut self, until: Instant) {
-        self.took = self.inherited.take().map(|note| Took {
+        self.took = self.inherited.take().map(|note| TakenOver {
             back: vec![false; note.mounts.len()],
-            ready: Moment::now(),
+            ready: ClockMoment::now(),
             last_back: None,
             until,
             is_over: false,
@@ -100,9 +100,9 @@ impl Upgrades {
 
     /// The upgrade as `status` shows it.
     pub(in crate::control) fn status(&self) -> Option<UpgradeStatus> {
-        let Took { note, ready, back, last_back, .. } = self.took.as_ref()?;
+        let TakenOver { note, ready, back, last_back, .. } = self.took.as_ref()?;
         let millis =
-            |at: Moment| u64::try_from(at.since(note.told).as_millis()).unwrap_or(u64::MAX);
+            |at: ClockMoment| u64::try_from(at.since(note.told).as_millis()).unwrap_or(u64::MAX);
         let away = note.mounts.iter().zip(back).filter(|(_, back)| !**back);
         let away: Vec<String> = away.map(|(mount, _)| mount.host.clone()).collect();
         Some(UpgradeStatus {
@@ -229,7 +229,8 @@ impl Control {
         }
         tracing::info!(program = %agreed.program.display(), "another program takes over");
         let (mounts, abandoned) = (self.mounts(), self.abandoned());
-        self.upgrades.begun = Some(Begun { agreed, told: Moment::now(), mounts, abandoned });
+        self.upgrades.begun =
+            Some(BegunUpgrade { agreed, told: ClockMoment::now(), mounts, abandoned });
         self.core.drain_for_upgrade(Instant::now());
     }
 
@@ -318,7 +319,7 @@ impl Control {
         note_back(&took.note.mounts, &mut took.back, &sessions);
         let back = took.back.iter().filter(|back| **back).count();
         if back > before {
-            took.last_back = Some(Moment::now());
+            took.last_back = Some(ClockMoment::now());
         }
         if back == took.back.len() {
             let pause_ms = self.upgrades.status().and_then(|status| status.pause_ms).unwrap_or(0);
@@ -411,7 +412,7 @@ mod tests {
 
     #[test]
     fn the_pause_ends_with_the_last_mount() {
-        let told = Moment(1_000_000_000);
+        let told = ClockMoment(1_000_000_000);
         let note = HandOver { told, mounts: vec![mount("a", "v")], ..HandOver::default() };
         let mut upgrades = Upgrades::after(Some(note));
         assert_eq!(upgrades.status(), None, "it is not ready");
@@ -420,14 +421,14 @@ mod tests {
         assert!(upgrades.is_waiting());
         assert_eq!((status.pause_ms, status.back, status.away), (None, 0, vec!["a".to_owned()]));
         let took = upgrades.took.as_mut().unwrap();
-        (took.back[0], took.last_back) = (true, Some(Moment(told.0 + 250_000_000)));
+        (took.back[0], took.last_back) = (true, Some(ClockMoment(told.0 + 250_000_000)));
         let status = upgrades.status().unwrap();
         assert_eq!((status.pause_ms, status.back, status.away.len()), (Some(250), 1, 0));
         assert!(!upgrades.is_waiting());
         // Without mounts only the target counts.
         let mut alone = Upgrades::after(Some(HandOver::default()));
         alone.ready(Instant::now());
-        alone.took.as_mut().unwrap().ready = Moment(7_000_000);
+        alone.took.as_mut().unwrap().ready = ClockMoment(7_000_000);
         assert_eq!(alone.status().unwrap().pause_ms, Some(7));
         assert_eq!(Upgrades::after(None).status(), None);
     }

@@ -12,7 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::reread::{Reread, with_files};
 use crate::control::ToControl;
-use crate::control::volume_changes::{Changed, Outcome, VolumeChange, VolumeWish, anew};
+use crate::control::volume_changes::{
+    ChangeOutcome, ChangedVolume, VolumeChange, VolumeWish, anew,
+};
 use crate::operate::ask::{Response, VolumeReport, stopping};
 use crate::operate::refusal::Refusal;
 use crate::pool::opening::{OpenedVolume, open_one};
@@ -155,7 +157,7 @@ pub(in crate::control) async fn carry(
     requests: &mpsc::Sender<ToControl>,
     change: VolumeChange,
     alone: bool,
-) -> Outcome {
+) -> ChangeOutcome {
     let outcome = asked(requests, |reply| ToControl::Change { change, alone, reply }).await;
     outcome.unwrap_or_else(|| Err("the target is stopping".to_owned()))
 }
@@ -166,7 +168,7 @@ pub(in crate::control) async fn change(
     name: String,
     change: VolumeChange,
 ) -> Result<VolumeReport, String> {
-    let Changed { config, bytes, given_up } = carry(requests, change, true).await?;
+    let ChangedVolume { config, bytes, given_up } = carry(requests, change, true).await?;
     let (store_fault, contradiction) = (None, None);
     Ok(VolumeReport {
         name,

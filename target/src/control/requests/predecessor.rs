@@ -17,7 +17,7 @@ use rblk_operate::said_once;
 
 use super::remembered::Remembered;
 use crate::control::hand_over::{Checked, ask_program, can_hand_over, judge};
-use crate::memory::demand::{GivenBack, Host};
+use crate::memory::demand::{GivenBack, HostMemory};
 use crate::store::Backing;
 use crate::store::at_path::AtPath;
 
@@ -74,7 +74,7 @@ impl Predecessor {
         can_bind(&self.serves, &checked).map_err(fault)?;
         serves_by(&self.devices, checked.devices.as_deref()).map_err(fault)?;
         if let Some(demand) = &checked.demand {
-            let follows = demand.follows(self.gives_back, &Host::read(), &self.devices);
+            let follows = demand.follows(self.gives_back, &HostMemory::read(), &self.devices);
             follows.map_err(|error| {
                 fault(format!(
                     "it could not start with its configuration, even with the memory that this target gives back: \

@@ -171,7 +171,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::control::volume_changes::Changed;
+    use crate::control::volume_changes::ChangedVolume;
 
     fn running() -> TargetConfig {
         let text = "listen = ['tcp://127.0.0.1:1']
@@ -198,7 +198,7 @@ mod tests {
                     change: VolumeChange::Snapshot { file, .. }, reply, ..
                 } => {
                     file.share_zeroes(1 << 20);
-                    drop(reply.send(Ok(Changed::default())));
+                    drop(reply.send(Ok(ChangedVolume::default())));
                 }
                 other => return other,
             }

@@ -32,13 +32,13 @@ const STEP: Duration = Duration::from_millis(50);
 
 /// A trace that began.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct BegunTrace {
     number: u64,
     block_bytes: u64,
     rings: Vec<Arc<TraceRing>>,
 }
 
-impl Begun {
+impl BegunTrace {
     /// Its number.
     pub(in crate::control) fn number(&self) -> u64 {
         self.number
@@ -58,7 +58,7 @@ impl Control {
         &mut self,
         name: &str,
         slower: Duration,
-    ) -> Result<Begun, Refusal> {
+    ) -> Result<BegunTrace, Refusal> {
         if self.traces.running.is_some() {
             return Err("another trace is running: end that one first".into());
         }
@@ -73,7 +73,7 @@ impl Control {
         self.traces.last += 1;
         self.traces.running = Some(self.traces.last);
         tracing::info!(volume = name, ?slower, "a trace begins");
-        Ok(Begun { number: self.traces.last, block_bytes, rings })
+        Ok(BegunTrace { number: self.traces.last, block_bytes, rings })
     }
 
     /// Ends a trace, if it is the one that runs.
@@ -120,7 +120,7 @@ pub(in crate::control) async fn stream(
 async fn follow(
     requests: &mpsc::Sender<ToControl>,
     volume: String,
-    begun: Begun,
+    begun: BegunTrace,
     write: &mut OwnedWriteHalf,
 ) -> io::Result<()> {
     write.write_all(&line(&Response::Done)?).await?;

@@ -38,9 +38,9 @@ const ANSWERED: u8 = 2;
 
 /// The progress of a client.
 #[derive(Debug, Default)]
-pub(super) struct Phase(AtomicU8);
+pub(super) struct ClientPhase(AtomicU8);
 
-impl Phase {
+impl ClientPhase {
     /// The head of a request is complete.
     pub(super) fn asked(&self) {
         self.0.store(ASKED, Ordering::Relaxed);
@@ -64,14 +64,14 @@ impl Phase {
 #[derive(Debug)]
 struct Client {
     since: Instant,
-    phase: Arc<Phase>,
+    phase: Arc<ClientPhase>,
     task: AbortHandle,
     is_spare: bool,
 }
 
 /// The room for a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Room {
+pub(super) enum ClientRoom {
     /// The client may ask for anything.
     Place,
     /// The client may ask for `/healthz` alone.
@@ -86,26 +86,26 @@ pub(super) struct Clients(VecDeque<Client>);
 
 impl Clients {
     /// Makes room for another client.
-    pub(super) fn make_room(&mut self, now: Instant) -> Room {
+    pub(super) fn make_room(&mut self, now: Instant) -> ClientRoom {
         self.0.retain(|client| !client.task.is_finished());
         if self.0.iter().filter(|client| !client.is_spare).count() < PLACES {
-            return Room::Place;
+            return ClientRoom::Place;
         }
         let waits = |client: &Client| !client.is_spare && client.phase.waits();
         if let Some(at) = self.0.iter().position(waits) {
-            return self.replace(at, Room::Place, now);
+            return self.replace(at, ClientRoom::Place, now);
         }
         let is_spare = |client: &Client| client.is_spare;
         if self.0.iter().filter(|client| is_spare(client)).count() < SPARE_PLACES {
-            return Room::Spare;
+            return ClientRoom::Spare;
         }
         let at = self.0.iter().position(is_spare).unwrap_or(0);
-        self.replace(at, Room::Spare, now)
+        self.replace(at, ClientRoom::Spare, now)
     }
 
-    fn replace(&mut self, at: usize, room: Room, now: Instant) -> Room {
+    fn replace(&mut self, at: usize, room: ClientRoom, now: Instant) -> ClientRoom {
         match self.0.get(at).map(|client| client.since + GRACE) {
-            Some(until) if until > now => Room::NoneUntil(until),
+            Some(until) if until > now => ClientRoom::NoneUntil(until),
             _ => {
                 self.end(at);
                 room
@@ -123,7 +123,7 @@ impl Clients {
     pub(super) fn add(
         &mut self,
         since: Instant,
-        phase: Arc<Phase>,
+        phase: Arc<ClientPhase>,
         task: AbortHandle,
         is_spare: bool,
     ) {
@@ -135,14 +135,14 @@ impl Clients {
 #[derive(Debug)]
 pub(super) struct Timely {
     stream: TcpStream,
-    phase: Arc<Phase>,
+    phase: Arc<ClientPhase>,
     // When the wait of unsent bytes began.
     late: Option<Pin<Box<Sleep>>>,
 }
 
 impl Timely {
     /// The stream of a client.
-    pub(super) fn new(stream: TcpStream, phase: Arc<Phase>) -> Self {
+    pub(super) fn new(stream: TcpStream, phase: Arc<ClientPhase>) -> Self {
         Self { stream, phase, late: None }
     }
 

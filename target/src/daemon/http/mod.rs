@@ -37,14 +37,14 @@ use crate::control::ToControl;
 use crate::control::observe::past::PastReport;
 use crate::control::requests::orders::asked;
 
-use clients::{Clients, Phase, Room, Timely};
+use clients::{ClientPhase, ClientRoom, Clients, Timely};
 use farewell::Ears;
 use latest::{Latest, ShownEvents, ShownStatus};
 
 pub(crate) use farewell::{Ending, Farewell};
 pub use health::{Health, health};
 pub use page::Page;
-pub use paths::{Refusal, Route, is_local_name, route};
+pub use paths::{HttpRefusal, Route, is_local_name, route};
 
 /// Time for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(5);
@@ -118,12 +118,14 @@ impl Http {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let (server, phase) = (Arc::clone(&server), Arc::<Phase>::default());
+                    let (server, phase) = (Arc::clone(&server), Arc::<ClientPhase>::default());
                     let is_spare = loop {
                         match clients.make_room(Instant::now()) {
-                            Room::Place => break false,
-                            Room::Spare => break true,
-                            Room::NoneUntil(until) => tokio::time::sleep_until(until.into()).await,
+                            ClientRoom::Place => break false,
+                            ClientRoom::Spare => break true,
+                            ClientRoom::NoneUntil(until) => {
+                                tokio::time::sleep_until(until.into()).await
+                            }
                         }
                     };
                     let served = server.connection(stream, Arc::clone(&phase), is_spare);
@@ -161,7 +163,7 @@ impl Server {
     async fn connection(
         self: Arc<Self>,
         stream: TcpStream,
-        phase: Arc<Phase>,
+        phase: Arc<ClientPhase>,
         is_spare: bool,
     ) -> hyper::Result<()> {
         let _ = stream.set_nodelay(true);
@@ -209,7 +211,7 @@ impl Server {
                 plain(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
             }
             Ok(route) => self.answer_to(route).await,
-            Err(Refusal { status, text }) => {
+            Err(HttpRefusal { status, text }) => {
                 let mut response = plain(status, text.to_owned());
                 if status == StatusCode::METHOD_NOT_ALLOWED {
                     let allowed = HeaderValue::from_static("GET, HEAD");

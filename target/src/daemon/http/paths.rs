@@ -34,15 +34,15 @@ pub enum Route {
 
 /// Why a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct HttpRefusal {
     /// The status of HTTP.
     pub status: StatusCode,
     /// The reason in words.
     pub text: &'static str,
 }
 
-const fn refusal(status: StatusCode, text: &'static str) -> Refusal {
-    Refusal { status, text }
+const fn refusal(status: StatusCode, text: &'static str) -> HttpRefusal {
+    HttpRefusal { status, text }
 }
 
 const EVENTS: &str = "write /events?after=NUMBER\n";
@@ -52,7 +52,7 @@ const PAST: &str = "write /past?after=NUMBER\n";
 ///
 /// # Errors
 /// There is no such path, or it takes no such method or query.
-pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Refusal> {
+pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, HttpRefusal> {
     let route = match path {
         "/" => Route::Page,
         "/metrics" => Route::Metrics,
@@ -73,7 +73,7 @@ pub fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, 
     }
 }
 
-fn after(query: Option<&str>, form: &'static str) -> Result<u64, Refusal> {
+fn after(query: Option<&str>, form: &'static str) -> Result<u64, HttpRefusal> {
     let Some(query) = query else { return Ok(0) };
     let number = query.strip_prefix("after=").and_then(|text| text.parse().ok());
     number.ok_or(refusal(StatusCode::BAD_REQUEST, form))
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(get("/events", Some("after=17")), Ok(Route::Events { after: 17 }));
         assert_eq!(get("/past", Some("after=17")), Ok(Route::Past { after: 17 }));
         assert_eq!(get("/farewell", None), Ok(Route::Farewell));
-        let status = |result: Result<Route, Refusal>| result.unwrap_err().status.as_u16();
+        let status = |result: Result<Route, HttpRefusal>| result.unwrap_err().status.as_u16();
         for bad in ["after=", "after=-1", "after=18446744073709551616", "before=1", "after=1&x"] {
             assert_eq!(status(get("/events", Some(bad))), 400, "{bad}");
         }

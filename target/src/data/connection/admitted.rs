@@ -6,7 +6,7 @@ use super::params::ConnectionParams;
 
 /// The next step for a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admitted {
+pub(crate) enum AdmittedCommand {
     /// A block command for a volume.
     Block,
     /// An admin command, for control.
@@ -17,7 +17,7 @@ pub(crate) enum Admitted {
     Answer(Status),
 }
 
-impl Admitted {
+impl AdmittedCommand {
     /// The next step for any other command. `takes_blocks`: the connection may use block commands.
     #[inline(never)]
     pub(super) fn other(

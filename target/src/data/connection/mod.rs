@@ -55,7 +55,7 @@ use crate::data::read_ahead::ReadAhead;
 use crate::data::request::{Event, InCapsule, Outcome, Payload, Request};
 use crate::volume::ids::{ConnectionId, SessionIndex};
 
-pub(crate) use admitted::Admitted;
+pub(crate) use admitted::AdmittedCommand;
 use arrived::Arrived;
 pub(crate) use arrived::Message;
 pub(crate) use bounce::Bounce;
@@ -102,7 +102,7 @@ pub(crate) enum Life {
 
 /// The address of a connection: its name, and its QP at a CQ of the poll group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct QpPlace {
     /// The connection's name.
     pub(crate) id: ConnectionId,
     /// Index of the poller.
@@ -114,7 +114,7 @@ pub(crate) struct Place {
 /// One QP and its state. See the module.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    place: Place,
+    place: QpPlace,
     params: ConnectionParams,
     life: Life,
     // The connection is in the turn's list to post for.
@@ -138,7 +138,7 @@ impl Connection {
     /// the peer has the bytes (not so on iWARP). Messages land in the slots of `landing`, if given.
     /// Every receive buffer is queued.
     pub(crate) fn new(
-        place: Place,
+        place: QpPlace,
         mut params: ConnectionParams,
         landing: Option<Landing>,
         sends_prove: bool,
@@ -326,7 +326,7 @@ impl Connection {
         &mut self,
         command: &CommandCapsule,
         of: &mut Message,
-    ) -> Result<Admitted, Violation> {
+    ) -> Result<AdmittedCommand, Violation> {
         let params = &self.params;
         if command.in_capsule_bytes > params.in_capsule_bytes {
             return Err(Violation("in-capsule data above what was agreed"));
@@ -352,9 +352,9 @@ impl Connection {
             && command.flags.digest == self.has_digests()
             && command.tag != self.layout().depth().connection_tag()
         {
-            return Ok(Admitted::Block);
+            return Ok(AdmittedCommand::Block);
         }
-        Ok(Admitted::other(command, &self.params, self.takes_blocks))
+        Ok(AdmittedCommand::other(command, &self.params, self.takes_blocks))
     }
 
     /// The place of a command's in-capsule data, all in one piece, until the data is released.

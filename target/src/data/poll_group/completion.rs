@@ -8,7 +8,7 @@ use rblk_protocol::{CapsuleError, ConnectionKind, Opcode, Tag};
 use super::PollGroup;
 use super::lines::Line;
 use super::turn::Turn;
-use crate::data::connection::{Admitted, Connection, Served, Violation, WrKind};
+use crate::data::connection::{AdmittedCommand, Connection, Served, Violation, WrKind};
 use crate::data::poll_group::command::respond::finish;
 use crate::data::poll_group::command::{admin, block, reply, send_proof, write};
 use crate::data::request::{Outcome, Request};
@@ -191,16 +191,16 @@ fn on_command<S: Store>(
     connection: &mut Connection,
     turn: &mut Turn<S>,
     tag: Tag,
-    admitted: Admitted,
+    admitted: AdmittedCommand,
 ) -> Served {
     match admitted {
-        Admitted::Block => {
+        AdmittedCommand::Block => {
             turn.io = true;
             return block::start(connection, turn, tag);
         }
-        Admitted::Admin => admin::forward(connection, turn, tag),
-        Admitted::SelfTest => return admin::self_test(connection, turn, tag),
-        Admitted::Answer(status) => finish(connection, turn, tag, Outcome::of(status)),
+        AdmittedCommand::Admin => admin::forward(connection, turn, tag),
+        AdmittedCommand::SelfTest => return admin::self_test(connection, turn, tag),
+        AdmittedCommand::Answer(status) => finish(connection, turn, tag, Outcome::of(status)),
     }
     Ok(())
 }

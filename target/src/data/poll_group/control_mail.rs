@@ -11,7 +11,7 @@ use super::access::Opened;
 use super::lines::Line;
 use super::{FromGroup, Notice, PollGroup, ToGroup};
 use crate::cache::{SLOT_BYTES, Shard};
-use crate::data::connection::{Connection, ConnectionParams, Landing, Place};
+use crate::data::connection::{Connection, ConnectionParams, Landing, QpPlace};
 use crate::data::poll_group::command::admin;
 use crate::store::Store;
 use crate::volume::counts::VolumeStats;
@@ -171,7 +171,7 @@ impl<S: Store> PollGroup<S> {
             turn.told.outbox.push(gone(params, connection, "too many connections"));
             return;
         };
-        let place = Place { id, poller, qp };
+        let place = QpPlace { id, poller, qp };
         let arena = entry.memory.as_ref().map(|memory| &memory.arena);
         let arena = arena.filter(|_| turn.access.writes_to_store(session));
         let landing = arena.and_then(|arena| landing_of(&params, &mut turn.shard, arena));

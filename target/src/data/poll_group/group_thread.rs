@@ -196,7 +196,7 @@ struct GroupThread {
     outbox: mpsc::UnboundedSender<FromGroup>,
     stats: Arc<Stats>,
     publisher: Publisher,
-    served: Served,
+    served: ServedCounts,
     // The last check for silent peers.
     listened: Micros,
     stop: Stop,
@@ -222,7 +222,7 @@ impl GroupThread {
             outbox,
             stats,
             publisher: Publisher { published: now.us(), busy_turns: 0, is_behind: false },
-            served: Served::default(),
+            served: ServedCounts::default(),
             listened: now.us(),
             stop: Stop::default(),
             woken: WatchSet::default(),
@@ -508,12 +508,12 @@ fn poller_token(place: usize) -> WatchToken {
 
 /// The work served until the last wait.
 #[derive(Default)]
-struct Served {
+struct ServedCounts {
     commands: u64,
     bytes: u64,
 }
 
-impl Served {
+impl ServedCounts {
     /// Derives a hint for the next wait from the work served since the last call.
     fn hint(&mut self, stats: &Stats) -> Hint {
         let commands = stats.reads.get() + stats.writes.get();

@@ -84,7 +84,7 @@ const REAP_ROUNDS: usize = 4;
 
 /// The progress of a poll group that stops.
 #[derive(Default)]
-struct Stopping {
+struct GroupStopping {
     began: bool,
     // The other groups know that this group acknowledges nothing any more; number of groups that
     // reported this.
@@ -104,7 +104,7 @@ pub struct PollGroup<S> {
     reaped: Box<[Completion; REAP]>,
     // Time of the last reminder to the other groups that this shard is short of memory.
     reminded: Option<Instant>,
-    stopping: Stopping,
+    stopping: GroupStopping,
     steps: Steps,
     settles: Settles,
     // From this time on a turn checks for waiting work even if it finds none: see `turn`.
@@ -149,7 +149,7 @@ impl<S: Store> PollGroup<S> {
             connections: Connections::default(),
             reaped: Box::new([Completion::default(); REAP]),
             reminded: None,
-            stopping: Stopping::default(),
+            stopping: GroupStopping::default(),
             steps: Steps::default(),
             settles: Settles::default(),
             look_at: NEVER,

@@ -3,7 +3,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::Room;
+use super::MemoryBound;
 
 const HUGE_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
@@ -18,7 +18,7 @@ pub struct HugePool {
 
 /// The memory of the host; `None` for a value that the kernel does not report.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Host {
+pub struct HostMemory {
     /// Total memory, in bytes.
     pub total_bytes: Option<u64>,
     /// Memory that is free or can be made free, in bytes.
@@ -30,7 +30,7 @@ pub struct Host {
     pub huge: Option<HugePool>,
 }
 
-impl Host {
+impl HostMemory {
     /// Reads the current values of this host. Reads small files only.
     #[must_use]
     pub(crate) fn read() -> Self {
@@ -65,10 +65,10 @@ impl Host {
     }
 
     /// The smaller of the host's and the cgroup's room.
-    pub(super) fn room(&self) -> Option<Room> {
-        let cgroup = self.cgroup.clone().map(|(bytes, file)| Room::Cgroup(bytes, file));
-        let rooms = self.available_bytes.map(Room::Available).into_iter().chain(cgroup);
-        rooms.min_by_key(Room::bytes)
+    pub(super) fn room(&self) -> Option<MemoryBound> {
+        let cgroup = self.cgroup.clone().map(|(bytes, file)| MemoryBound::Cgroup(bytes, file));
+        let rooms = self.available_bytes.map(MemoryBound::Available).into_iter().chain(cgroup);
+        rooms.min_by_key(MemoryBound::bytes)
     }
 }
 
@@ -135,8 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn this_host_reports_its_memory() {
-        let host = Host::read();
+    fn this_host_says_what_it_has() {
+        let host = HostMemory::read();
         assert!(host.total_bytes.unwrap() >= host.available_bytes.unwrap());
         assert!(host.available_bytes.unwrap() > 0);
     }

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::arena::MIN_EXTENT_BYTES;
 
-pub use host_memory::{Host, HugePool};
+pub use host_memory::{HostMemory, HugePool};
 pub(crate) use successor::GivenBack;
 
 /// Bytes of a reserved huge page.
@@ -56,7 +56,7 @@ pub(crate) enum NotEnoughMemory {
         /// Bytes needed.
         needed: u64,
         /// The limit.
-        room: Room,
+        room: MemoryBound,
         /// The proposed change.
         fix: String,
     },
@@ -101,14 +101,14 @@ pub(crate) enum NotEnoughMemory {
 
 /// A bound of this process's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Room {
+pub(crate) enum MemoryBound {
     /// The memory of the host that is free or can be made free, in bytes.
     Available(u64),
     /// The limit of a cgroup, and the file with this limit.
     Cgroup(u64, PathBuf),
 }
 
-impl Room {
+impl MemoryBound {
     fn bytes(&self) -> u64 {
         match self {
             Self::Available(bytes) | Self::Cgroup(bytes, _) => *bytes,
@@ -116,7 +116,7 @@ impl Room {
     }
 }
 
-impl fmt::Display for Room {
+impl fmt::Display for MemoryBound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Available(bytes) => {
@@ -249,7 +249,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory::Room`].
-    pub(crate) fn fits(&self, host: &Host, pages: PageKind) -> Result<(), NotEnoughMemory> {
+    pub(crate) fn fits(&self, host: &HostMemory, pages: PageKind) -> Result<(), NotEnoughMemory> {
         // Reserved huge pages are not in MemAvailable, and no memory.max counts them.
         let arena = if pages == PageKind::Huge2MiB { 0 } else { self.arena_bytes() };
         let volumes = if self.rdma { self.volume_bytes() } else { 0 };
@@ -271,15 +271,15 @@ impl Demand {
             "lower `max_io` or `poll_groups`, whose product is the least of an arena".to_owned()
         };
         let other = match room {
-            Room::Available(_) => "free some",
-            Room::Cgroup(..) => "raise MemoryMax= in the unit",
+            MemoryBound::Available(_) => "free some",
+            MemoryBound::Cgroup(..) => "raise MemoryMax= in the unit",
         };
         Err(NotEnoughMemory::Room { what, needed, room, fix: format!("{advice}, or {other}") })
     }
 
     /// A risk for later, if there is one, where the current check passes.
     #[must_use]
-    pub(crate) fn warning(&self, host: &Host) -> Option<String> {
+    pub(crate) fn warning(&self, host: &HostMemory) -> Option<String> {
         let (arena, volumes) = (self.arena_bytes(), self.volume_bytes());
         let total = host.total_bytes.into_iter().chain(host.cgroup.as_ref().map(|c| c.0)).min()?;
         let overcommitted = volumes > 0 && arena.saturating_add(volumes) > total;
@@ -315,7 +315,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory`].
-    pub(crate) fn check(&self, host: &Host) -> Result<(), NotEnoughMemory> {
+    pub(crate) fn check(&self, host: &HostMemory) -> Result<(), NotEnoughMemory> {
         // Root's CAP_IPC_LOCK lifts the limit.
         if !nix::unistd::geteuid().is_root()
             && let Ok((limit, _)) = getrlimit(Resource::RLIMIT_MEMLOCK)
@@ -333,7 +333,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`NotEnoughMemory`].
-    pub(crate) fn allocate(&self, host: &Host) -> Result<Arc<Region>, NotEnoughMemory> {
+    pub(crate) fn allocate(&self, host: &HostMemory) -> Result<Arc<Region>, NotEnoughMemory> {
         let bytes = wide(self.arena_bytes());
         let huge = self.pages(host.huge)? == PageKind::Huge2MiB;
         let refused = match huge.then(|| Region::allocate(bytes, PageKind::Huge2MiB)) {
@@ -429,8 +429,12 @@ mod tests {
         Demand::of(&config(listen, arena, volumes), 1)
     }
 
-    fn available(bytes: u64) -> Host {
-        Host { total_bytes: Some(16 * GIB), available_bytes: Some(bytes), ..Host::default() }
+    fn available(bytes: u64) -> HostMemory {
+        HostMemory {
+            total_bytes: Some(16 * GIB),
+            available_bytes: Some(bytes),
+            ..HostMemory::default()
+        }
     }
 
     fn refusal<T: fmt::Debug>(result: Result<T, NotEnoughMemory>) -> String {
@@ -468,10 +472,13 @@ mod tests {
     }
 
     #[test]
-    fn pinned_memory_must_be_available() {
-        let fits = |demand: Demand, host: &Host| demand.fits(host, PageKind::Normal);
+    fn what_is_pinned_must_be_available() {
+        let fits = |demand: Demand, host: &HostMemory| demand.fits(host, PageKind::Normal);
         assert!(fits(demand(RDMA, 3 * GIB, &[GIB]), &available(4 * GIB)).is_ok());
-        assert!(fits(demand(RDMA, 1 << 40, &[]), &Host::default()).is_ok(), "nothing is known");
+        assert!(
+            fits(demand(RDMA, 1 << 40, &[]), &HostMemory::default()).is_ok(),
+            "nothing is known"
+        );
         assert_eq!(
             refusal(fits(demand(RDMA, 3 * GIB, &[GIB, MIB]), &available(4 * GIB))),
             "cannot allocate an arena and volumes in memory of 4GiB: 4GiB of this host's memory are available; \
@@ -501,7 +508,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_counts_when_it_is_narrower() {
-        let cgroup = |bytes| Host {
+        let cgroup = |bytes| HostMemory {
             cgroup: Some((bytes, PathBuf::from("/sys/fs/cgroup/a/memory.max"))),
             ..available(4 * GIB)
         };

@@ -3,7 +3,7 @@
 
 use rblk_fabric::{DeviceCaps, PageKind};
 
-use super::{Demand, Host, HugePool, NotEnoughMemory};
+use super::{Demand, HostMemory, HugePool, NotEnoughMemory};
 
 /// The memory that a process gives back when a new program replaces it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,13 +16,13 @@ pub(crate) struct GivenBack {
 
 impl GivenBack {
     /// The host after this memory is given back.
-    fn to(self, host: &Host) -> Host {
+    fn to(self, host: &HostMemory) -> HostMemory {
         let add = |bytes: u64| bytes.saturating_add(self.bytes);
         let huge = host.huge.map(|pool| {
             let free = pool.free.saturating_add(self.huge_pages).min(pool.total);
             HugePool { free, ..pool }
         });
-        Host { available_bytes: host.available_bytes.map(add), huge, ..host.clone() }
+        HostMemory { available_bytes: host.available_bytes.map(add), huge, ..host.clone() }
     }
 }
 
@@ -48,7 +48,7 @@ impl Demand {
     pub(crate) fn follows<'d>(
         &self,
         back: GivenBack,
-        host: &Host,
+        host: &HostMemory,
         devices: impl IntoIterator<Item = &'d DeviceCaps>,
     ) -> Result<(), NotEnoughMemory> {
         self.check(&back.to(host))?;
@@ -70,8 +70,13 @@ mod tests {
         Demand::of(&TargetConfig { listen, arena, hugepages, ..TargetConfig::default() }, 1)
     }
 
-    fn host(available: u64, huge: Option<HugePool>) -> Host {
-        Host { total_bytes: Some(64 * GIB), available_bytes: Some(available), huge, cgroup: None }
+    fn host(available: u64, huge: Option<HugePool>) -> HostMemory {
+        HostMemory {
+            total_bytes: Some(64 * GIB),
+            available_bytes: Some(available),
+            huge,
+            cgroup: None,
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ use self::sync_wait::SyncWaiters;
 use self::watch_set::{DOOR, Watches, checked};
 pub use self::watch_set::{MAX_WATCHES, WatchSet, WatchToken};
 use super::backing::Backing;
-use super::syncs::{Look, SyncNumber};
+use super::syncs::{SyncLook, SyncNumber};
 use super::{Op, OpDone, Segment, Store, StoreError, refusal};
 use crate::volume::ids::VolumeIndex;
 
@@ -65,7 +65,7 @@ pub enum Wait {
 }
 
 #[derive(Debug)]
-struct Volume {
+struct RingVolume {
     backing: Arc<Backing>,
     // Ops of the volume that have not ended.
     ops: usize,
@@ -76,7 +76,7 @@ pub struct UringStore {
     // First, so that it is dropped before the memory it uses.
     ring: Ring,
     memory: EntryMemory,
-    volumes: Box<[Option<Volume>]>,
+    volumes: Box<[Option<RingVolume>]>,
     ops: Ops,
     done: Vec<OpDone>,
     sync_waiters: SyncWaiters,
@@ -189,7 +189,7 @@ impl UringStore {
         self.ring
             .set_file(index.0, backing.file().as_raw_fd())
             .map_err(|source| StoreError::Register { path: backing.path().to_owned(), source })?;
-        *place = Some(Volume { backing, ops: 0 });
+        *place = Some(RingVolume { backing, ops: 0 });
         Ok(())
     }
 
@@ -357,7 +357,7 @@ impl UringStore {
     }
 
     // The volume of an op. The op keeps the volume until it ends.
-    fn volume_of(&self, index: u32) -> Result<&Volume, Errno> {
+    fn volume_of(&self, index: u32) -> Result<&RingVolume, Errno> {
         let volume = self.ops.peek(index).op.volume;
         let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
         state.ok_or_else(|| no_volume(volume))
@@ -406,15 +406,15 @@ impl UringStore {
         let Phase::Awaiting(number) = self.ops.peek(index).phase else { return true };
         let look = match self.volume_of(index) {
             Ok(volume) => self.sync_waiters.look(&volume.backing, number),
-            Err(errno) => Look::Over(Err(errno)),
+            Err(errno) => SyncLook::Over(Err(errno)),
         };
         match look {
-            Look::Wait => return false,
-            Look::Run => {
+            SyncLook::Wait => return false,
+            SyncLook::Run => {
                 self.ops.get(index).phase = Phase::Sync(number);
                 self.send(index);
             }
-            Look::Over(result) => {
+            SyncLook::Over(result) => {
                 let value = self.ops.peek(index).value();
                 self.finish(index, result.map(|()| value));
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::store::backing::Backing;
-use crate::store::syncs::{Door, Look, SyncNumber};
+use crate::store::syncs::{Door, SyncLook, SyncNumber};
 use crate::volume::ids::VolumeIndex;
 
 /// The ops of a store that wait for syncs, and the door that wakes the store for them.
@@ -43,7 +43,7 @@ impl SyncWaiters {
     }
 
     /// The next step of an op that waits for this sync.
-    pub(super) fn look(&self, backing: &Backing, number: SyncNumber) -> Look {
+    pub(super) fn look(&self, backing: &Backing, number: SyncNumber) -> SyncLook {
         backing.syncs().look(number, &self.door)
     }
 

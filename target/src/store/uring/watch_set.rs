@@ -65,7 +65,7 @@ impl WatchSet {
 }
 
 #[derive(Debug, Default)]
-struct Watch {
+struct FdWatch {
     // Our own duplicate: a later arm must find this file even if the owner closed its descriptor.
     fd: Option<OwnedFd>,
     armed: bool,
@@ -78,7 +78,7 @@ struct Watch {
 /// The watched descriptors of a store.
 #[derive(Debug)]
 pub(super) struct Watches {
-    table: Box<[Watch]>,
+    table: Box<[FdWatch]>,
     // Some watches must be armed again, when the queue has room.
     unarmed: bool,
     // Tokens of watches that are armed for each sleep.
@@ -88,7 +88,7 @@ pub(super) struct Watches {
 
 impl Watches {
     pub(super) fn new() -> Self {
-        let table = (0..WATCHES).map(|_| Watch::default()).collect();
+        let table = (0..WATCHES).map(|_| FdWatch::default()).collect();
         Self { table, unarmed: false, asleep: 0, errors: 0 }
     }
 

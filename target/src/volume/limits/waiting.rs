@@ -43,13 +43,13 @@ impl Head {
 }
 
 #[derive(Debug)]
-struct Line<T> {
+struct WaitingLine<T> {
     name: LineName,
     head: Head,
     waiting: VecDeque<T>,
 }
 
-impl<T> Line<T> {
+impl<T> WaitingLine<T> {
     /// Takes the time of the line's first command away, and passes a command that had one to
     /// `booked`.
     fn lose_time(&mut self, booked: &mut impl FnMut(LineName, &T)) {
@@ -64,7 +64,7 @@ impl<T> Line<T> {
 #[derive(Debug)]
 pub(crate) struct Waiting<T> {
     // Sorted by name.
-    lines: Vec<Line<T>>,
+    lines: Vec<WaitingLine<T>>,
     // Lower bound of the times of all lines.
     next: Ticks,
     // Lists of ended lines, for reuse.
@@ -97,7 +97,7 @@ impl<T> Waiting<T> {
             Err(at) => {
                 let mut waiting = self.spare.pop().unwrap_or_default();
                 waiting.push_back(item);
-                self.lines.insert(at, Line { name, head: Head::Due(due), waiting });
+                self.lines.insert(at, WaitingLine { name, head: Head::Due(due), waiting });
                 self.next = self.next.min(due);
             }
         }
@@ -182,7 +182,7 @@ impl<T> Waiting<T> {
     /// Removes a line without commands.
     fn leave_if_empty(&mut self, at: usize) {
         if self.lines[at].waiting.is_empty() {
-            let Line { waiting, .. } = self.lines.remove(at);
+            let WaitingLine { waiting, .. } = self.lines.remove(at);
             self.spare.push(waiting);
         }
     }

@@ -54,15 +54,15 @@ pub struct Session {
     pub peer: String,
     /// Whether the latest I/O connection has digests, for people.
     pub digest: bool,
-    volumes: Volumes,
-    connections: Connections,
+    volumes: SessionVolumes,
+    connections: SessionConnections,
     // The reason why the session will end with its last connection, if it will.
     leave: Option<Leave>,
 }
 
 /// The volumes of one session. Invariant: every admitted volume is opened.
 #[derive(Debug, Default)]
-struct Volumes {
+struct SessionVolumes {
     // Volumes that the session opened, including those that it still waits for.
     opened: BTreeMap<VolumeIndex, AccessMode>,
     // Volumes for which the session may send commands.
@@ -85,7 +85,7 @@ struct Live {
 /// The live connections of one session. Connections without their proof must also be gone before
 /// the session ends, but they keep neither the session nor the number of their queue.
 #[derive(Debug)]
-struct Connections {
+struct SessionConnections {
     live: Vec<Live>,
     // The time when the last proven connection went, or the session began. `None` while one exists.
     lost_at: Option<Instant>,
@@ -93,7 +93,7 @@ struct Connections {
     memory_bytes: u64,
 }
 
-impl Connections {
+impl SessionConnections {
     fn add(&mut self, live: Live, memory_bytes: u64) {
         self.live.push(live);
         if live.is_proven {
@@ -240,7 +240,7 @@ impl Session {
 
     /// Lets the session send commands for a volume that it opened.
     fn admit(&mut self, volume: VolumeIndex) {
-        let Volumes { opened, admitted, leaving } = &mut self.volumes;
+        let SessionVolumes { opened, admitted, leaving } = &mut self.volumes;
         let Some(mode) = opened.get(&volume).copied() else { return };
         admitted.insert(volume);
         // The session holds the volume in its old mode, and so excludes the same sessions as then.
@@ -385,8 +385,12 @@ impl SessionTable {
             detect,
             peer,
             digest: false,
-            volumes: Volumes::default(),
-            connections: Connections { live: Vec::new(), lost_at: Some(now), memory_bytes: 0 },
+            volumes: SessionVolumes::default(),
+            connections: SessionConnections {
+                live: Vec::new(),
+                lost_at: Some(now),
+                memory_bytes: 0,
+            },
             leave: None,
         });
         self.by_id.insert(id, index);
