@@ -26,12 +26,13 @@
 //! ```
 
 pub mod device;
+mod first_connect;
 mod guest;
 mod guest_end;
 pub mod lock;
-pub mod metrics;
 mod mounted;
 pub mod note;
+pub mod prometheus;
 mod recover;
 pub mod run_dir;
 mod serving;
@@ -40,7 +41,6 @@ pub mod socket;
 mod start;
 mod unmount;
 mod upgrade;
-mod waiting;
 
 use anyhow::Context;
 use rblk_protocol::Generation;
@@ -53,6 +53,7 @@ use crate::volume::begin::First;
 use crate::volume::configured::Configured;
 use crate::volume::session::HostIdentity;
 use crate::volume::status::MountStatus;
+pub use first_connect::ToldToEnd;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
 use lock::MountLock;
@@ -63,7 +64,6 @@ pub use recover::check;
 use serving::{HandOver, Serving};
 use signals::Signals;
 use socket::MountSocket;
-pub use waiting::ToldToEnd;
 
 /// Called with the state of a mount when its device is there.
 pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);
@@ -165,7 +165,7 @@ async fn begin(
             front: disk::FRONT,
             generation: Generation::FRESH,
         };
-        waiting::connect(&socket, lock.name(), first, host, signals).await?
+        first_connect::connect(&socket, lock.name(), first, host, signals).await?
     };
     let mut mount = Mount::new(lock.name(), volume);
     let built = async {

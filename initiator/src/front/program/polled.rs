@@ -11,7 +11,7 @@ use rblk_fabric::data_thread::{DataThread, Found, Turn, Woken};
 use rblk_fabric::spin::Hint;
 use rblk_protocol::Tag;
 
-use super::pending::Pending;
+use super::pending_requests::Pending;
 use super::{Buffer, Completion};
 use crate::engine::inflight::WrongState;
 use crate::engine::io::Io;

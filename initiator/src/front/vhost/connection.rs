@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, UnixAddr, getsockname, send};
 
-use super::memory::is_memory;
+use super::guest_memory::is_memory;
 use super::message::{Broken, HEADER_BYTES, Header, REGIONS_MAX, Request};
 use super::received::{Received, receive};
 use super::refused::put_away;

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::{Connection, Message, broken, must_be_unix_socket};
-use super::device::Device;
-use super::disk::{Disk, PROTOCOL_FEATURES};
 use super::event::{Event, Kick, must_be_eventfd};
-use super::memory::GuestMemory;
+use super::guest_device::Device;
+use super::guest_disk::{Disk, PROTOCOL_FEATURES};
+use super::guest_memory::GuestMemory;
+use super::guest_ring::{RingParts, SIZE_MAX};
 use super::message::{
     Broken, Header, MemoryPart, Request, RingEvent, RingPlaces, config_change, protocol,
 };
-use super::orders::Order;
-use super::ring::{RingParts, SIZE_MAX};
+use super::ring_orders::Order;
 
 /// How long a front end that stops a ring waits for answers of the target.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -15,25 +15,25 @@
 
 mod connection;
 mod cut_memory;
-mod device;
-mod disk;
 mod event;
 mod frontend;
 #[cfg(feature = "fuzzing")]
 mod fuzzed;
+mod guest_device;
+mod guest_disk;
+mod guest_memory;
+mod guest_news;
+mod guest_request;
+mod guest_ring;
 #[cfg(test)]
 mod lingering;
-mod memory;
 mod message;
-mod news;
-mod orders;
 #[cfg(feature = "fuzzing")]
 mod pace;
 mod received;
 mod refused;
-mod request;
-mod ring;
-mod thread;
+mod ring_orders;
+mod ring_thread;
 mod under_way;
 
 use std::io;
@@ -48,13 +48,13 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::engine::durability::Durability;
 use crate::volume::begin::Front;
-use device::Device;
-pub(crate) use disk::Disk;
 use frontend::FrontEnd;
 #[cfg(feature = "fuzzing")]
 pub use fuzzed::FuzzedDisk;
-pub(crate) use news::{Left, Memories, News};
-pub(crate) use thread::ThreadParts;
+use guest_device::Device;
+pub(crate) use guest_disk::Disk;
+pub(crate) use guest_news::{Left, Memories, News};
+pub(crate) use ring_thread::ThreadParts;
 
 /// A guest's memory comes and goes, and has no room for digests behind the data of a READ.
 pub(crate) const FRONT: Front = Front {

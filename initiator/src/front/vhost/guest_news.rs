@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::Region;
 
-use super::disk::Disk;
+use super::guest_disk::Disk;
 
 /// What may change in the life of a disk.
 #[derive(Debug)]

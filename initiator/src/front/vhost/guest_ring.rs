@@ -12,7 +12,7 @@ use virtio_queue::{DescriptorChain, Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::event::{Event, Kick};
-use super::memory::GuestMemory;
+use super::guest_memory::GuestMemory;
 
 /// Longest ring.
 pub(super) const SIZE_MAX: u16 = 1024;

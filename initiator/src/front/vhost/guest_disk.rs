@@ -7,7 +7,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::request::{ID_BYTES, RANGE_SECTORS_MAX, RANGES_MAX};
+use super::guest_request::{ID_BYTES, RANGE_SECTORS_MAX, RANGES_MAX};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;

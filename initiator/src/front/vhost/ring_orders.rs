@@ -18,8 +18,8 @@ use std::time::Duration;
 use rblk_fabric::mailbox::{Receiver, Refused, Sender, mailbox};
 
 use super::event::Event;
-use super::memory::GuestMemory;
-use super::ring::RingParts;
+use super::guest_memory::GuestMemory;
+use super::guest_ring::RingParts;
 
 /// Orders that may wait: a setting of each kind, a question, and the three questions of a front end
 /// that leaves because one was not answered in time.

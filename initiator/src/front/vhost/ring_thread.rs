@@ -21,10 +21,10 @@ use rblk_fabric::spin::Hint;
 use rblk_fabric::{Moment, Region};
 use rblk_protocol::{BlockSize, Tag};
 
-use super::memory::GuestMemory;
-use super::orders::{Given, Order};
-use super::request::ID_BYTES;
-use super::ring::{Ring, RingParts};
+use super::guest_memory::GuestMemory;
+use super::guest_request::ID_BYTES;
+use super::guest_ring::{Ring, RingParts};
+use super::ring_orders::{Given, Order};
 use super::under_way::UnderWay;
 use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch, WatchToken};
 

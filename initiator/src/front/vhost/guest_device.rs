@@ -12,12 +12,12 @@ use rblk_fabric::data_thread;
 use rblk_fabric::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::disk::Disk;
-use super::memory::GuestMemory;
-use super::news::{Memories, News};
-use super::orders::{Order, Orders};
-use super::ring::RingParts;
-use super::thread::{RingThread, ThreadParts};
+use super::guest_disk::Disk;
+use super::guest_memory::GuestMemory;
+use super::guest_news::{Memories, News};
+use super::guest_ring::RingParts;
+use super::ring_orders::{Order, Orders};
+use super::ring_thread::{RingThread, ThreadParts};
 use crate::engine::durability::Durability;
 use crate::queue::FromQueue;
 
