@@ -28,7 +28,7 @@ use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
 use super::{OnReady, first_connect, recover};
 use crate::engine::path::Path as QueuePath;
-use crate::front::vhost::{Disk, FRONT, Left, Memories, Served, ThreadParts};
+use crate::front::vhost::{FRONT, GuestDisk, Left, Memories, Served, ThreadParts};
 use crate::queue::FromQueue;
 use crate::volume::begin::{First, MayOpen, connect_first};
 use crate::volume::configured::Configured;
@@ -311,12 +311,12 @@ fn serve_rings(
 }
 
 /// The disk of a volume, as guests see it.
-fn disk_of(volume: &Volume, config: &MountConfig) -> Disk {
+fn disk_of(volume: &Volume, config: &MountConfig) -> GuestDisk {
     let (facts, setup) = (volume.facts(), volume.setup());
     let volume = &facts.volume;
     let has = |flag| volume.flags.has(flag);
     let block = volume.block_size.bytes();
-    Disk {
+    GuestDisk {
         size_bytes: facts.size_bytes(),
         block,
         read_only: has(VolumeFlags::READ_ONLY) || config.read_only,
@@ -325,7 +325,7 @@ fn disk_of(volume: &Volume, config: &MountConfig) -> Disk {
         write_zeroes: has(VolumeFlags::WRITE_ZEROES),
         max_io: setup.wish.io_max_bytes,
         queues: setup.queues,
-        id: Disk::id_of(&config.volume),
+        id: GuestDisk::id_of(&config.volume),
     }
 }
 

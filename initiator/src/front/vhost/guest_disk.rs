@@ -1,4 +1,4 @@
-//! [`Disk`]: the disk as the guest sees it: abilities and configuration space. Pure.
+//! [`GuestDisk`]: the disk as the guest sees it: abilities and configuration space. Pure.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
@@ -19,7 +19,7 @@ const SECTOR: u64 = 512;
 
 /// The disk as the guest sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Disk {
+pub(crate) struct GuestDisk {
     /// Bytes of the volume.
     pub(crate) size_bytes: u64,
     /// Bytes of a block.
@@ -40,7 +40,7 @@ pub(crate) struct Disk {
     pub(crate) id: [u8; ID_BYTES],
 }
 
-impl Disk {
+impl GuestDisk {
     /// The name of a volume as that of a disk: what fits.
     pub(crate) fn id_of(volume: &str) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
@@ -118,8 +118,8 @@ impl Disk {
 mod tests {
     use super::*;
 
-    fn disk() -> Disk {
-        Disk {
+    fn disk() -> GuestDisk {
+        GuestDisk {
             size_bytes: 1 << 30,
             block: 512,
             read_only: false,
@@ -128,7 +128,7 @@ mod tests {
             write_zeroes: true,
             max_io: 256 << 10,
             queues: 3,
-            id: Disk::id_of("a volume with quite a long name"),
+            id: GuestDisk::id_of("a volume with quite a long name"),
         }
     }
 
@@ -147,12 +147,12 @@ mod tests {
 
     #[test]
     fn a_disk_that_refuses_writes_offers_none() {
-        let has = |disk: Disk, number: u32| disk.features() & (1 << number) != 0;
-        let read_only = Disk { read_only: true, ..disk() };
+        let has = |disk: GuestDisk, number: u32| disk.features() & (1 << number) != 0;
+        let read_only = GuestDisk { read_only: true, ..disk() };
         for number in [VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES] {
             assert!(has(disk(), number) && !has(read_only, number));
         }
         assert!(has(read_only, VIRTIO_BLK_F_RO) && !has(disk(), VIRTIO_BLK_F_RO));
-        assert!(!has(Disk { volatile_cache: false, ..disk() }, VIRTIO_BLK_F_FLUSH));
+        assert!(!has(GuestDisk { volatile_cache: false, ..disk() }, VIRTIO_BLK_F_FLUSH));
     }
 }

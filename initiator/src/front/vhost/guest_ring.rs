@@ -1,4 +1,4 @@
-//! [`Ring`]: a ring of a guest: what it offers, what is done, and the events both ways.
+//! [`GuestRing`]: a ring of a guest: what it offers, what is done, and the events both ways.
 //!
 //! The ring is in the guest's memory. It is read and written through rust-vmm's virtio-queue, which
 //! checks every index and address.
@@ -35,7 +35,7 @@ pub(super) struct RingParts {
 
 /// A ring of a guest.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct GuestRing {
     queue: Queue,
     memory: Arc<GuestMemory>,
     kick: Kick,
@@ -50,7 +50,7 @@ pub(super) struct Ring {
 const IN_DOUBT: &str = "the program before this one did not end in good order, so nobody knows which requests of the \
                         ring it answered: reset the guest";
 
-impl Ring {
+impl GuestRing {
     /// A ring in that memory.
     ///
     /// # Errors
