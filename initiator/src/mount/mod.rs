@@ -16,13 +16,14 @@
 //! fail (`on_loss`).
 //!
 //! ```text
-//! run, recover -> waiting, begin       a Mount with its first session
+//! run, recover -> first_connect        a Mount with its first session
 //!              |  recover              a Mount of a note, whose target is lost
 //!              '> Serving -> Ending    the loop, and how it ends
-//! Direct                               a Mount without a device: a program has its queues
-//! Guest                                the same: a guest has its queues, by a socket
-//!                    '> Mount -> Link -> Course (decides), Tries -> settle
-//!                             '> Queues, NoteKeeper
+//! Guest                                a Mount with a socket in place of a device: a guest has its
+//!                                      queues
+//!                    '> Mount -> Volume -> Link -> Course (decides), Tries -> settle
+//!                             |         '> Queues
+//!                             '> NoteKeeper, Disk
 //! ```
 
 pub mod device;

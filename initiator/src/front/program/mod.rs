@@ -4,10 +4,11 @@
 //! ```text
 //! program's thread      Queue -> Polled -> TargetSide -> Engine -> path   (the data thread is the
 //!                         |                  ^ mail, v news               program's own)
-//! rblk-control (tokio)  Volume -> Direct -> Mount -> Link -> Course
+//! rblk-control (tokio)  Volume -> Upkeep -> volume::Volume -> Link -> Course
 //! ```
 //!
-//! Everything from [`TargetSide`](crate::queue::TargetSide) and `Mount` on is what a disk has, too.
+//! Everything from [`TargetSide`](crate::queue::TargetSide) and `volume::Volume` on is what a disk
+//! has, too.
 
 mod buffer;
 #[doc(hidden)]

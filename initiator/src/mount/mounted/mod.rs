@@ -1,6 +1,5 @@
-//! [`Mount`]: a mount's parts together: the [link](crate::volume::link) to its target, its queue
-//! threads, its note, and what people are told of it. Its device is held apart
-//! ([`super::serving`]).
+//! [`Mount`]: a mount's parts together: its [volume](Volume), its note, its disk, and its status.
+//! Its device is held apart ([`super::serving`]).
 
 use std::io;
 use std::path::Path as FilePath;
