@@ -18,7 +18,7 @@ use rblk_initiator::daemon::log_file::LogFile;
 use rblk_initiator::daemon::probe::Wanted;
 use rblk_initiator::mount::device::write_back::IfUsed;
 use rblk_initiator::mount::{GuestSocket, OnReady, ToldToEnd};
-use rblk_initiator::volume::identity::host_identity;
+use rblk_initiator::volume::host_identity::host_identity;
 use rblk_initiator::volume::session::Session;
 use rblk_initiator::volume::status::MountStatus;
 use rblk_operate::journal::JournalFormat;

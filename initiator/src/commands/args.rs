@@ -22,7 +22,7 @@ use crate::mount::note::neighbour::HeldHere;
 use crate::mount::{AlreadyMounted, BadSocket, NotMounted, UnsuitedKey};
 use crate::volume::configured::{ByFlags, Configured, KeysFile};
 use crate::volume::error::SessionError;
-use crate::volume::identity::BadHostId;
+use crate::volume::host_identity::BadHostId;
 use crate::volume::session::{Credentials, TargetKeysError};
 
 /// Turns volumes of a target into local block devices.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::io::{Io, IoOp};
 use crate::engine::{Engine, PathEnd, QueueStats};
 use crate::volume::error::SessionError;
-use crate::volume::identity::host_identity;
+use crate::volume::host_identity::host_identity;
 use crate::volume::session::{Credentials, HostIdentity, MESSAGES, QueueWish, Session};
 
 /// How often to check whether the self-test has ended.

@@ -26,14 +26,14 @@ use super::note::neighbour;
 use super::serving::LAST_WORDS;
 use super::signals::Signals;
 use super::socket::{Ask, Asked, MountSocket, Response};
-use super::{OnReady, recover, waiting};
+use super::{OnReady, first_connect, recover};
 use crate::engine::path::Path as QueuePath;
-use crate::front::vhost::{Disk, FRONT, Left, Memories, Served, ThreadParts};
+use crate::front::vhost::{FRONT, GuestDisk, Left, Memories, Served, ThreadParts};
 use crate::queue::FromQueue;
 use crate::volume::begin::{First, MayOpen, connect_first};
 use crate::volume::configured::Configured;
 use crate::volume::error::SessionError;
-use crate::volume::identity::id_of_guest;
+use crate::volume::host_identity::id_of_guest;
 use crate::volume::queues::spin_mode;
 use crate::volume::session::HostIdentity;
 use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume, task};
@@ -223,10 +223,10 @@ async fn connect(
 ) -> anyhow::Result<(Volume, Vec<QueuePath>)> {
     let why = RefCell::new(None);
     match listed {
-        Some(listed) => waiting::connect(&listed.socket, name, first, host, signals).await,
+        Some(listed) => first_connect::connect(&listed.socket, name, first, host, signals).await,
         None => tokio::select! {
             connected = connect_first(first, host, &why) => connected,
-            () = signals.next() => Err(waiting::ToldToEnd { name: name.to_owned() }.into()),
+            () = signals.next() => Err(first_connect::ToldToEnd { name: name.to_owned() }.into()),
         },
     }
 }
@@ -312,12 +312,12 @@ fn serve_rings(
 }
 
 /// The disk of a volume, for guests.
-fn disk_of(volume: &Volume, config: &MountConfig) -> Disk {
+fn disk_of(volume: &Volume, config: &MountConfig) -> GuestDisk {
     let (facts, setup) = (volume.facts(), volume.setup());
     let volume = &facts.volume;
     let has = |flag| volume.flags.has(flag);
     let block = volume.block_size.bytes();
-    Disk {
+    GuestDisk {
         size_bytes: facts.size_bytes(),
         block,
         read_only: has(VolumeFlags::READ_ONLY) || config.read_only,
@@ -326,7 +326,7 @@ fn disk_of(volume: &Volume, config: &MountConfig) -> Disk {
         write_zeroes: has(VolumeFlags::WRITE_ZEROES),
         max_io: setup.wish.io_max_bytes,
         queues: setup.queues,
-        id: Disk::id_of(&config.volume),
+        id: GuestDisk::id_of(&config.volume),
     }
 }
 

@@ -19,19 +19,21 @@
 //! run, recover -> waiting, begin       a Mount with its first session
 //!              |  recover              a Mount of a note, with a lost target
 //!              '> Serving -> Ending    the loop, and how it ends
-//! Direct                               a Mount without a device: a program has its queues
-//! Guest                                the same: a guest has its queues, by a socket
-//!                    '> Mount -> Link -> Course (decides), Tries -> settle
-//!                             '> Queues, NoteKeeper
+//! Guest                                a Mount with a socket in place of a device: a guest has its
+//!                                      queues
+//!                    '> Mount -> Volume -> Link -> Course (decides), Tries -> settle
+//!                             |         '> Queues
+//!                             '> NoteKeeper, Disk
 //! ```
 
 pub mod device;
+mod first_connect;
 mod guest;
 mod guest_end;
 pub mod lock;
-pub mod metrics;
 mod mounted;
 pub mod note;
+pub mod prometheus;
 mod recover;
 pub mod run_dir;
 mod serving;
@@ -40,7 +42,6 @@ pub mod socket;
 mod start;
 mod unmount;
 mod upgrade;
-mod waiting;
 
 use anyhow::Context;
 use rblk_protocol::Generation;
@@ -53,6 +54,7 @@ use crate::volume::begin::First;
 use crate::volume::configured::Configured;
 use crate::volume::session::HostIdentity;
 use crate::volume::status::MountStatus;
+pub use first_connect::ToldToEnd;
 pub(crate) use guest::{BadSocket, UnsuitedKey};
 pub use guest::{GuestSocket, must_suit_guests, run_guest};
 use lock::MountLock;
@@ -63,7 +65,6 @@ pub use recover::check;
 use serving::{HandOver, Serving};
 use signals::Signals;
 use socket::MountSocket;
-pub use waiting::ToldToEnd;
 
 /// Called with the state of a mount once its device exists.
 pub type OnReady<'r> = &'r mut dyn FnMut(&MountStatus);
@@ -165,7 +166,7 @@ async fn begin(
             front: disk::FRONT,
             generation: Generation::FRESH,
         };
-        waiting::connect(&socket, lock.name(), first, host, signals).await?
+        first_connect::connect(&socket, lock.name(), first, host, signals).await?
     };
     let mut mount = Mount::new(lock.name(), volume);
     let built = async {

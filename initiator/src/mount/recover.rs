@@ -30,12 +30,11 @@ use super::start::start_device;
 use super::{AlreadyMounted, NotMounted};
 use crate::engine::durability::Durability;
 use crate::front::ublk::{Control, Device, DeviceInfo, DiskParams};
-use crate::volume::Volume;
 use crate::volume::begin::queue_memory;
 use crate::volume::configured::Configured;
-use crate::volume::identity::host_name;
+use crate::volume::host_identity::host_name;
 use crate::volume::setup::credentials_of;
-use crate::volume::target_keys;
+use crate::volume::{Volume, target_keys};
 
 const PAGE: usize = 4096;
 /// Time for the device of a failed mount to go away.

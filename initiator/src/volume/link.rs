@@ -20,7 +20,7 @@ use super::history::{History, millis};
 use super::link_lines::{LinkLine, LinkLines};
 use super::queues::Queues;
 use super::reconnect::{
-    News as TryNews, NotTested, Reconnected, Step, StepAnswer, Tries, Try, VolumeChanged,
+    NotTested, Reconnected, StepAnswer, Tries, Try, TryNews, TryStep, VolumeChanged,
 };
 use super::session::{Claim, Credentials, Session};
 use super::settle::{Account, flush};
@@ -439,12 +439,12 @@ impl Link {
         self.tries.begin_probe(index, address, options, known_by, instance);
     }
 
-    fn on_step(&mut self, step: Step) -> AfterNote {
+    fn on_step(&mut self, step: TryStep) -> AfterNote {
         AfterNote::GoOn(match step {
-            Step::LoggedIn(login, answer) => {
+            TryStep::LoggedIn(login, answer) => {
                 StepAnswer::LoggedIn(self.course.logged_in(&login), answer)
             }
-            Step::Opened(volume, answer) => {
+            TryStep::Opened(volume, answer) => {
                 let verdict = match self.course.opened(&volume) {
                     // The target may take the copies now.
                     Verdict::Go if self.durability.holds_copies() => Verdict::Settle,

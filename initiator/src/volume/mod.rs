@@ -7,7 +7,7 @@ pub mod configured;
 pub mod course;
 pub mod error;
 mod history;
-pub mod identity;
+pub mod host_identity;
 pub(crate) mod link;
 mod link_lines;
 pub(crate) mod queues;

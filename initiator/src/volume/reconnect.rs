@@ -76,14 +76,14 @@ pub(super) struct Reconnected {
 
 /// A step of a try. The try goes on when the mount has answered.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum TryStep {
     /// The try has a session.
     LoggedIn(LoginReply, oneshot::Sender<Result<(), OtherTarget>>),
     /// The try has the volume.
     Opened(Box<OpenReply>, oneshot::Sender<Verdict>),
 }
 
-/// The answer of the mount to a [`Step`]. It goes nowhere if the try was ended meanwhile.
+/// The answer of the mount to a [`TryStep`]. It goes nowhere if the try was ended meanwhile.
 #[derive(Debug)]
 pub(crate) enum StepAnswer {
     /// Whether the session is one of the same target.
@@ -110,7 +110,7 @@ impl Try {
     /// Connects, logs in, opens the volume, settles the acknowledged writes if it must, and
     /// connects every queue. If the mount ends meanwhile, the try logs out, so that other hosts
     /// find the volume free at once.
-    pub(super) async fn run(self, steps: mpsc::Sender<Step>) -> anyhow::Result<Reconnected> {
+    pub(super) async fn run(self, steps: mpsc::Sender<TryStep>) -> anyhow::Result<Reconnected> {
         let Self { address, options, known_by, resume, .. } = &self;
         let (host, credentials) = (&known_by.host, known_by.credentials());
         let queues = self.buffers.iter().flatten().map(|buffers| self.memory(buffers));
@@ -141,12 +141,12 @@ impl Try {
     async fn open(
         &self,
         session: &mut Session,
-        steps: &mpsc::Sender<Step>,
+        steps: &mpsc::Sender<TryStep>,
     ) -> anyhow::Result<Vec<(u16, Path)>> {
         let login = session.login();
-        ask(steps, |answer| Step::LoggedIn(login, answer)).await??;
+        ask(steps, |answer| TryStep::LoggedIn(login, answer)).await??;
         let volume = session.open(&self.volume_name, self.claim).await?;
-        match ask(steps, |answer| Step::Opened(Box::new(volume), answer)).await? {
+        match ask(steps, |answer| TryStep::Opened(Box::new(volume), answer)).await? {
             Verdict::Go => {}
             Verdict::Settle => settle(session, &volume, &self.account).await?,
             Verdict::Changed(how) => {
@@ -182,8 +182,8 @@ impl Try {
 
 /// Reports a step to the mount, and waits for its answer.
 async fn ask<T>(
-    steps: &mpsc::Sender<Step>,
-    step: impl FnOnce(oneshot::Sender<T>) -> Step,
+    steps: &mpsc::Sender<TryStep>,
+    step: impl FnOnce(oneshot::Sender<T>) -> TryStep,
 ) -> anyhow::Result<T> {
     let exchange = async {
         let (sender, answer) = oneshot::channel();
@@ -215,7 +215,7 @@ pub(super) struct Tries {
     connecting: Running<Reconnected>,
     // The address of the try.
     address: String,
-    steps: (mpsc::Sender<Step>, mpsc::Receiver<Step>),
+    steps: (mpsc::Sender<TryStep>, mpsc::Receiver<TryStep>),
     probing: Running<Option<String>>,
     // The index of the probed address.
     probed: usize,
@@ -223,9 +223,9 @@ pub(super) struct Tries {
 
 /// News of a try or a probe.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum TryNews {
     /// The try has made a step, and waits for an answer.
-    Step(Step),
+    Step(TryStep),
     /// The try has ended.
     Tried(anyhow::Result<Box<Reconnected>>),
     /// The probe of an address has ended: the reason why this run of the target does not answer
@@ -274,13 +274,13 @@ impl Tries {
     }
 
     /// The next news. Cancel safe.
-    pub(super) async fn next(&mut self) -> News {
+    pub(super) async fn next(&mut self) -> TryNews {
         tokio::select! {
-            Some(step) = self.steps.1.recv() => News::Step(step),
-            result = task::next(&mut self.connecting) => News::Tried(result.map(Box::new)),
+            Some(step) = self.steps.1.recv() => TryNews::Step(step),
+            result = task::next(&mut self.connecting) => TryNews::Tried(result.map(Box::new)),
             result = task::next(&mut self.probing) => {
                 let fault = result.unwrap_or_else(|error| Some(error.to_string()));
-                News::Probed(self.probed, fault)
+                TryNews::Probed(self.probed, fault)
             }
         }
     }

@@ -2,7 +2,7 @@
 
 mod gathering;
 mod placement;
-mod thread;
+mod queue_thread;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,7 +15,7 @@ use rblk_runtime::data_thread;
 use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
-use self::thread::QueueThread;
+use self::queue_thread::QueueThread;
 use super::ublk::{Buffers, Queue, QueueConfig, Wait};
 use crate::engine::QueueStats;
 use crate::engine::durability::Ledger;

@@ -4,7 +4,7 @@
 //! ```text
 //! program's thread      Queue -> Polled -> TargetSide -> Engine -> path   (the data thread is the
 //!                         |                  ^ mail, v news               program's own)
-//! rblk-control (tokio)  Volume -> Direct -> Mount -> Link -> Course
+//! rblk-control (tokio)  Volume -> Upkeep -> volume::Volume -> Link -> Course
 //! ```
 //!
 //! From [`TargetSide`](crate::queue::TargetSide) and `Mount` on, the parts are those of a disk.
@@ -12,19 +12,19 @@
 mod buffer;
 #[doc(hidden)]
 pub mod detached;
+mod io_request;
 mod open_error;
-mod pending;
+mod pending_requests;
 mod polled;
 mod queue;
-mod request;
 mod upkeep;
 mod volume;
 
 pub use rblk_protocol::auth::{KeyError, PublicKey, SecretKey};
 
 pub use buffer::Buffer;
+pub use io_request::{Completion, IoError, Reason, Refused, Request};
 pub use open_error::OpenError;
 pub use queue::{Counts, Queue};
-pub use request::{Completion, IoError, Reason, Refused, Request};
 pub use upkeep::VolumeWish;
 pub use volume::{NotClosed, State, Volume, open};

@@ -11,7 +11,7 @@ use rblk_runtime::Moment;
 use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
 use rblk_runtime::spin::Hint;
 
-use super::pending::Pending;
+use super::pending_requests::Pending;
 use super::{Buffer, Completion};
 use crate::engine::inflight::WrongState;
 use crate::engine::io::Io;

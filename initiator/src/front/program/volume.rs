@@ -13,7 +13,7 @@ use super::upkeep::{GivenQueue, Standing, Upkeep, VolumeWish};
 use super::{OpenError, Queue};
 use crate::engine::durability::Durability;
 use crate::volume::course;
-use crate::volume::identity::{host_name, own_id};
+use crate::volume::host_identity::{host_name, own_id};
 use crate::volume::session::HostIdentity;
 
 /// Time that [`Volume::close`] waits for the LOGOUT.

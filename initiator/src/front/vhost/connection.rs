@@ -18,8 +18,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, UnixAddr, getsockname, send};
 
-use super::memory::is_memory;
-use super::message::{Broken, HEADER_BYTES, Header, REGIONS_MAX, Request};
+use super::guest_memory::is_memory;
+use super::message::{Broken, FrontEndRequest, HEADER_BYTES, Header, REGIONS_MAX};
 use super::received::{Received, receive};
 use super::refused::put_away;
 
@@ -40,7 +40,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) header: Header,
-    pub(super) request: Request,
+    pub(super) request: FrontEndRequest,
     pub(super) files: Vec<File>,
 }
 
@@ -65,7 +65,7 @@ impl Connection {
         }
     }
 
-    fn receive_with(&self, files: &mut Vec<File>) -> io::Result<Option<(Header, Request)>> {
+    fn receive_with(&self, files: &mut Vec<File>) -> io::Result<Option<(Header, FrontEndRequest)>> {
         let by = Instant::now() + PATIENCE;
         let mut header = [0; HEADER_BYTES];
         let received = self.receive_some(&mut header, by, files)?;
@@ -87,7 +87,7 @@ impl Connection {
         header: [u8; HEADER_BYTES],
         by: Instant,
         late: &mut Vec<File>,
-    ) -> io::Result<(Header, Request)> {
+    ) -> io::Result<(Header, FrontEndRequest)> {
         let header = Header::parse(header).map_err(broken)?;
         let mut body = vec![0; header.len];
         self.receive_all(&mut body, by, late)?;
@@ -334,7 +334,7 @@ mod tests {
             front_end.write_all(&message[5..]).unwrap();
         });
         let request = connection.receive().unwrap().unwrap().request;
-        assert_eq!(request, Request::SetProtocolFeatures(0x0707_0707_0707_0707));
+        assert_eq!(request, FrontEndRequest::SetProtocolFeatures(0x0707_0707_0707_0707));
         later.join().unwrap();
         assert!(connection.receive().unwrap().is_none(), "the end");
         assert!(must_be_unix_socket(&File::open("/").unwrap()).is_err());

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::{Connection, Message, broken, must_be_unix_socket};
-use super::device::Device;
-use super::disk::{Disk, PROTOCOL_FEATURES};
 use super::event::{Event, Kick, must_be_eventfd};
-use super::memory::GuestMemory;
+use super::guest_device::GuestDevice;
+use super::guest_disk::{GuestDisk, PROTOCOL_FEATURES};
+use super::guest_memory::GuestMemory;
+use super::guest_ring::{RingParts, SIZE_MAX};
 use super::message::{
-    Broken, Header, MemoryPart, Request, RingEvent, RingPlaces, config_change, protocol,
+    Broken, FrontEndRequest, Header, MemoryPart, RingEvent, RingPlaces, config_change, protocol,
 };
-use super::orders::Order;
-use super::ring::{RingParts, SIZE_MAX};
+use super::ring_orders::Order;
 
 /// Time that a front end waits for answers of the target when it stops a ring.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ struct RingState {
 /// One front end.
 #[derive(Debug)]
 pub(super) struct FrontEnd<'d> {
-    device: &'d mut Device,
+    device: &'d mut GuestDevice,
     connection: Connection,
     back_channel: Option<Connection>,
     features: u64,
@@ -53,12 +53,12 @@ pub(super) struct FrontEnd<'d> {
     has_served: bool,
     refusals: u32,
     // The disk's state that the front end knows.
-    told: Disk,
+    told: GuestDisk,
 }
 
 impl<'d> FrontEnd<'d> {
     /// A front end that has just connected.
-    pub(super) fn new(stream: UnixStream, device: &'d mut Device) -> Self {
+    pub(super) fn new(stream: UnixStream, device: &'d mut GuestDevice) -> Self {
         let rings = (0..device.rings()).map(|_| RingState::default()).collect();
         let (told, ends) = (device.disk(), device.news().ends_flag());
         Self {
@@ -128,13 +128,13 @@ impl<'d> FrontEnd<'d> {
         }
     }
 
-    fn answer(&mut self, request: Request, files: &mut Vec<File>) -> io::Result<Answer> {
+    fn answer(&mut self, request: FrontEndRequest, files: &mut Vec<File>) -> io::Result<Answer> {
         let number = |number: u64| Answer::Bytes(number.to_le_bytes().to_vec());
         Ok(match request {
-            Request::GetFeatures => number(self.device.disk().features()),
-            Request::GetProtocolFeatures => number(protocol::ALL),
-            Request::GetRings => number(self.rings.len() as u64),
-            Request::GetConfig { offset, len } => {
+            FrontEndRequest::GetFeatures => number(self.device.disk().features()),
+            FrontEndRequest::GetProtocolFeatures => number(protocol::ALL),
+            FrontEndRequest::GetRings => number(self.rings.len() as u64),
+            FrontEndRequest::GetConfig { offset, len } => {
                 self.told = self.device.disk();
                 let space = self.told.config(offset, len);
                 let head = [offset, len].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
@@ -142,7 +142,7 @@ impl<'d> FrontEnd<'d> {
                 bytes.extend(space);
                 Answer::Bytes(bytes)
             }
-            Request::GetRingBase { ring } => {
+            FrontEndRequest::GetRingBase { ring } => {
                 let base = self.stop(ring)?;
                 let index = u32::try_from(ring).unwrap_or(u32::MAX);
                 Answer::Bytes([index, base.into()].map(u32::to_le_bytes).concat())
@@ -152,32 +152,32 @@ impl<'d> FrontEnd<'d> {
     }
 
     /// Carries out a request that has no reply of its own.
-    fn change(&mut self, request: Request, files: &mut Vec<File>) -> io::Result<()> {
+    fn change(&mut self, request: FrontEndRequest, files: &mut Vec<File>) -> io::Result<()> {
         match request {
-            Request::SetOwner | Request::ResetOwner => Ok(()),
-            Request::SetFeatures(features) => self.set_features(features),
-            Request::SetProtocolFeatures(features) => {
+            FrontEndRequest::SetOwner | FrontEndRequest::ResetOwner => Ok(()),
+            FrontEndRequest::SetFeatures(features) => self.set_features(features),
+            FrontEndRequest::SetProtocolFeatures(features) => {
                 self.protocol = features & protocol::ALL;
                 Ok(())
             }
-            Request::SetMemory(table) => self.set_memory(&table, files),
-            Request::SetRingSize { ring, size } => {
+            FrontEndRequest::SetMemory(table) => self.set_memory(&table, files),
+            FrontEndRequest::SetRingSize { ring, size } => {
                 let size = u16::try_from(size).ok().filter(|size| (1..=SIZE_MAX).contains(size));
                 self.idle_ring(ring)?.size =
                     Some(size.ok_or_else(|| rule("a ring of no size, or a longer one than 1024"))?);
                 Ok(())
             }
-            Request::SetRingPlaces { ring, places } => {
+            FrontEndRequest::SetRingPlaces { ring, places } => {
                 self.idle_ring(ring)?.places = Some(places);
                 Ok(())
             }
-            Request::SetRingBase { ring, base } => {
+            FrontEndRequest::SetRingBase { ring, base } => {
                 self.idle_ring(ring)?.base =
                     u16::try_from(base).map_err(|_| rule("a ring without such a place"))?;
                 Ok(())
             }
-            Request::SetKick(event) => self.set_kick(event, files),
-            Request::SetCall(event) => {
+            FrontEndRequest::SetKick(event) => self.set_kick(event, files),
+            FrontEndRequest::SetCall(event) => {
                 let call = file(event, files)?.map(Event::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
@@ -186,7 +186,7 @@ impl<'d> FrontEnd<'d> {
                 state.call = call;
                 Ok(())
             }
-            Request::SetError(event) => {
+            FrontEndRequest::SetError(event) => {
                 let error = file(event, files)?.map(Event::new).transpose()?;
                 let (ring, state) = self.ring(event.ring)?;
                 if state.runs {
@@ -195,12 +195,12 @@ impl<'d> FrontEnd<'d> {
                 state.error = error;
                 Ok(())
             }
-            Request::EnableRing { ring, enable } => {
+            FrontEndRequest::EnableRing { ring, enable } => {
                 let (ring, state) = self.ring(ring)?;
                 state.enabled = enable;
                 self.device.order(ring, Order::Enable(enable))
             }
-            Request::SetBackChannel => {
+            FrontEndRequest::SetBackChannel => {
                 let no_file = || rule("a channel without a descriptor");
                 must_be_unix_socket(files.last().ok_or_else(no_file)?)?;
                 let stream = files.pop().map(|file| UnixStream::from(OwnedFd::from(file)));
@@ -209,7 +209,9 @@ impl<'d> FrontEnd<'d> {
                 Ok(())
             }
             // The target decides about the cache of a volume.
-            Request::SetConfig => Err(io::Error::other("the configuration cannot be written")),
+            FrontEndRequest::SetConfig => {
+                Err(io::Error::other("the configuration cannot be written"))
+            }
             _ => Err(rule("a request that was not agreed on")),
         }
     }
@@ -230,7 +232,7 @@ impl<'d> FrontEnd<'d> {
             return Err(rule("it takes abilities that were not offered"));
         }
         self.features = features;
-        let flushed = Disk::is_flushed(features);
+        let flushed = GuestDisk::is_flushed(features);
         (0..self.rings.len()).try_for_each(|ring| self.device.order(ring, Order::Flushed(flushed)))
     }
 
@@ -267,7 +269,7 @@ impl<'d> FrontEnd<'d> {
             available,
             used,
             base: state.base,
-            event_index: Disk::has_event_index(features),
+            event_index: GuestDisk::has_event_index(features),
             kick,
             call: state.call.take(),
             error: state.error.take(),

@@ -12,7 +12,7 @@ use rblk_protocol::{BlockSize, QueueDepth};
 use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc;
 
-use super::{Disk, Left, Memories, Served, ThreadParts};
+use super::{GuestDisk, Left, Memories, Served, ThreadParts};
 use crate::engine::QueueStats;
 use crate::queue::{FromQueue, TargetParts, ToQueue, mail};
 
@@ -37,7 +37,7 @@ impl FuzzedDisk {
     /// The system's.
     pub fn start(socket: &Path, rings: u16, memory_max: ByteSize) -> io::Result<Self> {
         let block_size = BlockSize::new(512).ok_or(io::ErrorKind::InvalidInput)?;
-        let disk = Disk {
+        let disk = GuestDisk {
             size_bytes: 1 << 20,
             block: block_size.bytes(),
             read_only: false,
@@ -46,7 +46,7 @@ impl FuzzedDisk {
             write_zeroes: true,
             max_io: 64 << 10,
             queues: rings,
-            id: Disk::id_of("fuzzed"),
+            id: GuestDisk::id_of("fuzzed"),
         };
         let (outbox, from_queues) = mpsc::unbounded_channel();
         let (mut parts, mut mails) = (Vec::new(), Vec::new());

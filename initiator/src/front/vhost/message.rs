@@ -1,5 +1,5 @@
-//! The messages of vhost-user, as bytes in and [`Request`]s out, and answers the other way. Pure:
-//! descriptors and sockets are [`connection`](super::connection)'s.
+//! The messages of vhost-user, as bytes in and [`FrontEndRequest`]s out, and answers the other way.
+//! Pure: descriptors and sockets are [`connection`](super::connection)'s.
 //!
 //! The numbers are those of the specification (QEMU, `docs/interop/vhost-user.rst`).
 
@@ -78,7 +78,7 @@ pub(super) struct RingEvent {
 
 /// A request of a front end.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Request {
+pub(super) enum FrontEndRequest {
     GetFeatures,
     SetFeatures(u64),
     SetOwner,
@@ -147,30 +147,30 @@ impl Header {
     }
 
     /// Parses the body after the header.
-    pub(super) fn request(self, body: &[u8]) -> Result<Request, Broken> {
+    pub(super) fn request(self, body: &[u8]) -> Result<FrontEndRequest, Broken> {
         let mut fields = Fields(body);
         let request = match self.request {
-            1 => Request::GetFeatures,
-            2 => Request::SetFeatures(fields.u64()?),
-            3 => Request::SetOwner,
-            4 => Request::ResetOwner,
-            5 => return memory(fields).map(Request::SetMemory),
-            8 => Request::SetRingSize { ring: fields.ring()?, size: fields.u32()? },
+            1 => FrontEndRequest::GetFeatures,
+            2 => FrontEndRequest::SetFeatures(fields.u64()?),
+            3 => FrontEndRequest::SetOwner,
+            4 => FrontEndRequest::ResetOwner,
+            5 => return memory(fields).map(FrontEndRequest::SetMemory),
+            8 => FrontEndRequest::SetRingSize { ring: fields.ring()?, size: fields.u32()? },
             9 => ring_places(&mut fields)?,
-            10 => Request::SetRingBase { ring: fields.ring()?, base: fields.u32()? },
+            10 => FrontEndRequest::SetRingBase { ring: fields.ring()?, base: fields.u32()? },
             11 => {
                 let ring = fields.ring()?;
                 fields.u32()?;
-                Request::GetRingBase { ring }
+                FrontEndRequest::GetRingBase { ring }
             }
-            12 => Request::SetKick(fields.ring_event()?),
-            13 => Request::SetCall(fields.ring_event()?),
-            14 => Request::SetError(fields.ring_event()?),
-            15 => Request::GetProtocolFeatures,
-            16 => Request::SetProtocolFeatures(fields.u64()?),
-            17 => Request::GetRings,
-            18 => Request::EnableRing { ring: fields.ring()?, enable: fields.u32()? != 0 },
-            21 => Request::SetBackChannel,
+            12 => FrontEndRequest::SetKick(fields.ring_event()?),
+            13 => FrontEndRequest::SetCall(fields.ring_event()?),
+            14 => FrontEndRequest::SetError(fields.ring_event()?),
+            15 => FrontEndRequest::GetProtocolFeatures,
+            16 => FrontEndRequest::SetProtocolFeatures(fields.u64()?),
+            17 => FrontEndRequest::GetRings,
+            18 => FrontEndRequest::EnableRing { ring: fields.ring()?, enable: fields.u32()? != 0 },
+            21 => FrontEndRequest::SetBackChannel,
             24 => {
                 let (offset, len) = (fields.u32()?, fields.u32()?);
                 fields.u32()?;
@@ -179,10 +179,10 @@ impl Header {
                 if len != fields.0.len() {
                     return Err(Broken("a configuration of another length than it says"));
                 }
-                return Ok(Request::GetConfig { offset, len });
+                return Ok(FrontEndRequest::GetConfig { offset, len });
             }
-            25 => return Ok(Request::SetConfig),
-            _ => return Ok(Request::Unknown),
+            25 => return Ok(FrontEndRequest::SetConfig),
+            _ => return Ok(FrontEndRequest::Unknown),
         };
         match fields.0 {
             [] => Ok(request),
@@ -226,14 +226,14 @@ fn memory(mut fields: Fields<'_>) -> Result<Vec<MemoryPart>, Broken> {
     Ok(parts)
 }
 
-fn ring_places(fields: &mut Fields<'_>) -> Result<Request, Broken> {
+fn ring_places(fields: &mut Fields<'_>) -> Result<FrontEndRequest, Broken> {
     let ring = fields.ring()?;
     // Logging of writes to the used ring is not supported.
     fields.u32()?;
     let (descriptors, used) = (fields.u64()?, fields.u64()?);
     let places = RingPlaces { descriptors, used, available: fields.u64()? };
     fields.u64()?;
-    Ok(Request::SetRingPlaces { ring, places })
+    Ok(FrontEndRequest::SetRingPlaces { ring, places })
 }
 
 /// The rest of a body.
@@ -282,13 +282,17 @@ mod tests {
         let body = [&body[..], &4u64.to_le_bytes()].concat();
         // One region: guest 0, 2 bytes, user 3, offset 4.
         let part = MemoryPart { guest: 0, len: 2, user: 3, offset: 4 };
-        assert_eq!(header(5, 40).request(&body), Ok(Request::SetMemory(vec![part])));
+        assert_eq!(header(5, 40).request(&body), Ok(FrontEndRequest::SetMemory(vec![part])));
         let state = [7u32, 9].map(u32::to_le_bytes).concat();
-        assert_eq!(header(8, 8).request(&state), Ok(Request::SetRingSize { ring: 7, size: 9 }));
+        assert_eq!(
+            header(8, 8).request(&state),
+            Ok(FrontEndRequest::SetRingSize { ring: 7, size: 9 })
+        );
         let event = |word: u64| header(12, 8).request(&word.to_le_bytes()).unwrap();
-        let kick = |ring, has_descriptor| Request::SetKick(RingEvent { ring, has_descriptor });
+        let kick =
+            |ring, has_descriptor| FrontEndRequest::SetKick(RingEvent { ring, has_descriptor });
         assert_eq!((event(3), event(0x103)), (kick(3, true), kick(3, false)));
-        assert_eq!(header(99, 0).request(&[]), Ok(Request::Unknown));
+        assert_eq!(header(99, 0).request(&[]), Ok(FrontEndRequest::Unknown));
         let answer = header(1, 0).answer(&5u64.to_le_bytes());
         assert_eq!(
             answer,

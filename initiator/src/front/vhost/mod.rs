@@ -3,9 +3,9 @@
 //! own memory and the guest's pages: nothing is copied on this host.
 //!
 //! ```text
-//! guest   ring --kick--> rblk-ring-N: Ring -> UnderWay -> TargetSide -> Engine -> path
+//! guest   ring --kick--> rblk-ring-N: GuestRing -> UnderWay -> TargetSide -> Engine -> path
 //!              <--call--                  ^ orders
-//! QEMU    socket ------> rblk-front-end: FrontEnd -> Device
+//! QEMU    socket ------> rblk-front-end: FrontEnd -> GuestDevice
 //!                                         | memories    ^ news
 //!                        control (tokio): Mount -> Link -> Course
 //! ```
@@ -15,25 +15,25 @@
 
 mod connection;
 mod cut_memory;
-mod device;
-mod disk;
 mod event;
 mod frontend;
 #[cfg(feature = "fuzzing")]
 mod fuzzed;
+mod guest_device;
+mod guest_disk;
+mod guest_memory;
+mod guest_news;
+mod guest_request;
+mod guest_ring;
 #[cfg(test)]
 mod lingering;
-mod memory;
 mod message;
-mod news;
-mod orders;
 #[cfg(feature = "fuzzing")]
 mod pace;
 mod received;
 mod refused;
-mod request;
-mod ring;
-mod thread;
+mod ring_orders;
+mod ring_thread;
 mod under_way;
 
 use std::io;
@@ -48,13 +48,13 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::engine::durability::Durability;
 use crate::volume::begin::Front;
-use device::Device;
-pub(crate) use disk::Disk;
 use frontend::FrontEnd;
 #[cfg(feature = "fuzzing")]
 pub use fuzzed::FuzzedDisk;
-pub(crate) use news::{Left, Memories, News};
-pub(crate) use thread::ThreadParts;
+use guest_device::GuestDevice;
+pub(crate) use guest_disk::GuestDisk;
+pub(crate) use guest_news::{GuestNews, Left, Memories};
+pub(crate) use ring_thread::ThreadParts;
 
 /// A guest's memory comes and goes, and has no room for digests behind the data of a READ.
 pub(crate) const FRONT: Front = Front {
@@ -67,7 +67,7 @@ pub(crate) const FRONT: Front = Front {
 /// The disk of a guest, in service.
 #[derive(Debug)]
 pub(crate) struct Served {
-    news: Arc<News>,
+    news: Arc<GuestNews>,
 }
 
 impl Served {
@@ -80,16 +80,21 @@ impl Served {
     /// The system has no descriptor or no thread.
     pub(crate) fn start(
         (listener, memory_max): (UnixListener, Option<ByteSize>),
-        disk: Disk,
+        disk: GuestDisk,
         parts: (Vec<ThreadParts>, Option<Arc<Durability>>),
         left: &Left,
         spin: SpinMode,
         memories: UnboundedSender<Memories>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let news = Arc::new(News::new(&disk, left)?);
-        let device =
-            Device::start_threads(disk, Arc::clone(&news), parts, spin, (memories, memory_max))?;
+        let news = Arc::new(GuestNews::new(&disk, left)?);
+        let device = GuestDevice::start_threads(
+            disk,
+            Arc::clone(&news),
+            parts,
+            spin,
+            (memories, memory_max),
+        )?;
         let told = Arc::clone(&news);
         let serve = move || serve(&listener, device, &told);
         std::thread::Builder::new().name("rblk-front-end".to_owned()).spawn(serve)?;
@@ -97,7 +102,7 @@ impl Served {
     }
 
     /// The news for the disk.
-    pub(crate) fn news(&self) -> &News {
+    pub(crate) fn news(&self) -> &GuestNews {
         &self.news
     }
 
@@ -109,7 +114,7 @@ impl Served {
 }
 
 /// The thread of the front ends.
-fn serve(listener: &UnixListener, mut device: Device, news: &News) {
+fn serve(listener: &UnixListener, mut device: GuestDevice, news: &GuestNews) {
     // Flush the writes that the process before left in doubt. A ring reports the end of its thread
     // itself.
     let _ = device.flush();
@@ -126,7 +131,11 @@ fn serve(listener: &UnixListener, mut device: Device, news: &News) {
 ///
 /// # Errors
 /// The device is broken.
-fn serve_all(listener: &UnixListener, device: &mut Device, news: &News) -> io::Result<()> {
+fn serve_all(
+    listener: &UnixListener,
+    device: &mut GuestDevice,
+    news: &GuestNews,
+) -> io::Result<()> {
     while !news.ends() {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -152,8 +161,8 @@ fn serve_all(listener: &UnixListener, device: &mut Device, news: &News) -> io::R
 /// The device is broken.
 fn serve_one(
     stream: std::os::unix::net::UnixStream,
-    device: &mut Device,
-    news: &News,
+    device: &mut GuestDevice,
+    news: &GuestNews,
 ) -> io::Result<()> {
     let mut front_end = FrontEnd::new(stream, device);
     tracing::info!(rblk_event = "front-end", "a front end has connected");

@@ -16,8 +16,8 @@ use rblk_protocol::{BlockSize, Tag};
 use virtio_queue::DescriptorChain;
 use vm_memory::GuestMemoryMmap;
 
-use super::memory::GuestMemory;
-use super::request::{GuestRequest, ID_BYTES, NoStatus, Op, Rules, Step};
+use super::guest_memory::GuestMemory;
+use super::guest_request::{GuestRequest, ID_BYTES, NoStatus, Op, Rules, Step};
 use crate::engine::io::{Io, IoOp};
 use crate::engine::path::Place;
 use crate::engine::{Engine, QueueStats};
@@ -132,7 +132,8 @@ impl UnderWay {
             self.free_slots.push(slot);
             return Err(error);
         }
-        if of_slot.request.op() == Op::GetId && of_slot.request.status() == super::request::OK {
+        if of_slot.request.op() == Op::GetId && of_slot.request.status() == super::guest_request::OK
+        {
             of_slot.request.tell_id(memory, &self.id);
         }
         of_slot.steps = 0;
@@ -296,7 +297,7 @@ impl UnderWay {
             return;
         }
         let owes_flush = std::mem::take(&mut of_slot.owes_flush);
-        if owes_flush && of_slot.request.status() == super::request::OK {
+        if owes_flush && of_slot.request.status() == super::guest_request::OK {
             self.flushes.push_back(slot);
         } else {
             self.done.push_back(slot);

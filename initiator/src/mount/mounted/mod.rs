@@ -18,7 +18,7 @@ use super::device;
 use super::device::disk::Disk;
 use super::device::queues::start_queues;
 use super::note::NO_DEVICE;
-use super::note::keeper::NoteKeeper;
+use super::note::note_keeper::NoteKeeper;
 use super::socket::Response;
 use crate::engine::durability::Durability;
 use crate::engine::{MountTimes, QueueCounts};
@@ -28,8 +28,7 @@ use crate::queue::FromQueue;
 use crate::volume::link::AfterNote;
 use crate::volume::setup::credentials_of;
 use crate::volume::status::MountStatus;
-use crate::volume::target_keys;
-use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume};
+use crate::volume::{FORCE_LOGOUT, LOGOUT, Volume, target_keys};
 
 /// Time to remove the device while the target answers.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);

@@ -13,9 +13,9 @@ mod form;
 pub mod guest;
 #[cfg(not(feature = "fuzzing"))]
 pub(crate) mod guest;
-pub(crate) mod keeper;
 pub mod leftovers;
 pub mod neighbour;
+pub(crate) mod note_keeper;
 #[cfg(test)]
 mod tests;
 

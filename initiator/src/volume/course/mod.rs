@@ -23,10 +23,10 @@
 //! A volume that the target has removed may come back: the mount goes on trying, with its
 //! generation, but its requests do not wait for that.
 
+mod decision;
 mod failback;
 mod rounds;
 mod shape;
-mod terms;
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,8 @@ use rblk_protocol::{InstanceId, LoginReply, OpenReply, VolumeEntry, VolumeFlags}
 use failback::{Failback, Probed};
 use rounds::Rounds;
 
-pub use terms::{Act, Attempt, Facts, Failure, Loss, Rules, State, Verdict};
-pub(crate) use terms::{Arrival, Leaving, OtherTarget};
+pub use decision::{Act, Attempt, Facts, Failure, Loss, Rules, State, Verdict};
+pub(crate) use decision::{Arrival, Leaving, OtherTarget};
 
 /// A session that lived at least so long is followed by a new round at once.
 pub(crate) const LASTING: Duration = Duration::from_secs(2);

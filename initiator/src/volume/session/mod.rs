@@ -6,8 +6,8 @@
 mod credentials;
 mod crowded;
 mod lanes;
-mod list;
 mod login;
+mod volume_list;
 mod wish;
 
 use std::time::{Duration, Instant};
@@ -29,8 +29,8 @@ use crate::engine::path::{Path, QueueMemory};
 use crate::engine::pulse::Pulse;
 pub use credentials::{Credentials, TargetKeysError};
 use lanes::Lanes;
-use list::VolumeList;
 use login::{LoggedIn, Login};
+use volume_list::VolumeList;
 pub(crate) use wish::MESSAGES;
 pub use wish::{QueueWish, REPLAY_QUEUE};
 

@@ -18,8 +18,8 @@ use std::time::Duration;
 use rblk_runtime::mailbox::{Receiver, Refused, Sender, mailbox};
 
 use super::event::Event;
-use super::memory::GuestMemory;
-use super::ring::RingParts;
+use super::guest_memory::GuestMemory;
+use super::guest_ring::RingParts;
 
 /// Limit of the waiting orders: a setting of each kind, a question, and the three questions of a
 /// front end that leaves after a late answer.

@@ -12,7 +12,7 @@ use virtio_queue::{DescriptorChain, Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::event::{Event, Kick};
-use super::memory::GuestMemory;
+use super::guest_memory::GuestMemory;
 
 /// Limit of a ring's size.
 pub(super) const SIZE_MAX: u16 = 1024;
@@ -35,7 +35,7 @@ pub(super) struct RingParts {
 
 /// A ring of a guest.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct GuestRing {
     queue: Queue,
     memory: Arc<GuestMemory>,
     kick: Kick,
@@ -50,7 +50,7 @@ pub(super) struct Ring {
 const IN_DOUBT: &str = "the program before this one did not end in good order, so nobody knows which requests of the \
                         ring it answered: reset the guest";
 
-impl Ring {
+impl GuestRing {
     /// A ring in that memory.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use rblk_protocol::{QueueDepth, Tag};
 use super::{Buffer, Completion};
 
 #[derive(Debug)]
-struct UnderWay {
+struct PendingRequest {
     token: u64,
     buffer: Option<Buffer>,
 }
@@ -14,7 +14,7 @@ struct UnderWay {
 /// The requests of a queue that are under way. Their buffers are here, out of reach of the program.
 #[derive(Debug)]
 pub(super) struct Pending {
-    by_tag: Box<[Option<UnderWay>]>,
+    by_tag: Box<[Option<PendingRequest>]>,
     // The tag freed last is used first: its cache lines are warm.
     free: Vec<Tag>,
 }
@@ -50,13 +50,13 @@ impl Pending {
             debug_assert!(false, "a request without a tag");
             return;
         };
-        self.by_tag[tag.index()] = Some(UnderWay { token, buffer });
+        self.by_tag[tag.index()] = Some(PendingRequest { token, buffer });
     }
 
     /// Ends a request. `None` if there is none with that tag.
     #[inline]
     pub(super) fn take(&mut self, tag: Tag, result: i32) -> Option<Completion> {
-        let UnderWay { token, buffer } = self.by_tag.get_mut(tag.index())?.take()?;
+        let PendingRequest { token, buffer } = self.by_tag.get_mut(tag.index())?.take()?;
         self.free.push(tag);
         Some(Completion::of(token, buffer, result))
     }

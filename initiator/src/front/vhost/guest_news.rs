@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rblk_fabric::Region;
 
-use super::disk::Disk;
+use super::guest_disk::GuestDisk;
 
 /// The changing state of a disk.
 #[derive(Debug)]
-pub(crate) struct News {
+pub(crate) struct GuestNews {
     size_bytes: AtomicU64,
     read_only: AtomicBool,
     ends: Arc<AtomicBool>,
@@ -60,12 +60,12 @@ pub(crate) struct Memories {
     pub(crate) reply: SyncSender<()>,
 }
 
-impl News {
+impl GuestNews {
     /// The news of a disk, with the state of its rings after the process before.
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(super) fn new(disk: &Disk, left: &Left) -> io::Result<Self> {
+    pub(super) fn new(disk: &GuestDisk, left: &Left) -> io::Result<Self> {
         let in_doubt = |ring| AtomicBool::new(left.rings_in_doubt.contains(&ring));
         let others = left.rings_not_of(disk.queues);
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
@@ -187,9 +187,9 @@ impl News {
     }
 
     /// The disk with its changes.
-    pub(super) fn disk(&self, disk: Disk) -> Disk {
+    pub(super) fn disk(&self, disk: GuestDisk) -> GuestDisk {
         let size_bytes = self.size_bytes.load(Ordering::Relaxed);
-        Disk { size_bytes, read_only: self.read_only.load(Ordering::Relaxed), ..disk }
+        GuestDisk { size_bytes, read_only: self.read_only.load(Ordering::Relaxed), ..disk }
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_disk_of_fewer_rings_passes_on_the_doubt_about_the_others() {
-        let disk = Disk {
+        let disk = GuestDisk {
             size_bytes: 1 << 20,
             block: 512,
             read_only: false,
@@ -212,10 +212,10 @@ mod tests {
             write_zeroes: false,
             max_io: 4096,
             queues: 2,
-            id: Disk::id_of("v"),
+            id: GuestDisk::id_of("v"),
         };
         let before = left(true, &[0, 1, 2, 5]);
-        let news = News::new(&disk, &before).unwrap();
+        let news = GuestNews::new(&disk, &before).unwrap();
         assert_eq!(news.left(), before);
         assert!(!news.is_in_doubt(2));
         news.is_sure(0);

@@ -12,12 +12,12 @@ use rblk_runtime::data_thread;
 use rblk_runtime::spin::SpinMode;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::disk::Disk;
-use super::memory::GuestMemory;
-use super::news::{Memories, News};
-use super::orders::{Order, Orders};
-use super::ring::RingParts;
-use super::thread::{RingThread, ThreadParts};
+use super::guest_disk::GuestDisk;
+use super::guest_memory::GuestMemory;
+use super::guest_news::{GuestNews, Memories};
+use super::guest_ring::RingParts;
+use super::ring_orders::{Order, Orders};
+use super::ring_thread::{RingThread, ThreadParts};
 use crate::engine::durability::Durability;
 use crate::queue::FromQueue;
 
@@ -30,9 +30,9 @@ const FORCED_FLUSH: Duration = Duration::from_millis(500);
 
 /// The disk of a guest.
 #[derive(Debug)]
-pub(super) struct Device {
-    disk: Disk,
-    news: Arc<News>,
+pub(super) struct GuestDevice {
+    disk: GuestDisk,
+    news: Arc<GuestNews>,
     orders: Vec<Orders>,
     threads: Vec<JoinHandle<()>>,
     memories: UnboundedSender<Memories>,
@@ -41,14 +41,14 @@ pub(super) struct Device {
     durability: Option<Arc<Durability>>,
 }
 
-impl Device {
+impl GuestDevice {
     /// Starts a thread for each ring.
     ///
     /// # Errors
     /// The system has no descriptor or no thread.
     pub(super) fn start_threads(
-        disk: Disk,
-        news: Arc<News>,
+        disk: GuestDisk,
+        news: Arc<GuestNews>,
         (parts, durability): (Vec<ThreadParts>, Option<Arc<Durability>>),
         spin: SpinMode,
         (memories, memory_max): (UnboundedSender<Memories>, Option<ByteSize>),
@@ -86,7 +86,7 @@ impl Device {
     }
 
     /// The present disk.
-    pub(super) fn disk(&self) -> Disk {
+    pub(super) fn disk(&self) -> GuestDisk {
         self.news.disk(self.disk)
     }
 
@@ -176,7 +176,7 @@ impl Device {
     }
 
     /// The news for the disk.
-    pub(super) fn news(&self) -> &News {
+    pub(super) fn news(&self) -> &GuestNews {
         &self.news
     }
 

@@ -7,7 +7,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::request::{ID_BYTES, RANGE_SECTORS_MAX, RANGES_MAX};
+use super::guest_request::{ID_BYTES, RANGE_SECTORS_MAX, RANGES_MAX};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -20,7 +20,7 @@ const SECTOR: u64 = 512;
 
 /// The disk as the guest sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Disk {
+pub(crate) struct GuestDisk {
     /// Bytes of the volume.
     pub(crate) size_bytes: u64,
     /// Bytes of a block.
@@ -41,7 +41,7 @@ pub(crate) struct Disk {
     pub(crate) id: [u8; ID_BYTES],
 }
 
-impl Disk {
+impl GuestDisk {
     /// The disk's name: the first bytes of the volume's.
     pub(crate) fn id_of(volume: &str) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
@@ -119,8 +119,8 @@ impl Disk {
 mod tests {
     use super::*;
 
-    fn disk() -> Disk {
-        Disk {
+    fn disk() -> GuestDisk {
+        GuestDisk {
             size_bytes: 1 << 30,
             block: 512,
             read_only: false,
@@ -129,7 +129,7 @@ mod tests {
             write_zeroes: true,
             max_io: 256 << 10,
             queues: 3,
-            id: Disk::id_of("a volume with quite a long name"),
+            id: GuestDisk::id_of("a volume with quite a long name"),
         }
     }
 
@@ -148,12 +148,12 @@ mod tests {
 
     #[test]
     fn a_disk_that_refuses_writes_offers_none() {
-        let has = |disk: Disk, number: u32| disk.features() & (1 << number) != 0;
-        let read_only = Disk { read_only: true, ..disk() };
+        let has = |disk: GuestDisk, number: u32| disk.features() & (1 << number) != 0;
+        let read_only = GuestDisk { read_only: true, ..disk() };
         for number in [VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES] {
             assert!(has(disk(), number) && !has(read_only, number));
         }
         assert!(has(read_only, VIRTIO_BLK_F_RO) && !has(disk(), VIRTIO_BLK_F_RO));
-        assert!(!has(Disk { volatile_cache: false, ..disk() }, VIRTIO_BLK_F_FLUSH));
+        assert!(!has(GuestDisk { volatile_cache: false, ..disk() }, VIRTIO_BLK_F_FLUSH));
     }
 }

@@ -22,10 +22,10 @@ use rblk_runtime::Moment;
 use rblk_runtime::data_thread::{DataThread, Found, Turn, Woken};
 use rblk_runtime::spin::Hint;
 
-use super::memory::GuestMemory;
-use super::orders::{Given, Order};
-use super::request::ID_BYTES;
-use super::ring::{Ring, RingParts};
+use super::guest_memory::GuestMemory;
+use super::guest_request::ID_BYTES;
+use super::guest_ring::{GuestRing, RingParts};
+use super::ring_orders::{Given, Order};
 use super::under_way::UnderWay;
 use crate::queue::{Epoll, MAIL, TargetParts, TargetSide, Watch, WatchToken};
 
@@ -63,7 +63,7 @@ pub(super) struct RingThread {
     epoll: Epoll,
     orders: Given,
     under_way: UnderWay,
-    ring: Option<Ring>,
+    ring: Option<GuestRing>,
     memory: Option<Arc<GuestMemory>>,
     enabled: bool,
     stopping: Option<Stopping>,
@@ -138,7 +138,7 @@ impl RingThread {
         }
         let memory = self.memory.as_ref();
         let memory = memory.ok_or_else(|| io::Error::other("a ring, but no memory"))?;
-        let ring = Ring::new(parts, Arc::clone(memory))?;
+        let ring = GuestRing::new(parts, Arc::clone(memory))?;
         self.epoll.watch_edges(ring.kick(), KICK)?;
         self.under_way.make_room(ring.size());
         let is_served = !ring.is_broken();
@@ -267,7 +267,7 @@ impl RingThread {
         epoll.wait(longest, |token| match token {
             MAIL => side.clear_mail(),
             ORDERS => orders.clear_event(),
-            KICK => ring.iter_mut().for_each(Ring::clear_kick),
+            KICK => ring.iter_mut().for_each(GuestRing::clear_kick),
             token if side.is_of_path(token) => side.clear_path_event(),
             // A token of an earlier path.
             _ => {}
@@ -317,7 +317,7 @@ impl DataThread for RingThread {
 
     fn look_again(&mut self, moment: Moment) -> Found {
         let takes = self.enabled && self.stopping.is_none() && self.under_way.has_room();
-        let offered = takes && self.ring.as_ref().is_some_and(Ring::has_some);
+        let offered = takes && self.ring.as_ref().is_some_and(GuestRing::has_some);
         let (busy, answers) = self.turn_engine(moment);
         let news = self.side.has_news() || self.orders.has_some();
         Found::of(busy || news, offered || answers > 0)

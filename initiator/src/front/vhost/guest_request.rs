@@ -17,7 +17,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::memory::GuestMemory;
+use super::guest_memory::GuestMemory;
 use crate::engine::io::IoOp;
 use crate::engine::path::Place;
 
