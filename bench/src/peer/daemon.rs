@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use rblk_initiator::mount::socket as mount_socket;
-use rblk_initiator::mount::status::MountStatus;
+use rblk_initiator::volume::status::MountStatus;
 use rblk_target::operate::ask as target_ask;
 use rblk_target::operate::status::TargetStatus;
 use serde::Serialize;

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn each_volume_is_flushed_and_then_synced_whatever_the_others_do() {
+    fn each_volume_is_flushed_and_synced_regardless_of_the_others() {
         let mut stopping = ShardStopping::new(vec![A, B]);
         assert_eq!(begun(&mut stopping, START), [(A, Work::Flush), (B, Work::Flush)]);
         end(&mut stopping, B, Ok(()), START);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_flush_is_tried_again_until_it_is_taken() {
+    fn a_refused_flush_is_retried_until_it_succeeds() {
         let (mut stopping, mut now) = (ShardStopping::new(vec![A]), START);
         for _ in 0..100 {
             assert_eq!(begun(&mut stopping, now), [(A, Work::Flush)]);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gets_dirty_late_is_written_too_and_what_is_gone_is_not() {
+    fn late_dirty_blocks_are_written_unless_their_volume_is_gone() {
         let mut stopping = ShardStopping::new(vec![A, B]);
         assert_eq!(stopping.next(START, |v| (v == A).then_some(false)), Some((A, Work::Flush)));
         end(&mut stopping, A, Ok(()), START);

@@ -25,7 +25,7 @@ pub struct TraceLine {
     pub blocks: u64,
     /// Bytes.
     pub bytes: u64,
-    /// It was answered with an error.
+    /// The answer was an error.
     pub failed: bool,
     /// From its arrival to its reply.
     pub total_us: u64,

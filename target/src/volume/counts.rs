@@ -141,7 +141,7 @@ impl VolumeStats {
         self.dirty_since.set(dirty_since.0);
     }
 
-    /// Commands that were not answered before their connections ended.
+    /// Number of commands without an answer when their connections ended.
     #[must_use]
     pub fn abandoned(&self) -> u64 {
         self.io.never_answered()

@@ -80,7 +80,7 @@ impl Facts {
         let user = user_of(running.as_ref().ok().map(|running| running.pid).or(deaf), &systemd, me);
         let at = |path: &Path| Directory::look(path, user.0, me);
         Ok(Self {
-            host: HostFacts::read(root, &io_uring, rblk_fabric::clock::synchronised()),
+            host: HostFacts::read(root, &io_uring, rblk_runtime::clock::synchronised()),
             memory: HostMemory::read(),
             interfaces: interfaces(root),
             devices: rdma_devices(root),

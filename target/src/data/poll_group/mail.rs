@@ -18,7 +18,7 @@ use crate::volume::limits::Limiter;
 
 /// Memory of a poll group, registered with one device. All connections of the device send from it
 /// and READ into it. Clones name the same registrations. A device whose connections have [memory of
-/// their own](crate::connection::BounceMemory) (iWARP) has none.
+/// their own](crate::data::connection::BounceMemory) (iWARP) has none.
 #[derive(Clone, Debug)]
 pub struct PollerMemory {
     /// The poll group's arena.

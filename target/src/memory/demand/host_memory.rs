@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_says_what_it_has() {
+    fn this_host_reports_its_memory() {
         let host = HostMemory::read();
         assert!(host.total_bytes.unwrap() >= host.available_bytes.unwrap());
         assert!(host.available_bytes.unwrap() > 0);

@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_must_be_available() {
+    fn pinned_memory_must_be_available() {
         let fits = |demand: Demand, host: &HostMemory| demand.fits(host, PageKind::Normal);
         assert!(fits(demand(RDMA, 3 * GIB, &[GIB]), &available(4 * GIB)).is_ok());
         assert!(
