@@ -13,23 +13,16 @@ use crate::result::{Run, SCHEMA};
 /// Name of the file that holds the [`Run`].
 pub const RUN: &str = "run.json";
 
-/// Longest `run.json` that is read.
 const RUN_MAX_BYTES: u64 = 1 << 30;
 
-/// The directory of one run.
-///
-/// A run may be made by several commands, one after the other: each takes up what it finds and adds
-/// its part.
+/// The directory of one run. Several commands may add to a run, one after the other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunFolder {
     path: PathBuf,
 }
 
 impl RunFolder {
-    /// Makes the directory, with `raw/` in it, or takes up one that is there.
-    ///
-    /// # Errors
-    /// It cannot be made.
+    /// Makes the directory, with `raw/` in it, or opens one that is there.
     pub fn open(path: &Path) -> Result<Self> {
         let path =
             std::path::absolute(path).with_context(|| format!("{} is no path", path.display()))?;
@@ -38,48 +31,33 @@ impl RunFolder {
         Ok(Self { path })
     }
 
-    /// Where it is.
-    #[must_use]
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its own name, which names the run.
-    #[must_use]
+    /// The name of the directory, which names the run.
     pub fn name(&self) -> String {
         self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
     }
 
-    /// Where a raw file of this name goes, and its name relative to the folder, as [`Sample::raw`]
-    /// has it.
-    ///
-    /// [`Sample::raw`]: crate::result::Sample::raw
-    #[must_use]
+    /// The path of a raw file, and its name relative to the folder.
     pub fn raw(&self, name: &str) -> (PathBuf, String) {
         let relative = format!("raw/{name}");
         (self.path.join(&relative), relative)
     }
 
     /// The run so far, if there is one.
-    ///
-    /// # Errors
-    /// `run.json` cannot be read, is not understood, or is of a later schema.
     pub fn load(&self) -> Result<Option<Run>> {
         read(&self.path.join(RUN))
     }
 
     /// Keeps the run: at any moment either this state or the one before is on disk.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn save(&self, run: &Run) -> Result<()> {
         self.write(RUN, serde_json::to_string(run)?.as_bytes())
     }
 
     /// Writes a file of the folder, whole or not at all.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let to = self.path.join(name);
         let half = self.path.join(format!(".{name}.part"));
@@ -94,7 +72,6 @@ impl RunFolder {
 }
 
 /// A name for the folder of a run that begins now: `rblk-bench-20261121-115900`, in UTC.
-#[must_use]
 pub fn name_for_now() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let text = utc(now).replace(['-', ':'], "").replace(' ', "-");
@@ -102,7 +79,6 @@ pub fn name_for_now() -> String {
 }
 
 /// A second of the Unix clock as `2026-11-21 11:59:00`, in UTC.
-#[must_use]
 pub fn utc(unix: u64) -> String {
     let (days, second) = (unix / 86_400, unix % 86_400);
     // Days since 0000-03-01, so that the leap day is the last of its year (Howard Hinnant's
@@ -120,9 +96,6 @@ pub fn utc(unix: u64) -> String {
 }
 
 /// Reads a run from its file; `None` if there is none.
-///
-/// # Errors
-/// As of [`RunFolder::load`].
 pub fn read(file: &Path) -> Result<Option<Run>> {
     let name = file.display();
     match fs::metadata(file) {
@@ -143,38 +116,4 @@ pub fn read(file: &Path) -> Result<Option<Run>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_is_taken_up_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = RunFolder::open(&dir.path().join("a/b")).unwrap();
-        assert_eq!(folder.load().unwrap(), None);
-        let run = Run::begin("x");
-        folder.save(&run).unwrap();
-        assert_eq!(RunFolder::open(folder.path()).unwrap().load().unwrap(), Some(run));
-        let (path, relative) = folder.raw("a.json");
-        fs::write(&path, "{}").unwrap();
-        assert_eq!(folder.path().join(relative), path);
-    }
-
-    #[test]
-    fn seconds_have_dates() {
-        assert_eq!(utc(0), "1970-01-01 00:00:00");
-        assert_eq!(utc(951_827_696), "2000-02-29 12:34:56");
-        assert_eq!(utc(1_795_261_140), "2026-11-21 11:39:00");
-        assert_eq!(utc(4_107_542_399), "2100-02-28 23:59:59");
-        assert_eq!(utc(4_107_542_400), "2100-03-01 00:00:00");
-    }
-
-    #[test]
-    fn what_is_no_run_is_said() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = RunFolder::open(dir.path()).unwrap();
-        fs::write(dir.path().join(RUN), "[1").unwrap();
-        assert!(format!("{:#}", folder.load().unwrap_err()).contains("is no run"));
-        fs::write(dir.path().join(RUN), r#"{"schema": 99}"#).unwrap();
-        assert!(format!("{:#}", folder.load().unwrap_err()).contains("schema 99"));
-    }
-}
+mod tests;

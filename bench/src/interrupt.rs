@@ -1,5 +1,4 @@
-//! SIGINT and SIGTERM as a flag that loops check, so that a run undoes in good order what it set
-//! up.
+//! SIGINT and SIGTERM as a flag that loops check, so that a run undoes its steps in good order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,13 +9,9 @@ use tokio::signal::unix::{SignalKind, signal};
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGINT and SIGTERM do not end this process: [`check`] fails after the first. A
-/// second one ends it at once, with exit code 130; what it leaves then is for
-/// `rblk-bench clean-up`.
-///
-/// # Errors
-/// The handlers cannot be installed.
-pub fn watch() -> Result<()> {
+/// Catches SIGINT and SIGTERM: [`check`] fails after the first. A second one ends this process at
+/// once, with exit code 130; `rblk-bench clean-up` takes away the rest.
+pub(crate) fn watch() -> Result<()> {
     if WATCHED.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
@@ -46,17 +41,12 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Whether this process was asked to end.
-#[must_use]
-pub fn is_set() -> bool {
+pub(crate) fn is_set() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
 /// Fails once this process was asked to end.
-///
-/// # Errors
-/// It was.
-pub fn check() -> Result<()> {
+pub(crate) fn check() -> Result<()> {
     if is_set() {
         bail!("interrupted");
     }
@@ -64,10 +54,7 @@ pub fn check() -> Result<()> {
 }
 
 /// Sleeps, or less when this process is asked to end.
-///
-/// # Errors
-/// It was.
-pub fn sleep(time: Duration) -> Result<()> {
+pub(crate) fn sleep(time: Duration) -> Result<()> {
     let end = Instant::now() + time;
     loop {
         check()?;

@@ -1,5 +1,4 @@
-//! [`Keys`]: the keys of a target that is measured and of the one host that uses it, in files of
-//! the target's own directory.
+//! [`Keys`]: the keys of a measured target and of its one host, in files of the target's directory.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +8,10 @@ use rblk_config::{Auth, Encrypt, HostConfig, TargetConfig, VolumeAccess, VolumeR
 use rblk_initiator::volume::session::Credentials;
 use rblk_protocol::auth::PublicKey;
 
-/// The name of the host at the target.
 const HOST: &str = "bench";
 
-/// See the module.
 #[derive(Debug)]
-pub struct Keys {
+pub(crate) struct Keys {
     target: PublicKey,
     host_file: PathBuf,
     config: PathBuf,
@@ -23,10 +20,7 @@ pub struct Keys {
 impl Keys {
     /// Makes new keys in a directory, and the configuration of a target that listens there and lets
     /// this one host do everything.
-    ///
-    /// # Errors
-    /// A file cannot be written, or is there already.
-    pub fn generate(dir: &Path, listen: &str) -> Result<Self> {
+    pub(crate) fn generate(dir: &Path, listen: &str) -> Result<Self> {
         let [target_file, host_file] = ["target.key", "host.key"].map(|name| dir.join(name));
         let target = key_file::create(&target_file)?;
         let every = VolumeRight::new(None, VolumeAccess::ReadWrite);
@@ -44,19 +38,17 @@ impl Keys {
         Ok(Self { target, host_file, config })
     }
 
-    /// What the target is started with: with keys, or for everybody.
-    #[must_use]
-    pub fn of_target(keys: Option<&Self>) -> Vec<String> {
+    /// Words of `rblk-target serve`: with keys, or for every host.
+    pub(crate) fn of_target(keys: Option<&Self>) -> Vec<String> {
         match keys {
             Some(keys) => vec!["--config".to_owned(), keys.config.display().to_string()],
             None => vec!["--insecure".to_owned()],
         }
     }
 
-    /// What a mount is started with. Its stream stays in clear, as that of other systems does, if
-    /// `flags`, which follow, do not say how it is to be.
-    #[must_use]
-    pub fn of_mount(keys: Option<&Self>, flags: &[String]) -> Vec<String> {
+    /// Words of a mount. The stream stays in clear, as that of other systems, unless `flags` say
+    /// otherwise.
+    pub(crate) fn of_mount(keys: Option<&Self>, flags: &[String]) -> Vec<String> {
         let Some(Self { target, host_file, .. }) = keys else { return Vec::new() };
         let (file, target) = (host_file.display().to_string(), target.to_string());
         let mut words = vec!["--key-file".to_owned(), file, "--target-key".to_owned(), target];
@@ -66,9 +58,8 @@ impl Keys {
         words
     }
 
-    /// The file of a mount of that volume, with what [`Self::of_mount`] says.
-    #[must_use]
-    pub fn file_of_mount(keys: Option<&Self>, url: &str, volume: &str) -> String {
+    /// The configuration file of a mount, with the content of [`Self::of_mount`].
+    pub(crate) fn file_of_mount(keys: Option<&Self>, url: &str, volume: &str) -> String {
         let mut text = format!("target = [\"{url}\"]\nvolume = \"{volume}\"\n");
         if let Some(Self { target, host_file, .. }) = keys {
             text += &format!("target_keys = [\"{target}\"]\nkey_file = {host_file:?}\n");
@@ -77,41 +68,12 @@ impl Keys {
         text
     }
 
-    /// What a session of this process proves. Its stream stays in clear.
-    ///
-    /// # Errors
-    /// The file of the host's key cannot be read.
-    pub fn credentials(&self) -> Result<Credentials> {
+    /// The credentials of a session of this process, in clear.
+    pub(crate) fn credentials(&self) -> Result<Credentials> {
         let key = key_file::read(&self.host_file, Side::Initiator)?;
         Ok(Credentials::new(key, vec![self.target])?.encrypting(Encrypt::Off))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_target_reads_what_is_written_for_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let keys = Keys::generate(dir.path(), "tcp://127.0.0.1:7721").unwrap();
-        let flags = Keys::of_target(Some(&keys));
-        assert_eq!(flags[0], "--config");
-        let config = TargetConfig::load(Path::new(&flags[1])).unwrap();
-        assert_eq!(config.auth, Some(Auth::Required));
-        let [host] = &config.hosts[..] else { panic!("{:?}", config.hosts) };
-        let key = key_file::read(&dir.path().join("host.key"), Side::Initiator).unwrap();
-        assert_eq!(host.keys, [key.public()]);
-        let mount = Keys::of_mount(Some(&keys), &[]);
-        assert_eq!(mount[3..], [keys.target.to_string(), "--encrypt=off".to_owned()]);
-        assert_eq!(Keys::of_mount(Some(&keys), &["--encrypt=required".to_owned()]), mount[..4]);
-        keys.credentials().unwrap();
-        let file = dir.path().join("mount.toml");
-        let text = Keys::file_of_mount(Some(&keys), "tcp://127.0.0.1:7721", "bench");
-        std::fs::write(&file, text).unwrap();
-        let mount = rblk_config::MountConfig::load(&file).unwrap();
-        assert_eq!((mount.target_keys, mount.encrypt), (vec![keys.target], Encrypt::Off));
-        assert_eq!(Keys::of_target(None), ["--insecure"]);
-        assert!(Keys::of_mount(None, &[]).is_empty());
-    }
-}
+mod tests;

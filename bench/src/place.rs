@@ -1,31 +1,24 @@
-//! Where a run runs: everything about this machine that its numbers depend on.
+//! The machine of a run: all facts that its numbers depend on.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rblk_operate::sysfs;
-
 use crate::child;
 use crate::result::{Fact, Place};
+use crate::sysfs::{self, Card, names};
 
-/// How long a tool may take to tell its version.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Longest value kept.
 const VALUE_MAX: usize = 300;
-/// Set by the lab's guest.
 const LAB: &str = "RBLK_LAB_RDMA_ADDR";
 /// The commit, where the sources are not beside the program.
 const COMMIT: &str = "RBLK_COMMIT";
 
-/// What can be known of this machine; what cannot is left out.
-#[must_use]
-pub fn here() -> Place {
-    let cpuinfo = read("/proc/cpuinfo");
+pub(crate) fn here() -> Place {
+    let cpuinfo = text("/proc/cpuinfo");
     Place {
-        host: read("/proc/sys/kernel/hostname"),
-        kernel: read("/proc/sys/kernel/osrelease"),
+        host: text("/proc/sys/kernel/hostname"),
+        kernel: text("/proc/sys/kernel/osrelease"),
         cpu: field(&cpuinfo, "model name").unwrap_or_default(),
         cpus: std::thread::available_parallelism()
             .map_or(0, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
@@ -43,17 +36,17 @@ fn facts() -> Vec<Fact> {
             facts.push(Fact { name: name.to_owned(), value });
         }
     };
-    add("kernel build", read("/proc/version"));
-    add("kernel command line", read("/proc/cmdline"));
-    add("memory", field(&read("/proc/meminfo"), "MemTotal").unwrap_or_default());
+    add("kernel build", text("/proc/version"));
+    add("kernel command line", text("/proc/cmdline"));
+    add("memory", field(&text("/proc/meminfo"), "MemTotal").unwrap_or_default());
     let clock = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-    add("clock source", read(clock));
-    add("governor", read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"));
+    add("clock source", text(clock));
+    add("governor", text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"));
     add("hypervisor", hypervisor());
-    for device in sysfs::names_in(&sysfs::rdma_class(Path::new("/"))) {
+    for device in names(&Path::new("/").join(sysfs::RDMA)) {
         add(&format!("RDMA device {device}"), rdma_device(&device));
     }
-    add("load", read("/proc/loadavg"));
+    add("load", text("/proc/loadavg"));
     add("fio", said("fio", &["--version"]));
     if child::is_installed("nbdkit") {
         add("nbdkit", said("nbdkit", &["--version"]));
@@ -61,35 +54,27 @@ fn facts() -> Vec<Fact> {
     facts
 }
 
-/// A device's link, firmware, and the interface under it.
 fn rdma_device(device: &str) -> String {
-    let dir = sysfs::rdma_class(Path::new("/")).join(device);
-    let read = |file: &str| read(dir.join(file));
-    let mut words = Vec::new();
-    let mut add = |name: &str, value: String| {
-        if !value.is_empty() {
-            words.push(format!("{name} {value}"));
-        }
-    };
-    add("type", read("node_type"));
-    add("board", read("board_id"));
-    add("firmware", read("fw_ver"));
-    add("link", read("ports/1/link_layer"));
-    add("state", read("ports/1/state"));
-    add("rate", read("ports/1/rate"));
-    let net = read("ports/1/gid_attrs/ndevs/0");
-    if !net.is_empty() {
-        let mtu = self::read(Path::new("/sys/class/net").join(&net).join("mtu"));
-        add("interface", format!("{net}, MTU {mtu}"));
-    }
-    words.join(", ")
+    let card = Card::read(Path::new("/"), device, 1, 0);
+    let interface = card.interface_mtu.map(|mtu| format!("{}, MTU {mtu}", card.interface));
+    let facts = [
+        ("type", card.hca),
+        ("board", card.board),
+        ("firmware", card.firmware),
+        ("link", card.link_layer),
+        ("state", card.state),
+        ("rate", card.rate),
+        ("interface", interface.unwrap_or_default()),
+    ];
+    let known = facts.into_iter().filter(|(_, value)| !value.is_empty());
+    known.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Who emulates this machine, as far as it says so.
+/// The emulator of this machine, if there is one that gives its name.
 fn hypervisor() -> String {
-    let product = read("/sys/class/dmi/id/product_name");
-    let vendor = read("/sys/class/dmi/id/sys_vendor");
-    let flag = field(&read("/proc/cpuinfo"), "flags").unwrap_or_default();
+    let product = text("/sys/class/dmi/id/product_name");
+    let vendor = text("/sys/class/dmi/id/sys_vendor");
+    let flag = field(&text("/proc/cpuinfo"), "flags").unwrap_or_default();
     if flag.split(' ').any(|flag| flag == "hypervisor") {
         format!("{vendor} {product}")
     } else {
@@ -108,7 +93,7 @@ fn commit() -> String {
     };
     let git = |arguments: &[&str]| {
         let mut command = Command::new("git");
-        // Its owner may be another user: this only looks.
+        // The repository may belong to another user.
         command.args(["-c", "safe.directory=*", "-C"]).arg(dir).args(arguments);
         child::output(&mut command, LIMIT).map(|text| text.trim().to_owned())
     };
@@ -123,33 +108,16 @@ fn said(program: &str, arguments: &[&str]) -> String {
         .unwrap_or_default()
 }
 
-fn read(file: impl AsRef<Path>) -> String {
-    fs::read_to_string(file).unwrap_or_default().trim().to_owned()
+fn text(file: &str) -> String {
+    sysfs::text(Path::new(file))
 }
 
-/// The value of the first line `name : value`.
-fn field(text: &str, name: &str) -> Option<String> {
-    text.lines().find_map(|line| {
+fn field(lines: &str, name: &str) -> Option<String> {
+    lines.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then(|| value.trim().to_owned())
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_machine_is_known() {
-        let place = here();
-        assert!(!place.kernel.is_empty() && place.cpus > 0);
-        assert!(place.facts.iter().any(|fact| fact.name == "memory"));
-    }
-
-    #[test]
-    fn fields_are_found() {
-        let text = "processor\t: 0\nmodel name\t: A B\nmodel name\t: C\n";
-        assert_eq!(field(text, "model name"), Some("A B".to_owned()));
-        assert_eq!(field(text, "flags"), None);
-    }
-}
+mod tests;

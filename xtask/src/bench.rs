@@ -52,8 +52,8 @@ enum Extent {
 /// Measure rblk beside the kernel's own remote disks in the lab, and draw the report
 ///
 /// Builds the programs as they would be installed, counts what an I/O costs, boots the lab's guest
-/// and measures there. Leaves run.json and report.html in bench/results/NAME, and adds the run to
-/// bench/results/index.html. Other work on this machine makes the numbers worthless: keep it quiet.
+/// and measures there. Leaves run.json and report.html in bench/results/NAME. Other work on this
+/// machine makes the numbers worthless: keep it quiet.
 ///
 /// Exit status: 0 when everything was measured, 1 when a step failed (what there is was drawn), 124
 /// at the time limit of the guest.
@@ -68,7 +68,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, group = "extent")]
     gate: bool,
 
-    /// All cells, the transports by themselves, and growth; an hour
+    /// All cells, profiles and idle mounts; an hour
     #[arg(long, group = "extent")]
     full: bool,
 
@@ -203,17 +203,12 @@ impl BenchArgs {
             let ended = self.boot(&workspace, &artifacts, &boot, &commit)?;
             status = if status == 0 { ended } else { status };
         }
-        let bench = artifacts.program("rblk-bench");
-        let mut report = Command::new(&bench);
+        let mut report = Command::new(artifacts.program("rblk-bench"));
         report.arg("report").arg(&run);
         let table = process::output(&mut report, COUNT_LIMIT).context("nothing was measured")?;
         print!("{table}");
         keep(&run, &results)?;
-        let mut trend = Command::new(&bench);
-        trend.arg("trend").arg(workspace.root.join(RESULTS));
-        process::output(&mut trend, COUNT_LIMIT)?;
         eprintln!("bench: the run is {}", results.display());
-        eprintln!("bench: delete the folder of the run before it: trend.json has its figures");
         eprintln!("bench: the report is {}", results.join("report.html").display());
         Ok(status)
     }
@@ -284,47 +279,31 @@ impl BenchArgs {
                         "--seconds",
                         "2",
                     ]),
-                    commands.step("fabric", &["--seconds", "0.3"]),
                     commands.probing(&["--rounds", "1", "--seconds", "2"]),
                 ],
             }],
             Extent::Gate => vec![Boot {
                 cpus: self.cpus,
                 limit: minutes(45),
-                steps: [
-                    commands.compare(&["--cells", "gate", "--no-probe"]),
-                    commands.step("fabric", &["--seconds", "0.5"]),
-                ]
-                .into_iter()
-                .chain(commands.waiting())
-                .chain([commands.probing(&[])])
-                .collect(),
+                steps: [commands.compare(&["--cells", "gate", "--no-probe"])]
+                    .into_iter()
+                    .chain(commands.waiting())
+                    .chain([commands.probing(&[])])
+                    .collect(),
             }],
-            Extent::Full => vec![
-                Boot {
-                    cpus: self.cpus,
-                    limit: minutes(120),
-                    steps: [
-                        commands.compare(&["--cells", "full", "--queues", "1,2", "--no-probe"]),
-                        commands.step("fabric", &[]),
-                    ]
+            Extent::Full => vec![Boot {
+                cpus: self.cpus,
+                limit: minutes(120),
+                steps: [commands.compare(&["--cells", "full", "--queues", "1,2", "--no-probe"])]
                     .into_iter()
                     .chain(commands.waiting())
                     .chain([
                         commands.profiling(),
-                        commands
-                            .step("scale", &["--what", "volumes,sessions,file-size,arena,idle"]),
+                        commands.step("scale", &["--what", "idle"]),
                         commands.probing(&[]),
                     ])
                     .collect(),
-                },
-                // Several queues need several CPUs.
-                Boot {
-                    cpus: self.cpus.max(4),
-                    limit: minutes(30),
-                    steps: vec![commands.step("scale", &["--what", "queues"])],
-                },
-            ],
+            }],
         }
     }
 

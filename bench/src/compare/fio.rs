@@ -1,4 +1,4 @@
-//! One fio process per sample: its command from a [`Cell`], and what its JSON says.
+//! One fio process per sample: its command from a [`Cell`], and its JSON.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,40 +10,26 @@ use serde::Deserialize;
 
 use crate::child;
 use crate::peer::access::Access;
-use crate::result::{Cell, Latency};
+use crate::result::{Cell, Cpu, Latency, Sample};
 
 /// Seconds that a load runs before it is measured.
-pub const RAMP: u32 = 1;
+pub(crate) const RAMP: u32 = 1;
 
-/// A load may take so much longer than it should: it starts slowly on a guest's shared file system,
-/// and many jobs end one after the other.
+/// Most time of a load beyond its seconds: fio starts slowly on a guest's shared file system.
 pub(super) const LATE: Duration = Duration::from_secs(45);
 
 /// Bins of fio that become one here: 16 are left for each doubling, which is 6 % at most.
 const BINS_TOGETHER: u32 = 4;
-/// fio's own bins for each doubling.
 const FIO_BINS: u32 = 64;
 
-/// What one run of fio measured.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Measured {
-    /// How long.
-    pub seconds: f64,
-    /// I/Os per second.
-    pub iops: f64,
-    /// Bytes per second.
-    pub bytes_per_s: f64,
-    /// From submission to completion.
-    pub latency: Latency,
-    /// I/Os that failed.
-    pub errors: u64,
-    /// Processors that fio kept busy.
-    pub cpu: f64,
-}
-
 /// The load of a cell on a system: the words after `fio`.
-#[must_use]
-pub fn words(cell: &Cell, access: &Access, bytes: u64, seconds: u32, output: &Path) -> Vec<String> {
+pub(crate) fn words(
+    cell: &Cell,
+    access: &Access,
+    bytes: u64,
+    seconds: u32,
+    output: &Path,
+) -> Vec<String> {
     let mut words = vec![
         format!("--name={}", cell.key),
         format!("--size={bytes}"),
@@ -72,10 +58,8 @@ pub fn words(cell: &Cell, access: &Access, bytes: u64, seconds: u32, output: &Pa
     words
 }
 
-/// Writes a whole disk once: memory is given to it by that, on every system, and not while it is
-/// measured.
-#[must_use]
-pub fn fill_words(access: &Access, bytes: u64) -> Vec<String> {
+/// Writes a whole disk once, so that it has its memory before the first sample.
+pub(crate) fn fill_words(access: &Access, bytes: u64) -> Vec<String> {
     let mut words =
         ["--name=fill", "--rw=write", "--bs=1M", "--iodepth=4"].map(str::to_owned).to_vec();
     words.push(format!("--size={bytes}"));
@@ -83,22 +67,14 @@ pub fn fill_words(access: &Access, bytes: u64) -> Vec<String> {
     words
 }
 
-/// Runs fio to its end. Its processes carry `tag`.
-///
-/// # Errors
-/// It is not installed, does not end in time (it is killed then), or fails.
-pub fn run(words: &[String], seconds: u32, tag: &str) -> Result<()> {
+pub(crate) fn run(words: &[String], seconds: u32, tag: &str) -> Result<()> {
     let limit = Duration::from_secs(u64::from(seconds + RAMP)) + LATE;
     let mut command = Command::new("fio");
     command.args(words).env(child::TAG, tag).current_dir("/");
     child::output(&mut command, limit).map(drop)
 }
 
-/// Reads what fio wrote.
-///
-/// # Errors
-/// It is not fio's JSON, or fio measured nothing.
-pub fn read(file: &Path) -> Result<Measured> {
+pub(crate) fn read(file: &Path) -> Result<Sample> {
     let text = std::fs::read_to_string(file);
     parse(&text.with_context(|| format!("cannot read {}", file.display()))?)
 }
@@ -127,7 +103,6 @@ struct Job {
 struct Direction {
     io_bytes: u64,
     total_ios: u64,
-    /// Milliseconds.
     runtime: u64,
     lat_ns: LatNs,
 }
@@ -142,7 +117,7 @@ struct LatNs {
     bins: BTreeMap<u64, u64>,
 }
 
-fn parse(json: &str) -> Result<Measured> {
+fn parse(json: &str) -> Result<Sample> {
     // Notes of fio's may come before the document.
     let document = json.find('{').map_or(json, |at| &json[at..]);
     let output: Output = serde_json::from_str(document).context("fio's JSON is not understood")?;
@@ -161,17 +136,17 @@ fn parse(json: &str) -> Result<Measured> {
     let max = sides.iter().map(|side| side.lat_ns.max).max().unwrap_or(0);
     // With jobs as a group fio gives the mean of their processor time.
     let jobs = job.options.get("numjobs").and_then(|jobs| jobs.parse().ok()).unwrap_or(1.0);
-    Ok(Measured {
+    Ok(Sample {
         seconds,
         iops: ios as f64 / seconds,
         bytes_per_s: sides.iter().map(|side| side.io_bytes).sum::<u64>() as f64 / seconds,
         latency: latency(&bins, waited / ios as f64, max),
         errors: job.error + job.total_err,
-        cpu: (job.usr_cpu + job.sys_cpu) / 100.0 * jobs,
+        cpu: Cpu { fio: (job.usr_cpu + job.sys_cpu) / 100.0 * jobs, ..Cpu::default() },
+        ..Sample::default()
     })
 }
 
-/// Percentiles of fio's own bins, and fewer bins.
 fn latency(bins: &BTreeMap<u64, u64>, mean_ns: f64, max: u64) -> Latency {
     let total: u64 = bins.values().sum();
     let at = |share: f64| -> u64 {
@@ -212,57 +187,4 @@ fn coarse(nanoseconds: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SIDE: &str =
-        r#"{"io_bytes":0,"total_ios":0,"runtime":0,"lat_ns":{"min":0,"max":0,"mean":0.0}}"#;
-
-    #[test]
-    fn both_directions_count() {
-        let json = r#"note: both iodepth >= 1
-{"fio version":"fio-3.33","jobs":[{"jobname":"x","error":0,"total_err":0,"usr_cpu":10.0,"sys_cpu":15.0,
- "job options":{"numjobs":"2"},
- "read":{"io_bytes":4096000,"total_ios":1000,"runtime":2000,"lat_ns":{"max":9000,"mean":1000.0,
-  "bins":{"1000":990,"8000":10}}},
- "write":{"io_bytes":4096000,"total_ios":1000,"runtime":2000,"lat_ns":{"max":5000,"mean":3000.0,
-  "bins":{"3000":1000}}}}]}"#;
-        let measured = parse(json).unwrap();
-        assert!((measured.iops - 1000.0).abs() < 1e-9 && (measured.cpu - 0.5).abs() < 1e-9);
-        assert!((measured.bytes_per_s - 4_096_000.0).abs() < 1e-6);
-        let latency = &measured.latency;
-        assert!((latency.mean_ns - 2000.0).abs() < 1e-9);
-        assert_eq!((latency.p50, latency.p99, latency.p999, latency.max), (3000, 3000, 8000, 9000));
-        assert_eq!(latency.bins.iter().map(|(_, count)| count).sum::<u64>(), 2000);
-    }
-
-    #[test]
-    fn a_run_that_measured_nothing_is_an_error() {
-        let json = format!(r#"{{"jobs":[{{"error":5,"read":{SIDE},"write":{SIDE}}}]}}"#);
-        assert!(parse(&json).unwrap_err().to_string().contains("error 5"));
-        assert!(parse("fio: nothing").is_err());
-        assert!(parse(r#"{"jobs":[]}"#).is_err());
-    }
-
-    #[test]
-    fn bins_become_fewer_and_stay_near() {
-        for nanoseconds in [0_u64, 1, 15, 16, 17, 100, 12_345, 387_072, 1 << 40] {
-            let near = coarse(nanoseconds);
-            assert!(
-                near >= nanoseconds && (near - nanoseconds) * 16 <= nanoseconds.max(16),
-                "{nanoseconds}: {near}"
-            );
-        }
-        assert_eq!((coarse(1024), coarse(1087), coarse(1088)), (1088, 1088, 1152));
-    }
-
-    #[test]
-    fn a_mix_says_its_share() {
-        let cell = Cell::new("randrw", 4096, 32, 1, 1, 70);
-        let words = words(&cell, &Access::Disk("/dev/x".into()), 1 << 20, 4, Path::new("/o"));
-        for word in ["--rw=randrw", "--rwmixread=70", "--bs=4096", "--runtime=4", "--size=1048576"]
-        {
-            assert!(words.iter().any(|w| w == word), "{word}");
-        }
-    }
-}
+mod tests;

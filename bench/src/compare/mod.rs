@@ -4,23 +4,14 @@
 //! plan (cells, systems)
 //!   -> per number of queues: set all up -> fill -> rounds x cells x systems -> probe -> take down
 //! ```
-//!
-//! | module | what is in it |
-//! |---|---|
-//! | [`plan`] | keys of systems and workloads, and their order |
-//! | [`rounds`] | the measuring |
-//! | [`fio`], [`iscsi`] | one sample |
-//! | [`probe`] | what it cost the processor |
-//! | [`profile`] | where the processors' time went |
-//! | [`wire`] | perftest beside |
 
-pub mod fio;
-pub mod iscsi;
-pub mod plan;
-pub mod probe;
-pub mod profile;
-pub mod rounds;
-pub mod wire;
+pub(crate) mod fio;
+pub(crate) mod iscsi;
+pub(crate) mod perftest;
+pub(crate) mod plan;
+pub(crate) mod probe;
+pub(crate) mod profile;
+pub(crate) mod rounds;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -28,24 +19,19 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
 
+use self::perftest::Wire;
 use self::rounds::{Progress, Rounds};
-use self::wire::Wire;
-use crate::args::{CompareArgs, CompareVolume};
-use crate::fabric::sysfs;
+use crate::args::CompareArgs;
 use crate::folder::RunFolder;
-use crate::peer::loaded::Loaded;
+use crate::peer::Setting;
+use crate::peer::module::Loaded;
 use crate::peer::undo::{self, Journal};
-use crate::peer::{Setting, Volume};
 use crate::result::Run;
-use crate::{child, interrupt};
+use crate::{child, interrupt, sysfs};
 
-/// Measures what the arguments ask for into `run`, which is saved after every round; samples that
-/// it holds already are not measured again. A system that cannot be measured is one with an error
-/// in the run, and no error here.
-///
-/// # Errors
-/// Nothing can be measured at all, or it was interrupted.
-pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
+/// Measures into `run`, which is saved after every round; samples that the run holds already are
+/// not measured again. A system that cannot be measured is one with an error in the run.
+pub(crate) fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> {
     let cells = plan::cells(&args.cells, &args.queues)?;
     let keys = plan::keys_for(args.engine, &args.systems);
     let candidates = plan::systems(&keys, &args.variant, &args.rblk, &args.peer)?;
@@ -98,11 +84,7 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
             depth,
             programs: programs.clone(),
             fio_engine: fio_engine.clone(),
-            volume: match args.volume {
-                CompareVolume::Memory => Volume::Memory,
-                CompareVolume::RamDisk => Volume::RamDisk,
-                CompareVolume::File => Volume::File,
-            },
+            volume: args.volume,
             with_keys: !args.insecure,
         };
         rounds.measure(&candidates, &cells, &setting)?;
@@ -113,13 +95,12 @@ pub fn run(args: &CompareArgs, folder: &RunFolder, run: &mut Run) -> Result<()> 
     Ok(())
 }
 
-/// The engine for fio beside the programs, or above them, where `cargo xtask fio-engine` puts it.
+/// The engine beside the programs, or above them, where `cargo xtask fio-engine` puts it.
 fn engine_near(programs: &Path) -> Option<PathBuf> {
     let places = programs.ancestors().take(2).map(|dir| dir.join("librblk_fio.so"));
     places.into_iter().find(|file| file.is_file())
 }
 
-/// What this host must have.
 fn check_host(args: &CompareArgs) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("this command needs root: it makes devices and writes to them");
@@ -133,7 +114,6 @@ fn check_host(args: &CompareArgs) -> Result<()> {
     Ok(())
 }
 
-/// Undoes what killed runs left.
 fn sweep() -> Result<()> {
     let swept = undo::sweep(Path::new(undo::DIR))?;
     if swept.undone > 0 {
@@ -145,8 +125,7 @@ fn sweep() -> Result<()> {
     Ok(())
 }
 
-/// The address of an RDMA device of this host: the one that was asked for, if it is one's, or the
-/// first one.
+/// The address of an RDMA device of this host: `asked`, if it is one, or the first.
 pub(crate) fn rdma_address(asked: Option<IpAddr>) -> Option<IpAddr> {
     let all = sysfs::gids();
     match asked {
@@ -158,7 +137,7 @@ pub(crate) fn rdma_address(asked: Option<IpAddr>) -> Option<IpAddr> {
     }
 }
 
-/// Where the daemons are: `RBLK_BIN_DIR`, or beside this program.
+/// The directory of the daemons: `RBLK_BIN_DIR`, or that of this program.
 pub(crate) fn programs() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("RBLK_BIN_DIR") {
         return Ok(std::path::absolute(PathBuf::from(dir))?);

@@ -1,12 +1,12 @@
-//! Where the processors' time goes under a load: `perf` samples all of them while fio runs, and the
-//! samples are folded by thread and function.
+//! The processors' time under a load: `perf` samples all of them while fio runs, and the samples
+//! are folded by thread and function.
 //!
-//! perf begins slowly, above all in an emulated guest, so one of it samples all loads of a run, and
-//! each sample is counted for the load within whose [`Window`] it was taken.
+//! perf starts slowly, above all in an emulated guest, so one perf samples all loads of a run, and
+//! each sample counts for the load of its [`Window`].
 //!
-//! The samples are of the CPU clock, which every machine has, emulated machines too. Code that runs
-//! with interrupts off is charged to the place where they are on again
-//! (`_raw_spin_unlock_irqrestore`, `finish_task_switch`).
+//! The samples are of the CPU clock, which emulated machines have, too. Code with interrupts off is
+//! charged to the place where they are on again (`_raw_spin_unlock_irqrestore`,
+//! `finish_task_switch`).
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
@@ -23,16 +23,13 @@ use crate::interrupt;
 use crate::peer::undo::{Journal, Step, Undo};
 use crate::result::{FunctionShare, ThreadShare};
 
-/// The program.
-pub const PERF: &str = "perf";
+pub(crate) const PERF: &str = "perf";
 /// Samples a second of each processor: no divisor of a timer's rate.
 const RATE: &str = "199";
-/// How long perf may take to begin, to write what it has, and to find the names: it reads all
-/// symbols of the kernel.
+/// Deadline of each step of perf: it reads all symbols of the kernel.
 const LATE: Duration = Duration::from_secs(180);
-/// Threads with less of the processors' time are left out.
+/// Smaller shares are left out.
 const THREAD_LEAST: f64 = 0.005;
-/// Functions with less are left out, and all but so many of a thread.
 const FUNCTION_LEAST: f64 = 0.001;
 const FUNCTIONS: usize = 16;
 /// Addresses from here on are the kernel's.
@@ -40,19 +37,14 @@ const KERNEL_FROM: u64 = 1 << 63;
 
 /// A time on the monotonic clock, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window {
-    /// Its begin.
-    pub from: u64,
-    /// Its end, not in it.
-    pub to: u64,
+pub(crate) struct Window {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
 }
 
 impl Window {
-    /// From now on for so long, which is waited for.
-    ///
-    /// # Errors
-    /// Interrupted.
-    pub fn pass(time: Duration) -> Result<Self> {
+    /// Waits, and returns the time of that.
+    pub(crate) fn pass(time: Duration) -> Result<Self> {
         let from = now()?;
         interrupt::sleep(time)?;
         Ok(Self { from, to: now()? })
@@ -66,7 +58,7 @@ fn now() -> Result<u64> {
 
 /// perf, sampling all processors. Dropped, it ends.
 #[derive(Debug)]
-pub struct Sampler {
+pub(crate) struct Sampler {
     perf: Child,
     // Ends it when this process is killed.
     undo: Undo,
@@ -74,11 +66,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts it, and waits until it samples.
-    ///
-    /// # Errors
-    /// perf cannot sample here, or it was interrupted.
-    pub fn start(journal: &Journal) -> Result<Self> {
+    pub(crate) fn start(journal: &Journal) -> Result<Self> {
         let dir = tempfile::tempdir().context("a directory for perf")?;
         let tag = format!("{}-perf", std::process::id());
         let undo = journal.note(Step::Load { tag: tag.clone() })?;
@@ -86,7 +74,7 @@ impl Sampler {
         let mut command = Command::new(PERF);
         command.args(["record", "-q", "-e", "cpu-clock", "-k", "mono", "-F", RATE, "-a", "-o"]);
         command.arg(data(&dir)).env(child::TAG, &tag).stdout(log.try_clone()?).stderr(log);
-        // What perf runs is begun when it is ready.
+        // perf runs this command when it is ready.
         let ready = dir.path().join("ready");
         command.args(["--", "sh", "-c", "touch \"$0\"; exec sleep 3600"]).arg(&ready);
         let mut sampler = Self { perf: child::spawn(&mut command)?, undo, dir };
@@ -99,11 +87,8 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Ends it, and says what was sampled in each of `windows`.
-    ///
-    /// # Errors
-    /// perf's, or it was interrupted.
-    pub fn stop(mut self, windows: &[Window]) -> Result<Vec<Vec<ThreadShare>>> {
+    /// Ends perf. Returns the samples of each of `windows`.
+    pub(crate) fn stop(mut self, windows: &[Window]) -> Result<Vec<Vec<ThreadShare>>> {
         kill(Pid::from_raw(i32::try_from(self.perf.id())?), Signal::SIGINT)?;
         child::wait(&mut self.perf, LATE, OnInterrupt::End).context("ending perf")?;
         let mut script = Command::new(PERF);
@@ -124,7 +109,6 @@ fn data(dir: &TempDir) -> std::path::PathBuf {
     dir.path().join("perf.data")
 }
 
-/// What a sample says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sample<'t> {
     comm: &'t str,
@@ -133,7 +117,6 @@ struct Sample<'t> {
     function: &'t str,
 }
 
-/// Samples by window, thread and function.
 fn fold(script: &str, windows: &[Window]) -> Vec<Vec<ThreadShare>> {
     let mut counts = vec![Threads::new(); windows.len()];
     for sample in script.lines().filter_map(sample) {
@@ -146,7 +129,7 @@ fn fold(script: &str, windows: &[Window]) -> Vec<Vec<ThreadShare>> {
     counts.into_iter().map(shares).collect()
 }
 
-/// Samples of each function, which may be the kernel's, by thread.
+/// Samples by thread, function, and whether the function is the kernel's.
 type Threads = BTreeMap<String, BTreeMap<(String, bool), u64>>;
 
 #[allow(clippy::cast_precision_loss, reason = "counts far below 2^53")]
@@ -184,7 +167,7 @@ fn sample(line: &str) -> Option<Sample<'_>> {
     Some(Sample { comm: comm.trim(), at, ip, function: function.trim() })
 }
 
-/// The name that threads which do the same share.
+/// The name of threads with one job.
 fn thread(comm: &str, function: &str) -> String {
     if comm == "swapper" {
         // The kernel's own: waiting, or the interrupts that end it.
@@ -192,7 +175,6 @@ fn thread(comm: &str, function: &str) -> String {
         return if waits { ThreadShare::IDLE } else { "interrupts when idle" }.to_owned();
     }
     if let Some(worker) = comm.strip_prefix("kworker/") {
-        // Its number, and what it works for now.
         let work = worker.split_once(['-', '+']).map_or("", |(_, work)| work);
         return format!("kworker {work}").trim_end().to_owned();
     }
@@ -201,56 +183,4 @@ fn thread(comm: &str, function: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn samples_are_folded_by_window_thread_and_function() {
-        let script = "\
-         swapper     1.000000000:  ffffffff821f236b pv_native_safe_halt\n\
-    rblk-queue-0     1.100000000:  ffffffff820000aa rep_movs_alternative\n\
-    rblk-queue-1     1.100000001:  ffffffff820000ab rep_movs_alternative\n\
-    rblk-queue-0     1.200000000:      55d0c8a1b2c3 <a::B as c::D>::e\n\
- kworker/u8:4-rx     1.300000000:  ffffffff820000cc crc32_le\n\
- kworker/u8:0+rx     1.999999999:  ffffffff820000cc crc32_le\n\
-         swapper     2.000000000:  ffffffff820000dd handle_softirqs\n\
-  a thread: two      2.500000000:      7f00000000aa [unknown]\n\
-     no time here\n\n\
-     x 1.5: ffffffff820000cc short\n";
-        let windows = [
-            Window { from: 1_000_000_000, to: 2_000_000_000 },
-            Window { from: 5_000_000_000, to: 6_000_000_000 },
-            Window { from: 2_000_000_000, to: 2_000_000_001 },
-        ];
-        let folded = fold(script, &windows);
-        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
-        let [threads, nothing, last] = folded.as_slice() else { panic!("{folded:?}") };
-        let names: Vec<&str> = threads.iter().map(|t| t.name.as_str()).collect();
-        assert_eq!(names, ["rblk-queue", "kworker rx", ThreadShare::IDLE]);
-        assert!(near(threads[0].share, 0.5) && near(threads[2].share, 1.0 / 6.0));
-        let functions: Vec<(&str, bool)> =
-            threads[0].functions.iter().map(|f| (f.name.as_str(), f.kernel)).collect();
-        assert_eq!(functions, [("rep_movs_alternative", true), ("<a::B as c::D>::e", false)]);
-        assert!(near(threads[0].functions[0].share, 2.0 / 6.0));
-        assert!(nothing.is_empty());
-        assert_eq!(last[0].name, "interrupts when idle");
-        let odd = sample("  a thread: two      2.500000000:      7f00000000aa [unknown]");
-        assert_eq!(odd.map(|s| s.comm), None, "a name with a colon is not understood, not misread");
-    }
-
-    #[test]
-    fn threads_that_do_the_same_have_one_name() {
-        for (comm, name) in [
-            ("rblk-queue-0", "rblk-queue"),
-            ("ksoftirqd/1", "ksoftirqd"),
-            ("iou-wrk-238", "iou-wrk"),
-            ("fio", "fio"),
-            ("kworker/0:1H", "kworker"),
-            ("kworker/u8:3-nvmet-wq", "kworker nvmet-wq"),
-            ("md5", "md"),
-            ("7", ""),
-        ] {
-            assert_eq!(thread(comm, ""), name, "{comm}");
-        }
-    }
-}
+mod tests;

@@ -1,7 +1,6 @@
-//! The measuring itself: systems side by side, cells one after the other, in every cell all systems
-//! in turn, round by round.
+//! The rounds: systems side by side, cells one after the other, in every cell all systems in turn.
 //!
-//! A system that fails is removed and left out from then on, with the reason in the run; its
+//! A system that fails is removed and left out of later rounds, with the reason in the run; its
 //! samples so far stay. Only an interrupt ends the whole run.
 
 use std::collections::BTreeMap;
@@ -12,7 +11,7 @@ use anyhow::{Context, Result};
 use super::plan::{Candidate, order};
 use super::probe::{self, Look};
 use super::profile::{Sampler, Window};
-use super::{fio, iscsi, wire};
+use super::{fio, iscsi, perftest};
 use crate::folder::RunFolder;
 use crate::interrupt;
 use crate::peer::access::Access;
@@ -21,42 +20,31 @@ use crate::peer::undo::{Journal, Step};
 use crate::peer::{QUEUE_DEPTH, QUEUE_DEPTH_DEEP, Setting, System};
 use crate::result::{Cell, CpuProfile, Run, Sample};
 
-/// How long filling a disk once may take.
 const FILL_SECONDS: u32 = 180;
-/// How long system calls are counted, and the processors sampled, each within a sample of its own.
+/// Time of counting system calls, and of sampling the processors, each in a sample of its own.
 const COUNTED: Duration = Duration::from_secs(2);
 const SAMPLED: Duration = Duration::from_secs(4);
-/// Seconds after which the load of such a sample would end by itself.
+/// Seconds after which the load of these samples ends by itself.
 const LOAD_SECONDS: u32 = 60;
-/// How long fio may take to begin in such a sample.
+/// Deadline of the first I/O of these samples.
 const START: Duration = Duration::from_secs(30);
-/// Length of one sample beyond what is measured, for the estimate of what is left.
+/// Time of a sample beyond its seconds, for the estimate.
 const OVERHEAD: Duration = Duration::from_millis(1500);
 
-/// What is common to all measuring of a run.
 #[derive(Debug)]
-pub struct Rounds<'r> {
-    /// Where everything goes.
-    pub folder: &'r RunFolder,
-    /// What everything is added to.
-    pub run: &'r mut Run,
-    /// Rounds.
-    pub rounds: u32,
-    /// Seconds of a sample.
-    pub seconds: u32,
-    /// Whether to count system calls in extra samples.
-    pub probe: bool,
-    /// Whether to sample where the processors' time goes, in extra samples.
-    pub profile: bool,
-    /// perftest beside, where there is a device for it.
-    pub wire: Option<wire::Wire>,
-    /// Samples of the whole run, and how many are done.
-    pub progress: Progress,
+pub(crate) struct Rounds<'r> {
+    pub(crate) folder: &'r RunFolder,
+    pub(crate) run: &'r mut Run,
+    pub(crate) rounds: u32,
+    pub(crate) seconds: u32,
+    pub(crate) probe: bool,
+    pub(crate) profile: bool,
+    pub(crate) wire: Option<perftest::Wire>,
+    pub(crate) progress: Progress,
 }
 
-/// How far it is.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     total: usize,
     done: usize,
     measured: u32,
@@ -64,23 +52,20 @@ pub struct Progress {
     each: Duration,
 }
 
-/// A system that is there, or was.
 struct Contender<'p> {
     candidate: &'p Candidate,
     system: Option<System>,
 }
 
 impl Progress {
-    /// Of a run of so many samples.
-    #[must_use]
-    pub fn of(total: usize, seconds: u32) -> Self {
+    pub(crate) fn of(total: usize, seconds: u32) -> Self {
         let each = Duration::from_secs(u64::from(seconds + fio::RAMP)) + OVERHEAD;
         Self { total, done: 0, measured: 0, begun: Instant::now(), each }
     }
 
     fn step(&mut self, was_measured: bool) {
         if self.measured == 0 && was_measured {
-            // What is there already, and setting up, is no measure of the rest.
+            // Setting up is no measure of the rest.
             self.begun = Instant::now();
         } else if was_measured {
             self.each = self.begun.elapsed() / self.measured;
@@ -99,10 +84,7 @@ impl Progress {
 impl Rounds<'_> {
     /// Sets the systems up with one number of queues, measures `cells` on them, and takes them
     /// down.
-    ///
-    /// # Errors
-    /// Interrupted, or the run cannot be saved.
-    pub fn measure(
+    pub(crate) fn measure(
         &mut self,
         candidates: &[Candidate],
         cells: &[Cell],
@@ -156,44 +138,31 @@ impl Rounds<'_> {
                 Ok(system)
             });
             interrupt::check()?;
-            let system = match started {
+            let mut info = candidate.info.clone();
+            match &started {
                 Ok(system) => {
-                    say(&format!(
-                        "{key:<16} {} after {:.1} s: {}",
-                        system.access(),
-                        since.elapsed().as_secs_f64(),
-                        system.detail()
-                    ));
-                    self.describe(candidate, system.detail(), system.qps(), None);
-                    Some(system)
+                    let took = since.elapsed().as_secs_f64();
+                    let System { access, detail, qps, .. } = system;
+                    say(&format!("{key:<16} {access} after {took:.1} s: {detail}"));
+                    (info.detail, info.qps) = (detail.clone(), *qps);
                 }
                 Err(error) => {
-                    let why = one_line(&error);
+                    let why = one_line(error);
                     say(&format!("{key:<16} not measured: {why}"));
-                    self.describe(candidate, "", 0, Some(why));
-                    None
+                    info.error = Some(why);
                 }
-            };
+            }
+            // With several numbers of queues the first detail stays.
+            if !self.run.samples.iter().any(|sample| sample.system == *key) {
+                self.run.set_system(info);
+            }
+            let system = started.ok();
             contenders.push(Contender { candidate, system });
         }
         Ok(contenders)
     }
 
-    /// Takes a system into the run. With several numbers of queues the first decides what is said
-    /// of it.
-    fn describe(&mut self, candidate: &Candidate, detail: &str, qps: u32, error: Option<String>) {
-        let key = &candidate.info.key;
-        let mut info = candidate.info.clone();
-        let known = self.run.systems.iter().find(|info| info.key == *key);
-        let has_samples = self.run.samples.iter().any(|sample| sample.system == *key);
-        match known {
-            Some(known) if has_samples => info = known.clone(),
-            _ => (info.detail, info.qps, info.error) = (detail.to_owned(), qps, error),
-        }
-        self.run.set_system(info);
-    }
-
-    /// Measures one sample, unless the run has it. Whether it did.
+    /// Measures one sample. False if the run has it, or the system cannot.
     fn one(
         &mut self,
         contender: &mut Contender<'_>,
@@ -228,12 +197,10 @@ impl Rounds<'_> {
                 let why = format!("{} round {round}: {}", cell.key, one_line(&error));
                 say(&format!("{place} {key}: {why}"));
                 take_down(contender);
-                let mut info = contender.candidate.info.clone();
-                if let Some(known) = self.run.systems.iter().find(|info| info.key == key) {
-                    info = known.clone();
+                let mut known = self.run.systems.iter_mut();
+                if let Some(info) = known.find(|info| info.key == key) {
+                    info.error = Some(why);
                 }
-                info.error = Some(why);
-                self.run.set_system(info);
                 Ok(true)
             }
         }
@@ -251,7 +218,7 @@ impl Rounds<'_> {
         let (path, raw) = self.folder.raw(&format!("{name}.json"));
         let load_before = probe::load()?;
         let before = Look::at(system);
-        let (measured, after, ramp) = match system.access() {
+        let (measured, after, ramp) = match &system.access {
             Access::Iscsi(url) => {
                 let run = |tag: &str| iscsi::run(cell, url, self.seconds, tag);
                 let (measured, said) = load(&setting.journal, run)?;
@@ -267,10 +234,10 @@ impl Rounds<'_> {
                 (fio::read(&path)?, after, fio::RAMP)
             }
         };
-        // fio does not tell of the I/Os of its first second, which are counted, too.
+        // fio leaves out the I/Os of its first second, and the counters have them.
         let ios = measured.iops * (measured.seconds + f64::from(ramp));
         let mut spent = after.since(&before, Some(ios));
-        spent.cpu.fio = measured.cpu;
+        spent.cpu.fio = measured.cpu.fio;
         let (counters, _) = self.folder.raw(&format!("{name}.counters.json"));
         if spent.counters["initiator"].as_object().is_some_and(|counts| !counts.is_empty()) {
             std::fs::write(&counters, serde_json::to_string_pretty(&spent.counters)?)
@@ -280,54 +247,42 @@ impl Rounds<'_> {
             system: key.to_owned(),
             cell: cell.key.clone(),
             round,
-            seconds: measured.seconds,
-            iops: measured.iops,
-            bytes_per_s: measured.bytes_per_s,
-            latency: measured.latency,
-            errors: measured.errors,
             cpu: spent.cpu,
             initiator: spent.initiator,
             target: spent.target,
             load_before,
             raw,
+            ..measured
         })
     }
 
-    /// Samples where the processors' time goes in each cell, once in a run, in samples that are not
-    /// kept.
+    /// Samples the processors in each cell, once in a run, in samples that are not kept.
     fn sample_processors(
         &mut self,
         contenders: &[Contender<'_>],
         cells: &[Cell],
         setting: &Setting,
     ) -> Result<()> {
-        let has = |system: &str, cell: &Cell| {
-            self.run.profiles.iter().any(|p| p.system == system && p.cell == cell.key)
+        let has = |key: &str, cell: &Cell| {
+            self.run.profiles.iter().any(|p| p.system == key && p.cell == cell.key)
         };
-        let mut wanted = Vec::new();
-        for cell in cells {
-            for contender in contenders {
-                let key = contender.candidate.info.key.as_str();
-                if let Some(system) = contender
-                    .system
-                    .as_ref()
-                    .filter(|s| s.access().disk().is_some() && !has(key, cell))
-                {
-                    wanted.push((key, system, cell));
-                }
-            }
-        }
+        let pairs = cells.iter().flat_map(|cell| contenders.iter().map(move |one| (cell, one)));
+        let disks = pairs.filter_map(|(cell, one)| {
+            let (key, system) = (one.candidate.info.key.as_str(), one.system.as_ref()?);
+            (system.access.disk().is_some() && !has(key, cell)).then_some((key, system, cell))
+        });
+        let wanted: Vec<(&str, &System, &Cell)> = disks.collect();
         if wanted.is_empty() {
             return Ok(());
         }
         say("sampling the processors: waiting for perf");
+        let failed = |error: anyhow::Error| {
+            say(&format!("processors not sampled: {}", one_line(&error)));
+            interrupt::check()
+        };
         let sampler = match Sampler::start(&setting.journal) {
             Ok(sampler) => sampler,
-            Err(error) => {
-                interrupt::check()?;
-                say(&format!("processors not sampled: {}", one_line(&error)));
-                return Ok(());
-            }
+            Err(error) => return failed(error),
         };
         let (mut sampled, mut windows) = (Vec::new(), Vec::new());
         for (key, system, cell) in wanted {
@@ -336,27 +291,24 @@ impl Rounds<'_> {
             match window {
                 Ok(window) => {
                     say(&format!("{:<26} {key:<16} processors sampled", cell.key));
-                    sampled.push((key, cell.key.clone()));
+                    sampled.push((key.to_owned(), cell.key.clone()));
                     windows.push(window);
                 }
                 Err(error) => say(&format!("{} {key}: {}", cell.key, one_line(&error))),
             }
         }
-        let profiles = sampler.stop(&windows);
-        interrupt::check()?;
-        match profiles {
+        match sampler.stop(&windows) {
             Ok(profiles) => {
-                for ((system, cell), threads) in sampled.into_iter().zip(profiles) {
-                    self.run.profiles.push(CpuProfile { system: system.to_owned(), cell, threads });
-                }
+                let all = sampled.into_iter().zip(profiles);
+                let all = all.map(|((system, cell), threads)| CpuProfile { system, cell, threads });
+                self.run.profiles.extend(all);
+                interrupt::check()
             }
-            Err(error) => say(&format!("processors not sampled: {}", one_line(&error))),
+            Err(error) => failed(error),
         }
-        Ok(())
     }
 
-    /// Counts the system calls of a cell's I/Os in a sample of its own, which is not kept: counting
-    /// them costs time.
+    /// Counts the system calls of a cell in a sample of its own: counting costs time.
     fn count_syscalls(
         &mut self,
         contender: &Contender<'_>,
@@ -397,8 +349,8 @@ impl Rounds<'_> {
     }
 }
 
-/// Runs a cell's load while `look` looks, which it does when there is I/O. The load is killed then;
-/// one that had ended before is an error, for nothing ran meanwhile.
+/// Runs a cell's load until `look` has looked, from its first I/O on. A load that ended before is
+/// an error.
 fn under_load<T>(
     system: &System,
     cell: &Cell,
@@ -407,7 +359,7 @@ fn under_load<T>(
 ) -> Result<T> {
     let dir = tempfile::tempdir().context("a directory for fio")?;
     let output = dir.path().join("fio.json");
-    let words = fio::words(cell, system.access(), setting.bytes, LOAD_SECONDS, &output);
+    let words = fio::words(cell, &system.access, setting.bytes, LOAD_SECONDS, &output);
     let (tag, undo) = load_tag(&setting.journal)?;
     std::thread::scope(|scope| {
         let running = scope.spawn(|| fio::run(&words, LOAD_SECONDS, &tag));
@@ -423,10 +375,10 @@ fn under_load<T>(
     })
 }
 
-/// System calls per I/O of both ends' data threads, in the middle of some windows.
+/// System calls per I/O of both ends' data threads.
 fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Option<f64>; 2]> {
     let called = under_load(system, cell, setting, || {
-        let pids = [system.initiator_pid(), system.target_pid()];
+        let pids = [system.initiator_pid, system.target_pid];
         probe::syscalls(&setting.journal, pids, COUNTED, || Ok(system.counters()))
     })?;
     let per_io = |at, ios: fn(&Counters) -> Option<u64>| {
@@ -438,10 +390,8 @@ fn calls_per_io(system: &System, cell: &Cell, setting: &Setting) -> Result<[Opti
     ])
 }
 
-/// Waits until a load that was started does I/O: programs start slowly on a guest's shared file
-/// system.
 fn wait_for_io(system: &System) -> Result<()> {
-    let disk = system.access().disk().context("only disks are looked at under load")?;
+    let disk = system.access.disk().context("only disks are looked at under load")?;
     let (before, deadline) = (probe::disk_ios(disk), Instant::now() + START);
     while probe::disk_ios(disk) == before {
         if Instant::now() > deadline {
@@ -452,15 +402,15 @@ fn wait_for_io(system: &System) -> Result<()> {
     interrupt::sleep(Duration::from_millis(500))
 }
 
-/// Runs a load, whose processes carry the tag that `run` is given. They are in the journal: a later
-/// run ends them if this process is killed.
+/// Runs a load. Its processes carry the tag that `run` gets. The journal ends them if this
+/// process is killed.
 fn load<T>(journal: &Journal, run: impl FnOnce(&str) -> Result<T>) -> Result<T> {
     let (tag, undo) = load_tag(journal)?;
     let done = run(&tag);
     if done.is_ok() {
         undo.forget();
     } else if let Err(error) = undo.undo() {
-        // It waits for its disk, and ends when that is taken down.
+        // A process that waits for its disk ends when the disk is taken down.
         say(&format!("{error:#}"));
     }
     done
@@ -472,17 +422,16 @@ fn load_tag(journal: &Journal) -> Result<(String, crate::peer::undo::Undo)> {
     Ok((tag, undo))
 }
 
-/// Whether what measures a system can do what a cell asks for.
 fn can(system: &System, cell: &Cell) -> bool {
-    !matches!(system.access(), Access::Iscsi(_)) || iscsi::can(cell)
+    !matches!(system.access, Access::Iscsi(_)) || iscsi::can(cell)
 }
 
 fn fill(system: &System, setting: &Setting) -> Result<()> {
-    if matches!(system.access(), Access::Iscsi(_)) {
-        // It wrote its file itself.
+    if matches!(system.access, Access::Iscsi(_)) {
+        // Its file is written already.
         return Ok(());
     }
-    let words = fio::fill_words(system.access(), setting.bytes);
+    let words = fio::fill_words(&system.access, setting.bytes);
     let run = |tag: &str| fio::run(&words, FILL_SECONDS, tag);
     load(&setting.journal, run).context("writing the whole disk once")
 }
@@ -498,12 +447,11 @@ fn take_down(contender: &mut Contender<'_>) {
     }
 }
 
-/// Cells by number and depth of the queues they need, in the order in which they come.
+/// Cells by number and depth of the queues they need, in their order.
 ///
-/// io_uring gives every request for which a disk has no tag to a kernel thread of its own, and
-/// hundreds of those are what is measured then, on all systems alike.
-#[must_use]
-pub fn by_shape(cells: &[Cell]) -> BTreeMap<(u32, u16), Vec<Cell>> {
+/// io_uring hands every request without a free tag to a kernel thread of its own, and hundreds of
+/// such threads would be measured then.
+pub(crate) fn by_shape(cells: &[Cell]) -> BTreeMap<(u32, u16), Vec<Cell>> {
     let mut groups: BTreeMap<_, Vec<Cell>> = BTreeMap::new();
     for cell in cells {
         let outstanding = cell.depth.saturating_mul(cell.jobs).div_ceil(cell.queues.max(1));
@@ -514,37 +462,14 @@ pub fn by_shape(cells: &[Cell]) -> BTreeMap<(u32, u16), Vec<Cell>> {
     groups
 }
 
-/// An error with its reasons, without line breaks.
 fn one_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// A line of progress.
 fn say(line: &str) {
     eprintln!("{line}");
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cells_are_measured_by_the_queues_they_need() {
-        let cell = |depth, jobs, queues| Cell::new("randread", 4096, depth, jobs, queues, 100);
-        let shallow = [cell(1, 1, 1), cell(128, 1, 1)];
-        let deep = [cell(8, 64, 1), cell(129, 1, 1)];
-        let two = [cell(2, 128, 2), cell(1, 1, 2)];
-        let groups = by_shape(&[shallow.as_slice(), &deep, &two].concat());
-        assert_eq!(groups[&(1, QUEUE_DEPTH)], shallow);
-        assert_eq!(groups[&(1, QUEUE_DEPTH_DEEP)], deep);
-        assert_eq!(groups[&(2, QUEUE_DEPTH)], two);
-        assert_eq!(groups.len(), 3);
-    }
-
-    #[test]
-    fn reasons_are_one_line() {
-        let error = anyhow::anyhow!("b\n\n  c\n").context("a");
-        assert_eq!(one_line(&error), "a: b; c");
-    }
-}
+mod tests;

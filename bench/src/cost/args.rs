@@ -7,7 +7,7 @@ use rblk_protocol::limits;
 
 use super::{Op, Plan, Report, Volume, crc, instructions, live, rig, time};
 
-/// What to count, and of which I/O.
+/// The cases to count.
 #[derive(Clone, Debug, Args)]
 pub struct CostArgs {
     /// Operations to measure.
@@ -54,7 +54,7 @@ pub struct CostArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Count the instructions of both ends' engines instead, by valgrind (which must be installed).
-    /// With --digest also what digests add; the CRCs of the data are then counted as with --crc,
+    /// With --digest also the part of digests; the CRCs of the data are then counted as with --crc,
     /// as valgrind knows no AVX-512.
     #[arg(long, conflicts_with = "live")]
     pub instructions: bool,
@@ -64,15 +64,18 @@ pub struct CostArgs {
     /// Name so many functions with the most instructions, per case.
     #[arg(long, value_name = "N", requires = "instructions", default_value_t = 0)]
     pub hottest: usize,
-    /// What one CRC takes: instructions, by single steps, and time.
+    /// The cost of one CRC: instructions, by single steps, and time.
     #[arg(long, conflicts_with_all = ["live", "instructions"])]
     pub crc: bool,
-    /// What the process does whose steps are counted.
+    /// All cases and settings, as JSON, instead of the flags.
+    #[arg(long, hide = true)]
+    pub plan: Option<String>,
+    /// Calls of the counted process.
     #[arg(long, hide = true)]
     pub crc_calls: Option<u32>,
-    /// What it calls.
+    /// The function that it calls.
     #[arg(long, hide = true, value_enum, default_value_t = crc::Called::Crc)]
-    pub crc_called: crc::Called,
+    pub(crate) crc_called: crc::Called,
     /// Time both ends' engines instead, without the fabric under them.
     #[arg(long, conflicts_with_all = ["live", "instructions", "crc"])]
     pub time: bool,
@@ -82,10 +85,7 @@ pub struct CostArgs {
 }
 
 impl CostArgs {
-    /// Measures what is asked for.
-    ///
-    /// # Errors
-    /// It cannot be measured, or is above [`Self::at_most`].
+    /// Measures the chosen costs.
     pub fn run(&self) -> Result<Report> {
         let plan = self.plan()?;
         if let Some(calls) = self.crc_calls {
@@ -125,6 +125,9 @@ impl CostArgs {
     }
 
     fn plan(&self) -> Result<Plan> {
+        if let Some(plan) = &self.plan {
+            return Ok(serde_json::from_str(plan)?);
+        }
         let bytes = |size: &ByteSize| u32::try_from(size.0);
         let mut sizes = self.sizes.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
         if sizes.is_empty() {

@@ -1,5 +1,5 @@
-//! What the CRC-32C of so many bytes takes on this CPU: instructions by single steps, and time
-//! beside that of `memcpy`. The time is measured, the instructions are counted.
+//! The cost of the CRC-32C of some bytes on this CPU: instructions by single steps, and time beside
+//! that of `memcpy`.
 
 use std::hint::black_box;
 use std::process::Command;
@@ -12,31 +12,24 @@ use serde::{Deserialize, Serialize};
 
 use super::steps;
 
-/// What is summed where no size is asked for: a response, a command, one block of 512 bytes and
-/// one of 4 KiB, and a large request.
+/// The default sizes: a response, a command, a block of 512 bytes, a block of 4 KiB, and a large
+/// request.
 pub(super) const SIZES: [u32; 5] = [16, 64, 512, 4 << 10, 128 << 10];
-/// Rounds, of which the best is told: the others were disturbed.
+/// Rounds, of which the best counts: the others were disturbed.
 const ROUNDS: u32 = 50;
 /// Bytes of a round, so that reading the clock is nothing beside it.
 const ROUND_BYTES: u32 = 4 << 20;
 
-/// What the CRC of so many bytes takes.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct CrcCost {
-    /// So many bytes.
-    pub bytes: u32,
+pub(crate) struct CrcCost {
+    pub(crate) bytes: u32,
     /// Instructions of one call, from its first to its return.
-    pub instructions: u64,
+    pub(crate) instructions: u64,
     /// Nanoseconds of one call, the data in the CPU's cache.
-    pub nanoseconds: f64,
-    /// Of a copy of the bytes by `memcpy`.
-    pub memcpy_nanoseconds: f64,
+    pub(crate) nanoseconds: f64,
+    pub(crate) memcpy_nanoseconds: f64,
 }
 
-/// Measures each size.
-///
-/// # Errors
-/// This process may not trace a child of its own.
 pub(super) fn measure(sizes: &[u32]) -> Result<Vec<CrcCost>> {
     sizes.iter().map(|bytes| of(*bytes)).collect()
 }
@@ -65,36 +58,22 @@ fn best(bytes: u32, mut once: impl FnMut()) -> f64 {
 }
 
 /// The instructions of one call, without the loop around it.
-///
-/// # Errors
-/// This process may not trace a child of its own.
 pub(super) fn instructions(bytes: u32) -> Result<u64> {
     let of = |calls: u32, what: Called| {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["cost", &format!("--crc-calls={calls}"), &format!("--sizes={bytes}")]);
-        command.arg(format!("--crc-called={}", what.word()));
+        command.arg(format!("--crc-called={}", super::word(&what)));
         steps::count(&mut command)
     };
     let one = |what: Called| Ok::<_, anyhow::Error>(of(2, what)?.saturating_sub(of(1, what)?));
     Ok((one(Called::Crc)? + NOTHING).saturating_sub(one(Called::Nothing)?))
 }
 
-/// What the child calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Called {
-    /// The CRC.
+pub(crate) enum Called {
     Crc,
     /// A function that does nothing, which takes as many instructions as the loop, and [`NOTHING`].
     Nothing,
-}
-
-impl Called {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Crc => "crc",
-            Self::Nothing => "nothing",
-        }
-    }
 }
 
 /// Instructions of [`nothing`]: one for the value, and the return.
@@ -106,16 +85,13 @@ fn nothing(_bytes: &[u8]) -> u32 {
 }
 
 /// In the child: so many calls under single steps.
-///
-/// # Errors
-/// Nobody counts.
 pub(super) fn calls(bytes: u32, calls: u32, called: Called) -> Result<()> {
     let data = data(bytes)?;
     let function = black_box(match called {
         Called::Crc => crc32c,
         Called::Nothing => nothing,
     });
-    // The CPU has been looked at when the count begins.
+    // The look at the CPU comes before the count.
     black_box(crc32c(black_box(&data)));
     steps::under_steps(|| {
         for _ in 0..black_box(calls) {
@@ -129,14 +105,4 @@ fn data(bytes: u32) -> Result<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_is_that_of_one_call() {
-        let mut calls = 0_u32;
-        let time = best(ROUND_BYTES / 4, || calls += 1);
-        assert_eq!(calls, 4 * ROUNDS);
-        assert!(time < f64::MAX);
-    }
-}
+mod tests;

@@ -1,10 +1,10 @@
 //! Instructions of each end's engine per I/O, by valgrind's callgrind.
 //!
-//! The same program is started once more under callgrind with the same cases, and dumps a profile
-//! at the end of each measured loop. The cost of an end is the cost of the rig's calls to it, less
-//! the cost of its own calls to the fabric and the store. The rest is the protocol, the cache and
-//! the bookkeeping. The rig's fabric is not that of an RDMA device, so it is reported apart. Turns
-//! without work are counted too, because a polling thread makes them.
+//! This program runs once more under callgrind with the same cases, and dumps a profile at the end
+//! of each measured loop. The cost of an end is the cost of the rig's calls to it, less the cost of
+//! its own calls to the fabric and the store: the protocol, the cache and the bookkeeping. The
+//! rig's fabric is not that of an RDMA device, so it is reported apart. Turns without work are
+//! counted too, because a polling thread makes them.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,59 +18,41 @@ use super::rig::MEASURED;
 use super::{Case, Plan, crc};
 use crate::child;
 
-/// How long one run of callgrind may take.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Instructions of one end, on average per I/O.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct EndInstructions {
-    /// Of the engine.
-    pub engine: f64,
-    /// Of the software fabric under it.
-    pub fabric: f64,
-    /// Of the store behind it.
-    pub store: f64,
-    /// Turns, no instructions.
-    pub turns: f64,
+pub(crate) struct EndInstructions {
+    pub(crate) engine: f64,
+    pub(crate) fabric: f64,
+    pub(crate) store: f64,
+    pub(crate) turns: f64,
 }
 
-/// What digests add, in instructions of each engine per I/O.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct DigestInstructions {
-    /// At the initiator.
-    pub initiator: f64,
-    /// At the target.
-    pub target: f64,
+pub(crate) struct DigestInstructions {
+    pub(crate) initiator: f64,
+    pub(crate) target: f64,
     /// Of both: the CRC of the data.
-    pub of_data: f64,
+    pub(crate) of_data: f64,
 }
 
-/// Instructions of one case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct InstructionCost {
-    /// Which I/O.
+pub(crate) struct InstructionCost {
     #[serde(flatten)]
-    pub case: Case,
-    /// I/Os measured.
-    pub ios: u64,
-    /// The initiator.
-    pub initiator: EndInstructions,
-    /// The target.
-    pub target: EndInstructions,
-    /// What of it digests add, where the I/O had them.
+    pub(crate) case: Case,
+    pub(crate) ios: u64,
+    pub(crate) initiator: EndInstructions,
+    pub(crate) target: EndInstructions,
     #[serde(default)]
-    pub digests: Option<DigestInstructions>,
+    pub(crate) digests: Option<DigestInstructions>,
     /// Functions with the most instructions of their own, both ends and everything under them, per
     /// I/O.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hottest: Vec<(String, f64)>,
+    pub(crate) hottest: Vec<(String, f64)>,
 }
 
-/// Measures the cases of a plan. `hottest` says how many functions to name.
-///
-/// # Errors
-/// There is no valgrind, or it fails; this program has no symbols.
-pub fn measure(plan: &Plan, hottest: usize) -> Result<Vec<InstructionCost>> {
+/// Measures the cases of a plan, with the names of `hottest` functions.
+pub(crate) fn measure(plan: &Plan, hottest: usize) -> Result<Vec<InstructionCost>> {
     let mut costs = Vec::new();
     let plain =
         if plan.digests { profiles(&Plan { digests: false, ..plan.clone() })? } else { Vec::new() };
@@ -86,7 +68,6 @@ pub fn measure(plan: &Plan, hottest: usize) -> Result<Vec<InstructionCost>> {
     Ok(costs)
 }
 
-/// Of each case of a plan.
 fn profiles(plan: &Plan) -> Result<Vec<Profile>> {
     let directory = tempfile::tempdir()?;
     let out = directory.path().join("out");
@@ -95,7 +76,7 @@ fn profiles(plan: &Plan) -> Result<Vec<Profile>> {
     command.arg(format!("--zero-before={MEASURED}"));
     command.arg(format!("--dump-after={MEASURED}"));
     command.arg(format!("--callgrind-out-file={}", out.display()));
-    command.arg(std::env::current_exe()?).args(plan.arguments());
+    command.arg(std::env::current_exe()?).args(plan.arguments()?);
     child::output(&mut command, LIMIT).context("valgrind is a package of that name")?;
     let mut profiles = Vec::new();
     for (number, case) in plan.cases().into_iter().enumerate() {
@@ -107,13 +88,14 @@ fn profiles(plan: &Plan) -> Result<Vec<Profile>> {
     Ok(profiles)
 }
 
-/// The CRC of the data, which callgrind counts otherwise where it does not know the instructions.
+/// The CRC of the data, in which callgrind does not know some instructions.
 fn is_crc(name: &str) -> bool {
     name.contains("rblk_crc32c::crc32c")
 }
 
-/// Puts the CRCs of the data, as this CPU computes them, into what callgrind counted, and says what
-/// digests add to the cost without them. Capsules are short, and summed alike under callgrind.
+/// Puts the CRCs of the data, as this CPU computes them, into the counts of callgrind, and takes
+/// the difference to the cost without digests. Capsules are short, and summed alike under
+/// callgrind.
 #[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^53")]
 fn add_digests(
     cost: &mut InstructionCost,
@@ -187,8 +169,6 @@ fn of_profile(profile: &Profile, case: Case, ios: u64, hottest: usize) -> Result
     })
 }
 
-/// The dearest engine of all, in instructions per I/O.
-#[must_use]
-pub fn dearest(costs: &[InstructionCost]) -> f64 {
+pub(crate) fn dearest(costs: &[InstructionCost]) -> f64 {
     costs.iter().flat_map(|cost| [cost.initiator.engine, cost.target.engine]).fold(0.0, f64::max)
 }

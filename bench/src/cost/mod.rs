@@ -1,7 +1,7 @@
-//! What one I/O costs: messages, completions, doorbells, copied bytes, allocations and instructions
-//! at each end.
+//! The cost of one I/O: messages, completions, doorbells, copied bytes, allocations and
+//! instructions at each end.
 //!
-//! | module | what it counts |
+//! | module | counts |
 //! |---|---|
 //! | [`rig`] | both ends' own counters, over a closed loop of I/Os through the real engines |
 //! | [`instructions`] | instructions of each end's engine in the same loop, by callgrind |
@@ -14,13 +14,13 @@
 
 pub mod args;
 mod callgrind;
-pub mod crc;
-pub mod instructions;
-pub mod live;
+mod crc;
+mod instructions;
+mod live;
 pub mod rig;
 mod steps;
 mod table;
-pub mod time;
+mod time;
 
 use clap::ValueEnum;
 use rblk_initiator::engine::io::IoOp;
@@ -29,12 +29,12 @@ use rblk_target::volume::CacheMode;
 use serde::{Deserialize, Serialize};
 
 pub use args::CostArgs;
-pub use crc::CrcCost;
-pub use instructions::InstructionCost;
-pub use live::LiveCost;
+pub(crate) use crc::CrcCost;
+pub(crate) use instructions::InstructionCost;
+pub(crate) use live::LiveCost;
 pub use rig::{Cost, EndCost, Plan};
-pub use table::table;
-pub use time::TimeCost;
+pub(crate) use table::table;
+pub(crate) use time::TimeCost;
 
 /// Which way the data goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum, Serialize, Deserialize)]
@@ -47,21 +47,10 @@ pub enum Op {
 }
 
 impl Op {
-    /// As the initiator's engine calls it.
-    #[must_use]
-    pub fn io(self) -> IoOp {
+    pub(crate) fn io(self) -> IoOp {
         match self {
             Self::Read => IoOp::Read,
             Self::Write => IoOp::Write,
-        }
-    }
-
-    /// Its word on the command line.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
         }
     }
 }
@@ -83,18 +72,6 @@ pub enum Volume {
 }
 
 impl Volume {
-    /// Its word on the command line.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Null => "null",
-            Self::Store => "store",
-            Self::Cached => "cached",
-            Self::WriteBack => "write-back",
-        }
-    }
-
     fn kind(self) -> (VolumeKind, CacheMode) {
         match self {
             Self::Memory => (VolumeKind::Memory, CacheMode::None),
@@ -104,6 +81,11 @@ impl Volume {
             Self::WriteBack => (VolumeKind::Store, CacheMode::WriteBack),
         }
     }
+}
+
+/// The word of a value on the command line.
+pub(crate) fn word(of: &impl ValueEnum) -> String {
+    of.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// One row: which I/O, and how many of them at once.
@@ -122,7 +104,7 @@ pub struct Case {
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { op, bytes, depth, volume } = self;
-        write!(f, "{} of {bytes} bytes at depth {depth}, {}", op.word(), volume.word())
+        write!(f, "{} of {bytes} bytes at depth {depth}, {}", word(op), word(volume))
     }
 }
 
@@ -130,30 +112,22 @@ impl std::fmt::Display for Case {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// What carried the messages of the rows below.
-    pub transport: String,
-    /// Depth of the queue.
-    pub queue_depth: u16,
-    /// Whether READs were answered by WRITE_WITH_IMM.
-    pub immediates: bool,
-    /// Most write data inside a command.
-    pub in_capsule_bytes: u32,
+    pub(crate) transport: String,
+    pub(crate) queue_depth: u16,
+    pub(crate) immediates: bool,
+    pub(crate) in_capsule_bytes: u32,
     /// By the ends' own counters.
     pub costs: Vec<Cost>,
-    /// By callgrind.
-    pub instructions: Vec<InstructionCost>,
-    /// Of CRCs alone.
-    pub crcs: Vec<CrcCost>,
-    /// By the clock.
+    pub(crate) instructions: Vec<InstructionCost>,
+    pub(crate) crcs: Vec<CrcCost>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub times: Vec<TimeCost>,
-    /// Of running daemons.
-    pub live: Vec<LiveCost>,
+    pub(crate) times: Vec<TimeCost>,
+    pub(crate) live: Vec<LiveCost>,
 }
 
 impl Report {
-    /// Takes in what another way of measuring says; what it does not say is kept.
-    pub fn add(&mut self, other: Self) {
+    /// Takes in the parts of another report.
+    pub(crate) fn add(&mut self, other: Self) {
         if !other.transport.is_empty() {
             self.transport = other.transport;
             self.queue_depth = other.queue_depth;

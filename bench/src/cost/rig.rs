@@ -1,4 +1,4 @@
-//! What one I/O costs by the ends' own counters: messages, completions, doorbells, copies,
+//! The cost of one I/O by the ends' own counters: messages, completions, doorbells, copies,
 //! allocations.
 //!
 //! Nothing here is timed. The numbers are the ends' own counters over a closed loop of I/Os through
@@ -29,8 +29,8 @@ const ARENA_MIN: usize = 64 << 20;
 /// is warm.
 const WARM_UP: u64 = 1024;
 
-/// What to measure.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The cases to measure, and the setting.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Reads, writes, or both.
     pub ops: Vec<Op>,
@@ -42,7 +42,7 @@ pub struct Plan {
     pub queue_depth: u16,
     /// I/Os of each case.
     pub ios: u64,
-    /// What the volume is.
+    /// Kinds of volumes.
     pub volumes: Vec<Volume>,
     /// Most write data inside a command.
     pub in_capsule_bytes: u32,
@@ -99,38 +99,8 @@ pub struct Cost {
 
 impl Plan {
     /// The arguments that make this program measure this plan by its own counters.
-    pub(super) fn arguments(&self) -> Vec<String> {
-        fn list<T>(of: &[T], word: impl Fn(&T) -> String) -> String {
-            of.iter().map(word).collect::<Vec<_>>().join(",")
-        }
-        let mut args = vec![
-            "cost".to_owned(),
-            format!("--ops={}", list(&self.ops, |op| op.word().to_owned())),
-            format!("--sizes={}", list(&self.sizes, u32::to_string)),
-            format!("--depths={}", list(&self.depths, u16::to_string)),
-            format!("--queue-depth={}", self.queue_depth),
-            format!("--ios={}", self.ios),
-            format!("--volume={}", list(&self.volumes, |volume| volume.word().to_owned())),
-            format!("--inline={}", self.in_capsule_bytes),
-            format!("--reads-out={}", self.reads_out),
-            format!("--seed={}", self.seed),
-        ];
-        if !self.immediates {
-            args.push("--no-immediates".to_owned());
-        }
-        if !self.lists {
-            args.push("--no-lists".to_owned());
-        }
-        if self.digests {
-            args.push("--digest".to_owned());
-        }
-        if !self.data_lists {
-            args.push("--no-data-lists".to_owned());
-        }
-        if !self.data_first {
-            args.push("--no-data-first".to_owned());
-        }
-        args
+    pub(super) fn arguments(&self) -> Result<[String; 3]> {
+        Ok(["cost".to_owned(), "--plan".to_owned(), serde_json::to_string(self)?])
     }
 
     fn features(&self) -> Features {
@@ -143,7 +113,6 @@ impl Plan {
     }
 
     /// Its cases, in the order in which they are measured.
-    #[must_use]
     pub fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for volume in self.volumes.iter().copied() {
@@ -160,9 +129,6 @@ impl Plan {
 }
 
 /// Measures every case of a plan.
-///
-/// # Errors
-/// The sizes do not fit each other, or the I/O does not end.
 pub fn measure(plan: &Plan) -> Result<Report> {
     let mut costs = Vec::new();
     for case in plan.cases() {
@@ -231,8 +197,7 @@ pub(super) fn warm(plan: &Plan, case: Case) -> Result<(Rig<RamStore>, QueueId)> 
         },
     )?;
     rig.settle(STEPS_PER_IO)?;
-    // Not from the very beginning: what is measured is the steady state. All blocks are read once,
-    // so that the cache has them.
+    // The steady state is measured. All blocks are read once, so that the cache has them.
     run(&mut rig, queue, Case { op: Op::Read, ..case }, u64::from(depth))?;
     run(&mut rig, queue, case, WARM_UP.max(2 * u64::from(depth.max(plan.queue_depth))))?;
     Ok((rig, queue))
@@ -254,10 +219,9 @@ impl Counts {
     }
 }
 
-/// The name of what is measured, as profiles have it.
+/// The name of the measured function in profiles.
 pub(super) const MEASURED: &str = concat!(module_path!(), "::measured_loop");
 
-/// What is measured.
 #[inline(never)]
 fn measured_loop(rig: &mut Rig<RamStore>, queue: QueueId, case: Case, ios: u64) -> Result<()> {
     // Not the last call: profiles see where this function ends.

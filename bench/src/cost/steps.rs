@@ -1,9 +1,9 @@
 //! Instructions of a piece of this program on this CPU, by single steps: valgrind counts others
 //! where the CPU has instructions that valgrind does not know (AVX-512).
 //!
-//! The same program is started once more. It makes itself ready, stops, does the work, and ends by
-//! a signal. Between the two this process lets it take one step after the other, and counts. What
-//! is around the work is in each count, so the work is the difference of two counts.
+//! This program runs once more: it gets ready, stops, does the work, and ends by a signal. Between
+//! the two, this process lets it take one step after the other, and counts. The steps around the
+//! work are in each count, so the work is the difference of two counts.
 
 use std::process::{Child, Command};
 
@@ -16,16 +16,13 @@ use nix::unistd::Pid;
 
 use crate::child;
 
-/// Ends what is counted.
+/// Ends the count.
 const END: Signal = Signal::SIGTERM;
 /// More steps than any work here takes; a count that does not end is a bug of the work.
 const STEPS_MOST: u64 = 50_000_000;
 
-/// In the child: does `work`, and lets the parent count its instructions. It does not return where
-/// the parent does so.
-///
-/// # Errors
-/// No signal can be sent.
+/// In the child: does `work`, and lets the parent count its instructions. Under a parent it does
+/// not return.
 pub(super) fn under_steps(work: impl FnOnce()) -> Result<()> {
     raise(Signal::SIGSTOP)?;
     work();
@@ -33,14 +30,10 @@ pub(super) fn under_steps(work: impl FnOnce()) -> Result<()> {
     bail!("nobody counts the steps of this process");
 }
 
-/// The instructions of a child from its stop to its end, if this process may trace it.
-///
-/// # Errors
-/// It does something else; this process may not trace it.
 pub(super) fn count(command: &mut Command) -> Result<u64> {
     let mut child = child::spawn(command)?;
     let counted = count_of(&child);
-    // It is stopped, or has ended: what it would still do is of no use.
+    // The child is stopped, or has ended.
     child::end(&mut child);
     counted
 }

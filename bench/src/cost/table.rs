@@ -1,14 +1,13 @@
-//! A [`Report`] for people.
+//! A [`Report`] as text.
 
 use std::fmt::Write;
 
 use super::live::LiveEnd;
 use super::time::hit_ns;
-use super::{Case, CrcCost, EndCost, InstructionCost, LiveCost, Report, TimeCost};
+use super::{Case, CrcCost, EndCost, InstructionCost, LiveCost, Report, TimeCost, word};
 
 /// The report as tables, one per way of measuring.
-#[must_use]
-pub fn table(report: &Report) -> String {
+pub(crate) fn table(report: &Report) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     if !report.costs.is_empty() {
@@ -31,7 +30,7 @@ pub fn table(report: &Report) -> String {
 
 fn case(case: &Case) -> String {
     let Case { op, bytes, depth, volume } = case;
-    format!("{:<6}{bytes:>8}{depth:>4}  {:<10}", op.word(), volume.word())
+    format!("{:<6}{bytes:>8}{depth:>4}  {:<10}", word(op), word(volume))
 }
 
 fn heading(text: &mut String, columns: &[(&str, usize)]) -> std::fmt::Result {
@@ -149,7 +148,7 @@ fn times(text: &mut String, rows: &[TimeCost]) -> std::fmt::Result {
     Ok(())
 }
 
-/// Its heading, and what is in it.
+/// A heading, and the value below it.
 type Column = (&'static str, fn(&LiveEnd) -> Option<f64>);
 
 fn live(text: &mut String, rows: &[LiveCost]) -> std::fmt::Result {
@@ -176,7 +175,7 @@ fn live(text: &mut String, rows: &[LiveCost]) -> std::fmt::Result {
     text.push('\n');
     for row in rows {
         let device = row.device.display().to_string();
-        write!(text, "{device:<16}{:<6}{:>8}{:>4}", row.op.word(), row.bytes, row.depth)?;
+        write!(text, "{device:<16}{:<6}{:>8}{:>4}", word(&row.op), row.bytes, row.depth)?;
         for (_, of) in columns {
             for value in [of(&row.initiator), row.target.as_ref().and_then(of)] {
                 match value {

@@ -1,10 +1,10 @@
-//! Time of each end's engine per I/O, over the in-memory fabric, and what a core could do with it.
+//! Time of each end's engine per I/O, over the in-memory fabric.
 //!
-//! The turns of both ends are timed, less the calls into the fabric, and less what reading the
-//! clock takes; and with these calls, of which the in-memory fabric copies the data. It is the time
-//! of a thread that has nothing else to do and whose memory is in its caches: the best of several
-//! rounds. It is a bound for a core, not a promise of a device. A cache hit is the target's time on
-//! a cached volume less its time on a volume of registered memory.
+//! The turns of both ends are timed, less the calls into the fabric, and less the time of reading
+//! the clock; and with these calls, of which the in-memory fabric copies the data. The best of
+//! several rounds counts: that of a thread without other work whose memory is in its caches. The
+//! result is a bound for a core, not a promise of a device. A cache hit is the target's time on a
+//! cached volume less its time on a volume of registered memory.
 
 use std::time::Instant;
 
@@ -18,37 +18,26 @@ use super::{Case, Op, Report, Volume};
 
 /// Rounds of each case; the best one counts.
 const ROUNDS: u32 = 15;
-/// Readings of the clock, to know what one takes.
 const READINGS: u32 = 100_000;
 
-/// Nanoseconds of one end per I/O.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct EndTime {
+pub(crate) struct EndTime {
     /// Of the engine; at the target with the cache.
-    pub engine_ns: f64,
-    /// The same, with its calls into the in-memory fabric.
-    pub with_fabric_ns: f64,
+    pub(crate) engine_ns: f64,
+    /// Of the engine and its calls into the in-memory fabric.
+    pub(crate) with_fabric_ns: f64,
 }
 
-/// Time of both ends per I/O.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct TimeCost {
-    /// Which I/O.
+pub(crate) struct TimeCost {
     #[serde(flatten)]
-    pub case: Case,
-    /// I/Os of a round.
-    pub ios: u64,
-    /// The initiator.
-    pub initiator: EndTime,
-    /// The target.
-    pub target: EndTime,
+    pub(crate) case: Case,
+    pub(crate) ios: u64,
+    pub(crate) initiator: EndTime,
+    pub(crate) target: EndTime,
 }
 
-/// Measures every case of a plan.
-///
-/// # Errors
-/// The sizes do not fit each other, or the I/O does not end.
-pub fn measure(plan: &Plan) -> Result<Report> {
+pub(crate) fn measure(plan: &Plan) -> Result<Report> {
     let reading_ns = reading_ns();
     let mut times = Vec::new();
     for case in plan.cases() {
@@ -65,7 +54,7 @@ pub fn measure(plan: &Plan) -> Result<Report> {
 }
 
 fn measure_one(plan: &Plan, case: Case, reading_ns: f64) -> Result<TimeCost> {
-    // Where a poller is made says whether it is timed.
+    // A poller is timed if the flag is set when it is made.
     time_turns(true);
     let warm = rig::warm(plan, case);
     let best = warm.and_then(|(mut rig, queue)| {
@@ -88,7 +77,7 @@ fn measure_one(plan: &Plan, case: Case, reading_ns: f64) -> Result<TimeCost> {
 impl EndTime {
     const WORST: Self = Self { engine_ns: f64::MAX, with_fabric_ns: f64::MAX };
 
-    /// What a round took. Each pair of readings adds one reading to the engine's time and one to
+    /// The time of a round. Each pair of readings adds one reading to the engine's time and one to
     /// that of the fabric.
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a round are far below 2^53")]
     fn of(after: EngineTime, before: EngineTime, ios: u64, reading_ns: f64) -> Self {
@@ -107,7 +96,6 @@ impl EndTime {
     }
 }
 
-/// What a reading of the clock takes.
 fn reading_ns() -> f64 {
     let once = || {
         let begun = Instant::now();
@@ -119,9 +107,8 @@ fn reading_ns() -> f64 {
     (0..ROUNDS).map(|_| once()).fold(f64::MAX, f64::min)
 }
 
-/// What a hit in the cache adds to a READ of that size and depth, if both were measured.
-#[must_use]
-pub fn hit_ns(times: &[TimeCost], cached: &TimeCost) -> Option<f64> {
+/// The time that a hit in the cache adds to a READ of that size and depth, if both were measured.
+pub(crate) fn hit_ns(times: &[TimeCost], cached: &TimeCost) -> Option<f64> {
     let Case { op: Op::Read, volume: Volume::Cached, .. } = cached.case else { return None };
     let memory = Case { volume: Volume::Memory, ..cached.case };
     times
@@ -131,26 +118,4 @@ pub fn hit_ns(times: &[TimeCost], cached: &TimeCost) -> Option<f64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hit_is_what_the_cache_adds_to_a_read() {
-        let case = Case { op: Op::Read, bytes: 4096, depth: 32, volume: Volume::Memory };
-        let end = |engine_ns| EndTime { engine_ns, with_fabric_ns: engine_ns };
-        let time = |case, ns| TimeCost { case, ios: 1, initiator: end(1.0), target: end(ns) };
-        let memory = time(case, 100.0);
-        let cached = time(Case { volume: Volume::Cached, ..case }, 140.0);
-        assert_eq!(hit_ns(&[memory, cached], &cached), Some(40.0));
-        assert_eq!(hit_ns(&[cached], &cached), None);
-        assert_eq!(hit_ns(&[memory, cached], &memory), None);
-    }
-
-    #[test]
-    fn readings_of_the_clock_are_taken_off() {
-        let at = |ns, below_ns, readings| EngineTime { ns, below_ns, readings };
-        let time = EndTime::of(at(2100, 1000, 4), at(100, 0, 0), 10, 50.0);
-        assert!((time.engine_ns - 180.0).abs() < 1e-9);
-        assert!((time.with_fabric_ns - 260.0).abs() < 1e-9);
-    }
-}
+mod tests;

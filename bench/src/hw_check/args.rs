@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::output::Output;
+use crate::args::Output;
 
 /// Arguments of `hw-check`.
 #[derive(Clone, Debug, Args)]
 pub struct HwCheckArgs {
     /// An address of an RDMA device of this host, as 192.0.2.1 or rdma://192.0.2.1: both ends are
-    /// then in this process, over the loopback of the device. With an address of another host, what
-    /// needs no second end is checked on the device that leads there. tcp://127.0.0.1 checks the
-    /// software provider.
+    /// then in this process, over the loopback of the device. With an address of another host, the
+    /// parts that need no second end are checked on the device that leads there. tcp://127.0.0.1
+    /// checks the software provider.
     #[arg(value_name = "ADDRESS")]
     pub address: String,
     /// Parts to check [default: all].
@@ -50,78 +50,35 @@ pub struct HwCheckArgs {
 pub enum Part {
     /// Device, port, firmware, limits, PCIe, NUMA, locked memory.
     Device,
-    /// QPs and CQs: what is granted.
+    /// QPs and CQs: the sizes that are granted.
     Queues,
     /// Time to register memory.
     Registration,
-    /// Time to connect and to destroy, and who stands still meanwhile.
+    /// Time to connect and to destroy, and the stall of a neighbour.
     Connects,
     /// The verbs that rblk uses, and the data that they move.
     Verbs,
-    /// What a device still does after a QP is in the error state.
+    /// Completions and data after a QP is in the error state.
     Drain,
     /// Sleeping until a completion.
     Wakes,
-    /// Bandwidth and latency, and what the counters say after it.
+    /// Bandwidth and latency, and the counters after that.
     Streams,
     /// Random reads of a large region, by page size.
     Random,
-    /// What only hands can try. Listed, not run.
+    /// Checks for hands: listed, not run.
     Hands,
 }
 
 impl Part {
-    /// All of them, in order.
-    pub const ALL: [Self; 10] = [
-        Self::Device,
-        Self::Queues,
-        Self::Registration,
-        Self::Connects,
-        Self::Verbs,
-        Self::Drain,
-        Self::Wakes,
-        Self::Streams,
-        Self::Random,
-        Self::Hands,
-    ];
-
-    /// The word for it on the command line.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Queues => "queues",
-            Self::Registration => "registration",
-            Self::Connects => "connects",
-            Self::Verbs => "verbs",
-            Self::Drain => "drain",
-            Self::Wakes => "wakes",
-            Self::Streams => "streams",
-            Self::Random => "random",
-            Self::Hands => "hands",
-        }
+    pub(super) fn word(self) -> String {
+        crate::cost::word(&self)
     }
 }
 
 impl HwCheckArgs {
     /// Whether a part was asked for.
-    #[must_use]
     pub fn wants(&self, part: Part) -> bool {
         (self.only.is_empty() || self.only.contains(&part)) && !self.skip.contains(&part)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_are_those_of_the_command_line() {
-        for part in Part::ALL {
-            let possible = part.to_possible_value().unwrap();
-            assert_eq!(possible.get_name(), part.word());
-            assert_eq!(serde_json::to_value(part).unwrap(), part.word());
-        }
-        assert_eq!(Part::value_variants().len(), Part::ALL.len());
     }
 }

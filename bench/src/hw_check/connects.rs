@@ -1,5 +1,5 @@
-//! Time to resolve, connect, accept and destroy, of many connections at once, and how long a
-//! neighbour of them stands still.
+//! Time to resolve, connect, accept and destroy many connections at once, and the stall of a
+//! neighbour.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -13,24 +13,20 @@ use rblk_fabric::{
 };
 use rblk_operate::doctor::Finding;
 
+use super::Out;
+use super::control::Control;
 use super::ends::{At, Ends, Side, limits, listener, wr};
 use super::judge::{self, StepTimes};
-use super::out::Out;
 use super::site::Site;
-use crate::fabric::control::Control;
 use crate::interrupt;
 
-/// Threads that connect.
 const WORKERS: usize = 16;
-/// WRs of each queue of a connection.
 const WRS: u32 = 2;
 /// Descriptors for each connection, of both ends, and for the rest.
 const FILES_EACH: u64 = 3;
 const FILES: u64 = 200;
-/// Longest wait for the peer of a connection that was begun.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Times of each step.
 #[derive(Debug, Default)]
 struct Times {
     resolve: Vec<Duration>,
@@ -88,7 +84,7 @@ fn per_second(count: usize, times: &Times, begun: Instant) -> f64 {
     judge::float(count as u64) / connecting.max(1e-9)
 }
 
-/// Raises the limit of open files as far as it goes; what it is where that is not enough.
+/// Raises the limit of open files. Returns the limit if it stays too low.
 fn too_few_files(wanted: u64) -> Option<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     if soft >= wanted {
@@ -159,13 +155,11 @@ fn storm(site: &Site, count: usize, entries: u32) -> Result<Times> {
     let (accepted, qps, memory) = accepted?;
     (times.prepare, times.accept) = (accepted.prepare, accepted.accept);
     times.destroy.extend(qps.into_iter().map(|qp| destroy(&mut b, qp)));
-    // Its RECVs are in it.
     drop(memory);
     ensure!(connected == count, "{connected} of {count} connected");
     Ok(times)
 }
 
-/// Destroys a QP; how long that took.
 fn destroy(side: &mut Side, qp: QpIndex) -> Duration {
     side.poller.fail(qp);
     let connection = side.poller.detach(qp);
@@ -208,8 +202,8 @@ fn accept_all(
     Ok((times, qps, memory))
 }
 
-/// Does something while a connection beside it sends small messages, one after the other; also the
-/// longest time that one of them took.
+/// Does `work` while a connection beside it sends small messages, one after the other. Returns the
+/// longest time of a message, too.
 fn beside_neighbour<T>(site: &Site, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     let mut ends = Ends::new(site, 256)?;
     let a = ends.a.memory(4096, Access::LOCAL_WRITE)?;

@@ -6,10 +6,10 @@ use anyhow::Result;
 use rblk_fabric::Transport;
 use rblk_operate::doctor::Finding;
 
-use super::card::{Card, Host};
+use super::Out;
 use super::judge::{self, float};
-use super::out::Out;
 use super::site::Site;
+use crate::sysfs::{Card, Host};
 
 pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
     let caps = site.device.caps();

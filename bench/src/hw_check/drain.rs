@@ -1,31 +1,27 @@
-//! What a device still does for a QP that is in the error state, and for one that is destroyed.
+//! Completions and data after a QP is in the error state, and after it is destroyed.
 //!
-//! A peer's memory is READ into a sink of zeros while the QP is moved to the error state. Then
-//! three things are looked at: completions that come after the CQ was found empty, bytes that land
-//! after that, and bytes that land after the QP was destroyed. rblk relies on the last only.
+//! A peer's memory is READ into a sink of zeros while the QP moves to the error state. Three things
+//! are checked: completions after the CQ was empty, bytes that land after that, and bytes that land
+//! after the QP was destroyed. rblk relies on the last only.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rblk_fabric::{Access, Completion, MemoryRegion, RecvWr, SendOp, SendWr, WrId};
 
+use super::Out;
 use super::ends::{Ends, limits, wr};
 use super::judge::{self, Drained, float};
-use super::out::Out;
 use super::site::Site;
 use crate::interrupt;
 
-/// RECVs and WRITEs that are outstanding.
 const RECVS: u64 = 16;
 const WRITES: u64 = 16;
-/// Bytes of a READ, and of a WRITE.
 const READ: u32 = 128 << 10;
 const WRITE: u32 = 4 << 10;
-/// Bytes of the smallest packet.
 const PACKET: usize = 256;
-/// Most READs.
 const READS_MAX: usize = 16;
-/// How long completions and bytes are waited for after the CQ was empty.
+/// Wait for completions and bytes after the CQ was empty.
 const AFTER: Duration = Duration::from_millis(100);
 
 pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
@@ -33,7 +29,6 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
     let mut seen = Drained::default();
     for index in 0..rounds {
         interrupt::check()?;
-        // Sooner and later within the READs.
         let lead = Duration::from_micros(u64::from(index % 8) * 20);
         round(site, lead, &mut seen).with_context(|| format!("round {}", index + 1))?;
     }
@@ -71,7 +66,7 @@ fn round(site: &Site, lead: Duration, seen: &mut Drained) -> Result<()> {
         let sge = sink.sge(at, READ).context("a place")?;
         wrs.push(wr(100, SendOp::Read(source.remote(at)), sge));
     }
-    // A WRITE goes to memory that nothing looks at, behind the READs.
+    // WRITEs go to memory of their own, behind the READs.
     let unseen = ends.b.memory(1 << 20, Access::REMOTE)?;
     for _ in 0..WRITES {
         let sge = spare.sge(8192, WRITE).context("a place")?;
@@ -81,7 +76,7 @@ fn round(site: &Site, lead: Duration, seen: &mut Drained) -> Result<()> {
     let outstanding = RECVS + wrs.len() as u64;
     std::thread::sleep(lead);
     ends.a.poller.fail(link.a);
-    // From here on, nothing is outstanding as far as an empty CQ tells.
+    // After this, an empty CQ would mean that nothing is outstanding.
     let mut out = [Completion::default(); 64];
     let mut before = 0;
     loop {
@@ -126,7 +121,7 @@ fn round(site: &Site, lead: Duration, seen: &mut Drained) -> Result<()> {
     Ok(())
 }
 
-/// How many of the packets landed: one byte of each is looked at, so that it takes little time.
+/// Packets that landed: one byte of each is read, to take little time.
 fn sum(sink: &MemoryRegion) -> u32 {
     let region = sink.region();
     region.sum(0, region.len(), |bytes| {

@@ -13,36 +13,28 @@ use rblk_fabric::{
 };
 
 use super::Site;
-use crate::fabric::control::Control;
+use super::control::Control;
 use crate::interrupt;
 
 /// Longest wait for one connection. A card may take 12 s for one step.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// Longest wait for completions that are due.
 pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(20);
-/// How long the first message of a connection may be unseen before another is sent.
+/// Time without an answer to the first message of a connection before the next is sent.
 const UNSEEN: Duration = Duration::from_millis(500);
-/// Messages that may be needed until the first of a connection is seen.
 const FIRST_MESSAGES: u8 = 8;
-/// Bytes of each.
 const FIRST_BYTES: u32 = 8;
-/// Completions taken at once.
 const BATCH: usize = 64;
-/// Looks without a completion before a thread gives the processor away for longer. Kernel threads
-/// may need it to play the device.
+/// Empty looks before a thread sleeps. Kernel threads may need the processor to play the device.
 const LOOKS: u32 = 256;
 const NAP: Duration = Duration::from_micros(50);
 
-/// One of the two ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum At {
-    /// The one that connects.
     A,
-    /// The one that is connected to.
     B,
 }
 
-/// A poller, and what it was made with.
+/// A poller with its handle and PD.
 #[derive(Debug)]
 pub(super) struct Side {
     // Before its PD.
@@ -58,7 +50,7 @@ impl Side {
         Ok(Self { poller, handle, pd })
     }
 
-    /// Registered memory, which is there.
+    /// Registered memory of zeros.
     pub(super) fn memory(&self, bytes: usize, access: Access) -> Result<MemoryRegion> {
         let region = Region::allocate(bytes, PageKind::Normal)?;
         region.zero(0, region.len());
@@ -66,7 +58,6 @@ impl Side {
     }
 }
 
-/// Both ends.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) a: Side,
@@ -75,16 +66,15 @@ pub(super) struct Ends {
     // The software provider works only in its turns.
     polls_both: bool,
     idle: u32,
-    // What the first message of a connection reads, at each end, where it may stay unseen.
+    // Memory for the first message of a connection, at each end, where it may stay unseen.
     first: Option<(MemoryRegion, MemoryRegion)>,
 }
 
-/// A connection between the two.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     pub(super) a: QpIndex,
     pub(super) b: QpIndex,
-    /// What the provider says of the QP of `a`.
+    /// The provider's facts of the QP of `a`.
     pub(super) facts: Option<QpFacts>,
     /// READs that `a` may have outstanding.
     pub(super) reads_out: u8,
@@ -92,7 +82,6 @@ pub(super) struct Link {
     pub(super) first_messages: u8,
 }
 
-/// Sizes of a QP with so many WRs in each queue.
 pub(super) fn limits(caps: &DeviceCaps, depth: u32) -> QpLimits {
     QpLimits {
         send_wrs: depth.min(caps.max_wrs),
@@ -105,14 +94,13 @@ pub(super) fn limits(caps: &DeviceCaps, depth: u32) -> QpLimits {
     }
 }
 
-/// A listener on the address of the check, at a free port.
 pub(super) fn listener(site: &Site) -> Result<Listener> {
     let address = Address { port: 0, ..site.address.clone() };
     site.control.wait(Listener::bind(&address)).context("a listener")
 }
 
 impl Ends {
-    /// Two ends whose CQs have room for so many completions.
+    /// Two ends with CQs of so many entries.
     pub(super) fn new(site: &Site, entries: u32) -> Result<Self> {
         let (a, b) = (Side::new(site, entries)?, Side::new(site, entries)?);
         let transport = site.device.caps().transport;
@@ -127,8 +115,8 @@ impl Ends {
         Ok(Self { a, b, listener: listener(site)?, polls_both, idle: 0, first })
     }
 
-    /// Connects `a` to `b`, which has `recvs` posted before it accepts. Over iWARP `b` has seen a
-    /// message.
+    /// Connects `a` to `b`, which has `recvs` posted before it accepts. Over iWARP, `b` has seen a
+    /// message then.
     pub(super) fn connect(
         &mut self,
         site: &Site,
@@ -140,10 +128,10 @@ impl Ends {
         Ok(link)
     }
 
-    /// Has `a` read from `b` until an answer comes. Returns how many READs that took.
+    /// Has `a` READ from `b` until an answer comes. Returns the number of READs.
     ///
-    /// Soft-iWARP may not look at what came while it took the TCP connection over, until the next
-    /// message comes. What is checked here must not wait for that.
+    /// Soft-iWARP may not look at a message that came while it took the TCP connection over, until
+    /// the next message comes. The checks here must not wait for that.
     fn see_first(&mut self, link: &Link) -> Result<u8> {
         let Some((own, far)) = &self.first else { return Ok(1) };
         let sge = own.sge(0, FIRST_BYTES).context("a place")?;
@@ -160,7 +148,7 @@ impl Ends {
         Ok(sent)
     }
 
-    /// Waits for so many completions. Returns how many came in time.
+    /// Waits for `due` completions. Returns how many came in time.
     fn answers(&mut self, due: u8) -> Result<u8> {
         let deadline = Instant::now() + UNSEEN;
         let mut seen = 0;
@@ -213,7 +201,7 @@ impl Ends {
         Ok(Link { a: qp_a, b: qp_b, facts, reads_out, first_messages: 1 })
     }
 
-    /// Takes what completed at both ends; how many there were.
+    /// Takes the completions of both ends. Returns how many there were.
     pub(super) fn turn(&mut self, mut each: impl FnMut(At, &Completion)) -> Result<usize> {
         let mut out = [Completion::default(); BATCH];
         let mut found = 0;
@@ -274,6 +262,14 @@ impl Ends {
         }
     }
 
+    /// Waits for so many completions of both ends.
+    pub(super) fn complete(&mut self, what: &str, mut count: u32) -> Result<()> {
+        self.until(what, |_, _| {
+            count -= 1;
+            count == 0
+        })
+    }
+
     /// Ends a connection and destroys both QPs.
     pub(super) fn close(&mut self, link: Link) {
         for (side, qp) in [(&mut self.a, link.a), (&mut self.b, link.b)] {
@@ -283,7 +279,6 @@ impl Ends {
     }
 }
 
-/// A signaled work request.
 pub(super) fn wr(id: u64, op: SendOp, sge: Sge) -> SendWr {
     SendWr { id: WrId(id), op, sges: SgeList::one(sge), signaled: true, inline: false }
 }

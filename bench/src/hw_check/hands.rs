@@ -1,11 +1,10 @@
-//! What only hands can try: a list with commands.
+//! Checks for hands: a list with commands.
 
 use rblk_operate::doctor::Finding;
 
-use super::out::Out;
+use super::Out;
 use super::site::Site;
 
-/// Lists it. Nothing of it is run.
 pub(super) fn list(site: &Site, out: &Out) {
     let device = &site.device.caps().name;
     let before = "with `rblk-initiator mount` and fio at work on the disk:";
@@ -27,7 +26,10 @@ pub(super) fn list(site: &Site, out: &Out) {
         ("subnet manager", "systemctl restart opensm; stop it for 300 s (InfiniBand)".into()),
         ("switch", "reboot it; fill a link beside it with ib_write_bw of two other hosts".into()),
         ("driver", "modprobe -r DRIVER; modprobe DRIVER, at each end".into()),
-        ("two hosts", format!("`fabric --serve` there, `fabric --peer HOST` here, on {device}")),
+        (
+            "two hosts",
+            "ib_write_bw -d DEVICE there, ib_write_bw -d DEVICE HOST here; ib_read_bw".into(),
+        ),
     ] {
         let how = how.replace("DEVICE", device);
         out.add(Finding::skip(what, "not run").fix(how));

@@ -1,21 +1,20 @@
 //! Pure rules: numbers in, [`Finding`]s out.
 //!
-//! A failure is what keeps rblk from working or breaks a promise that rblk relies on. A warning is
-//! what makes it slower or smaller than the device could be. Times of software devices are never
-//! judged: they are those of the processor.
+//! A failure keeps rblk from working or breaks a promise that rblk relies on. A warning makes rblk
+//! slower or smaller than the device could be. Times of software devices are never judged: they are
+//! those of the processor.
 
 use std::time::Duration;
 
 use rblk_fabric::{DeviceFacts, QpFacts, QpLimits};
 use rblk_operate::doctor::Finding;
 
-use super::card::{Card, Host, Pcie};
+use crate::sysfs::{Card, Host, Pcie};
 
 /// Packets of so few bytes cost the most.
 const SMALL_MTU: u32 = 1024;
 /// QPs that a target with some mounts uses.
 const FEW_QPS: u32 = 1024;
-/// An arena of usual size.
 const ARENA_BYTES: u64 = 64 << 30;
 /// READs outstanding below which writes wait for round trips.
 const FEW_READS: u32 = 4;
@@ -46,7 +45,6 @@ pub(super) fn port(card: &Card, facts: Option<&DeviceFacts>) -> Vec<Finding> {
     found
 }
 
-/// Bytes of payload of a packet.
 pub(super) fn mtu(facts: &DeviceFacts, card: &Card, is_iwarp: bool) -> Finding {
     let DeviceFacts { mtu, max_mtu, .. } = *facts;
     let of = card.interface_mtu.map(|mtu| format!(" (interface {}: {mtu} B)", card.interface));
@@ -68,7 +66,6 @@ pub(super) fn mtu(facts: &DeviceFacts, card: &Card, is_iwarp: bool) -> Finding {
     }
 }
 
-/// The version of RoCE.
 pub(super) fn gid(card: &Card, index: Option<u32>, is_roce: bool) -> Finding {
     let index = index.map_or_else(|| "unknown".to_owned(), |index| index.to_string());
     match card.gid_type.as_str() {
@@ -80,7 +77,6 @@ pub(super) fn gid(card: &Card, index: Option<u32>, is_roce: bool) -> Finding {
     }
 }
 
-/// The device's link to the host.
 pub(super) fn pcie(pcie: Option<&Pcie>) -> Finding {
     let Some(Pcie { speed, max_speed, width, max_width }) = pcie else {
         return Finding::skip("PCIe", "the device is on no PCIe bus that sysfs shows");
@@ -95,7 +91,7 @@ pub(super) fn pcie(pcie: Option<&Pcie>) -> Finding {
     Finding::ok("PCIe", now)
 }
 
-/// Where the device is in the host, and its interrupts.
+/// Place of the device in the host, and its interrupts.
 pub(super) fn near(
     card: &Card,
     host: &Host,
@@ -125,7 +121,6 @@ pub(super) fn near(
     found
 }
 
-/// What this process may use.
 pub(super) fn rights(host: &Host) -> Vec<Finding> {
     let size = |bytes: u64| match bytes {
         u64::MAX => "unlimited".to_owned(),
@@ -149,7 +144,6 @@ pub(super) fn rights(host: &Host) -> Vec<Finding> {
     vec![locks, cgroup]
 }
 
-/// What the device has of everything.
 pub(super) fn limits(facts: &DeviceFacts) -> Vec<Finding> {
     let words = format!(
         "{} QPs of {} WRs, {} SGEs, {} CQs of {} entries, {} MRs of {}, {} PDs",
@@ -184,7 +178,7 @@ pub(super) fn limits(facts: &DeviceFacts) -> Vec<Finding> {
     found
 }
 
-/// A QP of a depth: what was asked for, and what there is.
+/// The sizes of a QP, beside the wanted ones.
 pub(super) fn queue(depth: u32, asked: &QpLimits, facts: Option<&QpFacts>) -> Finding {
     let subject = format!("QP of {depth} WRs");
     if asked.send_wrs < depth {
@@ -204,7 +198,7 @@ pub(super) fn queue(depth: u32, asked: &QpLimits, facts: Option<&QpFacts>) -> Fi
         let first = Duration::from_nanos(4096_u64 << facts.ack_timeout.min(31));
         words += &format!(", ACK timeout {first:.1?} x {}", facts.retries);
     }
-    // Zero is what a provider says that does not say it.
+    // Zero means that the provider does not know.
     let less = |granted: u32, asked: u32| granted > 0 && granted < asked;
     if less(facts.send_wrs, asked.send_wrs) || less(facts.recv_wrs, asked.recv_wrs) {
         return Finding::fail(subject, format!("{words}: less than was asked for"));
@@ -215,7 +209,6 @@ pub(super) fn queue(depth: u32, asked: &QpLimits, facts: Option<&QpFacts>) -> Fi
     Finding::ok(subject, words)
 }
 
-/// Registering so many bytes. `normal` is the time of the same size on normal pages, for huge ones.
 pub(super) fn registration(what: &str, bytes: u64, time: Duration, is_software: bool) -> Finding {
     let found = format!("registered in {time:.2?}");
     let per_gib = time.as_secs_f64() * f64::from(1 << 30) / float(bytes);
@@ -226,7 +219,6 @@ pub(super) fn registration(what: &str, bytes: u64, time: Duration, is_software: 
     Finding::ok(what, found)
 }
 
-/// Times of one step of many connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct StepTimes {
     pub(super) median: Duration,
@@ -234,7 +226,6 @@ pub(super) struct StepTimes {
 }
 
 impl StepTimes {
-    /// Of all times of one step.
     pub(super) fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let median = times.get(times.len() / 2).copied().unwrap_or_default();
@@ -242,7 +233,6 @@ impl StepTimes {
     }
 }
 
-/// One step of so many connections at once.
 pub(super) fn step(name: &str, count: usize, times: StepTimes, is_software: bool) -> Finding {
     let StepTimes { median, max } = times;
     let subject = format!("{count}: {name}");
@@ -269,16 +259,13 @@ pub(super) fn stall(count: usize, longest: Duration, is_software: bool) -> Findi
     }
 }
 
-/// What came after a QP was in the error state, over all rounds.
+/// Completions and data after a QP was in the error state, over all rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Drained {
-    /// WRs that were outstanding.
     pub(super) outstanding: u64,
-    /// Their completions until the CQ was empty for the first time.
     pub(super) before: u64,
-    /// Completions after that.
     pub(super) late: u64,
-    /// The longest time from the first empty look to one of those.
+    /// The longest time from the first empty look to a later completion.
     pub(super) delay: Duration,
     /// WRs that never completed while the QP lived.
     pub(super) missing: u64,
@@ -290,7 +277,6 @@ pub(super) struct Drained {
     pub(super) changed_destroyed: u64,
 }
 
-/// What may be trusted about the end of a QP.
 pub(super) fn drained(seen: &Drained) -> Vec<Finding> {
     let Drained { outstanding, before, late, delay, missing, .. } = *seen;
     let flushes = if late > 0 {
@@ -328,7 +314,6 @@ pub(super) fn drained(seen: &Drained) -> Vec<Finding> {
     found
 }
 
-/// Wake-ups: how many were slept for, and how many never came.
 pub(super) fn wakes(rounds: u64, slept: u64, lost: u64) -> Finding {
     let words = format!("{rounds} round trips, {slept} sleeps, {lost} wake-ups lost");
     match lost {
@@ -355,7 +340,7 @@ pub(super) fn bandwidth(what: &str, bytes_per_s: f64, gigabits: Option<f64>) -> 
     }
 }
 
-/// Counters that went up and should not have, of all that changed.
+/// Counters of trouble among those that went up.
 pub(super) fn counters(changed: &[(String, u64)]) -> Finding {
     let bad: Vec<String> = changed
         .iter()
@@ -393,7 +378,6 @@ fn is_trouble(name: &str) -> bool {
     PARTS.iter().any(|part| name.contains(part))
 }
 
-/// Random reads on huge pages and on normal ones, per second.
 pub(super) fn random(normal: f64, huge: Option<f64>, is_software: bool) -> Vec<Finding> {
     let mut found = vec![Finding::ok("normal pages", format!("{normal:.0} READs/s"))];
     let Some(huge) = huge else { return found };
@@ -406,7 +390,6 @@ pub(super) fn random(normal: f64, huge: Option<f64>, is_software: bool) -> Vec<F
     found
 }
 
-/// Bytes in words.
 pub(super) fn bytes_words(bytes: u64) -> String {
     if bytes >= 1 << 60 {
         return "any size".to_owned();
@@ -422,7 +405,6 @@ pub(super) fn bytes_words(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
-/// As a number with a point.
 #[allow(clippy::cast_precision_loss, reason = "53 bits are enough for what people read")]
 pub(super) fn float(number: u64) -> f64 {
     number as f64

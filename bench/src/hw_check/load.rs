@@ -1,4 +1,4 @@
-//! [`Load`]: WRITEs or READs, many at once, over some QPs, and how long each took.
+//! [`Load`]: WRITEs or READs, many at once, over some QPs, and the time of each.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,9 @@ use super::ends::{Ends, Link, WAIT_LIMIT, wr};
 use crate::histogram::Histogram;
 use crate::interrupt;
 
-/// What is moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Load {
-    /// READs, or WRITEs.
     pub(super) is_read: bool,
-    /// Bytes of each.
     pub(super) bytes: u32,
     /// Outstanding on each QP. READs no more than the connection was granted.
     pub(super) depth: usize,
@@ -22,7 +19,6 @@ pub(super) struct Load {
     pub(super) is_random: bool,
 }
 
-/// What came of it.
 #[derive(Debug)]
 pub(super) struct Moved {
     pub(super) bytes_per_s: f64,
@@ -58,7 +54,6 @@ impl<'m> Slots<'m> {
         Ok(Self { load, own, far, places, random: 0x9e37_79b9_7f4a_7c15, began })
     }
 
-    /// The next work request of a slot.
     fn next(&mut self, slot: usize) -> Result<SendWr> {
         let Load { bytes, is_read, is_random, .. } = self.load;
         let place = match is_random {
@@ -78,7 +73,7 @@ impl<'m> Slots<'m> {
         usize::try_from(self.random >> 1).unwrap_or(0)
     }
 
-    /// How long the work request of a slot took; it begins again now.
+    /// The time of the work request of a slot, which is posted again now.
     fn took(&mut self, slot: usize, now: Instant) -> Result<Duration> {
         let began = self.began.get_mut(slot).context("a completion of no WR")?;
         let took = now.duration_since(*began);

@@ -1,28 +1,27 @@
-//! `rblk-bench hw-check ADDRESS`: what a card that nobody has tried does with what rblk asks of it.
+//! `rblk-bench hw-check ADDRESS`: a check of a card, by the verbs and sizes that rblk uses.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | [`args`], [`document`] | the command line; what was found |
-//! | `site`, `out`, `ends` | what is checked; what a part says; two ends in one process |
-//! | `card`, `judge` | facts of this host; pure rules: numbers in, findings out |
+//! | [`args`], [`document`] | the command line; the findings |
+//! | `site`, `ends`, `control` | the device and the effort; two ends in one process; its events |
+//! | `judge` | pure rules: numbers in, findings out |
 //! | the others | the parts, each in a file of its name |
 //! | `load`, `counters` | WRITEs and READs, many at once; counters of the port |
 //!
 //! Each part runs on a thread of its own and has a deadline. A part that does not end is a finding,
-//! and ends the check: what it holds of the device may hold up the others.
+//! and ends the check: the part may hold up the others by its part of the device.
 
-pub mod args;
-mod card;
+pub(crate) mod args;
 mod connects;
+mod control;
 mod counters;
 mod device;
-pub mod document;
+pub(crate) mod document;
 mod drain;
 mod ends;
 mod hands;
 mod judge;
 mod load;
-mod out;
 mod queues;
 mod random;
 mod registration;
@@ -31,32 +30,27 @@ mod streams;
 mod verbs;
 mod wakes;
 
-use std::io::Write;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rblk_operate::doctor::{Finding, Verdict};
 
 use self::args::{HwCheckArgs, Part};
 use self::document::{Document, SCHEMA, Section};
-use self::out::{Out, Told};
 use self::site::Site;
 use crate::args::Output;
-use crate::interrupt;
+use crate::{command, interrupt};
 
-/// How often the thread that waits for a part looks whether this process shall end.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long a part may go on after this process was asked to end.
+/// Time for a part after an interrupt.
 const INTERRUPTED: Duration = Duration::from_secs(5);
 
-/// Checks, tells, and says whether nothing failed.
-///
-/// # Errors
-/// The answer cannot be written.
-pub fn run(args: &HwCheckArgs) -> Result<bool> {
+/// Checks and prints. True if nothing failed.
+pub(crate) fn run(args: &HwCheckArgs) -> Result<bool> {
     interrupt::watch()?;
     // As the daemons do.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK) {
@@ -100,10 +94,39 @@ pub fn run(args: &HwCheckArgs) -> Result<bool> {
     Ok(document.count(Verdict::Fail) == 0)
 }
 
-/// Runs the parts that are wanted, one after the other.
+#[derive(Debug)]
+enum Told {
+    Found(Finding),
+    Figure(String, f64),
+}
+
+/// The findings and figures of a part, sent at once: they stay if the part never ends.
+#[derive(Clone, Debug)]
+struct Out(Sender<Told>);
+
+impl Out {
+    fn add(&self, finding: Finding) {
+        // The receiver is gone once the part took too long.
+        let _ = self.0.send(Told::Found(finding));
+    }
+
+    fn add_all(&self, findings: impl IntoIterator<Item = Finding>) {
+        findings.into_iter().for_each(|finding| self.add(finding));
+    }
+
+    fn figure(&self, name: impl Into<String>, value: f64) {
+        let _ = self.0.send(Told::Figure(name.into(), value));
+    }
+
+    #[expect(clippy::unused_self, reason = "every part has one")]
+    fn tell(&self, progress: &str) {
+        eprintln!("rblk-bench: {progress}");
+    }
+}
+
 fn check(args: &HwCheckArgs, site: &Arc<Site>, document: &mut Document) -> Result<()> {
     let mut stuck = None;
-    for part in Part::ALL.into_iter().filter(|part| args.wants(*part)) {
+    for part in Part::value_variants().iter().copied().filter(|part| args.wants(*part)) {
         let mut section = match (stuck, interrupt::is_set()) {
             (None, false) => {
                 eprintln!("rblk-bench: {}", part.word());
@@ -133,7 +156,7 @@ fn skipped(part: Part, why: String) -> Section {
     Section { findings: vec![Finding::skip(part.word(), why)], ..Section::new(part) }
 }
 
-/// Runs one part; also says whether it ended.
+/// Runs one part. False if it did not end.
 fn watched(part: Part, site: &Arc<Site>) -> (Section, bool) {
     let mut section = Section::new(part);
     let limit = site.limit(part);
@@ -142,12 +165,12 @@ fn watched(part: Part, site: &Arc<Site>) -> (Section, bool) {
     let (sender, told) = mpsc::channel();
     let here = Arc::clone(site);
     let work = move || {
-        let out = Out::new(sender);
+        let out = Out(sender);
         if let Err(error) = run_part(part, &here, &out) {
             out.add(Finding::fail(part.word(), format!("{error:#}")));
         }
     };
-    let thread = match std::thread::Builder::new().name(part.word().to_owned()).spawn(work) {
+    let thread = match std::thread::Builder::new().name(part.word()).spawn(work) {
         Ok(thread) => thread,
         Err(error) => {
             section.findings.push(Finding::fail(part.word(), format!("no thread: {error}")));
@@ -213,13 +236,5 @@ fn run_part(part: Part, site: &Site, out: &Out) -> Result<()> {
 }
 
 fn say(wanted: bool, text: &str) -> Result<()> {
-    if !wanted {
-        return Ok(());
-    }
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        // Who reads it has seen enough.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
+    if wanted { command::say(text) } else { Ok(()) }
 }

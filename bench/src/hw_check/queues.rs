@@ -1,17 +1,15 @@
-//! QPs and CQs of the sizes that rblk may ask for: what is granted.
+//! QPs and CQs of the sizes that rblk may ask for, beside the granted ones.
 
 use anyhow::Result;
 use rblk_fabric::{QpFacts, Transport};
 use rblk_operate::doctor::Finding;
 
+use super::Out;
 use super::ends::{Ends, limits};
 use super::judge;
-use super::out::Out;
 use super::site::Site;
 
-/// WRs of a queue.
 const DEPTHS: [u32; 3] = [128, 512, 1024];
-/// Entries of a CQ.
 const ENTRIES: [u32; 4] = [1 << 10, 1 << 12, 1 << 14, 1 << 16];
 
 pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
@@ -32,7 +30,7 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
         });
         match made {
             Ok(link) => {
-                // The packets of iWARP are those of TCP, whatever the device says.
+                // The packets of iWARP are those of TCP.
                 let iwarp = caps.transport == Transport::Iwarp;
                 let facts = link.facts.map(|facts| match iwarp {
                     true => QpFacts { mtu: 0, ..facts },

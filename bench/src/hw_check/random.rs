@@ -8,22 +8,17 @@ use anyhow::Result;
 use rblk_fabric::{Access, PageKind, Region};
 use rblk_operate::doctor::Finding;
 
-use super::card::Host;
+use super::Out;
 use super::ends::{Ends, Link, limits};
 use super::judge::{self, bytes_words, float};
 use super::load::{self, Load};
-use super::out::Out;
-use super::registration::{huge_free, more_huge_pages};
+use super::registration::{SmallPages, huge_free, more_huge_pages};
 use super::site::Site;
-use crate::fabric::registration::SmallPages;
-use crate::result::Pages;
+use crate::sysfs::Host;
 
-/// QPs, and READs outstanding on each.
 const QPS: usize = 4;
 const DEPTH: usize = 16;
-/// Bytes of a READ.
 const READ: u32 = 4 << 10;
-/// Part of the free memory that is taken.
 const SHARE: u64 = 4;
 
 pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
@@ -37,10 +32,10 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
         return Ok(());
     }
     out.tell(&format!("  a region of {}", bytes_words(bytes)));
-    let normal = rate(site, bytes, Pages::Normal)?;
+    let normal = rate(site, bytes, PageKind::Normal)?;
     let huge_bytes = huge_free(root);
     let huge = match huge_bytes >= bytes {
-        true => Some(rate(site, bytes, Pages::Huge)?),
+        true => Some(rate(site, bytes, PageKind::Huge2MiB)?),
         false => None,
     };
     out.figure("region_bytes", float(bytes));
@@ -57,14 +52,12 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
     Ok(())
 }
 
-/// READs per second.
-fn rate(site: &Site, bytes: u64, pages: Pages) -> Result<f64> {
+fn rate(site: &Site, bytes: u64, pages: PageKind) -> Result<f64> {
     let mut ends = Ends::new(site, 256)?;
     let sizes = limits(site.device.caps(), u32::try_from(DEPTH).unwrap_or(1));
     let links = (0..QPS).map(|_| ends.connect(site, sizes, &[]));
     let links: Vec<Link> = links.collect::<Result<_>>()?;
-    let kind = if pages == Pages::Huge { PageKind::Huge2MiB } else { PageKind::Normal };
-    let region = Region::allocate(usize::try_from(bytes)?, kind)?;
+    let region = Region::allocate(usize::try_from(bytes)?, pages)?;
     let small = SmallPages::only(pages)?;
     let far = ends.b.pd.register(&region, Access::REMOTE)?;
     drop(small);

@@ -1,6 +1,6 @@
-//! [`Site`]: what is checked, and how thoroughly.
+//! [`Site`]: the device, its address, and the effort of the check.
 
-use std::net::UdpSocket;
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,39 +8,31 @@ use anyhow::{Context, Result};
 use rblk_fabric::{Address, Device, Route, Scheme};
 
 use super::args::{HwCheckArgs, Part};
-use crate::fabric::control::Control;
-use crate::fabric::server::ip_of;
-use crate::fabric::sysfs::{self, Gid};
+use super::control::Control;
+use crate::sysfs::{self, Gid};
 
-/// How thorough a check is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effort {
-    /// A minute.
     Quick,
-    /// Some minutes.
     Usual,
-    /// An hour.
     Long,
 }
 
-/// The device, the address, and the wishes.
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) address: Address,
     /// Whether the address is one of this host, so that both ends can be here.
     pub(super) is_here: bool,
     pub(super) device: Device,
-    /// The GID of the address, if sysfs shows it.
     pub(super) gid: Option<Gid>,
     pub(super) effort: Effort,
     pub(super) target: Option<String>,
     pub(super) programs: Option<PathBuf>,
-    // After all that has tasks on it.
+    // After all fields with tasks on it.
     pub(super) control: Control,
 }
 
 impl Site {
-    /// Finds the device of the address.
     pub(super) fn find(args: &HwCheckArgs) -> Result<Self> {
         let address: Address = args.address.parse()?;
         let control = Control::start()?;
@@ -68,18 +60,15 @@ impl Site {
         })
     }
 
-    /// Whether the address is that of an RDMA device.
     pub(super) fn is_rdma(&self) -> bool {
         self.address.scheme == Scheme::Rdma
     }
 
-    /// The port of the device.
     pub(super) fn port(&self) -> u8 {
         let port = self.gid.as_ref().map_or(1, |gid| gid.port);
         u8::try_from(port).unwrap_or(1)
     }
 
-    /// One of three, by how thorough the check is.
     pub(super) fn by_effort<T>(&self, quick: T, usual: T, long: T) -> T {
         match self.effort {
             Effort::Quick => quick,
@@ -88,7 +77,7 @@ impl Site {
         }
     }
 
-    /// How long a part may take. Much more than it should: the limit is for what hangs.
+    /// Deadline of a part, far above its usual time: for calls that hang.
     pub(super) fn limit(&self, part: Part) -> Duration {
         let (quick, usual, long) = match part {
             Part::Device | Part::Hands => (60, 60, 60),
@@ -103,7 +92,6 @@ impl Site {
         Duration::from_secs(self.by_effort(quick, usual, long))
     }
 
-    /// The directory of rblk's other programs.
     pub(super) fn programs(&self) -> Result<PathBuf> {
         if let Some(dir) = &self.programs {
             return Ok(dir.clone());
@@ -111,4 +99,10 @@ impl Site {
         let own = std::env::current_exe().context("where this program is")?;
         own.parent().map(PathBuf::from).context("this program is in no directory")
     }
+}
+
+fn ip_of(address: &Address) -> Result<IpAddr> {
+    let all = (address.host.as_str(), address.port).to_socket_addrs();
+    let first = all.with_context(|| format!("cannot resolve {}", address.host))?.next();
+    Ok(first.with_context(|| format!("{} has no address", address.host))?.ip())
 }

@@ -1,4 +1,4 @@
-//! Bandwidth and latency of WRITE and READ by size and QPs, and what the counters say after it.
+//! Bandwidth and latency of WRITE and READ by size and QPs, and the counters after that.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,19 +7,16 @@ use anyhow::Result;
 use rblk_fabric::Access;
 use rblk_operate::doctor::Finding;
 
-use super::card::Card;
+use super::Out;
 use super::counters;
 use super::ends::{Ends, Link, limits};
 use super::judge;
 use super::load::{self, Load, Moved};
-use super::out::Out;
 use super::site::Site;
+use crate::sysfs::Card;
 
-/// Bytes of a transfer, each beside what it is called.
 const SIZES: [(u32, &str); 2] = [(4 << 10, "4 KiB"), (128 << 10, "128 KiB")];
-/// QPs.
 const QPS: [usize; 4] = [1, 2, 4, 8];
-/// WRs outstanding on each QP.
 const DEPTH: usize = 16;
 
 pub(super) fn check(site: &Site, out: &Out) -> Result<()> {

@@ -10,30 +10,25 @@ use rblk_fabric::{
 };
 use rblk_operate::doctor::{Finding, Verdict};
 
+use super::Out;
 use super::ends::{At, Ends, Link, WAIT_LIMIT, limits, wr};
-use super::out::Out;
 use super::site::Site;
 use crate::child::{self, OnInterrupt};
 use crate::interrupt;
 
-/// Sizes of payloads.
 const SIZES: [u32; 5] = [1, 512, 4096, 128 << 10, 1 << 20];
-/// Bytes of the memory of each end.
 const MEMORY: usize = 4 << 20;
 /// READs of this size are outstanding at once.
 const READ: u32 = 64 << 10;
-/// Connections whose first message is looked at.
 const CONNECTIONS: u32 = 50;
-/// How long `rblk-initiator doctor` may take.
 const DOCTOR: Duration = Duration::from_secs(60);
 
-/// Two connected ends with memory.
 struct Bed {
     ends: Ends,
     link: Link,
     a: MemoryRegion,
     b: MemoryRegion,
-    // Nobody reaches it from afar, so its payloads can be inline.
+    // No access from afar, so its payloads can be inline.
     small: MemoryRegion,
 }
 
@@ -63,7 +58,7 @@ fn pattern(at: u32, seed: u32) -> u8 {
     (at.wrapping_mul(31) ^ at >> 8 ^ seed.wrapping_mul(97)).to_le_bytes()[0] | 1
 }
 
-/// Fails where the data is not what [`fill`] made of that seed.
+/// Fails where the data is not that of [`fill`] with that seed.
 fn compare(memory: &MemoryRegion, offset: usize, len: u32, seed: u32) -> Result<()> {
     let mut bytes = vec![0; len as usize];
     memory.region().read(offset, &mut bytes);
@@ -109,7 +104,7 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
     Ok(())
 }
 
-/// How often the first message of a connection is seen only when another one comes.
+/// Counts connections that see the first message only when another one comes.
 fn first_messages(site: &Site) -> Result<Finding> {
     let mut ends = Ends::new(site, 64)?;
     let mut late = 0;
@@ -132,55 +127,52 @@ fn first_messages(site: &Site) -> Result<Finding> {
     })
 }
 
-/// What a device without immediates answers a read with.
+/// The answer to a read on a device without immediates.
 fn write_and_send(site: &Site) -> Result<String> {
-    let mut bed = Bed::new(site)?;
-    for (seed, size) in (1..).zip(SIZES) {
-        fill(&bed.a, 0, size, seed);
+    arrives(site, "SEND", |bed, size, _| {
         let word = bed.small.sge(0, 64).context("a place")?;
-        let wrs = [
-            wr(1, SendOp::Write(bed.b.remote(0)), bed.a.sge(0, size).context("a place")?),
-            wr(2, SendOp::Send, word),
-        ];
-        bed.post(&wrs)?;
-        let mut compared = Ok(());
-        let b = &bed.b;
-        let mut left = 3;
-        bed.ends.until("WRITE and SEND", |at, completion| {
-            // The message says that the data is there, so it is looked at now.
-            if at == At::B && completion.opcode == WcOpcode::Recv {
-                compared = compare(b, 0, size, seed);
-            }
-            left -= 1;
-            left == 0
-        })?;
-        compared.with_context(|| format!("{size} B, when the SEND was there"))?;
-    }
-    Ok(format!("data of {} sizes was right when the SEND was there", SIZES.len()))
+        let sge = bed.a.sge(0, size).context("a place")?;
+        bed.post(&[wr(1, SendOp::Write(bed.b.remote(0)), sge), wr(2, SendOp::Send, word)])?;
+        Ok(3)
+    })
 }
 
 fn write_with_imm(site: &Site) -> Result<String> {
+    arrives(site, "immediate", |bed, size, imm| {
+        let sge = bed.a.sge(0, size).context("a place")?;
+        bed.post(&[wr(1, SendOp::WriteWithImm(bed.b.remote(0), imm), sge)])?;
+        Ok(2)
+    })
+}
+
+/// Posts data of all sizes with a message, which says that the data is there. `post` returns how
+/// many completions come.
+fn arrives(
+    site: &Site,
+    message: &str,
+    post: impl Fn(&mut Bed, u32, u32) -> Result<u32>,
+) -> Result<String> {
     let mut bed = Bed::new(site)?;
     for (seed, size) in (1..).zip(SIZES) {
         fill(&bed.a, 0, size, seed);
         let imm = 0x8001_0000 | seed;
-        let sge = bed.a.sge(0, size).context("a place")?;
-        bed.post(&[wr(1, SendOp::WriteWithImm(bed.b.remote(0), imm), sge)])?;
+        let mut left = post(&mut bed, size, imm)?;
         let (mut compared, mut told) = (Ok(()), None);
         let b = &bed.b;
-        let mut left = 2;
-        bed.ends.until("WRITE_WITH_IMM", |at, completion| {
-            if at == At::B && completion.opcode == WcOpcode::RecvWithImm {
-                told = Some(completion.imm);
+        bed.ends.until(message, |at, completion| {
+            let has_imm = completion.opcode == WcOpcode::RecvWithImm;
+            if at == At::B && (has_imm || completion.opcode == WcOpcode::Recv) {
+                told = has_imm.then_some(completion.imm);
                 compared = compare(b, 0, size, seed);
             }
             left -= 1;
             left == 0
         })?;
-        ensure!(told == Some(imm), "{size} B: the immediate is {told:x?}, not {imm:#x}");
-        compared.with_context(|| format!("{size} B, when the immediate was there"))?;
+        let is_right = message == "SEND" || told == Some(imm);
+        ensure!(is_right, "{size} B: the immediate is {told:x?}, not {imm:#x}");
+        compared.with_context(|| format!("{size} B, when the {message} was there"))?;
     }
-    Ok(format!("data of {} sizes was right when the immediate was there", SIZES.len()))
+    Ok(format!("data of {} sizes was right when the {message} was there", SIZES.len()))
 }
 
 /// READs, one after the other, and as many at once as the connection was granted.
@@ -200,11 +192,7 @@ fn reads(site: &Site) -> Result<String> {
         });
         let wrs: Vec<SendWr> = wrs.collect::<Result<_>>()?;
         bed.post(&wrs)?;
-        let mut left = count;
-        bed.ends.until("READ", |_, _| {
-            left -= 1;
-            left == 0
-        })?;
+        bed.ends.complete("READ", count.into())?;
         for index in 0..count {
             let place = usize::from(index) * READ as usize;
             compare(&bed.a, place, READ, seed(index))
@@ -214,19 +202,9 @@ fn reads(site: &Site) -> Result<String> {
     Ok(format!("data was right, {depth} at once"))
 }
 
-/// Posts a WRITE, and behind it the message that tells of it.
 fn post_with_word(bed: &mut Bed, write: SendWr) -> Result<()> {
     let word = bed.small.sge(0, 64).context("a place")?;
     bed.post(&[write, wr(2, SendOp::Send, word)])
-}
-
-/// Waits until the message is there: only then the data has to be there as well.
-fn until_told(bed: &mut Bed, what: &str) -> Result<()> {
-    let mut left = 3;
-    bed.ends.until(what, |_, _| {
-        left -= 1;
-        left == 0
-    })
 }
 
 fn inline(site: &Site) -> Result<String> {
@@ -237,15 +215,14 @@ fn inline(site: &Site) -> Result<String> {
         let sge = bed.small.sge(0, size).context("a place")?;
         let write = SendWr { inline: true, ..wr(1, SendOp::Write(bed.b.remote(0)), sge) };
         post_with_word(&mut bed, write)?;
-        // The payload was taken when it was posted, so this does not change it.
+        // The payload was copied by the post.
         bed.small.region().zero(0, size as usize);
-        until_told(&mut bed, "inline WRITE")?;
+        bed.ends.complete("inline WRITE", 3)?;
         compare(&bed.b, 0, size, size).with_context(|| format!("{size} B inline"))?;
     }
     Ok(format!("payloads of up to {most} B were taken when posted"))
 }
 
-/// A WRITE from as many places as a WR may have.
 fn gather(site: &Site) -> Result<String> {
     let mut bed = Bed::new(site)?;
     let parts = limits(site.device.caps(), 64).send_sges;
@@ -264,7 +241,7 @@ fn gather(site: &Site) -> Result<String> {
     let sge = bed.a.sge(0, len).context("a place")?;
     let one = wr(1, SendOp::Write(bed.b.remote(0)), sge);
     post_with_word(&mut bed, SendWr { sges: sges.unwrap_or(one.sges), ..one })?;
-    until_told(&mut bed, "a gathered WRITE")?;
+    bed.ends.complete("a gathered WRITE", 3)?;
     for part in 0..parts {
         compare(&bed.b, (part * len) as usize, len, part)
             .with_context(|| format!("part {part}"))?;
@@ -306,7 +283,7 @@ fn wrong_key(site: &Site) -> Result<String> {
     Ok("refused for WRITE and READ, no byte moved".to_owned())
 }
 
-/// What `rblk-initiator doctor` says of a target.
+/// The findings of `rblk-initiator doctor` on a target.
 fn doctor(site: &Site, target: &str) -> Vec<Finding> {
     let failed = |error: anyhow::Error| vec![Finding::fail("target", format!("{error:#}"))];
     let program = match site.programs() {
@@ -315,7 +292,7 @@ fn doctor(site: &Site, target: &str) -> Vec<Finding> {
     };
     let mut command = Command::new(program);
     command.args(["doctor", "--output", "json", target]);
-    // Its exit code says whether something fails, and so do its findings.
+    // The exit code repeats the findings.
     let said = match child::finish(&mut command, DOCTOR, OnInterrupt::End) {
         Ok(finished) => finished.stdout,
         Err(error) => return failed(error),
@@ -326,10 +303,9 @@ fn doctor(site: &Site, target: &str) -> Vec<Finding> {
     }
 }
 
-/// What a doctor says of mounting on this host, which is no matter of the card.
+/// Subjects about mounts on this host, not about the card.
 const OF_MOUNTS: [&str; 7] = ["kernel", "io_uring", "ublk", "clock", "run dir", "units", "mounts"];
 
-/// The findings of a doctor's JSON that are about the way to a target.
 fn findings_of(json: &str) -> Option<Vec<Finding>> {
     let all: serde_json::Value = serde_json::from_str(json).ok()?;
     let is_of_mounts =
@@ -353,32 +329,4 @@ fn findings_of(json: &str) -> Option<Vec<Finding>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_of_a_doctor_are_taken_over() {
-        let json = r#"{"findings":[{"verdict":"ok","subject":"route","found":"eth0"},
-            {"verdict":"fail","subject":"ublk","found":"none","fix":"modprobe ublk_drv"},
-            {"verdict":"fail","subject":"connect","found":"nobody","fix":"start it"},
-            {"verdict":"skip","subject":"x","found":"y"}],"failures":1,"warnings":0}"#;
-        let found = findings_of(json).unwrap();
-        let brief: Vec<_> = found.iter().map(|f| (f.verdict, f.subject.as_str())).collect();
-        let want = [
-            (Verdict::Ok, "doctor: route"),
-            (Verdict::Fail, "doctor: connect"),
-            (Verdict::Skip, "doctor: x"),
-        ];
-        assert_eq!(brief, want);
-        assert_eq!(found[1].fix.as_deref(), Some("start it"));
-        for bad in ["", "{}", "[1]", r#"{"findings":[{"verdict":"ok"}]}"#] {
-            assert_eq!(findings_of(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn patterns_of_two_seeds_differ() {
-        assert!((0..4096).any(|at| pattern(at, 1) != pattern(at, 2)));
-        assert!((0..4096).all(|at| pattern(at, 9) != 0));
-    }
-}
+mod tests;

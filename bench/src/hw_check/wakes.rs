@@ -14,24 +14,20 @@ use rblk_fabric::{
     Access, Completion, MemoryRegion, Poller, QpIndex, RecvWr, SendOp, WcOpcode, WcStatus, WrId,
 };
 
+use super::Out;
 use super::ends::{Ends, limits, wr};
 use super::judge::{self, float};
-use super::out::Out;
 use super::site::Site;
 use crate::interrupt;
 
-/// One sleep. After it, the CQ is looked at: was there something to be woken for?
+/// One sleep. After it, the CQ shows whether there was a reason to wake up.
 const SLEEP: Duration = Duration::from_millis(500);
 /// How much later than its completion an event may come. Threads of a busy host are late.
 const LATE: Duration = Duration::from_millis(500);
-/// How long a round trip may take before the check gives up.
 const STUCK: Duration = Duration::from_secs(30);
-/// Lost wake-ups that are enough.
 const ENOUGH: u64 = 10;
-/// Round trips between two words of progress.
 const WORD: u64 = 100_000;
 
-/// One end of the game.
 struct Player<'a> {
     poller: &'a mut dyn Poller,
     qp: QpIndex,
@@ -81,7 +77,6 @@ pub(super) fn check(site: &Site, out: &Out) -> Result<()> {
 }
 
 impl Player<'_> {
-    /// Begins each round.
     fn play(&mut self, rounds: u64, done: &AtomicU64, out: &Out) -> Result<()> {
         for round in 1..=rounds {
             self.send()?;
@@ -99,7 +94,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Answers until it is told to stop.
+    /// Answers until the stop.
     fn answer(&mut self) -> Result<()> {
         while self.await_message()? {
             self.send()?;
@@ -112,7 +107,7 @@ impl Player<'_> {
         Ok(self.poller.post_send(self.qp, &[wr(2, SendOp::Send, sge)])?)
     }
 
-    /// Sleeps until a message is there. False when it was told to stop.
+    /// Sleeps until a message is there. False after the stop.
     fn await_message(&mut self) -> Result<bool> {
         let deadline = Instant::now() + STUCK;
         loop {
@@ -151,7 +146,7 @@ impl Player<'_> {
         }
     }
 
-    /// Takes what completed: how many, and whether a message is among them.
+    /// Takes the completions: how many, and whether a message is among them.
     fn look(&mut self) -> Result<(usize, bool)> {
         let mut out = [Completion::default(); 8];
         let count = self.poller.poll(&mut out)?;
@@ -172,7 +167,6 @@ impl Player<'_> {
         Ok((count, is_there))
     }
 
-    /// Whether a descriptor becomes readable within the time.
     fn is_woken(&self, limit: Duration) -> Result<bool> {
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::ZERO);
         let fds = self.poller.event_fds();

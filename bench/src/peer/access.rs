@@ -1,12 +1,11 @@
-//! [`Access`]: how fio, or what measures instead of fio, reaches a system.
+//! [`Access`]: the way of fio, or of another load, to a system.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// How a system is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Access {
+pub(crate) enum Access {
     /// By the kernel: a block device, with `ioengine=io_uring` and `direct=1`.
     Disk(PathBuf),
     /// By an engine of fio's that speaks to a server itself: its options.
@@ -17,9 +16,8 @@ pub enum Access {
 
 impl Access {
     /// By the engine of rblk at `library`: the volume at `url`, a file of a mount for the rest.
-    #[must_use]
-    pub fn rblk(library: &Path, url: &str, volume: &str, config: &Path) -> Self {
-        // fio takes a colon in a file's name for the end of it.
+    pub(crate) fn rblk(library: &Path, url: &str, volume: &str, config: &Path) -> Self {
+        // fio splits names of files at colons.
         let name = format!("{url}/{volume}").replace(':', "\\:");
         Self::Engine(vec![
             format!("--ioengine=external:{}", library.display()),
@@ -29,15 +27,11 @@ impl Access {
         ])
     }
 
-    /// By fio's engine `nbd`, over TCP.
-    #[must_use]
-    pub fn nbd_tcp(at: SocketAddr) -> Self {
+    pub(crate) fn nbd_tcp(at: SocketAddr) -> Self {
         Self::nbd(&format!("nbd://{at}/"))
     }
 
-    /// By fio's engine `nbd`, over a Unix socket.
-    #[must_use]
-    pub fn nbd_unix(socket: &Path) -> Self {
+    pub(crate) fn nbd_unix(socket: &Path) -> Self {
         Self::nbd(&format!("nbd+unix:///?socket={}", socket.display()))
     }
 
@@ -45,9 +39,8 @@ impl Access {
         Self::Engine(vec!["--ioengine=nbd".to_owned(), format!("--uri={uri}")])
     }
 
-    /// The options of fio that say so; none if it is not fio that measures.
-    #[must_use]
-    pub fn words(&self) -> Vec<String> {
+    /// The options of fio; none for another load.
+    pub(crate) fn words(&self) -> Vec<String> {
         match self {
             Self::Disk(disk) => {
                 let disk = format!("--filename={}", disk.display());
@@ -58,9 +51,7 @@ impl Access {
         }
     }
 
-    /// The block device, if there is one.
-    #[must_use]
-    pub fn disk(&self) -> Option<&Path> {
+    pub(crate) fn disk(&self) -> Option<&Path> {
         match self {
             Self::Disk(disk) => Some(disk),
             Self::Engine(_) | Self::Iscsi(_) => None,
@@ -79,22 +70,4 @@ impl fmt::Display for Access {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fio_is_told_the_way() {
-        let disk = Access::Disk("/dev/ublkb0".into());
-        assert_eq!(disk.words()[0], "--filename=/dev/ublkb0");
-        assert!(disk.words().contains(&"--direct=1".to_owned()));
-        assert_eq!(disk.disk(), Some(Path::new("/dev/ublkb0")));
-        let url = "tcp://127.0.0.1:7730";
-        let engine = Access::rblk(Path::new("/x/e.so"), url, "bench", Path::new("/x/m.toml"));
-        let words = engine.words();
-        assert_eq!(words[0], "--ioengine=external:/x/e.so");
-        assert_eq!(words[2], r"--filename=tcp\://127.0.0.1\:7730/bench");
-        assert_eq!((engine.disk(), engine.to_string()), (None, words[0].clone()));
-        let nbd = Access::nbd_unix(Path::new("/x/s"));
-        assert_eq!(nbd.words()[1], "--uri=nbd+unix:///?socket=/x/s");
-    }
-}
+mod tests;

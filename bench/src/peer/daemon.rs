@@ -1,4 +1,4 @@
-//! Running daemons of rblk: their status, and how a mount is removed.
+//! Running daemons of rblk: their status, and the end of a mount.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,11 +16,8 @@ use serde::de::DeserializeOwned;
 
 use crate::child;
 
-/// Limit on removing a mount in good order, and then on removing it by force.
 const UMOUNT_LIMIT: Duration = Duration::from_secs(10);
-/// Limit on an answer of a daemon.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// Most bytes of an answer.
 const ANSWER_MAX: u64 = 4 << 20;
 
 /// Removes a mount: in good order, else by force, else by ending its process.
@@ -49,26 +46,21 @@ pub(super) fn unmount(program: &Path, name: &str, tag: &str) -> Result<()> {
 }
 
 /// The status of a mount; `None` without an answer in time.
-#[must_use]
-pub fn mount_status(name: &str) -> Option<MountStatus> {
+pub(crate) fn mount_status(name: &str) -> Option<MountStatus> {
     match ask(&mount_socket::socket_path(name), &mount_socket::Ask::Status).ok()? {
         mount_socket::Response::Status(status) => Some(*status),
         _ => None,
     }
 }
 
-/// The status of a target; `None` without an answer in time.
-#[must_use]
-pub fn target_status(socket: &Path) -> Option<TargetStatus> {
+pub(crate) fn target_status(socket: &Path) -> Option<TargetStatus> {
     match ask(socket, &target_ask::Ask::Status).ok()? {
         target_ask::Response::Status(status) => Some(*status),
         _ => None,
     }
 }
 
-/// The mount that has a device.
-#[must_use]
-pub fn mount_of(device: &Path) -> Option<MountStatus> {
+pub(crate) fn mount_of(device: &Path) -> Option<MountStatus> {
     let mounts =
         rblk_initiator::mount::run_dir::names().into_iter().filter_map(|name| mount_status(&name));
     mounts.into_iter().find(|status| Path::new(&status.device) == device)
@@ -88,15 +80,4 @@ fn ask<A: DeserializeOwned>(socket: &Path, request: &impl Serialize) -> Result<A
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_daemon_that_is_not_there_has_no_status() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(target_status(&dir.path().join("none.sock")).is_none());
-        assert!(mount_status("no-such-mount").is_none());
-        let name = "no-such-mount-of-this-test";
-        unmount(Path::new("/bin/false"), name, "no-such-tag-of-this-test").unwrap();
-    }
-}
+mod tests;

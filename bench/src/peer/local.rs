@@ -1,7 +1,7 @@
-//! RAM disks of the kernel (brd): one as the floor under all remote disks, the others as what
-//! targets export.
+//! RAM disks of the kernel (brd): one as the floor under all remote disks, the others behind
+//! targets.
 //!
-//! They are bio-based: a request is a copy in the caller, without a queue. Their contents are
+//! The disks are bio-based: a request is a copy in the caller, without a queue. Their contents are
 //! overwritten, so a RAM disk that is in use is refused.
 
 use std::fs::{self, OpenOptions};
@@ -10,33 +10,25 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::loaded::Loaded;
+use super::module::Loaded;
 
 /// RAM disks that are made when the kernel has none.
 const DISKS: u32 = 4;
 
-/// The RAM disks of this kernel.
 #[derive(Debug)]
-pub struct RamDisks {
+pub(crate) struct RamDisks {
     bytes: u64,
 }
 
 impl RamDisks {
     /// Makes four of `bytes` each, or takes those that are there.
-    ///
-    /// # Errors
-    /// The kernel cannot make any.
-    pub fn make(modules: &Loaded, bytes: u64) -> Result<Self> {
+    pub(crate) fn make(modules: &Loaded, bytes: u64) -> Result<Self> {
         let (count, size) = (format!("rd_nr={DISKS}"), format!("rd_size={}", bytes >> 10));
         modules.ensure("brd", &[&count, &size])?;
         Ok(Self { bytes })
     }
 
-    /// One of them, by its number.
-    ///
-    /// # Errors
-    /// It is not there, is in use, or is too small.
-    pub fn disk(&self, number: u32) -> Result<PathBuf> {
+    pub(crate) fn disk(&self, number: u32) -> Result<PathBuf> {
         let path = PathBuf::from(format!("/dev/ram{number}"));
         let is_disk = fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
         if !is_disk {
@@ -53,11 +45,8 @@ impl RamDisks {
 }
 
 /// Fails if a disk is mounted, a part of another device, or swapped to.
-///
-/// # Errors
-/// It is, or it cannot be written to.
-pub fn must_be_unused(disk: &Path) -> Result<()> {
-    // Exclusively: for block devices that is what those who use one do.
+pub(crate) fn must_be_unused(disk: &Path) -> Result<()> {
+    // O_EXCL on a block device fails while it is in use.
     let opened = OpenOptions::new().write(true).custom_flags(nix::libc::O_EXCL).open(disk);
     opened.map(drop).with_context(|| format!("{} is in use, or is none", disk.display()))
 }

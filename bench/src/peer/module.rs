@@ -1,28 +1,24 @@
-//! Kernel modules: whether one is there, loading and unloading.
+//! Kernel modules. [`Loaded`]: the modules that a run loaded, each in the journal before it is
+//! loaded, so that it is unloaded at the end.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::undo::{Journal, Step, Undo};
 use crate::child;
 
-/// How long loading or unloading one may take.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long a module's last users may take to let go.
+/// Time for a module's last users to let go.
 const USERS: Duration = Duration::from_secs(10);
 
-/// Whether a module is loaded or a part of the kernel.
-#[must_use]
-pub fn is_there(name: &str) -> bool {
+pub(crate) fn is_there(name: &str) -> bool {
     Path::new("/sys/module").join(file_name(name)).exists()
 }
 
-/// Loads a module.
-///
-/// # Errors
-/// The module cannot be loaded.
 pub(super) fn load(name: &str, parameters: &[&str]) -> Result<()> {
     let mut command = Command::new("modprobe");
     child::output(command.arg(name).args(parameters), LIMIT)
@@ -50,7 +46,7 @@ pub(super) fn unload(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// A module and what it needs, in the order of loading.
+/// A module and its dependencies, in the order of loading.
 pub(super) fn with_dependencies(name: &str) -> Result<Vec<String>> {
     let mut command = Command::new("modprobe");
     let text = child::output(command.args(["--show-depends", name]), LIMIT)
@@ -64,19 +60,52 @@ fn insertions(text: &str) -> Vec<String> {
     paths.filter_map(|path| Some(file_name(path.rsplit('/').next()?.split('.').next()?))).collect()
 }
 
-/// A module's name as sysfs writes it.
 fn file_name(name: &str) -> String {
     name.replace('-', "_")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The modules that a run loaded. Several systems need the same ones, so they stay until this is
+/// dropped; then they are unloaded, the last one first.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    journal: Journal,
+    undos: RefCell<Vec<Undo>>,
+}
 
-    #[test]
-    fn names_are_taken_from_paths() {
-        let text = "insmod /lib/modules/7.2/kernel/drivers/nvme/common/nvme-keyring.ko.xz \n\
-                    builtin x\ninsmod /lib/modules/7.2/kernel/drivers/nvme/target/nvmet.ko a=b\n";
-        assert_eq!(insertions(text), ["nvme_keyring", "nvmet"]);
+impl Loaded {
+    pub(crate) fn new(journal: &Journal) -> Self {
+        Self { journal: journal.clone(), undos: RefCell::default() }
+    }
+
+    pub(crate) fn ensure(&self, name: &str, parameters: &[&str]) -> Result<()> {
+        if is_there(name) {
+            return Ok(());
+        }
+        let names = with_dependencies(name)?.into_iter().filter(|name| !is_there(name)).collect();
+        let undo = self.journal.note(Step::Modules { names })?;
+        load(name, parameters)?;
+        self.undos.borrow_mut().push(undo);
+        Ok(())
+    }
+
+    /// Makes sure that there is a ublk driver.
+    pub(crate) fn ensure_ublk(&self) -> Result<()> {
+        let control = Path::new("/dev/ublk-control");
+        if !control.exists() {
+            self.ensure("ublk_drv", &[])?;
+        }
+        child::until(Duration::from_secs(5), || control.exists().then_some(()))
+            .context("there is no /dev/ublk-control")
     }
 }
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        while let Some(undo) = self.undos.get_mut().pop() {
+            drop(undo);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! The kernel's NVMe target and host, by their files: how a part is made, found and removed.
+//! The kernel's NVMe target and host, by their files: making, finding and removing a part.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::child;
 
-/// The target's directory in configfs.
 pub(super) const NVMET: &str = "/sys/kernel/config/nvmet";
-/// The host's controllers.
 const CONTROLLERS: &str = "/sys/class/nvme";
 
-/// How long a write to the kernel's files may take.
 const WRITE_LIMIT: Duration = Duration::from_secs(20);
-/// How long connecting and disconnecting a controller may take.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// Number of the last port tried.
 pub(super) const PORTS_MAX: u16 = 1000;
 
 /// The last line of the kernel's log with a word.
@@ -30,7 +25,7 @@ pub(super) fn kernel_says(word: &str) -> String {
     line.unwrap_or("the kernel's log says nothing").to_owned()
 }
 
-/// The disk of a subsystem: what the kernel makes for all paths together.
+/// The disk of a subsystem, of all its paths together.
 pub(super) fn disk(nqn: &str) -> Option<PathBuf> {
     let disks = fs::read_dir("/sys/block").ok()?.flatten();
     disks
@@ -43,7 +38,6 @@ pub(super) fn disk(nqn: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// Controllers of a subsystem.
 fn controllers(nqn: &str) -> Vec<PathBuf> {
     let Ok(all) = fs::read_dir(CONTROLLERS) else { return Vec::new() };
     let ours = |path: &PathBuf| word(&path.join("subsysnqn")).as_deref() == Some(nqn);
@@ -55,7 +49,7 @@ pub(super) fn disconnect(nqn: &str) -> Result<()> {
     for controller in controllers(nqn) {
         let mut command = Command::new("sh");
         let file = controller.join("delete_controller");
-        // It may have gone by itself.
+        // A controller may be gone already.
         command.args(["-c", "[ ! -e \"$1\" ] || echo 1 >\"$1\"", "delete"]).arg(file);
         child::output_uninterrupted(&mut command, CONNECT_LIMIT)
             .with_context(|| format!("{} does not go", controller.display()))?;
@@ -75,7 +69,7 @@ pub(super) fn remove_port(id: u16, nqn: &str) -> Result<()> {
     let links = fs::read_dir(dir.join("subsystems")).with_context(|| dir.display().to_string())?;
     let others = links.flatten().any(|link| link.file_name() != *nqn);
     if others {
-        // Somebody else's of the same number.
+        // Another subsystem has the number.
         return Ok(());
     }
     let link = dir.join("subsystems").join(nqn);
@@ -85,7 +79,6 @@ pub(super) fn remove_port(id: u16, nqn: &str) -> Result<()> {
     })
 }
 
-/// Removes a subsystem with its namespace.
 pub(super) fn remove_subsystem(nqn: &str) -> Result<()> {
     let dir = subsystem(nqn);
     if !dir.exists() {
@@ -133,7 +126,7 @@ fn ignore_missing(result: std::io::Result<()>) -> std::io::Result<()> {
     }
 }
 
-/// Does what the kernel may take long for, in a thread that is left alone after a deadline.
+/// Runs slow work of the kernel in a thread that is left alone after a deadline.
 pub(super) fn within(
     what: String,
     work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
@@ -148,21 +141,4 @@ pub(super) fn within(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_there_is_removed() {
-        let nqn = "nqn.2026-11.rblk:bench-test-that-is-not-there";
-        remove_subsystem(nqn).unwrap();
-        remove_port(PORTS_MAX, nqn).unwrap();
-        disconnect(nqn).unwrap();
-        assert_eq!(disk(nqn), None);
-    }
-
-    #[test]
-    fn a_failure_says_what_was_done() {
-        let error = set(Path::new("/proc/no-such-file"), "1").unwrap_err();
-        assert!(format!("{error:#}").contains("setting /proc/no-such-file to 1"), "{error:#}");
-    }
-}
+mod tests;

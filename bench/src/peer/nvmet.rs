@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::loaded::Loaded;
+use super::Setting;
 use super::nvme_kernel::{
     CONNECT_LIMIT, NVMET, PORTS_MAX, disk, kernel_says, make, port, set, subsystem, within,
 };
@@ -28,90 +28,60 @@ use crate::child;
 
 const FABRICS: &str = "/dev/nvme-fabrics";
 
-/// How long a disk may take to appear.
 const DISK_LIMIT: Duration = Duration::from_secs(10);
-/// What carries NVMe's messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Transport {
-    /// RDMA.
+pub(crate) enum Transport {
     Rdma,
-    /// TCP.
     Tcp,
 }
 
 impl Transport {
-    /// The kernel's word.
-    #[must_use]
-    pub fn word(self) -> &'static str {
+    /// The kernel's word, the port, and the modules of the target and of the host.
+    fn facts(self) -> (&'static str, u16, [&'static str; 2]) {
         match self {
-            Self::Rdma => "rdma",
-            Self::Tcp => "tcp",
-        }
-    }
-
-    /// The port it listens on.
-    #[must_use]
-    pub fn service(self) -> u16 {
-        match self {
-            Self::Rdma => 4420,
-            Self::Tcp => 4421,
-        }
-    }
-
-    /// Modules of the target and of the host.
-    #[must_use]
-    pub fn modules(self) -> [&'static str; 2] {
-        match self {
-            Self::Rdma => ["nvmet_rdma", "nvme_rdma"],
-            Self::Tcp => ["nvmet_tcp", "nvme_tcp"],
+            Self::Rdma => ("rdma", 4420, ["nvmet_rdma", "nvme_rdma"]),
+            Self::Tcp => ("tcp", 4421, ["nvmet_tcp", "nvme_tcp"]),
         }
     }
 }
 
 /// An exported block device with a disk made of it, on one host. Dropped, it is taken down.
 #[derive(Debug)]
-pub struct Nvme {
+pub(crate) struct Nvme {
     disk: PathBuf,
-    // In the order in which they are undone.
+    // In the order of the drop.
     _host: Undo,
     _port: Undo,
     _subsystem: Undo,
 }
 
 impl Nvme {
-    /// Exports `backing` over `transport` at `address`, an address of this host, and connects to it
-    /// with `queues` I/O queues of `depth`.
-    ///
-    /// # Errors
-    /// The kernel lacks a part, refuses, or takes too long; nothing is left behind.
-    pub fn start(
-        journal: &Journal,
-        modules: &Loaded,
+    /// Exports `backing` over `transport` at an address of this host, and connects to it.
+    pub(super) fn start(
+        setting: &Setting,
         transport: Transport,
         address: IpAddr,
         backing: &Path,
-        queues: u16,
-        depth: u16,
     ) -> Result<Self> {
-        for name in transport.modules() {
-            modules.ensure(name, &[])?;
+        let (word, _, modules) = transport.facts();
+        for name in modules {
+            setting.modules.ensure(name, &[])?;
         }
         if !Path::new(NVMET).exists() {
             bail!("{NVMET} is not there: is configfs mounted at /sys/kernel/config?");
         }
-        let nqn = format!("nqn.2026-11.rblk:bench-{}-{}", std::process::id(), transport.word());
+        let journal = &setting.journal;
+        let nqn = format!("nqn.2026-11.rblk:bench-{}-{}", std::process::id(), word);
         let subsystem = export(journal, &nqn, backing)?;
         let port = listen(journal, &nqn, transport, address)?;
         let host = journal.note(Step::NvmeHost { nqn: nqn.clone() })?;
-        connect(&nqn, transport, address, queues, depth)?;
+        connect(&nqn, transport, address, setting.queues, setting.depth)?;
         let disk = child::until(DISK_LIMIT, || disk(&nqn))
             .with_context(|| format!("no disk of {nqn} after {DISK_LIMIT:?}"))?;
         Ok(Self { disk, _host: host, _port: port, _subsystem: subsystem })
     }
 
-    /// The block device.
-    #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.disk
     }
 }
@@ -134,9 +104,10 @@ fn listen(journal: &Journal, nqn: &str, transport: Transport, address: IpAddr) -
     let dir = port(id);
     make(&dir)?;
     set(&dir.join("addr_adrfam"), if address.is_ipv4() { "ipv4" } else { "ipv6" })?;
-    set(&dir.join("addr_trtype"), transport.word())?;
+    let (word, service, _) = transport.facts();
+    set(&dir.join("addr_trtype"), word)?;
     set(&dir.join("addr_traddr"), &address.to_string())?;
-    set(&dir.join("addr_trsvcid"), &transport.service().to_string())?;
+    set(&dir.join("addr_trsvcid"), &service.to_string())?;
     let link = dir.join("subsystems").join(nqn);
     let target = subsystem(nqn);
     within(format!("linking {}", link.display()), move || {
@@ -145,8 +116,7 @@ fn listen(journal: &Journal, nqn: &str, transport: Transport, address: IpAddr) -
     Ok(undo)
 }
 
-/// Has the host connect. In a process of its own, which can be killed when the kernel takes too
-/// long.
+/// Connects the host, in a process of its own, which can be killed.
 fn connect(
     nqn: &str,
     transport: Transport,
@@ -156,11 +126,11 @@ fn connect(
 ) -> Result<()> {
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").context("no uuid")?;
     let uuid = uuid.trim();
+    let (word, service, _) = transport.facts();
     let line = format!(
         "nqn={nqn},transport={},traddr={address},trsvcid={},nr_io_queues={queues},queue_size={depth},\
          hostnqn=nqn.2014-08.org.nvmexpress:uuid:{uuid},hostid={uuid}",
-        transport.word(),
-        transport.service(),
+        word, service,
     );
     // The answer, as in `instance=0,cntlid=1`, is read from the same open file.
     let script = r#"exec 3<>"$1" && printf %s "$2" >&3 && read -r answer <&3 && echo "$answer""#;

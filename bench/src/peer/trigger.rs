@@ -9,41 +9,26 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The file that the trigger is written to.
 const TRIGGER: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/trigger";
-/// The file with the counts.
 const HISTOGRAM: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/hist";
-/// The trigger's words. Its name tells it from other people's triggers.
+/// The name tells the trigger from those of other programs.
 const WORDS: &str = "hist:keys=common_pid,id:size=4096:name=rblk_bench";
 
-/// Whether this kernel has triggers for system calls.
-#[must_use]
-pub fn exists() -> bool {
+pub(crate) fn exists() -> bool {
     Path::new(TRIGGER).exists()
 }
 
-/// Begins to count.
-///
-/// # Errors
-/// The kernel refuses.
-pub fn set() -> Result<()> {
+pub(crate) fn set() -> Result<()> {
     write(WORDS)
 }
 
-/// Ends counting, if it was begun.
-///
-/// # Errors
-/// The kernel still counts.
-pub fn remove() -> Result<()> {
+pub(crate) fn remove() -> Result<()> {
     let is_on = fs::read_to_string(TRIGGER).is_ok_and(|text| text.contains("rblk_bench"));
     if is_on { write(&format!("!{WORDS}")) } else { Ok(()) }
 }
 
-/// Threads and counts so far, one for each number of a system call.
-///
-/// # Errors
-/// They cannot be read.
-pub fn counts() -> Result<Vec<(u32, u64)>> {
+/// Counts by thread, one for each number of a system call.
+pub(crate) fn counts() -> Result<Vec<(u32, u64)>> {
     let text = fs::read_to_string(HISTOGRAM).with_context(|| format!("reading {HISTOGRAM}"))?;
     Ok(parse(&text))
 }
@@ -68,16 +53,4 @@ fn parse(histogram: &str) -> Vec<(u32, u64)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_histogram_is_read() {
-        let text = "# event histogram\n#\n# trigger info: hist:keys=common_pid,id:vals=hitcount\n\n\
-                    { common_pid:        123, id:          1 } hitcount:         10\n\
-                    { common_pid:        123, id:        426 } hitcount:          5\n\
-                    { common_pid:       2437, id:         24 } hitcount:          7\n\n\
-                    Totals:\n    Hits: 22\n    Entries: 3\n    Dropped: 0\n";
-        assert_eq!(parse(text), [(123, 10), (123, 5), (2437, 7)]);
-    }
-}
+mod tests;

@@ -1,5 +1,5 @@
-//! The undo journal: what was set up on this machine, so that another process can undo it after
-//! this one died.
+//! The undo journal: the steps of this process on this machine, so that another process can undo
+//! them after this one died.
 //!
 //! ```text
 //! note(step) -> line in PID.undo, synced -> the action itself
@@ -29,83 +29,53 @@ use crate::child;
 /// Where journals are: kernel state and this directory end together, at the next boot.
 pub const DIR: &str = "/run/rblk-bench";
 
-/// How long a process may take to end in good order.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Something that was set up.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "what")]
-pub enum Step {
-    /// Processes that carry a tag ([`child::TAG`]).
+pub(crate) enum Step {
     Processes {
-        /// The tag.
         tag: String,
     },
     /// Processes of a load: killed, not asked.
     Load {
-        /// Their tag.
         tag: String,
     },
-    /// Loaded kernel modules, in the order of loading.
     Modules {
-        /// Their names.
         names: Vec<String>,
     },
-    /// A directory of the run's files beside the journal.
     Directory {
-        /// Its name.
         name: String,
     },
-    /// A subsystem of nvmet with its namespace.
     NvmetSubsystem {
-        /// Its name.
         nqn: String,
     },
-    /// A port of nvmet that exports one subsystem.
     NvmetPort {
-        /// Its number.
         id: u16,
-        /// The subsystem.
         nqn: String,
     },
-    /// Controllers of the NVMe host for a subsystem.
     NvmeHost {
-        /// The subsystem.
         nqn: String,
     },
-    /// A mount of rblk.
     Mount {
-        /// Its name.
         name: String,
-        /// The program that makes and removes mounts.
         program: PathBuf,
-        /// The tag of its processes.
         tag: String,
     },
-    /// A ublk device.
     Ublk {
-        /// Its mark, as [`DeviceToken`] writes it.
         token: String,
     },
-    /// An NBD device.
     Nbd {
-        /// Its path.
         device: PathBuf,
     },
-    /// The counting of system calls by the kernel.
     SyscallTrigger,
-    /// An NBD device that is about to be chosen: one that is connected and was not.
+    /// The NBD device that is connected and was not before.
     NbdToCome {
-        /// Those that were connected.
         connected: Vec<PathBuf>,
     },
 }
 
 impl Step {
-    /// Undoes it. `dir` is where the journal is.
-    ///
-    /// # Errors
-    /// It is still there.
     fn undo(&self, dir: &Path) -> Result<()> {
         match self {
             Self::Processes { tag } => child::end_tagged(tag, PATIENCE),
@@ -131,7 +101,6 @@ impl Step {
     }
 }
 
-/// A line of a journal.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Line {
@@ -141,7 +110,7 @@ enum Line {
 
 /// The journal of this process. Clones are the same journal.
 #[derive(Clone, Debug)]
-pub struct Journal(Arc<Mutex<Inner>>);
+pub(crate) struct Journal(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -152,10 +121,10 @@ struct Inner {
     open: usize,
 }
 
-/// One step that was done. Dropped, it is undone; what cannot be undone stays in the journal.
+/// One step that was done. Dropped, it is undone; if that fails, it stays in the journal.
 #[derive(Debug)]
 #[must_use = "dropped, it is undone"]
-pub struct Undo {
+pub(crate) struct Undo {
     journal: Journal,
     id: u64,
     step: Step,
@@ -163,11 +132,7 @@ pub struct Undo {
 }
 
 impl Journal {
-    /// Begins a journal in `dir`, which is made if it is not there.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn create(dir: &Path) -> Result<Self> {
+    pub(crate) fn create(dir: &Path) -> Result<Self> {
         make_private(dir)?;
         let pid = std::process::id();
         // Under another name until it is locked: an unlocked journal looks like a dead process's.
@@ -184,11 +149,8 @@ impl Journal {
         Ok(Self(Arc::new(Mutex::new(inner))))
     }
 
-    /// Writes down what is about to be done.
-    ///
-    /// # Errors
-    /// It cannot be written; then it must not be done.
-    pub fn note(&self, step: Step) -> Result<Undo> {
+    /// Writes a step down before it is done.
+    pub(crate) fn note(&self, step: Step) -> Result<Undo> {
         let mut inner = self.inner();
         let id = inner.next;
         inner.write(&Line::Begun { id, step: step.clone() })?;
@@ -198,11 +160,7 @@ impl Journal {
         Ok(Undo { journal: self.clone(), id, step, pending: true })
     }
 
-    /// Makes a directory for the run's files.
-    ///
-    /// # Errors
-    /// It cannot be made.
-    pub fn directory(&self, name: &str) -> Result<(PathBuf, Undo)> {
+    pub(crate) fn directory(&self, name: &str) -> Result<(PathBuf, Undo)> {
         let undo = self.note(Step::Directory { name: name.to_owned() })?;
         let path = self.inner().dir.join(name);
         std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -232,16 +190,12 @@ impl Drop for Inner {
 }
 
 impl Undo {
-    /// Undoes it now.
-    ///
-    /// # Errors
-    /// It is still there, and stays in the journal.
-    pub fn undo(mut self) -> Result<()> {
+    pub(crate) fn undo(mut self) -> Result<()> {
         self.take()
     }
 
-    /// Writes down that it is undone: by somebody else, or by being a part of another step.
-    pub fn forget(mut self) {
+    /// Marks the step as undone, as a part of another step.
+    pub(crate) fn forget(mut self) {
         self.pending = false;
         self.done();
     }
@@ -271,22 +225,15 @@ impl Drop for Undo {
     }
 }
 
-/// What a sweep found.
 #[derive(Debug, Default)]
-pub struct Swept {
-    /// Steps that were undone.
-    pub undone: usize,
-    /// Journals of living processes, which were left alone.
-    pub alive: usize,
-    /// What could not be undone.
-    pub failed: Vec<anyhow::Error>,
+pub(crate) struct Swept {
+    pub(crate) undone: usize,
+    pub(crate) alive: usize,
+    pub(crate) failed: Vec<anyhow::Error>,
 }
 
-/// Undoes what dead processes left, by their journals in `dir`.
-///
-/// # Errors
-/// The directory cannot be read.
-pub fn sweep(dir: &Path) -> Result<Swept> {
+/// Undoes the steps of dead processes, by their journals in `dir`.
+pub(crate) fn sweep(dir: &Path) -> Result<Swept> {
     let mut swept = Swept::default();
     for path in journals(dir)? {
         if let Err(error) = sweep_one(dir, &path, &mut swept) {
@@ -296,11 +243,8 @@ pub fn sweep(dir: &Path) -> Result<Swept> {
     Ok(swept)
 }
 
-/// What dead and living processes have set up, by their journals in `dir`: the last step first.
-///
-/// # Errors
-/// A journal cannot be read.
-pub fn look(dir: &Path) -> Result<Vec<Step>> {
+/// The steps of dead and living processes, by their journals in `dir`: the last step first.
+pub(crate) fn look(dir: &Path) -> Result<Vec<Step>> {
     let mut steps = Vec::new();
     for path in journals(dir)? {
         let text = std::fs::read_to_string(&path);
@@ -352,8 +296,8 @@ fn sweep_one(dir: &Path, path: &Path, swept: &mut Swept) -> Result<()> {
     Ok(())
 }
 
-/// The steps of a journal that are not undone, the last one first. A line that was cut off has no
-/// step: what it would have said was not done.
+/// The steps of a journal that are not undone, the last one first. A line that was cut off is a
+/// step that was not done.
 fn pending(text: &str) -> Vec<(u64, Step)> {
     let mut steps = BTreeMap::new();
     for line in text.lines() {
@@ -379,7 +323,6 @@ fn make_private(dir: &Path) -> Result<()> {
         .with_context(|| format!("cannot make {}", dir.display()))
 }
 
-/// Removes a directory beside the journal: never another one.
 fn remove_directory(dir: &Path, name: &str) -> Result<()> {
     if name.is_empty() || name.starts_with('.') || name.contains('/') {
         bail!("`{name}` is no directory of a run");
@@ -394,92 +337,4 @@ fn remove_directory(dir: &Path, name: &str) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn files(dir: &Path) -> Vec<String> {
-        let entries = std::fs::read_dir(dir).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    }
-
-    #[test]
-    fn what_is_pending_comes_last_first() {
-        let step = |nqn: &str| Step::NvmetSubsystem { nqn: nqn.into() };
-        let lines = [
-            Line::Begun { id: 0, step: step("a") },
-            Line::Begun { id: 1, step: step("b") },
-            Line::Begun { id: 2, step: step("c") },
-            Line::Undone(1),
-        ];
-        let mut text: String =
-            lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
-        text.push_str(r#"{"begun":{"id":3,"step":{"what":"nvmet-sub"#);
-        assert_eq!(pending(&text), [(2, step("c")), (0, step("a"))]);
-    }
-
-    #[test]
-    fn every_step_is_read_as_it_was_written() {
-        let path = || PathBuf::from("/dev/nbd0");
-        let text = || "x".to_owned();
-        for step in [
-            Step::Processes { tag: text() },
-            Step::Load { tag: text() },
-            Step::Modules { names: vec![text()] },
-            Step::Directory { name: text() },
-            Step::NvmetSubsystem { nqn: text() },
-            Step::NvmetPort { id: 7, nqn: text() },
-            Step::NvmeHost { nqn: text() },
-            Step::Mount { name: text(), program: path(), tag: text() },
-            Step::Ublk { token: text() },
-            Step::SyscallTrigger,
-            Step::Nbd { device: path() },
-            Step::NbdToCome { connected: vec![path()] },
-        ] {
-            let line = serde_json::to_string(&Line::Begun { id: 1, step: step.clone() }).unwrap();
-            assert_eq!(pending(&line), [(1, step)]);
-        }
-    }
-
-    #[test]
-    fn a_drop_undoes_and_the_journal_goes() {
-        let dir = tempfile::tempdir().unwrap();
-        let journal = Journal::create(dir.path()).unwrap();
-        let (path, undo) = journal.directory("work").unwrap();
-        std::fs::write(path.join("file"), "x").unwrap();
-        assert_eq!(files(dir.path()).len(), 2);
-        // Somebody lives, so nothing is swept.
-        let swept = sweep(dir.path()).unwrap();
-        assert_eq!((swept.undone, swept.alive), (0, 1));
-        assert!(path.exists());
-        drop(undo);
-        assert!(!path.exists());
-        drop(journal);
-        assert_eq!(files(dir.path()), [""; 0]);
-    }
-
-    #[test]
-    fn what_a_dead_process_left_is_swept() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("work")).unwrap();
-        let line = Line::Begun { id: 0, step: Step::Directory { name: "work".into() } };
-        let journal = dir.path().join("1-0.undo");
-        std::fs::write(&journal, serde_json::to_string(&line).unwrap()).unwrap();
-        let swept = sweep(dir.path()).unwrap();
-        assert_eq!((swept.undone, swept.failed.len()), (1, 0));
-        assert_eq!(files(dir.path()), [""; 0]);
-        assert_eq!(sweep(&dir.path().join("none")).unwrap().undone, 0);
-    }
-
-    #[test]
-    fn what_cannot_be_undone_stays() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["", "..", "a/b", ".x"] {
-            assert!(remove_directory(dir.path(), name).is_err(), "{name}");
-        }
-        let line = Line::Begun { id: 0, step: Step::Directory { name: "../x".into() } };
-        let journal = dir.path().join("1-0.undo");
-        std::fs::write(&journal, serde_json::to_string(&line).unwrap()).unwrap();
-        assert_eq!(sweep(dir.path()).unwrap().failed.len(), 1);
-        assert!(journal.exists());
-    }
-}
+mod tests;

@@ -1,70 +1,45 @@
-//! A run for people: tables for a terminal, and one HTML file with all tables and drawings.
+//! The report of a run: a text for a terminal, and one page for a browser.
 //!
-//! | module | what is in it |
-//! |---|---|
-//! | [`goals`] | what the run says of each goal |
-//! | [`table`] | the run as text |
-//! | [`mod@chart`], [`axis`], [`svg`] | plots: what is shown, where, and with what |
-//! | [`html`], [`style`] | pages and their looks |
-//! | [`number`] | numbers as people read them |
-//! | [`notes`] | what a person adds to a run |
-//! | `page`, `whole` | a report that is being written; the order of its sections |
-//! | `compared`, `latency`, `profiles`, `transports`, `costs`, `growth` | its sections |
-//!
-//! A report is drawn from the [`Run`] alone, so it can be drawn again, and of a run that has only
-//! parts: what was not measured is said or left out, never drawn as nothing. The page needs no
-//! network and no scripts.
+//! The page is `page.html` with the run in it: no network, no other file. Its script draws the
+//! run; the verdicts on the goals and the notes are in it beside the run.
 
-pub mod axis;
-pub mod chart;
-mod compared;
-mod costs;
-pub mod goals;
-mod growth;
-pub mod html;
-mod latency;
-pub mod notes;
-pub mod number;
-mod page;
-mod profiles;
-pub mod style;
-pub mod svg;
-pub mod table;
-mod text_width;
-mod transports;
-mod whole;
+mod goals;
+mod text;
 
 use anyhow::{Context, Result};
+use serde_json::json;
 
-use crate::folder::RunFolder;
-use crate::result::Run;
-use notes::Notes;
+pub(crate) use self::text::text;
+use crate::folder::{self, RunFolder};
+use crate::result::{Run, system};
 
-/// Name of the report in a run's folder.
-pub const FILE: &str = "report.html";
+pub(crate) const FILE: &str = "report.html";
+/// The name of the file with the remarks of a person: one on each line. `3: ...` is on goal 3.
+const NOTES: &str = "notes.txt";
 
-/// Draws a run as [`FILE`], with the notes that are in its folder.
-///
-/// # Errors
-/// A file cannot be read or written.
-pub fn draw(run: &Run, folder: &RunFolder) -> Result<()> {
-    let file = folder.path().join(notes::FILE);
-    let notes = match std::fs::read_to_string(&file) {
-        Ok(text) => Notes::parse(&text),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Notes::default(),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
-    };
-    folder.write(FILE, whole::write(run, &notes).as_bytes())
+const PAGE: &str = include_str!("page.html");
+/// Stands in the page for the run.
+const PLACE: &str = "\"RUN\"";
+
+pub(crate) fn draw(run: &Run, folder: &RunFolder) -> Result<()> {
+    let notes = std::fs::read_to_string(folder.path().join(NOTES)).unwrap_or_default();
+    folder.write(FILE, page(run, &notes)?.as_bytes())
 }
 
-/// The chart of a run of `compare --engine direct`, as an SVG file.
-///
-/// # Errors
-/// The run has no such chart.
-pub fn chart(run: &Run) -> Result<String> {
-    let chart = compared::against_best(run);
-    let chart = chart.context("the run has nothing of `compare --engine direct`")?;
-    Ok(chart.file(&style::drawing()))
+fn page(run: &Run, notes: &str) -> Result<String> {
+    let data = json!({
+        "run": run,
+        "titles": run.cells.iter().map(|cell| (&cell.key, cell.title())).collect::<Vec<_>>(),
+        "order": system::all().collect::<Vec<_>>(),
+        "goals": goals::GOALS,
+        "verdicts": goals::verdicts(run),
+        "began": folder::utc(run.began_unix),
+        "notes": notes.lines().filter(|line| !line.trim().is_empty()).collect::<Vec<_>>(),
+    });
+    // A script ends at the first `</`, also within a string.
+    let data = serde_json::to_string(&data)?.replace("</", "<\\/");
+    let (before, after) = PAGE.split_once(PLACE).context("the page has no place for a run")?;
+    Ok(format!("{before}{data}{after}"))
 }
 
 #[cfg(test)]

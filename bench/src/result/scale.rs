@@ -1,111 +1,70 @@
-//! [`Scale`]: how cost grows with the work, as plots that can be drawn again.
-//!
-//! A point is a median with its spread, in the units of its axes.
+//! [`Scale`]: many hosts or mounts of one target, as plots that can be drawn again.
 
 use serde::{Deserialize, Serialize};
 
-/// How cost grows with the work.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Scale {
-    /// One for each thing that grows.
-    pub plots: Vec<ScalePlot>,
-    /// Daemons that have nothing to do.
-    pub idle: Option<Idle>,
+pub(crate) struct Scale {
+    pub(crate) plots: Vec<ScalePlot>,
+    pub(crate) idle: Option<Idle>,
 }
 
-/// One thing that grows, and what grows with it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ScalePlot {
-    /// Its name in files: `iops-by-queues`.
-    pub key: String,
-    /// Its name for people.
-    pub title: String,
-    /// What grows, and its unit.
-    pub x: Axis,
-    /// What grows with it, and its unit.
-    pub y: Axis,
-    /// One for each system or variant.
-    pub lines: Vec<ScaleLine>,
-    /// What a reader should know: what was held fixed, what the machine limits.
-    pub note: String,
-    /// Why there is nothing in it.
-    pub error: Option<String>,
+pub(crate) struct ScalePlot {
+    /// Unique in a run: `time-by-mounts-at-once`.
+    pub(crate) key: String,
+    pub(crate) title: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    pub(crate) lines: Vec<ScaleLine>,
+    pub(crate) note: String,
+    pub(crate) error: Option<String>,
 }
 
-/// An axis.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Axis {
-    /// What is on it.
-    pub label: String,
-    /// Its unit.
-    pub unit: Unit,
-    /// Whether equal steps are equal factors.
-    pub log: bool,
+pub(crate) struct Axis {
+    pub(crate) label: String,
+    pub(crate) unit: Unit,
 }
 
-/// What a number is, and so how it is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Unit {
-    /// A count, or a plain number.
+pub(crate) enum Unit {
     #[default]
     Count,
-    /// I/Os per second.
     Iops,
-    /// Bytes.
     Bytes,
-    /// Bytes per second.
     BytesPerSecond,
-    /// Nanoseconds.
     Nanoseconds,
-    /// A part of a hundred.
     Percent,
 }
 
-/// One line of a [`ScalePlot`].
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ScaleLine {
-    /// Its name.
-    pub label: String,
-    /// Its points, by ascending `x`.
-    pub points: Vec<Point>,
-    /// Exponent of growth: 1 where twice the work costs twice as much. `None`: not meant to be
-    /// fitted.
-    pub slope: Option<f64>,
-    /// Whether it is worse than it has to be.
-    pub flagged: bool,
+pub(crate) struct ScaleLine {
+    pub(crate) label: String,
+    pub(crate) points: Vec<Point>,
 }
 
-/// A measured point with its spread.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Point {
-    /// What was set.
-    pub x: f64,
-    /// The median of what was measured.
-    pub y: f64,
-    /// The least.
-    pub low: f64,
-    /// The most.
-    pub high: f64,
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
 }
 
-/// Daemons that have nothing to do.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Idle {
-    /// Volumes mounted.
-    pub volumes: u32,
-    /// How long they were watched.
-    pub seconds: f64,
-    /// Percent of one processor that all initiator daemons together used.
-    pub initiator_percent: f64,
-    /// Percent of one processor that the target used.
-    pub target_percent: f64,
-    /// Where, in a line.
-    pub place: String,
+pub(crate) struct Idle {
+    pub(crate) volumes: u32,
+    pub(crate) seconds: f64,
+    /// Percent of one processor of all initiator daemons together.
+    pub(crate) initiator_percent: f64,
+    /// Percent of one processor of the target.
+    pub(crate) target_percent: f64,
+    pub(crate) place: String,
 }

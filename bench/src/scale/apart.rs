@@ -1,11 +1,10 @@
 //! [`Apart`]: a target and its clients on processors of their own, on one machine.
 //!
 //! Hosts do not take processors from each other, but processes of one machine do. With two
-//! processors, a target and two clients that are never idle are three hosts on two: what is
-//! measured is the scheduler. So the target gets the first processor, the clients get the others,
-//! and the client that is measured goes before the others (`SCHED_FIFO`, see `sched(7)`). A kernel
-//! that does not preempt its own code still lets it wait for the end of a system call of another
-//! client.
+//! processors, a target and two clients that are never idle would measure the scheduler. So the
+//! target gets the first processor, the clients get the others, and the measured client goes before
+//! the others (`SCHED_FIFO`, see `sched(7)`). On a kernel that does not preempt its own code, the
+//! client still waits for the end of a system call of another client.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +15,6 @@ use nix::unistd::{Pid, gettid};
 
 use crate::child;
 
-/// How long `chrt` may take.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Priority of the client that is measured: any of `SCHED_FIFO` goes before all usual ones.
 const PRIORITY: &str = "10";
@@ -31,9 +29,6 @@ pub(super) struct Apart {
 
 impl Apart {
     /// Moves the target and the calling thread.
-    ///
-    /// # Errors
-    /// The reason, if this machine or this user cannot: there is one processor, no root, no `chrt`.
     pub(super) fn of(target: u32) -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "only root may set real-time priorities");
         ensure!(child::is_installed("chrt"), "there is no chrt (Debian: util-linux)");
@@ -84,24 +79,4 @@ fn threads_of(process: u32) -> Result<Vec<Pid>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_target_gets_the_first_processor() {
-        let set = |cpus: &[usize]| {
-            let mut set = CpuSet::new();
-            cpus.iter().for_each(|cpu| set.set(*cpu).unwrap());
-            set
-        };
-        assert_eq!(split(&set(&[2, 5, 7])), Some((set(&[2]), set(&[5, 7]))));
-        assert_eq!(split(&set(&[3])), None);
-        assert_eq!(split(&set(&[])), None);
-    }
-
-    #[test]
-    fn a_process_tells_its_threads() {
-        assert!(threads_of(std::process::id()).unwrap().contains(&gettid()));
-        assert!(threads_of(u32::MAX).is_err());
-    }
-}
+mod tests;

@@ -11,26 +11,20 @@ use tokio::runtime::Runtime;
 
 pub(super) use super::queue::{BLOCK, IO_MAX};
 use super::queue::{CONNECT_LIMIT, Queue};
-use super::target::Target;
 use crate::keys::Keys;
+use crate::peer::target::Target;
 
-/// Commands outstanding.
 const DEPTH: u16 = 16;
-/// How long the target keeps a silent session: longer than any measurement, as no thread keeps it
-/// alive.
+/// Deadline of a silent session at the target: no thread keeps the session alive here.
 const DETECT: Duration = Duration::from_secs(600);
 
-/// What a client opens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish {
-    /// How it opens the volume.
     pub(super) mode: AccessMode,
-    /// Commands that its queue holds.
     pub(super) depth: u16,
 }
 
 impl Wish {
-    /// A client that reads.
     pub(super) const READ: Self = Self { mode: AccessMode::ReadOnly, depth: DEPTH };
 }
 
@@ -39,12 +33,10 @@ pub(super) fn buffers() -> Result<Arc<Region>> {
     buffers_of(DEPTH)
 }
 
-/// Memory for the data of a queue of this depth.
 pub(super) fn buffers_of(depth: u16) -> Result<Arc<Region>> {
     Ok(Region::allocate(IO_MAX as usize * usize::from(depth), PageKind::Normal)?)
 }
 
-/// A session and its first queue.
 pub(super) struct Client {
     session: Session,
     opened: OpenReply,
@@ -54,7 +46,6 @@ pub(super) struct Client {
     queue: Queue,
 }
 
-/// What a queue of this depth asks for.
 fn wish(depth: QueueDepth) -> QueueWish {
     QueueWish {
         depth,
@@ -72,24 +63,13 @@ impl Client {
     pub(super) fn connect(
         runtime: &Runtime,
         target: &Target,
-        volume: &str,
-        number: u32,
-        buffers: &Arc<Region>,
-    ) -> Result<Self> {
-        Self::connect_to(runtime, target, (volume, Wish::READ), number, buffers)
-    }
-
-    /// The same with a wish.
-    pub(super) fn connect_to(
-        runtime: &Runtime,
-        target: &Target,
         volume: (&str, Wish),
         number: u32,
         buffers: &Arc<Region>,
     ) -> Result<Self> {
         let credentials = target.keys().map(Keys::credentials).transpose()?;
-        let address = target.address();
-        let begun = Self::begin_to(address, credentials.as_ref(), volume, number, buffers);
+        let address = target.address()?;
+        let begun = Self::begin(&address, credentials.as_ref(), volume, number, buffers);
         let mut client = runtime.block_on(begun)?;
         client.queue.until_ready()?;
         Ok(client)
@@ -97,16 +77,6 @@ impl Client {
 
     /// [`Self::connect`] without the end: the queue is connected, and may not be ready.
     pub(super) async fn begin(
-        address: &Address,
-        credentials: Option<&Credentials>,
-        volume: &str,
-        number: u32,
-        buffers: &Arc<Region>,
-    ) -> Result<Self> {
-        Self::begin_to(address, credentials, (volume, Wish::READ), number, buffers).await
-    }
-
-    async fn begin_to(
         address: &Address,
         credentials: Option<&Credentials>,
         (volume, wish): (&str, Wish),
@@ -131,7 +101,6 @@ impl Client {
         Ok(Self { session, opened, depth, queues: 0, queue })
     }
 
-    /// Its first queue.
     pub(super) fn queue(&mut self) -> &mut Queue {
         &mut self.queue
     }
@@ -150,7 +119,6 @@ impl Client {
         Ok(queue)
     }
 
-    /// Says goodbye.
     pub(super) fn leave(self, runtime: &Runtime) {
         let Self { session, queue, .. } = self;
         drop(queue);

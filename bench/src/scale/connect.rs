@@ -1,10 +1,9 @@
-//! Sessions and mounts that connect at once: how long it takes until all of them have read, with
-//! keys and without, over each transport there is.
+//! Sessions and mounts that connect at once: the time until all of them have read, with keys and
+//! without, over each transport there is.
 //!
-//! Both ways take turns, so that a ratio is of neighbours in time. Streams stay in clear: what
-//! differs is the proof alone.
+//! Both ways take turns, so that a ratio is of neighbours in time. Streams stay in clear: the proof
+//! alone makes the difference.
 
-use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,39 +11,36 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use rblk_fabric::{Region, Scheme};
+use rblk_fabric::Region;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, LocalSet};
 
-use super::client::{self, Client};
-use super::mounts::{LOOPBACK, front_end};
-use super::plot::{Line, plot};
-use super::target::{Door, Target};
-use super::{Setting, steps};
+use super::client::{self, Client, Wish};
+use super::{LOOPBACK, Line, Setting, front_end, plot, steps};
 use crate::keys::Keys;
-use crate::peer::undo::{Step, Undo};
+use crate::peer::rblk::mount_command;
+use crate::peer::target::{Carrier, Target};
+use crate::peer::undo::Undo;
 use crate::result::{Axis, ScalePlot, Summary, Unit};
 use crate::{child, interrupt};
 
-/// How often sessions are made for each round of mounts: they take little time.
+/// Repeats of sessions for each round of mounts: they take little time.
 const REPEATS: u32 = 5;
 /// Most sessions at once: each has some memory in this process.
 const SESSIONS_MOST: u32 = 100;
-/// How long one of many mounts may take.
 const MOUNT_LIMIT: Duration = Duration::from_secs(120);
-/// Flags of the targets. Each volume is in memory, and nobody needs more of an arena. All come from
-/// one host, whose share of one CQ of a small device is too small for a hundred.
+/// Flags of the targets. Each volume is in memory, so a small arena does. All sessions come from
+/// one host, and its share of one CQ of a small device is too small for a hundred.
 const FLAGS: [&str; 4] = ["--arena", "64MiB", "--poll-groups", "2"];
 
-/// One way to connect, its target, and what was seen.
+/// A way to connect, its target, and its times.
 struct Way {
     label: String,
     target: Target,
     line: Line,
 }
 
-/// Two plots: sessions at once, and mounts at once. The latter says what is missing where nothing
-/// can be mounted.
+/// Two plots: sessions at once, and mounts at once, or the reason why there are none.
 pub(super) fn measure(setting: &Setting, most: u32) -> Result<Vec<ScalePlot>> {
     let sessions = sessions(setting, most.min(SESSIONS_MOST))?;
     let mut plots = vec![drawn("sessions", sessions)];
@@ -60,13 +56,13 @@ pub(super) fn measure(setting: &Setting, most: u32) -> Result<Vec<ScalePlot>> {
 }
 
 fn drawn(what: &str, ways: Vec<Way>) -> ScalePlot {
-    let x = Axis { label: format!("{what} at once"), unit: Unit::Count, log: true };
+    let x = Axis { label: format!("{what} at once"), unit: Unit::Count };
     let label = "time until all of them are there".to_owned();
-    let y = Axis { label, unit: Unit::Nanoseconds, log: true };
+    let y = Axis { label, unit: Unit::Nanoseconds };
     let title = format!("Many {what} at once, with keys and without");
     let note = "one admin connection and one queue of 16 commands each, in clear".to_owned();
     let mut plot = plot(&format!("time-by-{what}-at-once"), &title, x, y, note);
-    plot.lines.extend(ways.into_iter().map(|way| way.line.plain(&way.label)));
+    plot.lines.extend(ways.into_iter().map(|way| way.line.named(&way.label)));
     plot
 }
 
@@ -78,16 +74,14 @@ fn ways(setting: &Setting, what: &str, volumes: u32) -> Result<Vec<Way>> {
     }
     let verbs = setting.rdma_address.filter(|_| cfg!(feature = "verbs"));
     let carriers =
-        [Some(("tcp", Scheme::Tcp, LOOPBACK)), verbs.map(|ip| ("verbs", Scheme::Rdma, ip))];
+        [Some(("tcp", Carrier::Tcp, LOOPBACK)), verbs.map(|ip| ("verbs", Carrier::Verbs, ip))];
     let mut ways = Vec::new();
-    for (carrier, scheme, ip) in carriers.into_iter().flatten() {
+    for (word, carrier, ip) in carriers.into_iter().flatten() {
         for with_keys in [false, true] {
             let keys = if with_keys { "keys" } else { "no keys" };
-            let (label, name) =
-                (format!("{carrier}, {keys}"), format!("{what}-{carrier}-{with_keys}"));
-            let door = Door { scheme, ip, with_keys };
-            let target = setting.target_at(&name, door, &flags, |_| Ok(()))?;
-            ways.push(Way { label, target, line: Line::default() });
+            let name = format!("{what}-{word}-{with_keys}");
+            let target = setting.target(&name, (carrier, ip, with_keys), &flags)?;
+            ways.push(Way { label: format!("{word}, {keys}"), target, line: Line::default() });
         }
     }
     Ok(ways)
@@ -101,9 +95,9 @@ fn take_turns(
     (most, rounds): (u32, u32),
     once: impl Fn(&Target, u32) -> Result<Duration>,
 ) -> Result<()> {
-    for count in steps(&[1], most) {
+    for count in steps(most) {
         let mut took = vec![Vec::new(); ways.len()];
-        // The first round finds programs and memory that nobody has used yet, and does not count.
+        // The first round starts programs and memory cold, and does not count.
         for round in 0..=rounds {
             for (way, took) in ways.iter().zip(&mut took) {
                 interrupt::check()?;
@@ -138,7 +132,6 @@ fn sessions(setting: &Setting, most: u32) -> Result<Vec<Way>> {
     Ok(ways)
 }
 
-/// The time until so many sessions have read once.
 fn sessions_at_once(
     runtime: &Runtime,
     target: &Target,
@@ -146,14 +139,17 @@ fn sessions_at_once(
     buffers: &Arc<Region>,
 ) -> Result<Duration> {
     let credentials = Rc::new(target.keys().map(Keys::credentials).transpose()?);
+    let address = target.address()?;
+    let volume = ("v0", Wish::READ);
     let begin = Instant::now();
     let mut clients = runtime.block_on(LocalSet::new().run_until(async {
         let mut connecting = JoinSet::new();
         for number in 0..count {
-            let (address, buffers) = (target.address().clone(), Arc::clone(buffers));
+            let (address, buffers) = (address.clone(), Arc::clone(buffers));
             let credentials = Rc::clone(&credentials);
             connecting.spawn_local(async move {
-                Client::begin(&address, credentials.as_ref().as_ref(), "v0", number, &buffers).await
+                Client::begin(&address, credentials.as_ref().as_ref(), volume, number, &buffers)
+                    .await
             });
         }
         let mut clients = Vec::new();
@@ -180,15 +176,15 @@ fn mounts(setting: &Setting, most: u32) -> Result<Vec<Way>> {
 
 /// The time until so many mounts are made. Then they are unmounted.
 fn mounts_at_once(setting: &Setting, target: &Target, count: u32) -> Result<Duration> {
-    let program = setting.programs.join("rblk-initiator");
     let mut commands = Vec::new();
     let mut undo: Vec<Undo> = Vec::new();
     for number in 0..count {
-        let name = format!("bench-{}-c{number}", std::process::id());
-        let tag = format!("{name}-mount");
-        let step = Step::Mount { name: name.clone(), program: program.clone(), tag: tag.clone() };
-        undo.push(setting.journal.note(step)?);
-        commands.push(mount(&program, target, number, &name, &tag));
+        let (run, volume) = (format!("{}-c{number}", std::process::id()), format!("v{number}"));
+        let (mut command, step) =
+            mount_command(&setting.journal, &setting.programs, target, &volume, &run, &[])?;
+        command.args(["--queues", "1", "--queue-depth", "16", "--max-io", "128KiB"]);
+        commands.push(command);
+        undo.push(step);
     }
     let begin = Instant::now();
     let made = thread::scope(|scope| {
@@ -199,18 +195,7 @@ fn mounts_at_once(setting: &Setting, target: &Target, count: u32) -> Result<Dura
         joined.collect::<Result<Vec<_>>>()
     })?;
     let took = begin.elapsed();
-    while let Some(last) = undo.pop() {
-        drop(last);
-    }
+    drop(undo);
     made.into_iter().collect::<Result<Vec<_>>>()?;
     Ok(took)
-}
-
-fn mount(program: &Path, target: &Target, number: u32, name: &str, tag: &str) -> Command {
-    let mut command = Command::new(program);
-    command.args(["mount", &target.address().to_string(), &format!("v{number}")]);
-    command.args(["--name", name, "--output", "json", "--queues", "1"]);
-    command.args(["--queue-depth", "16", "--max-io", "128KiB"]);
-    command.args(Keys::of_mount(target.keys(), &[])).env(child::TAG, tag).current_dir("/");
-    command
 }

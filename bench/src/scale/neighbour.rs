@@ -1,9 +1,10 @@
-//! A quiet volume beside a noisy one: the p99 of its reads, and what the noisy one got meanwhile.
+//! A quiet volume beside a noisy one: the p99 of its reads, and the bytes of the noisy one
+//! meanwhile.
 //!
 //! The noisy volume has queues that are always full of large I/Os. The quiet one reads 4 KiB at
 //! depth 1. Samples without and with the neighbour alternate, and a ratio is of two samples of the
-//! same round. The bytes that the neighbour got during one quiet read do not depend on how fast the
-//! machine is. Where the machine allows, target and clients are [`Apart`], as hosts are.
+//! same round. The neighbour's bytes during one quiet read do not depend on the speed of the
+//! machine. Where the machine allows, target and clients are [`Apart`], as hosts are.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,30 +14,25 @@ use rblk_initiator::engine::io::IoOp;
 use rblk_protocol::AccessMode;
 use tokio::runtime::Runtime;
 
-use super::Setting;
 use super::apart::Apart;
 use super::client::{self, BLOCK, Client, IO_MAX, Wish};
-use super::plot::{Line, plot};
-use super::target::Target;
+use super::{Line, Setting, plot};
 use crate::histogram::Histogram;
 use crate::interrupt;
+use crate::peer::target::Target;
 use crate::result::{Axis, ScalePlot, Summary, Unit};
 
-/// What each queue of the noisy volume is.
+/// Each queue of the noisy volume.
 const NOISY: Wish = Wish { mode: AccessMode::Shared, depth: 32 };
-/// Queues of the noisy volume.
 const QUEUES: [u32; 2] = [1, 4];
-/// Bytes of the noisy volume.
 const NOISY_BYTES: u64 = 64 << 20;
-/// Bytes of the quiet volume.
 const QUIET_BYTES: u64 = 16 << 20;
-/// How long the neighbour waits when nothing came.
 const PAUSE: Duration = Duration::from_micros(20);
-/// Half of them, and all but one in a hundred, in millionths.
+/// In millionths.
 const P50: u32 = 500_000;
 const P99: u32 = 990_000;
 
-/// What one sample saw of the quiet volume, in nanoseconds and in bytes of the neighbour.
+/// One sample of the quiet volume, in nanoseconds and in bytes of the neighbour.
 #[derive(Debug)]
 struct Sample {
     p50: u64,
@@ -46,7 +42,6 @@ struct Sample {
     rate: f64,
 }
 
-/// The lines of one kind of neighbour.
 #[derive(Debug, Default)]
 struct Lines {
     p99: Line,
@@ -56,7 +51,7 @@ struct Lines {
 /// Measures beside reads and beside writes; gives two plots.
 pub(super) fn measure(setting: &Setting) -> Result<Vec<ScalePlot>> {
     let flags = ["--memory", "quiet=16MiB", "--memory", "noisy=64MiB", "--poll-groups", "1"];
-    let target = setting.target("neighbour", &flags.map(str::to_owned), |_| Ok(()))?;
+    let target = setting.local_target("neighbour", &flags.map(str::to_owned))?;
     let runtime = runtime()?;
     let apart = Apart::of(target.pid());
     setting.tell(&match &apart {
@@ -64,7 +59,8 @@ pub(super) fn measure(setting: &Setting) -> Result<Vec<ScalePlot>> {
             .to_owned(),
         Err(error) => format!("target and clients share processors: {error:#}"),
     });
-    let mut quiet = Client::connect(&runtime, &target, "quiet", 0, &client::buffers()?)?;
+    let mut quiet =
+        Client::connect(&runtime, &target, ("quiet", Wish::READ), 0, &client::buffers()?)?;
     let mut lines = [(IoOp::Read, Lines::default()), (IoOp::Write, Lines::default())];
     for (op, lines) in &mut lines {
         let mut alone = Vec::new();
@@ -140,7 +136,7 @@ fn watch(setting: &Setting, quiet: &mut Client, queues: u32, moved: &AtomicU64) 
     Ok(Sample { p50: latency.at(P50), p99: latency.at(P99), meanwhile: meanwhile.at(P99), rate })
 }
 
-/// Keeps all queues full until it is told to stop.
+/// Keeps all queues full until the stop.
 fn flood(
     target: &Target,
     op: IoOp,
@@ -153,7 +149,7 @@ fn flood(
     }
     let runtime = runtime()?;
     let buffers = client::buffers_of(NOISY.depth)?;
-    let mut client = Client::connect_to(&runtime, target, ("noisy", NOISY), 1, &buffers)?;
+    let mut client = Client::connect(&runtime, target, ("noisy", NOISY), 1, &buffers)?;
     let mut more = Vec::new();
     for _ in 1..queues {
         more.push(client.add_queue(&runtime, &client::buffers_of(NOISY.depth)?)?);
@@ -205,7 +201,7 @@ impl Lines {
 
 fn plots([reads, writes]: [Lines; 2], are_apart: bool) -> Vec<ScalePlot> {
     let of_queues = |name, title, label: &str, unit, lines| {
-        let axis = |label: &str, unit| Axis { label: label.to_owned(), unit, log: false };
+        let axis = |label: &str, unit| Axis { label: label.to_owned(), unit };
         let what = format!(
             "4 KiB reads of one volume at depth 1 beside 128 KiB I/Os of another at depth 32 a \
              queue, over TCP on one host, both in memory, one data thread, {}",
@@ -220,14 +216,14 @@ fn plots([reads, writes]: [Lines; 2], are_apart: bool) -> Vec<ScalePlot> {
             "A read beside a volume that is never idle",
             "4 KiB read at depth 1, p99",
             Unit::Nanoseconds,
-            vec![reads.p99.plain("beside reads"), writes.p99.plain("beside writes")],
+            vec![reads.p99.named("beside reads"), writes.p99.named("beside writes")],
         ),
         of_queues(
             "bytes-by-neighbour",
             "What the neighbour gets during one read",
             "bytes of the neighbour during one quiet read, p99",
             Unit::Bytes,
-            vec![reads.meanwhile.plain("reads"), writes.meanwhile.plain("writes")],
+            vec![reads.meanwhile.named("reads"), writes.meanwhile.named("writes")],
         ),
     ]
 }

@@ -14,19 +14,14 @@ use rblk_protocol::{BlockSize, QueueDepth, Tag};
 use crate::histogram::Histogram;
 use crate::interrupt;
 
-/// Most bytes of one command.
 pub(super) const IO_MAX: u32 = 128 << 10;
-/// Bytes of the smallest I/O here.
 pub(super) const BLOCK: u64 = 4096;
-/// Deadline of each step of connecting.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(20);
-/// Deadline of one I/O.
 const IO_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long a sleep takes at most: between two looks at the deadline.
 const NAP_MS: u8 = 100;
 
-/// An I/O queue.
 pub(super) struct Queue {
     engine: Engine,
     block_size: BlockSize,
@@ -40,7 +35,6 @@ impl Queue {
         Ok(Self { engine, block_size })
     }
 
-    /// Waits until the queue is ready.
     pub(super) fn until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + CONNECT_LIMIT;
         while !self.engine.is_connected() {
@@ -49,8 +43,8 @@ impl Queue {
         Ok(())
     }
 
-    /// One turn, and where it found nothing, a sleep until something is there. A client that gave
-    /// its processor away instead would get it back when its neighbours have had enough.
+    /// One turn, and if it found nothing, a sleep until an event. A client that yielded instead
+    /// would get its processor back only after its neighbours.
     fn turn(&mut self, deadline: Instant, mut done: impl FnMut(i32)) -> Result<()> {
         let now = Instant::now();
         let mut found = self.engine.turn(now, |_, result| done(result));
@@ -76,14 +70,13 @@ impl Queue {
         Ok(())
     }
 
-    /// Begins an I/O.
     pub(super) fn submit(&mut self, tag: u16, op: IoOp, offset: u64, len: u64) -> Result<()> {
         let io = Io::new(op, offset, len, self.block_size)
             .with_context(|| format!("{len} bytes at {offset} are no whole blocks"))?;
         self.engine.submit(Tag(tag), io).ok().context("the tag is in use")
     }
 
-    /// Gives the tags of I/Os that ended to `done`, and says whether anything happened.
+    /// Gives the tags of ended I/Os to `done`. True if anything happened.
     pub(super) fn look(&mut self, mut done: impl FnMut(u16)) -> Result<bool> {
         let mut failed = None;
         let busy = self.engine.turn(Instant::now(), |tag, result| {
@@ -97,7 +90,6 @@ impl Queue {
         Ok(busy)
     }
 
-    /// Reads once, to nowhere in particular.
     pub(super) fn read(&mut self, offset: u64, len: u64) -> Result<()> {
         let io = Io::new(IoOp::Read, offset, len, self.block_size)
             .with_context(|| format!("{len} bytes at {offset} are no whole blocks"))?;
@@ -114,7 +106,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Reads a block after the other, where `next` says, until it says nothing or the time is over.
+    /// Reads blocks at the offsets of `next`, until there is none or the time is over.
     pub(super) fn latency(
         &mut self,
         time: Duration,

@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rblk_bench::child::TAG;
-use rblk_bench::folder;
-use rblk_bench::peer::undo;
 use rblk_bench::result::Run;
+use rblk_bench::{JOURNALS, TAG, folder};
 
 use super::Lab;
 use super::process::{Finished, Running, signal};
@@ -16,8 +14,6 @@ use super::wait::{DEADLINE, until};
 /// For setting everything up, two cells of a second each, and taking it down again; programs start
 /// slowly here.
 const COMPARE: Duration = Duration::from_secs(600);
-/// Time for all measurements of two providers, a tenth of a second each.
-const FABRIC: Duration = Duration::from_secs(240);
 /// For all parts of a quick check.
 const HW_CHECK: Duration = Duration::from_secs(400);
 /// For taking down what a killed run left: every step has a deadline of its own.
@@ -57,23 +53,6 @@ impl<'l> Bench<'l> {
     #[must_use]
     pub fn compare(&self, name: &str) -> Run {
         let finished = self.start(name).finish(COMPARE);
-        println!("{finished}");
-        let _ = finished.ok();
-        let run = folder::read(&self.folder(name).join("run.json"));
-        run.unwrap_or_else(|e| panic!("{e:#}")).expect("a run.json")
-    }
-
-    /// Measures the fabric at `addresses`, a tenth of a second each, and gives what it measured.
-    ///
-    /// # Panics
-    /// It fails, or takes too long.
-    #[must_use]
-    pub fn fabric(&self, name: &str, addresses: &[String]) -> Run {
-        let mut command = self.lab.program("rblk-bench");
-        command.args(["fabric", "--seconds", "0.1", "--region", "4MiB", "--no-perftest"]);
-        command.args(["--address", &addresses.join(",")]);
-        command.arg("--out").arg(self.folder(name));
-        let finished = Running::start(command).finish(FABRIC);
         println!("{finished}");
         let _ = finished.ok();
         let run = folder::read(&self.folder(name).join("run.json"));
@@ -127,7 +106,7 @@ impl<'l> Bench<'l> {
     pub fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         for dir in [
-            undo::DIR,
+            JOURNALS,
             "/run/rblk/mounts",
             "/sys/kernel/config/nvmet/subsystems",
             "/sys/kernel/config/nvmet/ports",

@@ -1,8 +1,6 @@
 //! `rblk-bench`, as far as that it measures everything and leaves nothing. It expects that nothing
 //! was left before it.
 
-use std::collections::BTreeSet;
-
 use rblk_tests::lab::{Bench, run};
 
 #[test]
@@ -43,35 +41,5 @@ fn bench_compare_smoke() {
         println!("{}", bench.clean_up().ok().trim());
         let left = bench.left();
         assert!(left.is_empty(), "clean-up left {}", left.join("; "));
-    });
-}
-
-#[test]
-#[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn bench_fabric_smoke() {
-    run("bench_fabric_smoke", |lab| {
-        let bench = Bench::new(lab);
-        let measured = bench.fabric("fabric", &[lab.rdma(), lab.tcp()]);
-        let fabric = measured.fabric.expect("a fabric");
-        assert_eq!(fabric.devices.len(), 2);
-        for device in &fabric.devices {
-            let what = &device.title;
-            assert_eq!(device.error, None, "{what}");
-            // 4 KiB, twice as much each time, up to 4 MiB.
-            let sizes: BTreeSet<u64> = device.registration.iter().map(|r| r.bytes).collect();
-            assert_eq!(sizes.len(), 11, "{what}: {sizes:?}");
-            for ping in &device.pingpong {
-                assert!(ping.error.is_none() && ping.latency.p50 > 0, "{what}: {ping:?}");
-            }
-            let pings: BTreeSet<&str> = device.pingpong.iter().map(|p| p.what.as_str()).collect();
-            for kind in ["UDP", "TCP", "SEND", "WRITE", "READ"] {
-                assert!(pings.contains(kind), "{what}: no {kind} in {pings:?}");
-            }
-            // SEND, WRITE and READ of nine sizes.
-            assert_eq!(device.bandwidth.len(), 27, "{what}");
-            assert!(device.bandwidth.iter().all(|b| b.bytes_per_s > 0.0), "{what}");
-        }
-        let left = bench.left();
-        assert!(left.is_empty(), "it left {}", left.join("; "));
     });
 }
