@@ -1,9 +1,10 @@
 //! [`Latency`]: a histogram of times that one data thread writes and any thread reads, and
 //! [`LatencyCounts`]: its counts at one moment, or the sum of several.
 //!
-//! Times are whole microseconds, rounded down. The bins are log-linear ([`log_linear`]): four for
-//! each power of two, from 1 µs to 67 s; the last bin is open. So a quantile, which is told as the
-//! middle of its bin, is at most 12.5 % and 1 µs away from the time itself. The mean is exact.
+//! Times are whole microseconds, rounded down. The bins are log-linear
+//! ([`log_linear`](crate::log_linear)): four for each power of two, from 1 µs to 67 s; the last bin
+//! is open. So a quantile, which is told as the middle of its bin, is at most 12.5 % and 1 µs away
+//! from the time itself. The mean is exact.
 //!
 //! Recording takes a few instructions. It takes no lock and allocates nothing.
 
