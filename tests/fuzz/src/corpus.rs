@@ -5,9 +5,9 @@
 //! of each input:  length of the name, u16 | name | length of the bytes, u32 | bytes
 //! ```
 //!
-//! Numbers are little-endian. An input that once broke something has a name, `found-...`, and stays.
-//! The others have none. Inputs are in the order of their names, then of their bytes, and none stands
-//! twice, so that one set of inputs has one archive.
+//! Numbers are little-endian. An input that once broke something has a name, `found-...`, and
+//! stays. The others have none. Inputs are in the order of their names, then of their bytes, and
+//! none stands twice, so that one set of inputs has one archive.
 
 use std::collections::BTreeSet;
 use std::fs;

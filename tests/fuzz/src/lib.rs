@@ -20,8 +20,8 @@
 //! | [`vhost_front_end`] | the disk of a guest, from a hostile front end: bursts, pauses |
 //! | [`holders`], [`lineage`] | files of the version before, which become records |
 //!
-//! `corpus/NAME.inputs` is an archive ([`corpus`]) of inputs that together reach all the code that was
-//! reached so far. The tests replay them on every run of `cargo xtask test`. `cargo xtask test
+//! `corpus/NAME.inputs` is an archive ([`corpus`]) of inputs that together reach all the code that
+//! was reached so far. The tests replay them on every run of `cargo xtask test`. `cargo xtask test
 //! --long` looks for new ones.
 
 #![forbid(unsafe_code)]

@@ -24,9 +24,9 @@ const UNITS: [&str; 2] = ["--lib", "--bins"];
 /// Say quickly whether a change is worth a run of `cargo xtask test`
 ///
 /// Checks the format, the widths of comments, circles of imports, the house rules, the lints, the
-/// unit tests and the documentation, and runs the tests of `protocol` under Miri where Miri is installed. The command
-/// installs nothing, boots no guest and needs no root. What cannot run here is skipped and named:
-/// tests that need root, and the code for RDMA devices without libibverbs.
+/// unit tests and the documentation, and runs the tests of `protocol` under Miri where Miri is
+/// installed. The command installs nothing, boots no guest and needs no root. What cannot run here
+/// is skipped and named: tests that need root, and the code for RDMA devices without libibverbs.
 ///
 /// Exit status: 0 when nothing failed, 1 when anything did.
 #[derive(Debug, Args)]

@@ -5,8 +5,9 @@
 //! in the lab. A step that fails without a failed test counts as one failure. `, N skipped` follows
 //! where a check did not run. Before it stands a table of what each step cost.
 //!
-//! The workspace is compiled once, with the profile `lab`: lints, documentation, tests, simulations,
-//! corpora, deliberate faults and the programs of the lab share it. Nothing is tried twice.
+//! The workspace is compiled once, with the profile `lab`: lints, documentation, tests,
+//! simulations, corpora, deliberate faults and the programs of the lab share it. Nothing is tried
+//! twice.
 
 mod beside;
 mod check;

@@ -1,5 +1,5 @@
-//! The code as users without RDMA build it: no verbs, and none of the features that only tests have.
-//! The compiler looks at it, and a warning is an error.
+//! The code as users without RDMA build it: no verbs, and none of the features that only tests
+//! have. The compiler looks at it, and a warning is an error.
 
 use anyhow::{Result, bail};
 use serde::Deserialize;

@@ -1,5 +1,5 @@
-//! The crates that each crate may use. A crate that is not in the table is an error, so that each new
-//! one gets its place. What only tests use is not looked at.
+//! The crates that each crate may use. A crate that is not in the table is an error, so that each
+//! new one gets its place. What only tests use is not looked at.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! House rules: what can be counted of the shape of the code. A count has a goal. Where the tree does
-//! not meet the goal yet, [`BOUNDS`] has today's count, which only falls.
+//! House rules: what can be counted of the shape of the code. A count has a goal. Where the tree
+//! does not meet the goal yet, [`BOUNDS`] has today's count, which only falls.
 //!
 //! `cargo xtask house` prints the counts.
 
