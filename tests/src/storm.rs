@@ -223,6 +223,13 @@ pub fn is_long() -> bool {
     std::env::var("RBLK_LONG").is_ok_and(|value| value == "1")
 }
 
+/// Whether this build is quick enough for the long form of a test: it is optimised, or tests may
+/// take their time.
+#[must_use]
+pub fn is_thorough() -> bool {
+    cfg!(optimised) || is_long()
+}
+
 #[derive(Debug)]
 enum Expect {
     Read(Begin),

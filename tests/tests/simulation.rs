@@ -10,10 +10,10 @@ use rblk_tests::oracle::Oracle;
 use rblk_tests::sim::plan::{Break, Fault};
 use rblk_tests::sim::world::Report;
 use rblk_tests::sim::{Plan, World};
-use rblk_tests::storm::{is_long, seeds};
+use rblk_tests::storm::{is_thorough, seeds};
 
 fn size() -> u64 {
-    if is_long() || !cfg!(debug_assertions) { 5000 } else { 100 }
+    if is_thorough() { 5000 } else { 100 }
 }
 
 /// Threads that share the seeds.
@@ -49,7 +49,7 @@ fn nothing_is_lost_stale_or_stuck() {
 /// written after it stays.
 #[test]
 fn a_stale_write_never_lands() {
-    let count = if is_long() || !cfg!(debug_assertions) { 1000 } else { 40 };
+    let count = if is_thorough() { 1000 } else { 40 };
     for seed in seeds(count) {
         let mut random = Random::new(seed ^ 0x0073_7461_6c65);
         let plan = Plan { hosts: 1, addresses: 2, fail_after: None, ..Plan::random(seed) };

@@ -7,11 +7,11 @@
 use rblk_rig::seed::Random;
 use rblk_target::volume::CacheMode;
 use rblk_tests::oracle::Oracle;
-use rblk_tests::storm::{Storm, StormOptions, is_long, seeds};
+use rblk_tests::storm::{Storm, StormOptions, is_thorough, seeds};
 
 /// Storms of each of the six tests, and requests of each storm.
 fn size() -> (u64, u64) {
-    if is_long() || !cfg!(debug_assertions) { (168, 1000) } else { (12, 600) }
+    if is_thorough() { (168, 1000) } else { (12, 600) }
 }
 
 fn run(cache: CacheMode, block_bytes: u32) {

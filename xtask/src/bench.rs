@@ -191,7 +191,7 @@ impl BenchArgs {
             bail!("{} is there already; take another --name", results.display());
         }
         eprintln!("bench: building");
-        let artifacts = Artifacts::build_with(&workspace, PROFILE, SELECTION)?;
+        let artifacts = Artifacts::build(&workspace, PROFILE, SELECTION)?;
         // A directory of this name: the run is named after it.
         let run = artifacts.dir().join(&name);
         let commit = commit(&workspace.root);

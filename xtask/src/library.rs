@@ -17,6 +17,8 @@ use crate::workspace::Workspace;
 
 /// The name by which programs find the shared library. The number changes with the ABI.
 const SONAME: &str = "librblk.so.1";
+/// The archive of cargo, for static linking.
+pub(crate) const ARCHIVE: &str = "librblk.a";
 /// Limit on one run of the C compiler.
 const LINK_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// What the archive needs of the system.
@@ -63,8 +65,15 @@ impl Build {
         Self { profile: profile.to_owned(), no_verbs: false }
     }
 
-    /// Builds the archive; gives its path.
+    /// Builds the archive; gives its path. In a directory of programs that are used as they are the
+    /// archive is used as it is, too.
     pub(crate) fn archive(&self, workspace: &Workspace) -> Result<PathBuf> {
+        if let Some(directory) = std::env::var_os("RBLK_BIN_DIR") {
+            let built = Path::new(&directory).join(ARCHIVE);
+            if built.exists() {
+                return Ok(built);
+            }
+        }
         let mut command = workspace.cargo(&["build", "-p", "rblk-capi", "--profile"]);
         command.arg(&self.profile).arg("--target-dir").arg(&workspace.target);
         if !self.no_verbs {
@@ -77,7 +86,7 @@ impl Build {
     /// Where the archive is once it is built.
     pub(crate) fn archive_path(&self, workspace: &Workspace) -> PathBuf {
         let directory = if self.profile == "dev" { "debug" } else { self.profile.as_str() };
-        workspace.target.join(directory).join("librblk.a")
+        workspace.target.join(directory).join(ARCHIVE)
     }
 
     /// What the linker needs besides the archive.

@@ -43,6 +43,7 @@ enum Command {
     #[command(hide = true)]
     DemoInside(demo::InsideArgs),
     Check(test::CheckArgs),
+    House(test::HouseArgs),
     Test(test::TestArgs),
     Bench(bench::BenchArgs),
     Library(library::LibraryArgs),
@@ -145,6 +146,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => (args.run(), 1),
         Command::DemoInside(args) => (args.run(), 1),
         Command::Check(args) => (args.run(), 1),
+        Command::House(args) => (args.run(), 1),
         Command::Test(args) => (args.run(), 1),
         Command::Bench(args) => (args.run(), 1),
         Command::Library(args) => (args.run(), 1),

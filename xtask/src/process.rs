@@ -105,6 +105,29 @@ pub(crate) fn stream(
     Ok(exit_code(status))
 }
 
+/// Runs a command; gives its exit status, and its stdout and stderr in one text.
+pub(crate) fn both(command: &mut Command, limit: Duration) -> Result<(i32, Vec<u8>)> {
+    // Both share one position in the file, so that no word is written over.
+    let mut said = tempfile::tempfile().context("cannot make a temporary file")?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(said.try_clone()?)
+        .stderr(said.try_clone()?)
+        .spawn()
+        .with_context(|| format!("cannot start {}", words(command)))?;
+    let ended = wait(&mut child, limit, true);
+    let mut bytes = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut bytes)?;
+    match ended {
+        Ok(status) => Ok((exit_code(status), bytes)),
+        Err(error) => {
+            let text = tail(&String::from_utf8_lossy(&bytes));
+            Err(error.context(format!("{}\n{text}", words(command))))
+        }
+    }
+}
+
 /// The exit code as shells say it.
 pub(crate) fn exit_code(status: std::process::ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
@@ -204,6 +227,12 @@ mod tests {
         assert_eq!(output(&mut sh("echo a; echo b >&2"), SOON).unwrap(), "a\n");
         let error = format!("{:#}", output(&mut sh("echo why >&2; exit 3"), SOON).unwrap_err());
         assert!(error.contains("why") && error.contains('3'), "{error}");
+    }
+
+    #[test]
+    fn both_outputs_are_one_text_in_order() {
+        let (status, said) = both(&mut sh("echo a; echo b >&2; echo c; exit 3"), SOON).unwrap();
+        assert_eq!((status, said.as_slice()), (3, &b"a\nb\nc\n"[..]));
     }
 
     #[test]

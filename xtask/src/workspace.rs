@@ -39,13 +39,6 @@ impl Workspace {
         command
     }
 
-    /// The same for CPUs that nothing else wants (SCHED_IDLE, sched(7)).
-    pub(crate) fn patient_cargo(&self, words: &[&str]) -> Command {
-        let mut command = self.command("chrt".into());
-        command.args(["--idle", "0"]).arg(cargo()).args(words);
-        command
-    }
-
     fn command(&self, program: OsString) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);

@@ -27,7 +27,8 @@ use crate::cache::{Shard, ShardOptions};
 use crate::control::connect::devices::may_serve;
 use crate::control::connect::registering::busy;
 use crate::control::core::{AuthConfig, Capacity, Hosts};
-use crate::control::ends::{GivenUp, RunEnd};
+use crate::operate::status::GivenUp;
+use crate::control::ends::RunEnd;
 use crate::control::hand_over::{
     Checked, HandOver, Inherited, Successor, name_of_control, name_of_http,
 };

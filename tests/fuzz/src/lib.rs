@@ -20,12 +20,16 @@
 //! | [`vhost_front_end`] | the disk of a guest, from a hostile front end: bursts, pauses |
 //! | [`holders`], [`lineage`] | files of the version before, which become records |
 //!
-//! `corpus/NAME/` holds inputs that together reach all the code that was reached so far. The tests
-//! replay them on every run of `cargo xtask test`. `cargo xtask test --long` looks for new ones.
+//! `corpus/NAME.inputs` is an archive ([`corpus`]) of inputs that together reach all the code that
+//! was reached so far. The tests replay them on every run of `cargo xtask test`. `cargo xtask test
+//! --long` looks for new ones.
+
+#![forbid(unsafe_code)]
 
 pub mod admin_body;
 pub mod capsule;
 pub mod control_core;
+pub mod corpus;
 pub mod guest_note;
 pub mod handshake;
 pub mod hello;

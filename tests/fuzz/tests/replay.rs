@@ -1,14 +1,10 @@
 //! Replays the corpora: every input that was kept is fed to its target again. An input that once
-//! broke something is kept as `found-...`.
+//! broke something is kept under a name, `found-...`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rblk_fuzz::{ALL, Target};
-
-fn corpus(target: &Target) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name)
-}
+use rblk_fuzz::{ALL, corpus};
 
 /// The target of that name: its seeds are accepted, and each input of its corpus does no harm.
 fn replay(name: &str) {
@@ -19,20 +15,16 @@ fn replay(name: &str) {
             "seed {at} is not accepted: the code changed, the seed did not"
         );
     }
-    let corpus = corpus(target);
-    let entries = fs::read_dir(&corpus)
-        .unwrap_or_else(|error| panic!("no corpus at {}: {error}", corpus.display()));
-    let (mut count, mut accepted) = (0, 0);
-    for entry in entries {
-        let path = entry.expect("an entry").path();
-        println!("{}", path.display());
-        let data = fs::read(&path).expect("an input");
-        count += 1;
-        accepted += u32::from((target.run)(&data));
+    let inputs = corpus::read(name).expect("a corpus");
+    let count = inputs.len();
+    let mut accepted = 0;
+    for (at, input) in inputs.iter().enumerate() {
+        println!("{name} {at} {}: {} bytes", input.name, input.bytes.len());
+        accepted += u32::from((target.run)(&input.bytes));
     }
     println!("{name}: {count} inputs, {accepted} accepted");
-    assert!(count >= 2, "{} has {count} inputs", corpus.display());
-    assert!(accepted >= 1, "no input of {} is accepted: make a new corpus", corpus.display());
+    assert!(count >= 2, "{name} has {count} inputs");
+    assert!(accepted >= 1, "no input of {name} is accepted: make a new corpus");
 }
 
 macro_rules! replayed {
@@ -48,9 +40,10 @@ macro_rules! replayed {
             for name in all {
                 assert!(root.join(format!("src/bin/{name}.rs")).exists(), "{name}");
             }
-            for entry in fs::read_dir(root.join("corpus")).expect("the corpora") {
-                let name = entry.expect("an entry").file_name();
-                assert!(replayed.iter().any(|known| name == *known), "{name:?} is of no target");
+            for entry in fs::read_dir(corpus::directory()).expect("the corpora") {
+                let file = entry.expect("an entry").path();
+                let is_known = |name: &&str| corpus::path(name) == file;
+                assert!(replayed.iter().any(is_known), "{} is of no target", file.display());
             }
         }
     };
@@ -81,9 +74,7 @@ replayed!(
 fn the_corpora_are_small() {
     let mut bytes = 0;
     for target in ALL {
-        for entry in fs::read_dir(corpus(&target)).expect("a corpus") {
-            bytes += entry.expect("an entry").metadata().expect("its size").len();
-        }
+        bytes += fs::metadata(corpus::path(target.name)).expect("a corpus").len();
     }
     assert!(bytes <= 1 << 20, "{bytes} bytes: minimise them, see docs/internals/testing.md");
 }

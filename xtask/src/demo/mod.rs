@@ -26,7 +26,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::artifacts::Artifacts;
+use crate::artifacts::{Artifacts, MEASURED};
 use crate::lab::{self, Lab, host};
 use crate::packages;
 use crate::process;
@@ -147,7 +147,7 @@ impl DemoArgs {
             }
             Place::Lab(why) => eprintln!("demo: in the lab: {why}"),
         }
-        let artifacts = Artifacts::build(&workspace, SELECTION)?;
+        let artifacts = Artifacts::build(&workspace, MEASURED, SELECTION)?;
         let file = artifacts.dir().join("report.json");
         let status = match &place {
             Place::Here(address) => self.here(&artifacts, address, &file),

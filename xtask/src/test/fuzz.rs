@@ -1,5 +1,5 @@
-//! The fuzz targets of `tests/fuzz`, a workspace of its own: its lints, the replay of its corpora,
-//! and with `--long` a search for inputs that break something.
+//! The fuzz targets of `tests/fuzz`: with `--long`, a search for inputs that break something. The
+//! replay of the corpora is a test as others are.
 //!
 //! The stable toolchain does it: the coverage that libFuzzer needs is a pass of LLVM, which `rustc`
 //! runs on request. The build goes to a directory of its own.
@@ -15,8 +15,10 @@ use crate::artifacts::BUILD_LIMIT;
 use crate::process;
 use crate::workspace::Workspace;
 
-/// The workspace of the targets.
-pub(super) const MANIFEST: &str = "tests/fuzz/Cargo.toml";
+/// The program that takes corpora out of their archives.
+pub(super) const CORPUS: &str = "corpus";
+/// The profile of the search.
+const PROFILE: &str = "fuzz";
 /// How long all targets together look for new inputs.
 const SEARCH: Duration = Duration::from_secs(5 * 60);
 /// What an input of any target may take, after which it counts as hung.
@@ -36,29 +38,35 @@ const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 #[cfg(target_arch = "aarch64")]
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 
-/// The words that replay the corpora, as tests.
-pub(super) fn replay() -> [&'static str; 4] {
-    ["test", "--manifest-path", MANIFEST, "--no-fail-fast"]
-}
-
 /// Builds the targets and lets each look for inputs that break something, one after the other.
+/// `corpus` is the program of that name.
 ///
 /// # Errors
 /// The build fails, or a target found something: its input is named.
-pub(super) fn search(workspace: &Workspace) -> Result<()> {
+pub(super) fn search(workspace: &Workspace, corpus: &Path) -> Result<()> {
     let build = workspace.target.join("fuzz");
-    let mut command = workspace.cargo(&["build", "--release", "--bins", "--target", TRIPLE]);
-    command.args(["--manifest-path", MANIFEST, "--features", "libfuzzer", "--target-dir"]);
+    let mut command = workspace.cargo(&["build", "--profile", PROFILE, "--bins"]);
+    command.args([
+        "--target",
+        TRIPLE,
+        "-p",
+        "rblk-fuzz",
+        "--features",
+        "libfuzzer",
+        "--target-dir",
+    ]);
     command.arg(&build).env("RUSTFLAGS", COVERAGE.join(" "));
     process::output(&mut command, 2 * BUILD_LIMIT)?;
-    let corpora = workspace.root.join("tests/fuzz/corpus");
+    let corpora = build.join("corpus");
+    let mut unpack = Command::new(corpus);
+    process::output(unpack.arg("unpack").arg(&corpora), BUILD_LIMIT)?;
     let names = names(&corpora)?;
     let seconds = SEARCH.as_secs() / u64::try_from(names.len().max(1))?;
     let mut found = Vec::new();
     for name in &names {
         let place = build.join("found").join(name);
         fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
-        let program = build.join(TRIPLE).join("release").join(name);
+        let program = build.join(TRIPLE).join(PROFILE).join(name);
         println!("{name}: {seconds} s");
         let mut command = run(&program, &place, &corpora.join(name), seconds);
         // What libFuzzer says of a failure is the error's text.
@@ -71,7 +79,7 @@ pub(super) fn search(workspace: &Workspace) -> Result<()> {
     if !found.is_empty() {
         bail!(
             "{} found an input that breaks something: it is in {}; mend it, and keep the input as \
-             tests/fuzz/corpus/NAME/found-...",
+             found-... in its corpus (docs/internals/testing.md)",
             found.join(", "),
             build.join("found").display()
         );

@@ -3,40 +3,51 @@
 //! The quick steps come first. A step that fails does not stop the later ones, except those that
 //! need what it builds. The last line is `N passed, N failed`, summed over every test program, also
 //! in the lab. A step that fails without a failed test counts as one failure. `, N skipped` follows
-//! where a check did not run.
+//! where a check did not run. Before it stands a table of what each step cost.
+//!
+//! The workspace is compiled once, with the profile `lab`: lints, documentation, tests,
+//! simulations, corpora, deliberate faults and the programs of the lab share it. Nothing is tried
+//! twice.
 
+mod beside;
 mod check;
 mod circles;
 mod fuzz;
-mod head_start;
+mod house;
 mod linkage;
 mod room;
+mod spent;
 mod step;
 mod suite;
 mod summary;
 mod tally;
 mod widths;
+mod without_verbs;
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::artifacts::{Artifacts, BUILD_LIMIT, PROFILE};
+use crate::artifacts::{Artifacts, BUILD_LIMIT, CHECKED, MEASURED, Program};
 use crate::fio_engine::FioEngineArgs;
 use crate::lab::{DEFAULT_KERNEL, host};
+use crate::library::ARCHIVE;
 use crate::packages;
 use crate::process;
 use crate::workspace::Workspace;
+use beside::Runner;
 pub(crate) use check::CheckArgs;
-use head_start::HeadStart;
-use step::{Missing, Steps, Work};
-use suite::{Guest, Selection, Suite};
+pub(crate) use house::HouseArgs;
+use spent::Meter;
+use step::{Kind, Missing, Steps, Work};
+use suite::{Guest, Selection, Suites};
 use summary::Summary;
 use tally::{Results, Tally};
 
@@ -44,37 +55,36 @@ use tally::{Results, Tally};
 const OTHER_KERNEL: &str = "6.12";
 
 /// Limit on one guest.
-const GUEST_LIMIT: Duration = Duration::from_secs(25 * 60);
+const GUEST_LIMIT: Duration = Duration::from_secs(40 * 60);
 /// The same with `--long`: 1000 rounds of `lost_writes` take two hours under emulation.
-const GUEST_LIMIT_LONG: Duration = Duration::from_secs(5 * 60 * 60);
+const GUEST_LIMIT_LONG: Duration = Duration::from_secs(8 * 60 * 60);
+/// Limit on one test program of this machine.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(10 * 60);
+/// The same with `--long`.
+const PROGRAM_LIMIT_LONG: Duration = Duration::from_secs(60 * 60);
 
 /// Instructions that an end may spend on one request of 4 KiB, without those of the fabric and the
-/// store, in the profile of the lab. The profile of releases takes a tenth fewer.
+/// store, in the profile `measured`. The profile of releases takes a tenth fewer.
 const INSTRUCTIONS_MOST: &str = "1500";
 
 /// The code for RDMA devices is built in.
 const VERBS: [&str; 2] = ["--features", "verbs"];
-
-const LINTS: [&str; 3] = ["clippy", "--workspace", "--all-targets"];
+/// The one build: with the code for RDMA devices, and with the switches of deliberate faults, which
+/// are off unless `RBLK_MUTATION` names one.
+const FEATURES: [&str; 2] = ["--features", "verbs,mutations"];
+/// The same with its profile.
+const ALL_FEATURES: [&str; 4] = [FEATURES[0], FEATURES[1], "--profile", CHECKED];
+/// What is built, linted and tested.
+const EVERYTHING: [&str; 2] = ["--workspace", "--all-targets"];
 
 /// How the names of tests begin that need root.
 const AS_ROOT: &str = "as_root_";
+/// The test program of the deliberate faults, which is a step of its own.
+const FAULTS: &str = "mutations";
 
-/// Tests that do more in an optimised build: package, name, and what the test is then.
-const MODELS: [(&str, &str, &str); 2] = [
-    ("rblk-tests", "storage_model", "a million requests against the model"),
-    ("rblk-tests", "simulation", "five thousand simulations"),
-];
-
-/// Test binaries that run in the guest: package, file in the workspace, name.
-const SUITES: [(&str, &str, &str); 6] = [
-    ("rblk-fabric", "fabric/tests/soft_tls.rs", "soft_tls"),
-    ("rblk-fabric", "fabric/tests/verbs_conformance.rs", "verbs_conformance"),
-    ("rblk-fabric", "fabric/tests/verbs_lifecycle.rs", "verbs_lifecycle"),
-    ("rblk-tests", "tests/tests/lab/main.rs", "lab"),
-    ("rblk-tests", "tests/tests/lab_storage/main.rs", "lab_storage"),
-    ("rblk-tests", "tests/tests/lab_faults/main.rs", "lab_faults"),
-];
+/// Test binaries that run in the guest.
+const SUITES: [&str; 6] =
+    ["soft_tls", "verbs_conformance", "verbs_lifecycle", "lab", "lab_storage", "lab_faults"];
 
 /// Run every check and every test
 ///
@@ -91,7 +101,8 @@ const SUITES: [(&str, &str, &str); 6] = [
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TestArgs {
-    /// Run tests that can use it longer, or with more data (RBLK_LONG=1), and fuzz for five minutes
+    /// Run tests that can use it longer, or with more data (RBLK_LONG=1), run all tests of the lab
+    /// on both kernels, and fuzz for five minutes
     #[arg(long)]
     long: bool,
 
@@ -126,15 +137,12 @@ impl TestArgs {
     /// Runs some of the steps, and says how they ended.
     fn run_steps(&self, work: impl FnOnce(&Run<'_>, &mut Steps)) -> Result<i32> {
         let run = Run { args: self, workspace: Workspace::find()?, results: Arc::default() };
+        let meter = Meter::start();
         let mut steps = Steps::new(Arc::clone(&run.results));
         work(&run, &mut steps);
         let results = run.results.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut summary = Summary {
-            steps: steps.over(),
-            took: steps.start().elapsed(),
-            results: &results,
-            wrong: None,
-        };
+        let mut summary =
+            Summary { steps: steps.over(), spent: meter.spent(), results: &results, wrong: None };
         let nothing = self.nothing_ran(&results).filter(|_| summary.is_good());
         summary.wrong = nothing.as_deref();
         print!("{}", summary.text());
@@ -150,118 +158,129 @@ impl TestArgs {
 
 impl Run<'_> {
     fn all(&self, steps: &mut Steps) {
+        let is_whole = self.args.filters.is_empty();
         // No step needs these two: a step that misses a package or room says so.
-        let _ = steps.run("system packages", || self.install());
-        if self.args.filters.is_empty() {
+        let _ = steps.run(Kind::Check, "system packages", || self.install());
+        if is_whole {
             let target = &self.workspace.target;
-            let _ = steps.run("room on the disk", || room::check(target).map(Work::Done));
+            let _ =
+                steps.run(Kind::Check, "room on the disk", || room::check(target).map(Work::Done));
             self.checks(steps);
         }
-        let built = steps.run("programs and tests", || {
-            self.cargo(&[&["build", "--workspace", "--all-targets"][..], &VERBS].concat())
-        });
-        let suites: Vec<&'static str> = SUITES
-            .iter()
-            .filter(|(_, file, _)| self.workspace.root.join(file).exists())
-            .map(|(_, _, name)| *name)
-            .collect();
-        let for_lab = programs_of_lab(&suites);
-        let is_lab_left_out = self.args.no_lab && !self.args.filters.is_empty();
-        // The tests leave CPUs idle, because they wait for time limits.
-        let ahead = (built.is_ok() && !is_lab_left_out)
-            .then(|| HeadStart::begin(&self.workspace, PROFILE, &for_lab));
-        let _ = steps.run_with("tests on this machine", &built, |()| self.host_tests());
-        if self.args.filters.is_empty() {
-            let _ = steps.run("corpora of the fuzz targets", || self.cargo(&fuzz::replay()));
-            if self.args.long {
-                let _ = steps.run("fuzzing", || fuzz::search(&self.workspace).map(Work::Done));
-            }
+        let built = steps.run(Kind::Build, "programs and tests", || self.build());
+        if is_whole {
+            let _ = steps.run_with(Kind::Check, "linkage", &built, |built| {
+                linkage::check(built.dir()).map(Work::Done)
+            });
         }
-        if self.args.filters.iter().all(|filter| filter.contains(AS_ROOT)) {
-            let _ = steps.run_with("tests as root", &built, |()| self.root_tests(&VERBS));
-        }
-        let left_out = "LEFT OUT, as --no-lab asks: everything that needs an RDMA device or ublk";
-        if is_lab_left_out {
-            println!("\n{left_out}");
-            return;
-        }
-        let artifacts = steps.run("programs for the lab", || {
-            if let Some(ahead) = ahead {
-                ahead.end();
-            }
-            Artifacts::build(&self.workspace, &for_lab).map(Work::Done)
-        });
-        if self.args.filters.is_empty() {
-            let _ =
-                steps.run_with("linkage", &artifacts, |a| linkage::check(a.dir()).map(Work::Done));
-            let _ =
-                steps.run_with("instructions of a request", &artifacts, |a| self.instructions(a));
-        }
+        self.on_this_machine(steps, &built);
         if self.args.no_lab {
-            println!("\n{left_out}");
+            println!("\nLEFT OUT, as --no-lab asks: everything that needs an RDMA device or ublk");
             return;
         }
-        self.in_lab(steps, &artifacts, &suites);
+        self.in_lab(steps, &built);
+    }
+
+    /// The one build: programs, and all tests.
+    fn build(&self) -> Result<Work<Artifacts>> {
+        let words = [&EVERYTHING[..], &FEATURES].concat();
+        let built = Artifacts::build(&self.workspace, CHECKED, &words)?;
+        for suite in SUITES {
+            built.take_test(suite)?;
+        }
+        let library = self.workspace.target.join(CHECKED).join(ARCHIVE);
+        fs::copy(&library, built.program(ARCHIVE))
+            .with_context(|| format!("cannot copy {}", library.display()))?;
+        Ok(Work::Done(built))
+    }
+
+    /// What needs no guest.
+    fn on_this_machine(&self, steps: &mut Steps, built: &Result<Artifacts, Missing>) {
+        let is_whole = self.args.filters.is_empty();
+        let _ = steps.run_with(Kind::Run, "tests on this machine", built, |built| {
+            let is_wanted = |test: &&Program| !is_whole || test.name != FAULTS;
+            let tests: Vec<&Program> = built.tests().iter().filter(is_wanted).collect();
+            self.runner(built, self.args.filters.clone()).beside(&tests)?;
+            Ok(Work::Done(()))
+        });
+        if self.args.filters.iter().all(|filter| filter.contains(AS_ROOT)) {
+            let _ =
+                steps.run_with(Kind::Run, "tests as root", built, |built| self.root_tests(built));
+        }
+        if !is_whole {
+            return;
+        }
+        let _ = steps.run_with(Kind::Run, "examples of the documentation", built, |_| {
+            self.cargo(&[&["test", "--doc", "--workspace"][..], &ALL_FEATURES].concat())
+        });
+        let _ = steps.run_with(Kind::Run, "deliberate faults", built, |built| self.faults(built));
+        if self.args.long {
+            let _ = steps.run_with(Kind::Run, "fuzzing", built, |built| {
+                fuzz::search(&self.workspace, &built.program(fuzz::CORPUS)).map(Work::Done)
+            });
+        }
+        let counted = steps.run(Kind::Build, "programs that are counted", || {
+            let words = ["-p", "rblk-bench", "--bin", "rblk-bench"];
+            Artifacts::build(&self.workspace, MEASURED, &words).map(Work::Done)
+        });
+        let _ = steps.run_with(Kind::Run, "instructions of a request", &counted, |counted| {
+            self.instructions(counted)
+        });
     }
 
     /// The simulation with each deliberate fault, which the simulation must find.
-    fn mutations(&self) -> Result<Work> {
-        let words = ["-p", "rblk-tests", "--features", "mutations", "--test", "mutations"];
-        let artifacts = Artifacts::build(&self.workspace, &words)?;
-        let mut command = Command::new(artifacts.program("mutations"));
-        self.execute(command.arg("--nocapture").current_dir(&self.workspace.root))
+    fn faults(&self, built: &Artifacts) -> Result<Work> {
+        let test = built.tests().iter().find(|test| test.name == FAULTS);
+        let test = test.context("cargo built no deliberate faults")?;
+        let mut command = Command::new(&test.path);
+        self.execute(command.arg("--nocapture").current_dir(&test.package))
     }
 
-    fn in_lab(&self, steps: &mut Steps, artifacts: &Result<Artifacts, Missing>, suites: &[&str]) {
-        if self.args.filters.is_empty() {
-            for (_, name, what) in MODELS {
-                let _ = steps.run_with(what, artifacts, |a| self.model(a, name));
-            }
-            let _ = steps.run("deliberate faults", || self.mutations());
-        }
-        let _ = steps.run_with("fio's engine for the lab", artifacts, |a| self.fio_engine(a));
+    fn in_lab(&self, steps: &mut Steps, built: &Result<Artifacts, Missing>) {
+        let _ =
+            steps.run_with(Kind::Build, "fio's engine for the lab", built, |a| self.fio_engine(a));
         let kernels = match &self.args.kernel {
             Some(kernel) => vec![(kernel.as_str(), false)],
-            None => vec![(DEFAULT_KERNEL, false), (OTHER_KERNEL, true)],
+            None => vec![(DEFAULT_KERNEL, false), (OTHER_KERNEL, !self.args.long)],
         };
         for (kernel, every_kernel) in kernels {
-            for name in suites {
-                let title = format!("{name} in the lab, Linux {kernel}");
-                let _ = steps.run_with(&title, artifacts, |artifacts| {
-                    self.lab_tests(artifacts, name, kernel, every_kernel)
-                });
-            }
+            let title = format!("the lab, Linux {kernel}");
+            let _ = steps.run_with(Kind::Run, &title, built, |built| {
+                self.lab_tests(built, kernel, every_kernel)
+            });
         }
     }
 
     fn checks(&self, steps: &mut Steps) {
-        self.quick_checks(steps, &VERBS);
-        let _ = steps.run("lints without verbs", || {
-            self.cargo(&[&LINTS[..], &["--", "-D", "warnings"]].concat())
+        self.quick_checks(steps, &ALL_FEATURES);
+        let _ = steps.run(Kind::Check, "code without verbs", || {
+            without_verbs::check(&self.workspace, CHECKED).map(Work::Done)
         });
-        let _ = steps.run("documentation", || self.documentation(&VERBS));
-        let _ = steps.run("dependencies (cargo deny)", || self.deny());
+        let _ = steps.run(Kind::Check, "documentation", || self.documentation(&ALL_FEATURES));
+        let _ = steps.run(Kind::Check, "dependencies (cargo deny)", || self.deny());
     }
 
-    /// `verbs` says how the code for RDMA devices is looked at, too.
-    fn quick_checks(&self, steps: &mut Steps, verbs: &[&str]) {
-        let _ = steps.run("formatting", || self.cargo(&["fmt", "--all", "--check", "--", "-l"]));
+    /// `features` says with which features and which profile the code is looked at.
+    fn quick_checks(&self, steps: &mut Steps, features: &[&str]) {
+        let root = &self.workspace.root;
+        let _ = steps.run(Kind::Check, "formatting", || {
+            self.cargo(&["fmt", "--all", "--check", "--", "-l"])
+        });
         let _ =
-            steps.run("widths of comments", || widths::check(&self.workspace.root).map(Work::Done));
-        let _ = steps
-            .run("circles of imports", || circles::check(&self.workspace.root).map(Work::Done));
-        let _ = steps
-            .run("lints", || self.cargo(&[&LINTS[..], verbs, &["--", "-D", "warnings"]].concat()));
-        let of_fuzz = ["--manifest-path", fuzz::MANIFEST];
-        let _ = steps.run("formatting and lints of the fuzz targets", || {
-            self.cargo(&[&["fmt"][..], &of_fuzz, &["--check", "--", "-l"]].concat())?;
-            let lints = ["clippy", "--all-targets"];
-            self.cargo(&[&lints[..], &of_fuzz, &["--", "-D", "warnings"]].concat())
+            steps.run(Kind::Check, "widths of comments", || widths::check(root).map(Work::Done));
+        let _ =
+            steps.run(Kind::Check, "circles of imports", || circles::check(root).map(Work::Done));
+        let _ =
+            steps.run(Kind::Check, "house rules", || house::check(&self.workspace).map(Work::Done));
+        let _ = steps.run(Kind::Check, "lints", || {
+            self.cargo(
+                &[&["clippy"], &EVERYTHING[..], features, &["--", "-D", "warnings"]].concat(),
+            )
         });
     }
 
-    fn documentation(&self, verbs: &[&str]) -> Result<Work> {
-        let words = [&["doc", "--no-deps", "--workspace"][..], verbs].concat();
+    fn documentation(&self, features: &[&str]) -> Result<Work> {
+        let words = [&["doc", "--no-deps", "--workspace"][..], features].concat();
         let mut command = self.workspace.cargo(&words);
         self.execute(command.env("RUSTDOCFLAGS", "-D warnings"))
     }
@@ -285,30 +304,33 @@ impl Run<'_> {
         Ok(Work::Done(()))
     }
 
-    fn host_tests(&self) -> Result<Work> {
-        let words = [&["test", "--workspace", "--no-fail-fast"][..], &VERBS, &["--"]].concat();
-        let mut command = self.workspace.cargo(&words);
-        self.execute(command.args(&self.args.filters).envs(self.long()))
+    /// Runs test programs with these words, and with the programs of the one build.
+    fn runner(&self, built: &Artifacts, words: Vec<String>) -> Runner<'_> {
+        let mut environment = vec![("RBLK_BIN_DIR", built.dir().display().to_string())];
+        environment.extend(self.long().map(|(name, value)| (name, value.to_owned())));
+        let limit = if self.args.long { PROGRAM_LIMIT_LONG } else { PROGRAM_LIMIT };
+        Runner { words, environment, limit, results: &self.results }
     }
 
-    /// The tests that `cargo test` ignores as they need root.
-    fn root_tests(&self, words: &[&str]) -> Result<Work> {
+    /// The tests that are ignored elsewhere as they need root: one program at a time, because they
+    /// change what the whole machine has.
+    fn root_tests(&self, built: &Artifacts) -> Result<Work> {
         if !host::is_root() {
             return Ok(Work::Skipped("this user is not root".to_owned()));
         }
-        let words = [&["test", "--workspace", "--no-fail-fast"][..], words, &["--", "--ignored"]];
-        let mut command = self.workspace.cargo(&words.concat());
-        let filters = self.args.filters.iter().map(String::as_str);
-        let mut filters: Vec<&str> = filters.filter(|filter| filter.contains(AS_ROOT)).collect();
-        if filters.is_empty() {
-            filters.push(AS_ROOT);
+        let mut words = vec!["--ignored".to_owned()];
+        words.extend(self.args.filters.iter().filter(|filter| filter.contains(AS_ROOT)).cloned());
+        if words.len() == 1 {
+            words.push(AS_ROOT.to_owned());
         }
-        self.execute(command.args(filters))
-    }
-
-    fn model(&self, artifacts: &Artifacts, name: &str) -> Result<Work> {
-        let mut command = Command::new(artifacts.program(name));
-        self.execute(command.current_dir(&self.workspace.root))
+        let mut tests = Vec::new();
+        for test in built.tests() {
+            if suite::names(&test.path)?.iter().any(|name| name.contains(AS_ROOT)) {
+                tests.push(test);
+            }
+        }
+        self.runner(built, words).in_turn(&tests)?;
+        Ok(Work::Done(()))
     }
 
     /// Counts the instructions of an optimised build. They are counted and not timed, so the result
@@ -330,38 +352,32 @@ impl Run<'_> {
             let why = "cargo-deny is not installed (cargo install cargo-deny)";
             return Ok(Work::Skipped(why.to_owned()));
         }
-        self.cargo(&["deny", "check"])?;
-        self.cargo(&["deny", "--manifest-path", fuzz::MANIFEST, "check", "--config", "deny.toml"])
+        self.cargo(&["deny", "check"])
     }
 
     /// Beside the programs: the guest has this machine's fio.
     fn fio_engine(&self, artifacts: &Artifacts) -> Result<Work> {
         let engine = artifacts.dir().join("librblk_fio.so");
-        FioEngineArgs::of_built(&self.workspace, PROFILE, engine).run()?;
+        FioEngineArgs::of_built(&self.workspace, CHECKED, engine).run()?;
         Ok(Work::Done(()))
     }
 
-    fn lab_tests(
-        &self,
-        artifacts: &Artifacts,
-        name: &str,
-        kernel: &str,
-        every_kernel: bool,
-    ) -> Result<Work> {
+    fn lab_tests(&self, built: &Artifacts, kernel: &str, every_kernel: bool) -> Result<Work> {
         let mut environment: Vec<(&'static str, OsString)> =
-            vec![("RBLK_BIN_DIR", artifacts.dir().into())];
+            vec![("RBLK_BIN_DIR", built.dir().into())];
         // `lab_faults` runs this one on devices of many kinds.
-        environment.push(("RBLK_LAB_CONFORMANCE", artifacts.program("verbs_conformance").into()));
+        environment.push(("RBLK_LAB_CONFORMANCE", built.program("verbs_conformance").into()));
         environment.extend(self.long().into_iter().map(|(name, value)| (name, value.into())));
-        let shares: Vec<PathBuf> = vec![self.workspace.root.clone(), artifacts.dir().to_owned()];
-        let suite = Suite {
-            program: artifacts.program(name),
+        let shares: Vec<PathBuf> = vec![self.workspace.root.clone(), built.dir().to_owned()];
+        let suites = Suites {
+            programs: SUITES.iter().map(|name| built.program(name)).collect(),
+            directory: built.dir(),
             shares,
             environment,
             selection: Selection { every_kernel, filters: &self.args.filters },
         };
         let limit = if self.args.long { GUEST_LIMIT_LONG } else { GUEST_LIMIT };
-        suite.run(Guest { kernel, limit }, &self.results)?;
+        suites.run(Guest { kernel, limit }, &self.results)?;
         Ok(Work::Done(()))
     }
 
@@ -394,21 +410,6 @@ impl Run<'_> {
             status => bail!("{} ended with status {status}", process::words(command)),
         }
     }
-}
-
-/// What cargo builds for the lab: the programs, and the tests of these suites.
-fn programs_of_lab(suites: &[&'static str]) -> Vec<&'static str> {
-    let mut words = vec!["--bins", "-p", "rblk-target", "-p", "rblk-initiator", "-p", "rblk-bench"];
-    words.extend(VERBS);
-    // For fio's engine: built by itself it has other features, and so has all that it needs.
-    words.extend(["--lib", "-p", "rblk-capi"]);
-    for (package, name, _) in MODELS {
-        words.extend(["-p", package, "--test", name]);
-    }
-    for (package, _, name) in SUITES.iter().filter(|(_, _, name)| suites.contains(name)) {
-        words.extend(["-p", *package, "--test", *name]);
-    }
-    words
 }
 
 #[cfg(test)]

@@ -7,7 +7,19 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use super::spent::{Meter, Spent};
 use super::tally::Results;
+
+/// The kind of work that a step does. Work of two kinds is two steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The step reads sources, or lints them.
+    Check,
+    /// The step compiles.
+    Build,
+    /// The step runs tests or programs.
+    Run,
+}
 
 /// How a step ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,8 +37,12 @@ pub(crate) enum Ending {
 pub(crate) struct Step {
     /// Its place in the run, from 1.
     pub(crate) number: u32,
-    /// What it is about.
+    /// The subject of the step.
     pub(crate) name: String,
+    /// The kind of work.
+    pub(crate) kind: Kind,
+    /// Its cost.
+    pub(crate) spent: Spent,
     /// How it ended.
     pub(crate) ending: Ending,
 }
@@ -77,43 +93,42 @@ impl Steps {
         &self.over
     }
 
-    /// When the run began.
-    pub(crate) fn start(&self) -> Instant {
-        self.start
-    }
-
     /// Does a step. An error of `work` is printed and kept; what is missing then says which step it
     /// was.
     pub(crate) fn run<T>(
         &mut self,
+        kind: Kind,
         name: &str,
         work: impl FnOnce() -> Result<Work<T>>,
     ) -> Result<T, Missing> {
         let number = self.next();
-        let begin = Instant::now();
+        let meter = Meter::start();
         println!("\n=== {number} {name} (at {:.0} s)", self.start.elapsed().as_secs_f64());
         let failures = || self.results.lock().unwrap_or_else(PoisonError::into_inner).failed;
         let before = failures();
         let result = work();
         let is_blamed = failures() > before;
-        let seconds = begin.elapsed().as_secs_f64();
+        let spent = meter.spent();
+        let (seconds, cpu) = (spent.wall.as_secs_f64(), spent.cpu.as_secs_f64());
         match result {
             Ok(Work::Done(value)) => {
-                println!("=== {number} {name}: ok, {seconds:.1} s");
-                self.end(name, Ending::Passed);
+                println!("=== {number} {name}: ok, {seconds:.1} s, CPU {cpu:.1} s");
+                self.end(kind, name, spent, Ending::Passed);
                 Ok(value)
             }
             Ok(Work::Skipped(why)) => {
                 println!("=== {number} {name}: skipped: {why}");
-                self.end(name, Ending::Skipped(why));
+                self.end(kind, name, spent, Ending::Skipped(why));
                 Err(Missing(format!("because step {number} ({name}) was skipped")))
             }
             Err(error) => {
-                println!("{error:#}\n=== {number} {name}: FAILED after {seconds:.1} s");
+                println!(
+                    "{error:#}\n=== {number} {name}: FAILED after {seconds:.1} s, CPU {cpu:.1} s"
+                );
                 if !is_blamed {
                     self.results.lock().unwrap_or_else(PoisonError::into_inner).failed += 1;
                 }
-                self.end(name, Ending::Failed(format!("{error:#}")));
+                self.end(kind, name, spent, Ending::Failed(format!("{error:#}")));
                 Err(Missing(format!("because step {number} ({name}) failed")))
             }
         }
@@ -122,15 +137,16 @@ impl Steps {
     /// Does a step that needs what another one gives.
     pub(crate) fn run_with<G, T>(
         &mut self,
+        kind: Kind,
         name: &str,
         given: &Result<G, Missing>,
         work: impl FnOnce(&G) -> Result<Work<T>>,
     ) -> Result<T, Missing> {
         match given {
-            Ok(given) => self.run(name, || work(given)),
+            Ok(given) => self.run(kind, name, || work(given)),
             Err(missing) => {
                 println!("\n=== {} {name}: skipped, {missing}", self.next());
-                self.end(name, Ending::Skipped(missing.to_string()));
+                self.end(kind, name, Spent::default(), Ending::Skipped(missing.to_string()));
                 Err(missing.clone())
             }
         }
@@ -140,8 +156,8 @@ impl Steps {
         u32::try_from(self.over.len() + 1).unwrap_or(u32::MAX)
     }
 
-    fn end(&mut self, name: &str, ending: Ending) {
-        self.over.push(Step { number: self.next(), name: name.to_owned(), ending });
+    fn end(&mut self, kind: Kind, name: &str, spent: Spent, ending: Ending) {
+        self.over.push(Step { number: self.next(), name: name.to_owned(), kind, spent, ending });
     }
 }
 
@@ -158,16 +174,16 @@ mod tests {
     #[test]
     fn a_failed_step_stops_only_those_that_need_it() {
         let mut steps = Steps::new(Arc::default());
-        let built: Result<u8, _> = steps.run("build", || bail!("no\ncompiler"));
+        let built: Result<u8, _> = steps.run(Kind::Run, "build", || bail!("no\ncompiler"));
         let mut done = 0;
-        let tested = steps.run_with("tests", &built, |_| Ok(Work::Done(())));
-        let other = steps.run("formatting", || {
+        let tested = steps.run_with(Kind::Run, "tests", &built, |_| Ok(Work::Done(())));
+        let other = steps.run(Kind::Run, "formatting", || {
             done += 1;
             Ok(Work::Done(7))
         });
-        let after = steps.run_with("more", &other, |seven| Ok(Work::Done(*seven + 1)));
+        let after = steps.run_with(Kind::Run, "more", &other, |seven| Ok(Work::Done(*seven + 1)));
         // What is skipped is missing in its turn, and the cause is the same.
-        let last = steps.run_with("last", &tested, |()| Ok(Work::Done(())));
+        let last = steps.run_with(Kind::Run, "last", &tested, |()| Ok(Work::Done(())));
         assert_eq!((done, after), (1, Ok(8)));
         assert!(tested.is_err() && last.is_err());
         let skipped = Ending::Skipped("because step 1 (build) failed".to_owned());
@@ -191,9 +207,9 @@ mod tests {
             count.lock().unwrap().failed += 3;
             bail!("ended with status 101")
         };
-        assert!(steps.run("tests", tests).is_err());
+        assert!(steps.run(Kind::Run, "tests", tests).is_err());
         assert_eq!(count.lock().unwrap().failed, 3, "the tests are to blame");
-        assert!(steps.run("lints", || -> Result<Work> { bail!("a warning") }).is_err());
+        assert!(steps.run(Kind::Run, "lints", || -> Result<Work> { bail!("a warning") }).is_err());
         assert_eq!(count.lock().unwrap().failed, 4);
     }
 
@@ -201,7 +217,7 @@ mod tests {
     fn what_cannot_be_checked_is_neither_passed_nor_failed() {
         let mut steps = Steps::new(Arc::default());
         let why = "cargo-deny is not installed".to_owned();
-        let result: Result<(), _> = steps.run("deny", || Ok(Work::Skipped(why.clone())));
+        let result: Result<(), _> = steps.run(Kind::Run, "deny", || Ok(Work::Skipped(why.clone())));
         assert_eq!(result.unwrap_err().to_string(), "because step 1 (deny) was skipped");
         assert_eq!(endings(&steps), [(1, "deny", Ending::Skipped(why))]);
     }

@@ -1,6 +1,8 @@
-//! One test binary run in the guest: which of its tests, on which kernel, for how long.
+//! Test binaries that run in one guest: which of their tests, on which kernel, for how long.
 
 use std::ffi::OsString;
+use std::fmt::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::tally::{Results, Tally};
-use crate::lab::{self, Accel, Lab};
+use crate::lab::{self, Lab};
 use crate::process;
 
 /// Tests whose names begin so are run on every kernel, not only on the first.
@@ -24,11 +26,13 @@ pub(crate) struct Selection<'a> {
     pub(crate) filters: &'a [String],
 }
 
-/// A test binary and what it needs.
+/// Test binaries that run in one guest, one after the other, and what they need.
 #[derive(Debug)]
-pub(crate) struct Suite<'a> {
-    /// The binary.
-    pub(crate) program: PathBuf,
+pub(crate) struct Suites<'a> {
+    /// The binaries.
+    pub(crate) programs: Vec<PathBuf>,
+    /// A directory for the script, which the guest sees, too.
+    pub(crate) directory: &'a Path,
     /// Directories that must be seen inside.
     pub(crate) shares: Vec<PathBuf>,
     /// Variables, set besides this process's own.
@@ -54,79 +58,104 @@ impl Selection<'_> {
     }
 }
 
-impl Suite<'_> {
-    /// Runs the selected tests and adds their results to `results`.
+impl Suites<'_> {
+    /// Runs the selected tests in one guest and adds their results to `results`.
     pub(crate) fn run(&self, guest: Guest<'_>, results: &Arc<Mutex<Results>>) -> Result<()> {
-        let all = names(&self.program)?;
-        let names: Vec<&String> = all.iter().filter(|name| self.selection.takes(name)).collect();
-        if names.is_empty() {
-            println!("none of the {} tests is selected here", all.len());
+        let mut suites = Vec::new();
+        for program in &self.programs {
+            let all = names(program)?;
+            let taken: Vec<String> =
+                all.iter().filter(|name| self.selection.takes(name)).cloned().collect();
+            let suite = Suite { program: program.clone(), names: taken };
+            println!("{}: {} of {} tests", suite.name(), suite.names.len(), all.len());
+            if !suite.names.is_empty() {
+                suites.push(suite);
+            }
+        }
+        if suites.is_empty() {
+            println!("no test is selected here");
             return Ok(());
         }
-        println!("{} of {} tests on Linux {}", names.len(), all.len(), guest.kernel);
+        let script = self.directory.join(format!("suites-{}.sh", guest.kernel));
+        fs::write(&script, text(&suites)).with_context(|| script.display().to_string())?;
         let mut words: Vec<OsString> = vec!["env".into()];
         for (name, value) in &self.environment {
             let mut word = OsString::from(format!("{name}="));
             word.push(value);
             words.push(word);
         }
-        // The guest has the address, and only this program knows the variable's other name.
-        words.extend(["sh".into(), "-c".into(), ADDRESS.into(), "sh".into()]);
-        words.push(self.program.clone().into());
-        words.extend(
-            ["--include-ignored", "--test-threads=1", "--nocapture", "--exact"].map(OsString::from),
-        );
-        words.extend(names.iter().map(OsString::from));
-        let mut status = self.boot(guest, Accel::Auto, &words, results)?;
-        if status == i32::from(lab::FAILED) {
-            // Emulation with a thread per CPU has crashed a guest now and then.
-            println!("the guest died; once more, with one thread for all emulated CPUs");
-            status = self.boot(guest, Accel::TcgSingle, &words, results)?;
-        }
-        if status != i32::from(lab::FAILED) {
-            // What a test prints without a line's end makes its own line unreadable.
-            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-            names.iter().for_each(|name| results.note_run(name));
-        }
-        match u8::try_from(status) {
-            Ok(0) => Ok(()),
-            Ok(lab::TIMED_OUT) => {
-                bail!("not done after {} s on Linux {}", guest.limit.as_secs(), guest.kernel)
-            }
-            _ => bail!("exit status {status} on Linux {}", guest.kernel),
-        }
-    }
-
-    fn boot(
-        &self,
-        guest: Guest<'_>,
-        accel: Accel,
-        words: &[OsString],
-        results: &Arc<Mutex<Results>>,
-    ) -> Result<i32> {
+        words.extend(["sh".into(), script.into()]);
         let lab = Lab {
             kernel: guest.kernel.to_owned(),
             timeout: guest.limit,
-            accel,
             shares: self.shares.clone(),
             ..Lab::default()
         };
-        // The results of a guest that died are not results.
-        let own: Arc<Mutex<Results>> = Arc::default();
-        let status = lab.run_into(words, Tally::new(std::io::stdout(), Arc::clone(&own)))?;
+        let status = lab.run_into(&words, Tally::new(std::io::stdout(), Arc::clone(results)))?;
         if status != i32::from(lab::FAILED) {
-            let own = std::mem::take(&mut *own.lock().unwrap_or_else(PoisonError::into_inner));
-            results.lock().unwrap_or_else(PoisonError::into_inner).add(own);
+            // What a test prints without a line's end makes its own line unreadable.
+            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+            suites.iter().flat_map(|suite| &suite.names).for_each(|name| results.note_run(name));
         }
-        Ok(status)
+        let kernel = guest.kernel;
+        match u8::try_from(status) {
+            Ok(0) => Ok(()),
+            Ok(lab::TIMED_OUT) => {
+                bail!("not done after {} s on Linux {kernel}", guest.limit.as_secs())
+            }
+            Ok(lab::FAILED) => bail!("the guest died on Linux {kernel}"),
+            _ => bail!("on Linux {kernel} failed: {}", failed(&suites, status)),
+        }
     }
 }
 
-/// Runs its arguments with the name that fabric's tests know the address by.
-const ADDRESS: &str = r#"RBLK_TEST_RDMA_ADDR=$RBLK_LAB_RDMA_ADDR exec "$@""#;
+/// A test binary and those of its tests that are run.
+#[derive(Debug)]
+struct Suite {
+    program: PathBuf,
+    names: Vec<String>,
+}
+
+impl Suite {
+    fn name(&self) -> String {
+        self.program.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
+
+/// The script that runs the suites. Its exit status has a bit for each suite that failed, from the
+/// first on.
+fn text(suites: &[Suite]) -> String {
+    // The guest has the address, and only this program knows the variable's other name.
+    let mut text =
+        "export RBLK_TEST_RDMA_ADDR=$RBLK_LAB_RDMA_ADDR\nfailed=0\nbegun=$(date +%s)\n".to_owned();
+    for (at, suite) in suites.iter().enumerate() {
+        let (name, names) = (suite.name(), suite.names.join(" "));
+        let program = suite.program.display();
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "echo '--- {name}'");
+        let _ = writeln!(text, "if '{program}' {WORDS} {names}; then s=ok; else");
+        let _ = writeln!(text, "s=FAILED; failed=$((failed + {})); fi", 1 << at);
+        let _ = writeln!(
+            text,
+            "now=$(date +%s); echo \"--- {name}: $s, $((now - begun)) s\"; begun=$now"
+        );
+    }
+    text + "exit $failed\n"
+}
+
+/// Words for each test binary.
+const WORDS: &str = "--include-ignored --test-threads=1 --nocapture --exact";
+
+/// The names of the suites that failed, of the exit status of the script.
+fn failed(suites: &[Suite], status: i32) -> String {
+    let is_failed = |at: usize| status & (1 << at) != 0;
+    let names = suites.iter().enumerate().filter(|(at, _)| is_failed(*at));
+    let names: Vec<String> = names.map(|(_, suite)| suite.name()).collect();
+    format!("{} (status {status})", names.join(", "))
+}
 
 /// The tests of a binary, which lists them without running any.
-fn names(program: &Path) -> Result<Vec<String>> {
+pub(super) fn names(program: &Path) -> Result<Vec<String>> {
     let mut command = Command::new(program);
     command.args(["--list", "--format", "terse"]);
     let list = process::output(&mut command, Duration::from_secs(60))
@@ -145,6 +174,19 @@ mod tests {
     #[test]
     fn names_are_taken_from_the_list() {
         assert_eq!(parse("a::b: test\nbench_x: benchmark\nkernel_c: test\n"), ["a::b", "kernel_c"]);
+    }
+
+    #[test]
+    fn the_status_names_the_suites_that_failed() {
+        let suite = |program: &str| Suite { program: program.into(), names: vec!["a::b".into()] };
+        let suites = [suite("true"), suite("false"), suite("true"), suite("false")];
+        // A name that is found in PATH stands for a test binary.
+        let mut command = Command::new("sh");
+        let output = command.arg("-c").arg(text(&suites)).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.starts_with("--- true\n--- true: ok, 0 s\n--- false\n"), "{said}");
+        assert_eq!(output.status.code(), Some(0b1010));
+        assert_eq!(failed(&suites, 0b1010), "false, false (status 10)");
     }
 
     #[test]

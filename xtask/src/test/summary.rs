@@ -2,9 +2,9 @@
 //! missed, so each is named once more; the last line has the sums.
 
 use std::fmt::Write;
-use std::time::Duration;
 
-use super::step::{Ending, Step};
+use super::spent::Spent;
+use super::step::{Ending, Kind, Step};
 use super::tally::Results;
 
 /// What there is to sum up.
@@ -12,8 +12,8 @@ use super::tally::Results;
 pub(crate) struct Summary<'a> {
     /// All steps.
     pub(crate) steps: &'a [Step],
-    /// How long they took.
-    pub(crate) took: Duration,
+    /// The cost of the run, from its begin.
+    pub(crate) spent: Spent,
     /// What libtest said; with failed steps that no test is to blame for.
     pub(crate) results: &'a Results,
     /// What is wrong with the run as a whole.
@@ -27,14 +27,32 @@ impl Summary<'_> {
         self.results.failed == 0 && self.wrong.is_none() && !self.steps.iter().any(failed)
     }
 
+    /// The cost of each step, of each kind of work and of the run.
+    fn costs(&self) -> String {
+        let line = |spent: Spent, of: &str| {
+            format!("{:7.1} {:7.1}  {of}\n", spent.wall.as_secs_f64(), spent.cpu.as_secs_f64())
+        };
+        let mut text = "\n wall s   CPU s  step\n".to_owned();
+        for step in self.steps.iter().filter(|step| step.spent != Spent::default()) {
+            text += &line(step.spent, &format!("{} {}", step.number, step.name));
+        }
+        for (kind, of) in
+            [(Kind::Check, "checks"), (Kind::Build, "builds"), (Kind::Run, "tests and programs")]
+        {
+            let own = self.steps.iter().filter(|step| step.kind == kind);
+            let sum = own.fold(Spent::default(), |sum, step| sum.plus(step.spent));
+            text += &line(sum, &format!("all {of}"));
+        }
+        text + &line(self.spent, &format!("all {} steps", self.steps.len()))
+    }
+
     /// The lines. The last is `N passed, N failed`, and `, N skipped` where checks did not run:
     /// steps, and tests that ran in no step.
     pub(crate) fn text(&self) -> String {
         let Results { passed, failed, .. } = *self.results;
         // A run that is wrong has failed, whatever was counted.
         let failed = if self.is_good() { failed } else { failed.max(1) };
-        let mut text =
-            format!("\n{} steps in {:.0} s\n", self.steps.len(), self.took.as_secs_f64());
+        let mut text = self.costs();
         let mut skipped = 0;
         // Writing to a String cannot fail.
         for (name, reason) in self.results.left_out() {
@@ -67,16 +85,20 @@ impl Summary<'_> {
 mod tests {
     use std::io::Write as _;
     use std::sync::{Arc, Mutex};
+    use std::time::Duration;
 
     use super::super::tally::Tally;
     use super::*;
 
     fn step(number: u32, name: &str, ending: Ending) -> Step {
-        Step { number, name: name.to_owned(), ending }
+        let spent = Spent { wall: Duration::from_secs(1), cpu: Duration::from_millis(1500) };
+        let spent = if ending == Ending::Passed { spent } else { Spent::default() };
+        Step { number, name: name.to_owned(), kind: Kind::Run, spent, ending }
     }
 
     fn summary<'a>(steps: &'a [Step], results: &'a Results) -> Summary<'a> {
-        Summary { steps, took: Duration::from_secs(3), results, wrong: None }
+        let spent = Spent { wall: Duration::from_secs(3), cpu: Duration::from_secs(5) };
+        Summary { steps, spent, results, wrong: None }
     }
 
     #[test]
@@ -93,7 +115,9 @@ mod tests {
         assert!(!summary.is_good());
         assert_eq!(
             summary.text(),
-            "\n5 steps in 3 s\n\
+            "\n wall s   CPU s  step\n    1.0     1.5  1 lints\n    0.0     0.0  all checks\n    \
+             0.0     0.0  all builds\n    1.0     1.5  all tests and programs\n    3.0     5.0  all 5 \
+             steps\n\
              skipped: step 3 (tests): because step 2 (programs) failed\n\
              skipped: step 4 (deny): cargo-deny is not installed\n\
              FAILED: step 2 (programs): many\n\
@@ -108,7 +132,7 @@ mod tests {
         let results = Results::new(7, 0);
         let mut summary = summary(&steps, &results);
         assert!(summary.is_good());
-        assert!(summary.text().ends_with(" in 3 s\n7 passed, 0 failed\n"));
+        assert!(summary.text().ends_with(" all 1 steps\n7 passed, 0 failed\n"));
         summary.wrong = Some("no test ran");
         assert!(!summary.is_good());
         assert!(summary.text().ends_with("\nFAILED: no test ran\n7 passed, 1 failed\n"));
@@ -133,7 +157,7 @@ mod tests {
         results.note_run("a");
         let steps = [step(1, "tests", Ending::Passed)];
         let text = summary(&steps, &results).text();
-        let lines: Vec<&str> = text.lines().skip(2).collect();
+        let lines: Vec<&str> = text.lines().skip(7).collect();
         assert_eq!(lines, ["skipped: test b: needs root", "2 passed, 0 failed, 1 skipped"]);
     }
 }

@@ -30,14 +30,6 @@ impl Results {
         Self { passed, failed, ..Self::default() }
     }
 
-    /// Adds another run's.
-    pub(crate) fn add(&mut self, other: Results) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.ignored.extend(other.ignored);
-        self.ran.extend(other.ran);
-    }
-
     /// A test ran whose own line may not be readable.
     pub(crate) fn note_run(&mut self, name: &str) {
         self.ran.insert(name.to_owned());
