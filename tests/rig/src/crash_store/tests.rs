@@ -1,4 +1,4 @@
-//! What survives a crash of the store, and what it notices of its users.
+//! Survivors of a crash of the store, and breaches that it notices.
 
 use rblk_fabric::PageKind;
 use rblk_target::store::OpToken;
