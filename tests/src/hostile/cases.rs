@@ -38,9 +38,9 @@ pub struct Victim {
 /// One case.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What is tried.
+    /// The rule it breaks.
     pub name: &'static str,
-    /// Tries it.
+    /// Runs it.
     pub run: fn(&Door, Victim),
 }
 
@@ -141,7 +141,7 @@ fn hellos_that_break_a_rule(door: &Door, victim: Victim) {
             Knock::Refused(_) | Knock::Failed(_) => {}
         }
     }
-    // Bits that nobody has defined are not granted.
+    // Undefined bits are not granted.
     let end = End::connect(&door.address, &Hello { features: u32::MAX, ..good });
     let granted = Accept::parse(&end.accept);
     assert_eq!(granted.features & !63, 0, "{granted:?}");
@@ -156,7 +156,7 @@ fn a_peer_without_a_key(door: &Door, _: Victim) {
     }
 }
 
-/// A command that nobody may send yet gets no data, and no success.
+/// A command that is not allowed yet gets no data, and no success.
 fn is_not_served(end: &mut End, opcode: u8, body: &[u8]) {
     let in_capsule = u32::try_from(body.len()).expect("short");
     let epoch = end.epoch();
@@ -177,7 +177,7 @@ fn commands_before_the_handshake(door: &Door, _: Victim) {
     }
     is_not_served(&mut door.stranger(), op::LOGIN, &wire::login("honest", 5000));
     is_not_served(&mut door.stranger(), op::OPEN, &wire::open(HONEST, 0, 1));
-    // It hears of no event, whatever happens.
+    // A stranger hears of no event.
     let mut end = door.stranger();
     let command = Command { opcode: op::ASYNC_EVENT, sequence: 1, epoch: 1, ..Command::default() };
     end.send(&command.bytes());
@@ -275,7 +275,7 @@ fn strangers_in_a_crowd(door: &Door, _: Victim) {
         })
         .collect();
     assert!(!inside.is_empty(), "no stranger may come at all");
-    // One that finds no place was refused, or another one has gone for it.
+    // A stranger without a place is refused, or an older one has left for it.
     let until = Instant::now() + PROOF / 2;
     loop {
         inside.retain_mut(|end| {
@@ -321,7 +321,7 @@ fn a_session_of_somebody_else(door: &Door, victim: Victim) {
     });
 }
 
-/// Whoever names a session is let in, and learns nothing of it before a proof.
+/// A hello may name any session. The target lets it in, but reveals nothing before a proof.
 fn a_session_that_is_not_there(door: &Door, victim: Victim) {
     for (session, epoch) in [([3; 16], 2), (victim.session, victim.epoch)] {
         let hello = Hello { session, epoch, ..Hello::admin(feature::AUTH) };
@@ -366,7 +366,7 @@ fn seals_that_are_wrong(door: &Door, _: Victim) {
             assert!(rogue.end.is_untouched(), "byte {at}: got data");
         });
     }
-    // The same message twice: it is answered once.
+    // A message sent twice is answered once.
     with_rogue(door, |rogue| {
         let command = rogue.command(op::LIST);
         let message = rogue.sealed(command, &[]);
@@ -602,7 +602,7 @@ fn commands_that_are_not_allowed(door: &Door, _: Victim) {
             assert!(is_refused(queue.ask(&command.bytes())), "handle {other}");
         }
     });
-    // To write what was opened to be read.
+    // Writes to a volume that was opened for reading.
     with_rogue(door, |rogue| {
         let (status, handle) = rogue.open(READABLE, 1, 0);
         assert_eq!(status, status::OK);
@@ -660,7 +660,7 @@ fn a_peer_that_takes_nothing(door: &Door, _: Victim) {
             let command = queue.command(op::READ, handle, 0, 16);
             queue.end.send(&Command { tag, ..command }.bytes());
         }
-        // It neither polls nor reads.
+        // The peer neither polls nor reads.
         std::thread::sleep(Duration::from_secs(3));
     });
 }

@@ -15,7 +15,7 @@ use super::disk::kinds;
 use super::{Aligned, Lab, LoopDisk, Mapped, Sysfs};
 
 const SECTOR: u64 = 512;
-/// What a thin pool allocates at a time.
+/// The allocation unit of a thin pool.
 const CHUNK_SECTORS: u64 = 128;
 const DISK_SECTORS: u64 = FaultyDisk::BYTES / SECTOR;
 /// The smallest size that dm-thin recommends for metadata.
@@ -39,7 +39,7 @@ impl Fault {
     /// The faults that the variable `RBLK_FAULTS` lists, such as `error,flakey`; without it, all.
     ///
     /// # Panics
-    /// The list has an unknown name, or the kernel lacks what a fault needs.
+    /// The list has an unknown name, or the kernel lacks the kind of table for a fault.
     #[must_use]
     pub fn asked_for() -> Vec<Self> {
         let faults = match std::env::var("RBLK_FAULTS") {
@@ -83,11 +83,11 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A disk with a fault that is to come. Dropped, the disk is gone.
+/// A disk with a fault to come. Drop removes the disk.
 #[derive(Debug)]
 pub struct FaultyDisk {
     fault: Fault,
-    // Fields are dropped in this order: what lies on another device goes first.
+    // Fields are dropped in this order: each device before the one below it.
     store: Mapped,
     pool: Option<Mapped>,
     below: LoopDisk,
@@ -197,7 +197,7 @@ impl FaultyDisk {
     #[must_use]
     pub fn read_back(self) -> Vec<u8> {
         let path = if self.pool.is_some() {
-            // Only the pool knows which chunk is where. It reads well when full.
+            // Only the pool knows the places of the chunks. A full pool still reads.
             self.device()
         } else {
             // The end of the last use writes back dirty pages. The device goes only after that.
