@@ -524,7 +524,7 @@ impl Guest {
         self.kick(ring);
     }
 
-    /// Sets the available index, whatever the ring contains, and kicks.
+    /// Sets the available index without a change of the ring's contents, and kicks.
     pub fn claim_to_offer(&self, ring: u16, index: u16) {
         self.memory.write(Self::at(ring, AVAILABLE + 2), &index.to_le_bytes());
         self.kick(ring);

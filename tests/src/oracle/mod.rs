@@ -146,7 +146,7 @@ impl Oracle {
         }
     }
 
-    /// A volume whose hosts report a loss by every flush: a failed flush does not end the loss.
+    /// A volume with hosts that report a loss by every flush: a failed flush does not end the loss.
     #[must_use]
     pub fn with_lasting_losses(self, losses_last: bool) -> Self {
         Self { losses_last, ..self }

@@ -131,7 +131,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// A running target whose volume holds `image`.
+    /// A running target with a volume that holds `image`.
     ///
     /// # Panics
     /// The target cannot be made.
