@@ -1,7 +1,7 @@
 //! [`Input`]: bytes of the fuzzer as a list of decisions.
 
-/// Takes decisions from the front of the bytes. When no bytes are left, numbers are 0, so that a
-/// prefix of an input does what the input did at first.
+/// Takes decisions from the front of the bytes. After the last byte, numbers are 0, so that a
+/// prefix of an input causes the same first acts.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     rest: &'a [u8],

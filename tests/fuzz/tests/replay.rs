@@ -1,5 +1,5 @@
-//! Replays the corpora: every input that was kept is fed to its target again. An input that once
-//! broke something is kept as `found-...`.
+//! Replays the corpora: every kept input goes to its target again. An input that once broke the
+//! code is kept as `found-...`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn corpus(target: &Target) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name)
 }
 
-/// The target of that name: its seeds are accepted, and each input of its corpus does no harm.
+/// Replays one target: its seeds are accepted, and each input of its corpus does no harm.
 fn replay(name: &str) {
     let target = ALL.iter().find(|target| target.name == name).expect("a target");
     for (at, seed) in (target.seeds)().iter().enumerate() {
