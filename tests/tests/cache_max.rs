@@ -1,5 +1,5 @@
-//! A volume has its part of the cache, and no more: of the poll groups together, also of what is
-//! dirty, and also if the maximum changes while it is used.
+//! A volume gets its share of the cache, and no more: in all poll groups together, dirty blocks
+//! included, and also when the maximum changes while the volume is used.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ struct World {
 }
 
 impl World {
-    /// Two volumes over an arena of 8 MiB in two poll groups. The first one has at most so much.
+    /// Two volumes over an arena of 8 MiB in two poll groups, with a maximum for the first one.
     fn new(cache: CacheMode, cache_max_bytes: Option<u64>) -> Self {
         let images = [pattern(1, 32 * MIB), pattern(2, 4 * MIB)];
         let TwoVolumes { rig, queues, images } =
@@ -45,7 +45,7 @@ impl World {
         assert!(done.is_ok() && all[0].result >= 0, "{op:?} at {from}: {all:?}");
     }
 
-    /// Reads the first bytes of a volume. Returns how often a store was asked.
+    /// Reads the first bytes of a volume. Returns the number of ops at the store.
     fn read(&mut self, volume: VolumeIndex, bytes: usize) -> u64 {
         let (at, before) = (usize::from(volume.0), self.rig.store_mut().ops());
         for from in (0..bytes).step_by(IO) {
@@ -68,7 +68,7 @@ impl World {
         self.run(SCANNED, IoOp::Flush, 0, 0);
     }
 
-    /// The first volume has at most so much from now on.
+    /// Sets the maximum of the first volume.
     fn bound(&mut self, cache_max_bytes: Option<u64>) {
         let volume = Volume { cache_max_bytes, ..Volume::clone(&self.rig.volumes()[0]) };
         let volume = Arc::new(volume);
@@ -84,7 +84,7 @@ impl World {
 
     /// Bytes of a volume in the cache, all poll groups together.
     fn cached(&mut self, volume: VolumeIndex) -> u64 {
-        // All counters are told.
+        // Publishes all counters.
         let _ = self.rig.target_counts();
         self.rig.published(volume).0.cached_bytes
     }

@@ -1,5 +1,5 @@
-//! `rblk-target check`, and what the programs say at once: while the target runs, without the right
-//! to ask it, and of errors that have causes.
+//! `rblk-target check`, and messages that programs print at once: while the target runs, without
+//! the right to ask it, and for errors with causes.
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,7 +14,7 @@ fn store(dir: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// A configuration that says what the flags of [`Target::start`] say.
+/// A configuration with the same values as the flags of [`Target::start`].
 fn config(dir: &Path, rest: &str) -> PathBuf {
     let port = free_port();
     let path = dir.join("target.toml");
@@ -54,10 +54,10 @@ fn the_configuration_of_a_running_target_is_in_order() {
         ended.stdout.lines().collect::<Vec<_>>(),
         [&*line, "o: ok, 256 blocks of 4096 bytes"]
     );
-    // Under another name, the next start would fail.
+    // Under another name the next start would fail.
     let renamed = config(dir.path(), &volume("w", &mine));
     assert_refused(&check(&renamed), 9, &["volume `w`: ", "v.img: in use by process"]);
-    // Held by somebody else: at once, and every volume is judged.
+    // Another process holds the store: the check reports that at once, and judges every volume.
     let elsewhere = tempfile::tempdir().unwrap();
     let path = config(elsewhere.path(), &(volume("v", &mine) + &volume("o", &other)));
     let ended = check(&path);

@@ -1,4 +1,4 @@
-//! What a real target tells of hosts that come, go and are lost.
+//! Events of a real target about hosts that come, go and are lost.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -48,7 +48,7 @@ fn who_looks_or_leaves_is_not_lost_and_who_vanishes_is() {
     assert_eq!(lost.text, "the host lost its connections; it keeps m for 30 s");
     assert!(all.windows(2).all(|two| two[0].unix_ms <= two[1].unix_ms));
 
-    // One that is refused holds nothing, and loses nothing.
+    // A refused host holds nothing, and loses nothing.
     let other = Client::claim(&target.address, "m", 2, AccessMode::Shared);
     assert!(other.is_err(), "it is kept");
     wait_for_kinds(&target, &[connect, leave, connect, loss, connect, leave]);
@@ -79,7 +79,7 @@ fn a_slow_command_is_told_only_where_that_is_wanted() {
     let path = dir.path().join("vol0.img");
     std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).unwrap();
     let config = dir.path().join("target.toml");
-    // Every command that waits for a store takes longer than that.
+    // Every command that waits for a store exceeds this limit.
     let text = format!(
         "listen = ['tcp://127.0.0.1:1']\nslow_io = '1us'\n[[volume]]\nname = 'vol0'\nstore = 'file'\npath = '{}'\n",
         path.display()
@@ -111,7 +111,7 @@ fn who_follows_hears_of_another_run_too() {
     let mut follow = command(&target, &["--follow", "-o", "json"]);
     let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
-    // People are told that the target is gone.
+    // The table output says that the target is gone.
     let mut shown = command(&target, &["--follow"]);
     let mut shown = shown.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(shown.stderr.take().unwrap()).lines();

@@ -1,8 +1,8 @@
-//! The programs as a user runs them who is not root, or has too little lockable memory: what they
-//! say, and that they leave nothing.
+//! The programs of a user without root rights, or with too little lockable memory: their messages,
+//! and no leftovers.
 //!
 //! The tests need root, `setpriv` and `prlimit`, and are ignored unless `--ignored` asks for them.
-//! Without those three they then fail and say so.
+//! Without those three they fail and name the reason.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -101,7 +101,7 @@ fn as_root_a_user_who_may_not_look_does_not_hear_that_nothing_is_there() {
     }
 }
 
-/// Root may read everything. The user that runs the target may not.
+/// Root may read everything. The target's user may not.
 #[test]
 #[ignore = "needs root: `cargo xtask test` runs it"]
 fn as_root_doctor_looks_as_the_user_of_the_target() {

@@ -1,5 +1,5 @@
-//! What `rblk-target doctor` says of the ports that a target without `listen` takes. The test takes
-//! such a port itself, so no other test runs beside it.
+//! The findings of `rblk-target doctor` about the default ports of a target without `listen`. The
+//! test takes such a port itself, so it runs alone.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! Initiators that leave are no lost connections; those that leave with commands unanswered are.
+//! Initiators that leave are no lost connections; initiators that leave with unanswered commands
+//! are.
 
 use rblk_protocol::Opcode;
 use rblk_rig::ram_store::StoreConditions;
@@ -17,8 +18,8 @@ enum How {
     Breaks,
 }
 
-/// Lost connections of a target whose initiator ends the connection after `READS` commands, and
-/// hears all answers or none.
+/// Lost connections of a target after the initiator ends the connection after `READS` commands,
+/// with all answers or none.
 fn lost(how: How, answered: bool) -> u64 {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, by_send());
