@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_source_is_looked_at() {
+    fn every_source_is_checked() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
         let files = files(root.join("target/src"));
         for name in ["target/src/lib.rs", "target/src/bin/rblk-targetd.rs"] {

@@ -126,7 +126,7 @@ fn a_known_host_logs_in_while_strangers_fill_every_place() {
 }
 
 #[test]
-fn unproven_joiners_keep_no_queue_of_the_host_out() {
+fn unproven_joiners_do_not_block_queues_of_the_host() {
     let bed = Bed::new("");
     let door = bed.door();
     let rogue = door.login();

@@ -168,7 +168,7 @@ fn a_target_that_must_encrypt_does_so_or_does_not_start() {
 }
 
 #[test]
-fn nobody_else_gets_in() {
+fn hosts_without_a_valid_key_are_refused() {
     let known = SecretKey::generate().unwrap();
     let bed = Bed::new(&[host("db1", &known, "'*:rw'")]);
     let mut held = bed.client(&known, AccessMode::Exclusive).unwrap();

@@ -104,7 +104,7 @@ fn end(rig: &mut Rig<CrashStore>, sessions: &[SessionIndex], what: &str) {
 }
 
 #[test]
-fn the_longest_commands_at_every_cut_of_a_stripe() {
+fn the_longest_commands_work_at_every_cut_of_a_stripe() {
     let io = 4 * MIB;
     for groups in [1, 2, 3] {
         for cache in CACHED {
@@ -185,7 +185,7 @@ fn storms(count: u64) -> std::ops::Range<u64> {
 }
 
 #[test]
-fn requests_over_several_stripes_meet() {
+fn overlapping_requests_over_several_stripes_agree_with_the_oracle() {
     let mix = Mix { flush: 30, erase: 40, fua: 200, begins: 3, pause: 30 };
     storms(6).for_each(|seed| storm(seed, mix, 160));
 }
@@ -433,7 +433,7 @@ fn erased_under_others(seed: u64, groups: usize, cache: CacheMode, then: IoOp) {
 }
 
 #[test]
-fn what_was_erased_is_read_by_no_group() {
+fn erased_blocks_are_read_by_no_group() {
     for seed in seeds(if is_long() { 20 } else { 2 }) {
         for groups in [2, 3] {
             for cache in CACHED {
@@ -444,7 +444,7 @@ fn what_was_erased_is_read_by_no_group() {
 }
 
 #[test]
-fn what_is_written_after_it_was_erased_stays() {
+fn writes_after_an_erase_stay() {
     for seed in seeds(if is_long() { 20 } else { 2 }) {
         for groups in [2, 3] {
             // Write-back acknowledges from memory.
@@ -495,7 +495,7 @@ fn a_failed_discard_holds_no_range() {
 
 /// A group that has ended is asked for nothing: groups with connections end first.
 #[test]
-fn a_group_ends_when_nobody_can_ask_it_any_more() {
+fn a_group_ends_after_all_groups_with_connections() {
     for groups in [2, 3] {
         for cache in CACHED {
             for seed in seeds(if is_long() { 40 } else { 4 }) {

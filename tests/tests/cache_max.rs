@@ -127,7 +127,7 @@ fn a_lower_maximum_counts_at_once() {
 }
 
 #[test]
-fn what_is_written_to_a_volume_at_its_maximum_is_all_there() {
+fn writes_to_a_volume_at_its_maximum_are_kept() {
     for cache in CACHED {
         let mut world = World::new(cache, Some(1 << 20));
         for (round, max) in

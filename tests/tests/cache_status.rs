@@ -105,7 +105,7 @@ fn volume_of(mode: CacheMode) -> VolumeIndex {
 }
 
 #[test]
-fn each_number_counts_what_it_says() {
+fn each_counter_counts_its_event() {
     for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
         let mut bench = Bench::new(1, 1);
         let volume = volume_of(mode);
@@ -169,7 +169,7 @@ fn each_number_counts_what_it_says() {
 }
 
 #[test]
-fn volumes_add_up_to_the_target_whatever_happens() {
+fn counters_of_volumes_add_up_to_those_of_the_target() {
     // The seeds together must have seen each of these, or the sums prove nothing.
     let mut seen = VolumeCounts::default();
     let seeds = seeds(12);
@@ -221,7 +221,7 @@ fn volumes_add_up_to_the_target_whatever_happens() {
 
 /// After a busy turn a group publishes only a few volumes; before a sleep, all of them.
 #[test]
-fn every_volume_is_told_of_in_turn() {
+fn every_volume_is_published_in_turn() {
     const COUNT: u16 = 20;
     let volumes = vec![
         VolumeSpec {

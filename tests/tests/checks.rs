@@ -157,7 +157,7 @@ fn both_families_reach_a_target_on_every_address() {
 }
 
 #[test]
-fn a_taken_port_is_said_once() {
+fn a_taken_port_is_reported_once() {
     let dir = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("tcp://{}", listener.local_addr().unwrap());
@@ -170,7 +170,7 @@ fn a_taken_port_is_said_once() {
 }
 
 #[test]
-fn a_wait_for_a_store_is_said() {
+fn a_wait_for_a_store_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let mine = store(dir.path(), "v.img");
     let volume = format!("v={}", mine.display());
@@ -185,7 +185,7 @@ fn a_wait_for_a_store_is_said() {
 }
 
 #[test]
-fn a_number_without_a_unit_and_one_out_of_range_are_told_how() {
+fn a_bad_number_is_refused_with_the_right_form() {
     let mount = |args: &[&str]| {
         let mut command = Command::new(program("rblk-initiator"));
         run(command.args(["mount", "tcp://127.0.0.1:1", "v"]).args(args))

@@ -191,7 +191,7 @@ fn queues_in_threads_of_their_own_read_what_was_written() {
 }
 
 #[test]
-fn no_end_copies_the_data_of_a_read_that_the_cache_has() {
+fn no_end_copies_the_data_of_a_cached_read() {
     let dir = tempfile::tempdir().unwrap();
     let (target, _) = start(dir.path(), "write-back");
     let mut volume = open(&target);
@@ -319,7 +319,7 @@ fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
 
 /// The next user of the volume does not know of unflushed writes, so a close leaves none.
 #[test]
-fn what_was_written_is_durable_when_the_volume_is_closed() {
+fn writes_are_durable_when_the_volume_is_closed() {
     for close in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let (mut target, _) = start(dir.path(), "write-back");
@@ -368,7 +368,7 @@ fn a_host_that_lost_its_volume_is_fenced() {
 }
 
 #[test]
-fn what_cannot_be_submitted_comes_back_with_its_buffer() {
+fn a_refused_request_comes_back_with_its_buffer() {
     let dir = tempfile::tempdir().unwrap();
     let (target, _) = start(dir.path(), "none");
     let mut config = config(&target);

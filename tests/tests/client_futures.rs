@@ -101,7 +101,7 @@ fn test(body: impl AsyncFnOnce(World, Handle, tokio::task::JoinHandle<()>)) {
 }
 
 #[test]
-fn the_buffer_of_a_dropped_future_is_nobodys_until_its_completion() {
+fn the_buffer_of_a_dropped_future_is_not_reused_before_its_completion() {
     test(async |mut world, handle, driver| {
         let wires = world.connect();
         let reads = reads(&handle).await;

@@ -363,7 +363,7 @@ fn a_handle_that_is_closed_ends_what_is_under_way_and_nothing_else() {
 }
 
 #[test]
-fn a_driver_that_is_dropped_tells_everybody() {
+fn a_dropped_driver_fails_every_request() {
     let dir = tempfile::tempdir().unwrap();
     let (mut target, args) = start(dir.path());
     let (volume, queue) = open(&target);

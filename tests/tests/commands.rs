@@ -569,7 +569,7 @@ fn garbage_on_the_port_disturbs_nobody() {
 
 /// The log is a full pipe without a reader: the target still starts and serves.
 #[test]
-fn a_log_that_nobody_reads_delays_nobody() {
+fn a_full_log_pipe_delays_no_host() {
     let dir = tempfile::tempdir().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     // More than a pipe can buffer.

@@ -155,7 +155,7 @@ fn assert_mount(bed: &Bed, queue: QueueId, io: &IoCounts) {
 }
 
 #[test]
-fn what_is_counted_is_what_was_done() {
+fn counters_match_the_requests() {
     for (seed, (cache, groups)) in [
         (CacheMode::None, 1),
         (CacheMode::WriteThrough, 1),
@@ -170,7 +170,7 @@ fn what_is_counted_is_what_was_done() {
 }
 
 #[test]
-fn what_a_lost_connection_left_is_in_flight_no_more() {
+fn requests_of_a_lost_connection_are_not_in_flight() {
     let mut bed = Bed::with_cache(&RigOptions::default(), CacheMode::WriteThrough);
     bed.rig
         .store_mut()

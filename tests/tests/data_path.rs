@@ -42,7 +42,7 @@ fn data_of_every_size_comes_back_as_it_was_written() {
 }
 
 #[test]
-fn a_null_volume_reads_zeros_whatever_was_written() {
+fn a_null_volume_reads_zeros_after_any_write() {
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(NULL, QueueOptions::default());
     for len in [512, 4096, 4608, 1 << 20] {
@@ -56,7 +56,7 @@ fn a_null_volume_reads_zeros_whatever_was_written() {
 }
 
 #[test]
-fn flush_discard_and_zeroes_do_what_they_say() {
+fn flush_discard_and_zeroes_have_their_effects() {
     for volume in [MEMORY, STORE] {
         let mut bed = Bed::new(&RigOptions::default());
         let queue = bed.queue(volume, QueueOptions::default());
@@ -102,7 +102,7 @@ fn fua_and_unmap_reach_the_store_and_only_when_asked() {
 }
 
 #[test]
-fn what_a_volume_does_not_allow_is_refused_and_harms_nothing() {
+fn forbidden_requests_are_refused_without_harm() {
     let mut bed = Bed::new(&RigOptions::default());
     let frozen = bed.queue(FROZEN, QueueOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
@@ -280,7 +280,7 @@ fn small_requests_do_not_overtake_a_large_one_that_waits_for_memory() {
 }
 
 #[test]
-fn an_idle_connection_gives_its_memory_back_to_those_who_wait() {
+fn an_idle_connection_returns_its_memory_to_waiting_ones() {
     let rig =
         RigOptions { arena_bytes: 128 << 10, io_max_bytes: 64 << 10, ..RigOptions::default() };
     let mut bed = Bed::new(&rig);

@@ -59,7 +59,7 @@ const SPOILS: &[(&str, Spoil)] = &[
 ];
 
 #[test]
-fn a_read_that_did_not_come_through_is_sent_once_again() {
+fn a_spoilt_read_is_sent_once_again() {
     for (what, spoil) in SPOILS {
         let mut target = RawTarget::tested(keyed(IMM));
         let data = pattern(3, 512);
@@ -91,7 +91,7 @@ fn a_read_that_did_not_come_through_is_sent_once_again() {
 }
 
 #[test]
-fn a_read_that_does_not_come_through_twice_fails_and_says_where() {
+fn a_read_that_is_spoilt_twice_fails_and_names_the_place() {
     let mut target = RawTarget::tested(keyed(IMM));
     for _ in 0..2 {
         let command = match target.outcomes.is_empty() && target.engine.outstanding() == 0 {
@@ -160,7 +160,7 @@ fn data_that_never_came_is_an_error() {
 }
 
 #[test]
-fn a_write_is_sent_again_with_the_digests_of_what_the_user_wrote() {
+fn a_repeated_write_has_the_digests_of_the_user_data() {
     for second_try_works in [true, false] {
         let mut target = RawTarget::tested(keyed(IMM));
         let at = 4 * keyed(IMM).buffer_stride();
@@ -188,7 +188,7 @@ fn a_write_is_sent_again_with_the_digests_of_what_the_user_wrote() {
 }
 
 #[test]
-fn a_response_that_did_not_come_through_ends_the_path() {
+fn a_spoilt_response_ends_the_path() {
     let mut target = RawTarget::tested(keyed(Features::DIGEST));
     let command = target.request(IoOp::Write, 4);
     let good = ResponseCapsule::new(command.tag, command.sequence, Status::Fenced);
@@ -329,7 +329,7 @@ fn spoilt_data_of_a_write_goes_nowhere() {
 }
 
 #[test]
-fn a_command_that_did_not_come_through_ends_its_connection() {
+fn a_spoilt_command_ends_its_connection() {
     let mut bed = Bed::new(&RigOptions::default());
     let session = bed.rig.begin_session();
     bed.open_all(session);
@@ -347,7 +347,7 @@ fn a_command_that_did_not_come_through_ends_its_connection() {
 }
 
 #[test]
-fn where_digests_were_agreed_every_command_has_one() {
+fn with_digests_every_command_has_one() {
     let mut bed = Bed::new(&RigOptions::default());
     let session = bed.rig.begin_session();
     bed.open_all(session);

@@ -193,7 +193,7 @@ fn a_host_without_keys_is_told_to_make_one() {
 }
 
 #[test]
-fn a_configuration_is_looked_at_with_its_volume() {
+fn a_configuration_is_checked_with_its_volume() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let file = dir.path().join("m.toml");

@@ -77,7 +77,7 @@ fn a_held_queue_becomes_quiet_and_leaves_its_path_without_sending_anything_twice
 }
 
 #[test]
-fn what_is_held_can_be_failed() {
+fn held_requests_can_be_failed() {
     let mut bed = Bed::new(&RigOptions::default());
     let queue = bed.queue(STORE, QueueOptions::default());
     bed.rig.engine_mut(queue).hold(true);

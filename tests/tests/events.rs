@@ -29,7 +29,7 @@ fn wait_for_kinds(target: &Target, expected: &[EventKind]) {
 }
 
 #[test]
-fn who_looks_or_leaves_is_not_lost_and_who_vanishes_is() {
+fn only_a_host_that_vanishes_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     assert!(events(&target).is_empty());
@@ -58,7 +58,7 @@ fn who_looks_or_leaves_is_not_lost_and_who_vanishes_is() {
 }
 
 #[test]
-fn a_take_over_is_told_of_the_host_that_lost_the_volume() {
+fn a_take_over_is_an_event_of_the_host_that_lost_the_volume() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let _first = Client::connect(&target.address, "m", 1).unwrap();
@@ -74,7 +74,7 @@ fn a_take_over_is_told_of_the_host_that_lost_the_volume() {
 }
 
 #[test]
-fn a_slow_command_is_told_only_where_that_is_wanted() {
+fn a_slow_command_is_an_event_only_if_configured() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vol0.img");
     std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).unwrap();
@@ -105,7 +105,7 @@ fn a_slow_command_is_told_only_where_that_is_wanted() {
 }
 
 #[test]
-fn who_follows_hears_of_another_run_too() {
+fn a_follower_gets_events_of_the_next_run() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let mut follow = command(&target, &["--follow", "-o", "json"]);
@@ -134,7 +134,7 @@ fn who_follows_hears_of_another_run_too() {
 }
 
 #[test]
-fn people_read_lines() {
+fn events_are_printed_as_lines() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let _client = Client::connect(&target.address, "m", 1).unwrap();

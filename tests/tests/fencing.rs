@@ -154,7 +154,7 @@ fn a_holder_that_was_cut_off_too_long_is_out_when_another_came() {
 }
 
 #[test]
-fn what_cannot_be_remembered_lets_nobody_in() {
+fn a_holder_that_cannot_be_recorded_is_not_let_in() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
     let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
@@ -232,7 +232,7 @@ fn a_record_that_cannot_be_read_is_neither_forgotten_nor_missing() {
 }
 
 #[test]
-fn a_volume_on_another_file_fences_who_comes_back() {
+fn a_volume_on_another_file_fences_its_old_holders() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
     let mut alice = Client::connect(&target.address, "v", ALICE).unwrap();
@@ -270,7 +270,7 @@ fn a_volume_on_another_file_fences_who_comes_back() {
 }
 
 #[test]
-fn who_was_fenced_stays_so_where_nothing_can_be_written() {
+fn a_fenced_host_stays_fenced_if_no_record_can_be_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &[]);
     let alice = Client::connect(&target.address, "v", ALICE).unwrap();

@@ -175,7 +175,7 @@ fn fio_finds_no_error_when_the_target_is_killed_and_started_again() {
 }
 
 #[test]
-fn what_the_engine_cannot_do_is_said() {
+fn jobs_that_the_engine_cannot_run_are_refused_with_the_reason() {
     let Some(engine) = engine() else { return };
     let dir = tempfile::tempdir().unwrap();
     let (target, _) = start(dir.path());

@@ -244,7 +244,7 @@ fn help_has_every_exit_code() {
 }
 
 #[test]
-fn a_script_can_tell_what_is_there_from_what_is_not() {
+fn exit_codes_tell_a_script_whether_an_object_exists() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("target.toml");
     let path = |name: &str| {
@@ -436,7 +436,7 @@ fn odd_sizes_get_advice_that_helps() {
 }
 
 #[test]
-fn a_resize_stays_where_no_file_says_a_size() {
+fn a_resize_lasts_if_no_file_sets_a_size() {
     let bed = Bed::new();
     let resize = |more: &[&str]| run(&mut bed.command("rblk-target", "volume resize", more));
     let path = bed.dir.path().join("target.toml");
@@ -454,7 +454,7 @@ fn a_resize_stays_where_no_file_says_a_size() {
 }
 
 #[test]
-fn a_change_that_does_not_go_together_is_said_by_the_name_of_the_volume() {
+fn a_contradictory_change_is_refused_with_a_command_that_works() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("b.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();

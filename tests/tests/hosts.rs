@@ -193,7 +193,7 @@ fn a_host_of_another_file_is_not_touched() {
 }
 
 #[test]
-fn a_running_target_is_told() {
+fn a_running_target_hears_of_changed_hosts() {
     let bed = Bed::new();
     bed.key("rblk-target", "target.key");
     let (first, second) = (bed.key("rblk-initiator", "1.key"), bed.key("rblk-initiator", "2.key"));
@@ -275,7 +275,7 @@ fn limits_of_a_host_are_set_kept_and_taken_away_in_the_running_target() {
 }
 
 #[test]
-fn a_reload_takes_before_it_gives_and_says_what_is_still_valid() {
+fn a_reload_revokes_before_it_grants_and_names_rights_that_are_still_valid() {
     let bed = Bed::new();
     bed.key("rblk-target", "target.key");
     let (first, second) = (bed.key("rblk-initiator", "1.key"), bed.key("rblk-initiator", "2.key"));
@@ -364,7 +364,7 @@ fn a_host_sees_its_volumes_and_a_stranger_nothing() {
 }
 
 #[test]
-fn hosts_without_effect_are_said_to_be() {
+fn hosts_without_effect_are_reported() {
     let bed = Bed::new();
     let config = fs::read_to_string(bed.config()).unwrap();
     fs::write(bed.config(), config.replace("auth = 'required'\n", "")).unwrap();

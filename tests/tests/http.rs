@@ -67,7 +67,7 @@ fn farewell(port: u16) -> std::thread::JoinHandle<String> {
 }
 
 #[test]
-fn who_waits_for_the_last_word_hears_how_the_target_ended_and_nothing_of_a_crash() {
+fn the_farewell_names_the_end_of_the_target_and_a_crash_has_none() {
     let dir = tempfile::tempdir().unwrap();
     let (mut drained, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let word = farewell(port.number);
@@ -100,7 +100,7 @@ fn who_waits_for_the_last_word_hears_how_the_target_ended_and_nothing_of_a_crash
 }
 
 #[test]
-fn the_past_of_the_volumes_is_there_for_who_asks_later() {
+fn the_history_of_the_volumes_can_be_read_later() {
     let dir = tempfile::tempdir().unwrap();
     let (target, port) = target(dir.path(), &["--file", &file(dir.path()), "--memory", "m=1MiB"]);
     let past = |after: u64| -> serde_json::Value {
@@ -136,7 +136,7 @@ fn the_past_of_the_volumes_is_there_for_who_asks_later() {
 }
 
 #[test]
-fn the_status_says_its_condition_what_it_uses_and_where_it_listens() {
+fn the_status_has_condition_usage_and_listeners() {
     let dir = tempfile::tempdir().unwrap();
     let (target, port) = target(dir.path(), &["--file", &file(dir.path()), "--memory", "m=1MiB"]);
     let _client = Client::connect(&target.address, "vol0", 1).unwrap();
@@ -207,7 +207,7 @@ fn health_follows_the_drain() {
 }
 
 #[test]
-fn every_path_is_what_it_says() {
+fn every_path_has_its_document() {
     let dir = tempfile::tempdir().unwrap();
     let (target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let status: serde_json::Value =
@@ -245,7 +245,7 @@ fn every_path_is_what_it_says() {
 
 /// A page of another site, in a browser on this host, with a name that resolves to this host.
 #[test]
-fn a_name_of_somebody_else_is_refused() {
+fn a_foreign_host_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     for path in ["/", "/metrics", "/status.json", "/events"] {
@@ -287,7 +287,7 @@ fn is_healthy(port: u16, what: &str) {
 }
 
 #[test]
-fn clients_keep_no_probe_from_healthz() {
+fn clients_hold_up_no_probe_of_healthz() {
     let dir = tempfile::tempdir().unwrap();
     let (_target, port) = target(dir.path(), &["--memory", "m=1MiB"]);
     let say = |text: &str| {

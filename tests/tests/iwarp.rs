@@ -37,7 +37,7 @@ fn options() -> QueueOptions {
 /// The landing memory has room for four commands of the longest kind in each direction. Here are
 /// four times as many, of all lengths, with digests and without.
 #[test]
-fn data_passes_both_ways_however_much_is_under_way() {
+fn data_passes_both_ways_at_any_load() {
     for seed in 0..20 {
         println!("seed {seed}");
         let mut random = Random::new(seed);
@@ -96,7 +96,7 @@ fn data_passes_both_ways_however_much_is_under_way() {
 /// As many READs of write data as credits allow are under way when reads find no room. The ends of
 /// these READs prove nothing about later WRITEs, but the target asks for a proof all the same.
 #[test]
-fn reads_and_writes_do_not_keep_each_other_from_room() {
+fn reads_and_writes_do_not_starve_each_other_of_room() {
     for seed in 0..30 {
         println!("seed {seed}");
         let mut random = Random::new(seed);
@@ -187,7 +187,7 @@ fn data_that_was_changed_where_it_landed_is_not_written() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_keeps_only_its_own_from_room() {
+fn a_peer_that_takes_nothing_starves_only_its_own_connection() {
     let rig = rig(5);
     let mut bed = Bed::new(&rig);
     let suspect = bed.rig.begin_session();

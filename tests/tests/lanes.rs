@@ -40,7 +40,7 @@ fn tags(heard: &[Vec<CommandCapsule>]) -> Vec<Vec<u16>> {
 }
 
 #[test]
-fn data_goes_where_the_least_is_on_its_way() {
+fn data_takes_the_lane_with_the_least_on_its_way() {
     let mut target = RawTarget::tested(of_lanes(3));
     for (tag, blocks) in [(0, 16), (1, 4), (2, 8), (3, 1), (4, 1), (5, 4)] {
         read(&mut target, tag, blocks);
@@ -60,7 +60,7 @@ fn data_goes_where_the_least_is_on_its_way() {
 }
 
 #[test]
-fn what_is_small_shares_messages_on_the_first_lane() {
+fn small_commands_share_messages_on_the_first_lane() {
     let mut target = RawTarget::tested(of_lanes(2));
     read(&mut target, 0, 8);
     // These commands name no memory: no data moves for them, even if other data is on its way.
@@ -149,7 +149,7 @@ fn the_end_of_one_lane_is_that_of_the_path_and_no_data_is_lost() {
 }
 
 #[test]
-fn one_silent_lane_is_noticed_however_much_the_others_say() {
+fn one_silent_lane_is_noticed_beside_busy_ones() {
     let tick = Duration::from_millis(10);
     let mut bed = Bed::new(&RigOptions { tick, ..RigOptions::default() });
     let queue = bed.queue(MEMORY, of_lanes(2));

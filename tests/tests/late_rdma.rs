@@ -90,7 +90,7 @@ fn a_key_of_a_dead_path_opens_nothing_on_a_living_one() {
 }
 
 #[test]
-fn a_target_counts_what_the_initiator_does_not_lend_any_more() {
+fn a_target_counts_rdma_to_memory_that_is_no_longer_lent() {
     for options in both_kinds() {
         for opcode in [Opcode::Read, Opcode::Write] {
             let rig = RigOptions::default();

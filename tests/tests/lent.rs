@@ -51,7 +51,7 @@ impl Drop for Ended {
 }
 
 #[test]
-fn a_target_keeps_nothing_that_was_lent() {
+fn a_target_keeps_no_descriptor_of_its_script() {
     let dir = tempfile::tempdir().unwrap();
     let lent = dir.path().join("lock");
     let script = ["bash", "-ec", SCRIPT, lent.to_str().unwrap()];
@@ -61,7 +61,7 @@ fn a_target_keeps_nothing_that_was_lent() {
 }
 
 #[test]
-fn a_disk_of_a_guest_keeps_nothing_that_was_lent() {
+fn a_disk_of_a_guest_keeps_no_descriptor_of_its_script() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let target = Target::start(dir.path(), &["--memory", "m=1MiB", "--auth", "none"]);

@@ -157,7 +157,7 @@ fn a_limited_volume_gets_its_bytes_per_second() {
 }
 
 #[test]
-fn hosts_that_share_a_volume_have_equal_shares_whatever_their_depth() {
+fn hosts_that_share_a_volume_have_equal_shares_at_any_depth() {
     for groups in [1, 2] {
         // With two poll groups, each group serves one host.
         let mut lab = Lab::new(iops(2000, 10), groups);

@@ -128,7 +128,7 @@ fn share_messages(features: Features) {
 }
 
 #[test]
-fn slots_and_buffers_of_shared_messages_are_written_again_when_the_message_arrived() {
+fn slots_and_buffers_of_shared_messages_are_reused_after_their_arrival() {
     write_again(DATA);
     write_again(FIRST);
 }
@@ -183,7 +183,7 @@ fn nothing_is_packed_that_was_not_agreed() {
 }
 
 #[test]
-fn a_slot_is_written_again_only_when_its_message_arrived() {
+fn a_slot_is_reused_only_after_its_message_arrived() {
     // Tags come free and are used again in another order each time, without signaled WRs: the
     // target must read the engine's last bytes in every message.
     let mut random = Random::new(1);
@@ -315,7 +315,7 @@ fn write(peer: &mut RawPeer, tag: u16, blocks: u32) -> CommandCapsule {
 }
 
 #[test]
-fn a_list_is_served_as_its_commands_would_be() {
+fn a_list_is_served_like_its_single_commands() {
     for features in [BOTH, LISTS] {
         let mut bed = Bed::new(&RigOptions::default());
         let session = bed.rig.begin_session();
@@ -677,7 +677,7 @@ fn answers_count_up_to_the_one_that_breaks_a_rule() {
 }
 
 #[test]
-fn random_lists_of_answers_never_panic_and_never_answer_what_was_not_asked() {
+fn random_lists_of_answers_never_panic_and_never_end_a_request_that_was_not_sent() {
     for seed in 0..400 {
         let mut random = Random::new(seed);
         let mut target = raw([LISTS, BOTH][random.index(2)], 0);

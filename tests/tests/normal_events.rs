@@ -33,7 +33,7 @@ fn assert_nothing_failed(target: &Target) {
 }
 
 #[test]
-fn who_looks_and_leaves_is_no_lost_connection() {
+fn a_host_that_leaves_is_no_lost_connection() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     for _ in 0..5 {
@@ -55,7 +55,7 @@ fn who_looks_and_leaves_is_no_lost_connection() {
 /// As a mount does after a restart of its target: it asks for its session, and begins a new one if
 /// the old one is gone.
 #[test]
-fn who_comes_back_after_a_restart_is_no_warning() {
+fn a_host_that_returns_after_a_restart_is_no_warning() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::start(dir.path(), &["--memory", "m=1MiB"]);
     let host = HostIdentity { id: HostId([1; 16]), name: Name::new("test").unwrap() };

@@ -118,7 +118,7 @@ fn a_start_that_fails_hides_no_loss() {
 }
 
 #[test]
-fn a_clean_stop_speaks_only_of_what_it_synced() {
+fn a_clean_stop_vouches_only_for_synced_volumes() {
     for between in [&[("w", "")][..], &[("v", "read_only = true")], &[]] {
         let dir = tempfile::tempdir().unwrap();
         let mut target = start(dir.path(), &[("v", "")]);
@@ -176,7 +176,7 @@ fn a_change_of_the_cache_mode_is_no_loss() {
 }
 
 #[test]
-fn what_becomes_writable_after_an_upgrade_is_written_at_the_stop() {
+fn a_volume_made_writable_after_an_upgrade_is_synced_at_the_stop() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path(), &[("v", "")]);
     order(&target, &["volume", "set", "v", "--read-only"]);
@@ -255,7 +255,7 @@ fn a_record_is_old_beside_files_of_the_version_before() {
 }
 
 #[test]
-fn a_record_that_is_no_file_is_no_start_and_no_wait() {
+fn a_record_that_is_no_file_fails_the_start_at_once() {
     let dir = tempfile::tempdir().unwrap();
     stop(start(dir.path(), &[("v", "")]));
     let record = records(dir.path()).into_keys().next().unwrap();
@@ -272,7 +272,7 @@ fn a_record_that_is_no_file_is_no_start_and_no_wait() {
 }
 
 #[test]
-fn what_the_version_before_left_is_converted() {
+fn files_of_the_version_before_are_converted() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path(), &[("v", ""), ("w", "cache = 'write-back'")]);
     let generation = Client::connect(&target.address, "v", 1).unwrap().volume.generation;

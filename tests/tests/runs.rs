@@ -35,7 +35,7 @@ fn run(kind: Kind, count: u64) -> Report {
 }
 
 #[test]
-fn the_same_verifier_means_that_nothing_is_gone_and_a_loss_has_a_cause() {
+fn an_equal_verifier_means_no_loss_and_a_loss_has_a_cause() {
     run(Kind::Memory, if is_long() { 100_000 } else { 20_000 });
 }
 

@@ -106,7 +106,7 @@ fn script(programs: &Path) -> String {
 }
 
 #[test]
-fn the_guide_has_what_the_script_is_made_of() {
+fn the_guide_has_the_blocks_of_the_script() {
     let script = script(Path::new("/programs"));
     for part in [
         "install -m 644 config/units/*.service /etc/systemd/system/",

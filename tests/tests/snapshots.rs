@@ -237,7 +237,7 @@ impl World {
 }
 
 #[test]
-fn a_snapshot_has_every_write_that_another_write_of_it_could_know_of() {
+fn a_snapshot_has_every_write_that_was_answered_before_another_of_its_writes() {
     let mut answers = 0;
     for seed in seeds(if is_long() { 400 } else { 24 }) {
         println!("seed {seed}");

@@ -96,7 +96,7 @@ fn outcome(mut drain: Child) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn what_a_store_refuses_until_the_end_is_told_everywhere() {
+fn a_store_that_refuses_to_the_end_is_reported_everywhere() {
     for by_command in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let mut target = start(dir.path(), &["--stop-timeout", "2s"]);
@@ -167,7 +167,7 @@ fn room_that_comes_in_time_saves_everything() {
 }
 
 #[test]
-fn a_target_that_breaks_off_is_not_taken_for_stopped() {
+fn a_target_killed_in_a_drain_is_not_reported_as_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let mut target = start(dir.path(), &["--stop-timeout", "1h"]);
     fill_up(&target);
@@ -183,7 +183,7 @@ fn a_target_that_breaks_off_is_not_taken_for_stopped() {
 }
 
 #[test]
-fn an_upgrade_by_force_tries_and_tells_too() {
+fn an_upgrade_by_force_tries_to_save_and_reports_losses() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path(), &["--stop-timeout", "2s"]);
     let before = fill_up(&target);

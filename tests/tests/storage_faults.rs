@@ -155,7 +155,7 @@ fn failed_write_backs_come_to_the_flush_and_lose_nothing() {
 }
 
 #[test]
-fn a_crash_of_a_failing_store_loses_nothing_that_was_flushed() {
+fn a_crash_of_a_failing_store_loses_no_flushed_write() {
     for cache in MODES {
         for seed in seeds(storms()) {
             let (mut storm, mut random) = storm(seed, cache, |_| {});
@@ -323,7 +323,7 @@ fn a_failed_write_leaves_the_rest_readable() {
 }
 
 #[test]
-fn a_failed_flush_of_the_store_is_told_and_the_next_is_not() {
+fn a_flush_fails_with_the_store_and_works_again_after_it() {
     for cache in MODES {
         let mut bench = Bench::new(cache, 16 << 10);
         let new = pattern(3, 8192);
@@ -341,7 +341,7 @@ fn a_failed_flush_of_the_store_is_told_and_the_next_is_not() {
 }
 
 #[test]
-fn every_flush_fails_until_what_was_acknowledged_is_in_the_store() {
+fn every_flush_fails_until_acknowledged_writes_are_in_the_store() {
     for len in [512, 4096, 12288] {
         let mut bench = Bench::new(CacheMode::WriteBack, 64 << 10);
         let new = pattern(3, len);
@@ -404,7 +404,7 @@ fn a_full_cache_before_a_failing_store_gives_errors() {
 /// A command that hangs at the store keeps its connection open. Dirty blocks must reach the store
 /// all the same when the target stops.
 #[test]
-fn a_command_that_hangs_at_the_end_keeps_no_volume_from_its_store() {
+fn a_command_that_hangs_at_the_end_holds_up_no_write_back() {
     let mut bench = Bench::new(CacheMode::WriteBack, 16 << 10);
     let slow = StoreConditions { delay_min: 20, delay_max: 20, ..StoreConditions::default() };
     bench.rig.store_mut().set_conditions(slow);

@@ -7,7 +7,7 @@ use rblk_tests::program::{program, run};
 use serde_json::Value;
 
 #[test]
-fn without_addresses_the_usual_ones_are_judged() {
+fn doctor_checks_the_default_ports_without_addresses() {
     let dir = tempfile::tempdir().unwrap();
     let (config, at) = (dir.path().join("t.toml"), dir.path().display());
     let text = format!(

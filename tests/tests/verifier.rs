@@ -196,7 +196,7 @@ fn retained_writes_are_written_again() {
 }
 
 #[test]
-fn other_writes_are_a_loss() {
+fn writes_without_copies_are_a_loss() {
     let (durability, _, found) = lose(false);
     assert!(found.iter().all(|byte| *byte == 0), "who wrote that?");
     assert_eq!((durability.unflushed(), durability.writes_rewritten()), (0, 0));
@@ -342,7 +342,7 @@ impl Kept {
 }
 
 #[test]
-fn a_volume_that_became_smaller_takes_no_other_copies_with_its_end() {
+fn a_smaller_volume_drops_only_the_copies_beyond_its_end() {
     for on_loss in [OnLoss::UntilRemount, OnLoss::Once] {
         let mut kept = Kept::new(on_loss);
         let half = FILE_BYTES / 2 / BLOCK;
@@ -399,7 +399,7 @@ fn copies_wait_for_a_volume_that_is_read_only_for_a_time() {
 }
 
 #[test]
-fn who_was_told_once_reads_the_same_data_from_then_on() {
+fn after_one_reported_loss_reads_stay_the_same() {
     let mut kept = Kept::new(OnLoss::Once);
     kept.write(7, &pattern(7, BLOCK));
     kept.crash(true);

@@ -373,7 +373,7 @@ fn requests_wait_for_a_target_that_is_lost() {
 
 /// A guest leaves with requests under way: none of them overwrites data of the next guest.
 #[test]
-fn what_a_guest_leaves_behind_is_not_written_later() {
+fn requests_of_a_guest_that_left_are_not_written_later() {
     let mut bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     bed.target.kill();

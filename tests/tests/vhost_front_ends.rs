@@ -182,7 +182,7 @@ fn a_burst_of_memories_is_taken() {
 
 /// The guest never reads its call event.
 #[test]
-fn a_guest_that_never_takes_a_call_keeps_no_ring() {
+fn a_guest_that_never_takes_a_call_holds_up_no_ring() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     for number in 0..500u16 {
@@ -217,7 +217,7 @@ fn with_full_call(bed: &Bed) -> Guest {
 }
 
 #[test]
-fn a_call_that_blocks_keeps_no_ring() {
+fn a_call_that_blocks_holds_up_no_ring() {
     let mut bed = Bed::new("2");
     let guest = with_full_call(&bed);
     assert_eq!(bed.served.terminate(), Some(0), "{}", bed.served.log());
@@ -226,7 +226,7 @@ fn a_call_that_blocks_keeps_no_ring() {
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
-fn as_root_a_call_that_blocks_keeps_no_unmount() {
+fn as_root_a_call_that_blocks_holds_up_no_unmount() {
     let mut bed = Bed::new("2");
     let guest = with_full_call(&bed);
     let begun = Instant::now();
@@ -237,7 +237,7 @@ fn as_root_a_call_that_blocks_keeps_no_unmount() {
 
 /// An error event that blocks. The front end hears by it that a ring is broken.
 #[test]
-fn an_error_event_that_blocks_keeps_no_ring() {
+fn an_error_event_that_blocks_holds_up_no_ring() {
     let mut bed = Bed::new("2");
     let mut guest = Guest::connect(&bed.served, 2);
     let error = event();
@@ -254,7 +254,7 @@ fn an_error_event_that_blocks_keeps_no_ring() {
 
 /// A descriptor other than an eventfd could block a write or a read, so it is refused.
 #[test]
-fn an_event_that_is_none_is_refused() {
+fn a_descriptor_that_is_no_eventfd_is_refused() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     let (read_end, write_end) = nix::unistd::pipe().unwrap();
@@ -285,7 +285,7 @@ fn lingering() -> (TcpStream, TcpStream) {
 
 /// No thread of the disk waits for the close of a refused descriptor.
 #[test]
-fn what_is_refused_is_closed_by_somebody_else() {
+fn refused_descriptors_are_closed_without_a_wait() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     let begun = Instant::now();
@@ -345,7 +345,7 @@ fn a_message_that_drips_ends() {
 }
 
 #[test]
-fn a_message_that_drips_keeps_no_signal() {
+fn a_message_that_drips_holds_up_no_signal() {
     let mut bed = Bed::new("1");
     let dripping = drip_on(Guest::connect(&bed.served, 1));
     let begun = Instant::now();
@@ -356,7 +356,7 @@ fn a_message_that_drips_keeps_no_signal() {
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
-fn as_root_a_message_that_drips_keeps_no_unmount() {
+fn as_root_a_message_that_drips_holds_up_no_unmount() {
     let mut bed = Bed::new("1");
     let dripping = drip_on(Guest::connect(&bed.served, 1));
     let begun = Instant::now();
@@ -404,7 +404,7 @@ fn terminate(served: &Served) {
 
 /// Even with a stopped thread the process ends after a time limit: soon, if it is told twice.
 #[test]
-fn a_thread_that_is_held_up_keeps_no_signal() {
+fn a_stopped_thread_holds_up_no_signal() {
     for (thread, signals, within) in
         [("rblk-front-end", 2, 10), ("rblk-ring-0", 2, 10), ("rblk-front-end", 1, 50)]
     {
@@ -430,7 +430,7 @@ fn a_thread_that_is_held_up_keeps_no_signal() {
 
 #[test]
 #[ignore = "needs root: the mount is listed"]
-fn as_root_a_thread_that_is_held_up_keeps_no_unmount() {
+fn as_root_a_stopped_thread_holds_up_no_unmount() {
     let mut bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     assert_eq!(read(&mut guest), OK);
@@ -473,7 +473,7 @@ fn more_memory_than_a_guest_may_have_is_refused() {
 
 /// Pages of a file on another file system depend on the server of that file system.
 #[test]
-fn memory_in_a_file_that_is_none_is_refused() {
+fn memory_in_a_file_of_another_file_system_is_refused() {
     let bed = Bed::new("1");
     let mut guest = Guest::connect(&bed.served, 1);
     let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();

@@ -392,7 +392,7 @@ fn must_have(store: &Path, dir: &Path, file: &str, sum: &str) {
 /// The program is told to end or killed in turns, and the target is killed in between.
 #[test]
 #[ignore = "needs root, QEMU and the kernel of the lab: `cargo xtask test` runs it"]
-fn as_root_a_guest_goes_on_with_the_next_program_or_is_told() {
+fn as_root_a_guest_goes_on_with_the_next_program_or_hears_of_a_loss() {
     if std::env::var_os("RBLK_SKIP_QEMU").is_some() {
         println!("skipped: RBLK_SKIP_QEMU is set");
         return;

@@ -100,7 +100,7 @@ fn flush(guest: &mut Guest, ring: u16) -> u8 {
 
 /// The program is told to end while its guest has unflushed writes, and then the target dies.
 #[test]
-fn what_a_guest_wrote_is_durable_before_the_program_ends() {
+fn writes_of_a_guest_are_durable_before_the_program_ends() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -121,7 +121,7 @@ fn what_a_guest_wrote_is_durable_before_the_program_ends() {
 /// The target dies while the program still has unflushed writes of its guest, and the program is
 /// told to end before the target is back.
 #[test]
-fn a_loss_while_the_program_is_away_is_told_to_the_guest() {
+fn a_loss_while_the_program_is_away_is_reported_to_the_guest() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -174,7 +174,7 @@ fn a_kill_of_the_program_hides_no_loss() {
 
 /// The next program makes unflushed writes of a killed one durable, before a front end may connect.
 #[test]
-fn the_next_program_ends_a_doubt_itself() {
+fn the_next_program_makes_unflushed_writes_durable_itself() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -192,7 +192,7 @@ fn the_next_program_ends_a_doubt_itself() {
 /// With `on_loss = "once"` one FLUSH of the guest reports a loss. The program's own FLUSH at its
 /// end does not count.
 #[test]
-fn the_flush_at_the_end_of_a_program_tells_no_loss() {
+fn the_flush_at_the_end_of_a_program_reports_no_loss() {
     let mut bed = Bed::new();
     bed.end_program();
     bed.args.extend(["--on-loss", "once"]);
@@ -297,7 +297,7 @@ fn rings_in_doubt_outlast_a_program_that_has_fewer() {
 
 /// A connection that starts no ring, such as a probe, is no new guest.
 #[test]
-fn who_only_connects_does_not_end_the_guest() {
+fn a_probe_does_not_end_the_guest() {
     let mut bed = Bed::new();
     let mut guest = Guest::connect(&bed.served, 2);
     write(&mut guest, 8, 7);
@@ -352,7 +352,7 @@ fn zeros_are_durable_at_once_for_a_guest_that_does_not_flush() {
 /// An unreadable note, or one that cannot be written, keeps the program from serving. The message
 /// has the fix.
 #[test]
-fn a_note_of_no_use_is_told_with_the_fix() {
+fn an_unusable_note_is_refused_with_the_fix() {
     let mut bed = Bed::new();
     bed.end_program();
     let refused = |bed: &Bed| {

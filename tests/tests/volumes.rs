@@ -238,7 +238,7 @@ fn a_volume_becomes_read_only_and_writable_again_under_its_host() {
 
 /// A file with another length, as after a loss of power, keeps only its own volume from service.
 #[test]
-fn a_file_of_another_size_keeps_no_other_volume_away() {
+fn a_file_of_another_size_disables_only_its_own_volume() {
     for (bytes, words) in [
         (MIB / 2, "524288 bytes, but the configuration says size = 1048576"),
         (2 * MIB, "2097152 bytes, but the configuration says size = 1048576"),
@@ -398,7 +398,7 @@ fn volumes_come_and_go() {
 }
 
 #[test]
-fn a_drain_that_nobody_waits_for_is_given_up() {
+fn a_drain_whose_command_was_killed_is_given_up() {
     let bed = Bed::new(&[("vol0", "write-through")]);
     let target = bed.serve();
     let client = Client::connect(&target.address, "vol0", 1).unwrap();
@@ -532,7 +532,7 @@ fn a_reload_does_all_or_nothing() {
 }
 
 #[test]
-fn what_is_persisted_is_there_after_a_restart() {
+fn persisted_changes_survive_a_restart() {
     let bed = Bed::new(&[("vol0", "write-through")]);
     let mut target = bed.serve();
     let image = bed.image("new", MIB);

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_failed_is_owed_to_nobody() {
+    fn a_failed_write_need_not_be_there() {
         let mut diary = Diary::new(7, 1);
         let _ = diary.begin(0);
         diary.cover_all();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_and_misplaced_blocks_are_of_no_write() {
+    fn torn_and_misplaced_blocks_belong_to_no_write() {
         let (diary, mut bytes) = diary(&[(0, true), (1, true)]);
         assert_eq!(diary.judge(|_| &bytes[0]).0.len(), 1, "block 1 has the bytes of block 0");
         bytes[0][BLOCK - 1] ^= 1;

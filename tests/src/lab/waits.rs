@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_comes_after_the_start_counts() {
+    fn only_waits_after_the_start_count() {
         let pid = std::process::id();
         let mut later = CpuWaits::start(pid);
         let all = CpuWaits { pid, before: BTreeMap::new() };

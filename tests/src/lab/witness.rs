@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_stop_may_have_spoilt_is_repeated() {
+    fn only_windows_with_a_stop_are_repeated() {
         let witness = Witness::start();
         let mut calls = 0;
         let mut window = |fails: usize| {

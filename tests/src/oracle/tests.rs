@@ -64,7 +64,7 @@ fn a_concurrent_read_sees_either() {
 }
 
 #[test]
-fn nothing_goes_back() {
+fn reads_never_go_back_to_an_older_value() {
     let mut oracle = oracle();
     let a = oracle.begin_change(&ALL, false);
     let b = oracle.begin_change(&ALL, false);
@@ -111,7 +111,7 @@ fn a_failed_change_may_have_happened() {
 }
 
 #[test]
-fn crashes_lose_what_is_volatile_only() {
+fn crashes_lose_only_volatile_changes() {
     let fresh = || {
         let mut oracle = oracle();
         let old = written(&mut oracle, false);
@@ -238,7 +238,7 @@ fn a_fenced_host_changes_nothing_any_more() {
 }
 
 #[test]
-fn what_a_restart_loses_is_told_by_every_flush_that_covers_it() {
+fn a_loss_at_a_restart_fails_every_flush_that_covers_it() {
     let mut oracle = oracle();
     let kept = written(&mut oracle, true);
     let lost = written(&mut oracle, false);
@@ -258,7 +258,7 @@ fn what_a_restart_loses_is_told_by_every_flush_that_covers_it() {
 }
 
 #[test]
-fn a_flush_that_covers_nothing_lost_tells_nothing() {
+fn a_flush_that_covers_no_loss_reports_none() {
     let mut oracle = oracle();
     let waits = oracle.begin_flush();
     let lost = written(&mut oracle, false);
@@ -275,7 +275,7 @@ fn a_flush_that_covers_nothing_lost_tells_nothing() {
 }
 
 #[test]
-fn a_host_that_retains_writes_again_what_is_lost() {
+fn a_host_with_copies_repeats_lost_writes() {
     let fresh = || {
         let mut oracle = oracle();
         let old = written(&mut oracle, false);
@@ -346,7 +346,7 @@ fn concurrent_writes_are_written_again_in_either_order() {
 }
 
 #[test]
-fn what_a_failed_flush_told_is_not_told_again() {
+fn a_loss_that_a_flush_reported_is_not_reported_again() {
     for keeps in [true, false] {
         let mut oracle = oracle();
         let a = written(&mut oracle, false);

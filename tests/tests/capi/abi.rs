@@ -150,7 +150,7 @@ fn numbers(text: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_header_is_what_the_library_is() {
+fn the_header_matches_the_library() {
     let text = sources();
     let (functions, structures) = (functions(&text), structures(&text));
     assert!(functions.len() > 20 && structures.len() == 4, "the sources are read wrong");
@@ -198,7 +198,7 @@ fn the_library_has_the_symbols_of_the_header_with_their_version() {
 
 /// C++ programs can include the header.
 #[test]
-fn the_header_is_one_of_c_plus_plus() {
+fn the_header_compiles_as_c_plus_plus() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("header.cc");
     std::fs::write(&source, "#include <rblk.h>\nint x = RBLK_DURABLE;\n").unwrap();

@@ -139,7 +139,7 @@ fn quoted(text: &str) -> (String, &str) {
 }
 
 #[test]
-fn what_a_source_can_print() {
+fn the_literals_of_a_source_are_found() {
     let source = r#"
         // "a remark" with a quote: "
         let c = '"';

@@ -85,7 +85,7 @@ fn source_files_that_are_named_exist() {
 }
 
 #[test]
-fn what_everybody_reads_is_short() {
+fn the_main_documents_are_short() {
     for (name, most) in BYTES_MAX {
         let bytes = Document::read(name).text.len();
         assert!(bytes <= most, "{name} has {bytes} bytes, at most {most}");

@@ -130,8 +130,8 @@ fn an_odd_device_is_passed_over() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn memory_is_registered_where_somebody_comes() {
-    run("memory_is_registered_where_somebody_comes", |lab| {
+fn memory_is_registered_with_the_first_connection() {
+    run("memory_is_registered_with_the_first_connection", |lab| {
         let plug = Plug::new(lab, true);
         let cards = Cards::new(lab, "slow-register@rxeplug=300");
         let flags = serve_file(lab, 16 * MIB).flag("--listen", EVERYWHERE);
@@ -171,8 +171,8 @@ fn only_named_devices_are_used() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn a_full_card_is_waited_for() {
-    run("a_full_card_is_waited_for", |lab| {
+fn a_mount_waits_for_a_full_card() {
+    run("a_mount_waits_for_a_full_card", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 16 * MIB));
         let cards = Cards::new(lab, "full=2");
         let flags = MountFlags::new(lab.rdma(), "v0").environment(cards.environment());
@@ -233,8 +233,8 @@ fn keys_of_the_configuration_reach_the_card() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn what_was_on_a_device_that_is_gone_is_freed() {
-    run("what_was_on_a_device_that_is_gone_is_freed", |lab| {
+fn objects_of_a_lost_device_are_freed() {
+    run("objects_of_a_lost_device_are_freed", |lab| {
         let _target = Target::start(lab, &serve_file(lab, 16 * MIB));
         let gone = lab.path("gone");
         let cards = Cards::new(lab, &format!("gone={}", gone.display()));
@@ -345,8 +345,8 @@ fn ack_timeouts(cards: &Cards, program: &str) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn all_tries_of_a_card_end_within_detect() {
-    run("all_tries_of_a_card_end_within_detect", |lab| {
+fn all_retries_of_a_card_end_within_detect() {
+    run("all_retries_of_a_card_end_within_detect", |lab| {
         // 4.096 us times 2 to the 15th, times 4 and 7, is 3.8 s; an exponent more is above 5 s.
         for (target_key, flag, expected) in [
             (None, ["--detect", "5s"], [15, 15]),

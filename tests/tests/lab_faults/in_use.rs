@@ -262,8 +262,8 @@ fn a_fenced_disk_below_a_file_system_stays() {
 /// A script holds a lock, and mounts. The lock must be free after the script.
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn a_process_of_a_mount_keeps_nothing_that_was_lent_and_is_protected() {
-    run("a_process_of_a_mount_keeps_nothing_that_was_lent_and_is_protected", |lab| {
+fn a_process_of_a_mount_keeps_no_descriptor_of_its_script_and_is_protected() {
+    run("a_process_of_a_mount_keeps_no_descriptor_of_its_script_and_is_protected", |lab| {
         let _target = Target::start(lab, &serve(lab));
         let lent = lab.path("lock");
         let keep = |words: &str| {

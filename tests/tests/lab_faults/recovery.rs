@@ -194,8 +194,8 @@ fn unflushed_writes_outlive_the_initiator() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn both_ends_killed_is_told() {
-    run("both_ends_killed_is_told", |lab| {
+fn a_kill_of_both_ends_is_reported_as_a_loss() {
+    run("a_kill_of_both_ends_is_reported_as_a_loss", |lab| {
         for retain in [false, true] {
             // The initiator comes back first, without its target.
             let mut life = Unflushed::new(lab, retain, OnLoss::Once);

@@ -95,8 +95,8 @@ fn target_upgrade_replays_nothing() {
 
 #[test]
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
-fn target_upgrade_loses_nothing_that_only_memory_has() {
-    run("target_upgrade_loses_nothing_that_only_memory_has", |lab| {
+fn target_upgrade_keeps_writes_that_only_memory_has() {
+    run("target_upgrade_keeps_writes_that_only_memory_has", |lab| {
         upgrades(lab, &write_back(lab), lab.tcp());
     });
 }

@@ -236,7 +236,7 @@ fn a_target_that_does_not_know_the_session_gets_no_request() {
 }
 
 #[test]
-fn random_answers_never_panic_and_never_answer_what_was_not_asked() {
+fn random_answers_never_panic_and_never_end_a_request_that_was_not_sent() {
     let mut said = 0;
     for seed in 0.. {
         if said > 20_000 {

@@ -15,7 +15,7 @@ use super::{ask, assert_unharmed, by_send, options, status_of, watched};
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "one case after another")]
-fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
+fn a_broken_rule_of_the_wire_ends_the_connection() {
     type Spoil = fn(&mut RawPeer) -> Vec<u8>;
     fn spoilt(peer: &mut RawPeer, at: usize, value: u8) -> Vec<u8> {
         let mut bytes = peer.transfer(Opcode::Read, 1, 0, 8).to_wire().to_vec();
@@ -95,7 +95,7 @@ fn whoever_breaks_a_rule_of_the_wire_loses_that_connection() {
 }
 
 #[test]
-fn a_tag_in_use_is_not_to_be_used_again() {
+fn a_tag_in_use_must_not_be_used_again() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options());
     let slow =

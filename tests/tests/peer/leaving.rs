@@ -54,14 +54,14 @@ fn lost(how: How, answered: bool) -> u64 {
 }
 
 #[test]
-fn who_leaves_when_everything_is_answered_is_not_lost() {
+fn a_host_that_leaves_without_open_commands_is_not_lost() {
     assert_eq!(lost(How::Disconnects, true), 0);
     // As an initiator that destroys its QP before it acknowledges the last answer.
     assert_eq!(lost(How::Breaks, true), 0);
 }
 
 #[test]
-fn who_leaves_with_commands_unanswered_is_lost() {
+fn a_host_that_leaves_with_open_commands_is_lost() {
     assert_eq!(lost(How::Disconnects, false), 1);
     assert_eq!(lost(How::Breaks, false), 1);
 }

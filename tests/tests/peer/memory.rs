@@ -161,7 +161,7 @@ fn a_peer_that_serves_no_reads_does_not_starve_others_of_memory() {
 }
 
 #[test]
-fn a_peer_that_talks_and_gives_no_data_is_left() {
+fn a_peer_that_talks_but_gives_no_data_is_ended() {
     let (mut bed, bystander, suspect) = watched(&RigOptions::default());
     let mut peer = RawPeer::tested(&mut bed, suspect, STORE, options());
     let write = peer.transfer(Opcode::Write, 0, 0, 16);

@@ -65,7 +65,7 @@ fn both_ends_of_a_queue_prove_the_secret_of_the_session() {
 }
 
 #[test]
-fn a_queue_proof_of_another_queue_epoch_or_session() {
+fn a_queue_proof_of_another_queue_epoch_or_session_is_refused() {
     let wrong = [key(7, 1, QUEUE + 1), key(7, 2, QUEUE), key(8, 1, QUEUE)];
     for case in 0..wrong.len() + 4 {
         let (mut bed, bystander, suspect) = suspicious(&RigOptions::default());

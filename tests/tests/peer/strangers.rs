@@ -50,7 +50,7 @@ fn chat(opcode: Opcode, adopt: bool) -> (Vec<Status>, Option<Duration>) {
 }
 
 #[test]
-fn a_stranger_has_five_seconds_whatever_it_says() {
+fn a_stranger_has_five_seconds_with_any_messages() {
     for opcode in [Opcode::KeepAlive, Opcode::Login, Opcode::ListVolumes, Opcode::AsyncEvent] {
         let (heard, dead) = chat(opcode, false);
         assert!(heard.len() >= 9, "{opcode:?}: it was heard: {heard:?}");

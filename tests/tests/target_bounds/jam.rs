@@ -110,7 +110,7 @@ impl Jam {
 }
 
 #[test]
-fn what_a_dead_qp_may_still_touch_is_nobodys() {
+fn memory_of_a_dead_qp_is_not_reused() {
     for groups in [1, 2] {
         for cache in MODES {
             let what = format!("{groups} groups, {cache:?}");
@@ -161,7 +161,7 @@ fn what_a_dead_qp_may_still_touch_is_nobodys() {
 }
 
 #[test]
-fn the_end_waits_for_what_a_dead_qp_may_still_touch() {
+fn the_end_waits_for_the_memory_of_a_dead_qp() {
     for groups in [1, 2] {
         for cache in MODES {
             let what = format!("{groups} groups, {cache:?}");

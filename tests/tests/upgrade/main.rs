@@ -196,7 +196,7 @@ fn of(target: &Target, client: &mut Client) -> (String, WriteVerifier) {
 }
 
 #[test]
-fn an_upgrade_that_cannot_be_leaves_everything_as_it_was() {
+fn a_refused_upgrade_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
@@ -352,7 +352,7 @@ fn a_stop_at_any_moment_of_an_upgrade_is_heard() {
 }
 
 #[test]
-fn every_thread_leaves_signals_to_who_reads_them() {
+fn every_thread_blocks_the_signals_of_the_signal_reader() {
     let blocked = |path: &Path| {
         let status = std::fs::read_to_string(path).ok()?;
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?.trim();

@@ -77,7 +77,7 @@ fn a_configuration_that_only_a_start_finds_wrong_takes_no_target_away() {
 }
 
 #[test]
-fn a_program_that_cannot_start_makes_room_for_the_one_before() {
+fn a_program_that_cannot_start_gives_way_to_the_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
     let mut client = Client::connect(&target.address, "v", 1).unwrap();
@@ -154,7 +154,7 @@ fn a_program_that_cannot_start_makes_room_for_the_one_before() {
 }
 
 #[test]
-fn a_program_starts_with_what_was_judged() {
+fn a_program_starts_with_the_checked_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let target = start(dir.path());
     let client = Client::connect(&target.address, "v", 1).unwrap();

@@ -107,7 +107,7 @@ fn another_file_at_the_path_is_named_and_not_served() {
 }
 
 #[test]
-fn a_directory_at_the_path_is_named_and_no_hindrance() {
+fn a_directory_at_the_path_is_named_and_by_force_served_on() {
     let dir = tempfile::tempdir().unwrap();
     let (target, mut client) = served(dir.path());
     let (path, away) = (dir.path().join("v.img"), dir.path().join("away.img"));

@@ -60,7 +60,7 @@ fn as_root_every_command_says_that_a_path_is_not_the_best() {
 
 #[test]
 #[ignore = "needs root: the mounts of a host are root's"]
-fn as_root_the_command_that_mounts_says_it_too() {
+fn as_root_the_mount_command_reports_it_too() {
     let bed = Bed::new();
     bed.relay.refuse();
     let (relay, own) = (bed.relay.address.to_string(), bed.target.address.to_string());

@@ -5,7 +5,7 @@ use rblk_tests::program::Client;
 use super::*;
 
 #[test]
-fn a_peer_of_ipv4_is_shown_as_one_whatever_the_listener() {
+fn a_peer_of_ipv4_is_shown_as_one_by_every_listener() {
     let dir = tempfile::tempdir().unwrap();
     let port = rblk_tests::program::free_port();
     let listen = format!("tcp://[::]:{}", port.number);
@@ -26,7 +26,7 @@ fn a_peer_of_ipv4_is_shown_as_one_whatever_the_listener() {
 }
 
 #[test]
-fn a_target_under_a_new_name_is_told_of_the_old_one() {
+fn a_target_under_a_new_name_warns_with_the_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("v.img");
     File::create(&volume).unwrap().set_len(1 << 20).unwrap();

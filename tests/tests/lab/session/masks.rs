@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_varies_may_differ_and_nothing_else() {
+    fn only_varying_parts_may_differ() {
         let table = "VOLUME   SIZE  HITS  p99 R  HELD BY\nvol0    64MiB   14%  3.8ms  client1";
         let status = |said: &str| fits("rblk-target status", table, said);
         assert!(status(&table.replace("14%", "9%").replace("3.8ms", "-")));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_command_varies_in_what_it_waited_for() {
+    fn the_waits_of_a_slow_command_may_vary() {
         let line = "2026-11-23T08:00:00.123Z    15.2ms write lba 2048 4KiB client1 session 3 queue 2: \
                     data 0.2ms, store 15.0ms";
         let other = "2026-11-23T09:01:02.003Z     1.2ms write lba 99 64KiB client1 session 4 queue 0: \
