@@ -175,7 +175,7 @@ impl Bed {
             let held: Vec<_> = group.shard().slots().held().collect();
             assert!(held.is_empty(), "slots are held: {held:?}");
         }
-        // And all of it can be allocated, by reads of the longest kind, one after the other.
+        // Reads of the longest kind, one after the other, show that all memory can be allocated.
         let (depth, io_max_bytes) = (1, options.io_max_bytes);
         let queue =
             self.queue(STORE, QueueOptions { depth, io_max_bytes, ..QueueOptions::default() });

@@ -67,8 +67,8 @@ fn files(directory: PathBuf) -> Vec<PathBuf> {
     files
 }
 
-/// Builds the programs into the directory in which cargo put this test. Cargo waits where another
-/// build is at work there.
+/// Builds the programs into the directory in which cargo put this test. Cargo waits if another
+/// build runs there.
 fn build(directory: &Path) {
     let profile = profile(directory);
     let mut command = cargo();

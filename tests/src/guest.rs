@@ -276,10 +276,10 @@ pub fn shareable(len: u64) -> File {
 }
 
 impl Guest {
-    /// Connects, and starts so many rings.
+    /// Connects, and starts `rings` rings.
     ///
     /// # Panics
-    /// The other end does not do that.
+    /// The other end refuses.
     #[must_use]
     pub fn connect(served: &Served, rings: u16) -> Self {
         Self::connect_with(served, rings, FLUSH)
@@ -330,7 +330,7 @@ impl Guest {
     /// and each of its rings with the first request that has no answer.
     ///
     /// # Panics
-    /// The other end does not do that.
+    /// The other end refuses.
     pub fn connect_again(&mut self, served: &Served) {
         let Self { stream, back, .. } = Self::greet(served, FLUSH);
         (self.stream, self.back) = (stream, back);
@@ -347,7 +347,7 @@ impl Guest {
     /// Sends a message without an answer.
     ///
     /// # Panics
-    /// The other end takes nothing.
+    /// The other end has hung up.
     pub fn tell(&mut self, request: u32, body: &[u8], files: &[RawFd]) {
         self.send(request, 1, body, files).expect("to send");
     }
@@ -398,7 +398,7 @@ impl Guest {
         self.answer().expect("an answer")
     }
 
-    /// Asks for something to be done. Returns whether it was.
+    /// Asks for an action. Returns whether the other end did it.
     ///
     /// # Errors
     /// The other end hung up.
@@ -594,7 +594,7 @@ impl Guest {
         }
     }
 
-    /// Sleeps until the guest is called, at most so long. Returns whether it was.
+    /// Sleeps until the guest is called, at most for `longest`. Returns whether it was called.
     pub fn called(&self, ring: u16, longest: Duration) -> bool {
         let call = &self.rings[usize::from(ring)].call;
         let timeout = PollTimeout::try_from(longest).expect("a short time");

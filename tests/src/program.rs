@@ -344,8 +344,7 @@ pub struct Client {
     pub volume: OpenReply,
     runtime: Runtime,
     engine: Engine,
-    // The engine's clock, which stands still: no deadline passes, however long a process gets no
-    // CPU.
+    // The engine's clock, which stands still: no deadline passes, even while a process gets no CPU.
     now: Instant,
     buffers: Arc<Region>,
 }
@@ -386,7 +385,7 @@ impl Client {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
-        // As patient as a test. The client sends no keep-alives, so the target must wait for it.
+        // As patient as a test. An idle client sends no keep-alives, so the target must wait for it.
         let options =
             ConnectOptions { timeout: DEADLINE, detect: 3 * DEADLINE, ..ConnectOptions::default() };
         let depth = QueueDepth::new(DEPTH).expect("a depth");

@@ -95,7 +95,7 @@ fn a_target_goes_on_by_its_other_devices() {
         two.until("reads by both", |two| two.reads.iter().all(|reads| *reads > 20));
         two.rig.break_cq(0, 0, how);
         if how == CqFault::Arm {
-            // As the thread does before it sleeps.
+            // The thread arms its CQs before it sleeps.
             two.rig.group_mut().arm();
         }
         let queues = two.queues;

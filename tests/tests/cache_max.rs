@@ -56,7 +56,7 @@ impl World {
         self.rig.store_mut().ops() - before
     }
 
-    /// Writes the first bytes of the first volume anew, and reads them.
+    /// Writes new bytes to the beginning of the first volume, and reads them back.
     fn write(&mut self, bytes: usize, seed: u64) {
         let new = pattern(seed, bytes);
         for from in (0..bytes).step_by(IO) {

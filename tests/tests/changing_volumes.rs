@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Goes on with requests for so many steps.
+    /// Runs `steps` steps with requests.
     fn work(&mut self, steps: usize) {
         for _ in 0..steps {
             self.submit();
@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    /// Runs a step of a change, while requests go on.
+    /// Runs a step of a change, beside requests.
     fn step(&mut self, step: &VolumeStep) {
         self.rig.begin_step(VOLUME, step);
         for _ in 0..PATIENCE {

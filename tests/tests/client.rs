@@ -307,7 +307,7 @@ fn writes_of_a_dropped_queue_are_not_taken_for_kept() {
     assert_eq!(next(&mut queue).result.unwrap_err().errno(), 5);
     assert_eq!(volume.losses(), 1);
     assert!(read(&mut queue, 0, BLOCK) == newer, "older data was written over durable data");
-    // The loss is reported once. The remaining queue goes on, and retains.
+    // The loss is reported once. The remaining queue works on, and retains.
     let kept = pattern(11, BLOCK);
     write(&mut queue, 0, &kept);
     target.kill();

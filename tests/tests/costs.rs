@@ -12,7 +12,7 @@ use rblk_rig::allocations::{self, CountingAllocator};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BLOCK: u32 = 4096;
-/// An end signals at most one WR in so many messages; the initiator signals fewer.
+/// An end signals at most one WR per this many messages; the initiator signals fewer.
 const SIGNALED_MOST: f64 = 1.0 / 16.0;
 /// The number of measured I/Os is no multiple of every interval, so one more WR than the share may
 /// be signaled.

@@ -209,7 +209,7 @@ fn an_engine_that_was_stopped_asks_before_it_gives_its_path_up() {
     target.steps_of(1, Duration::from_millis(100));
     assert_eq!(target.path_end(), Some(PathEnd::Silent));
     assert_eq!(target.engine.outstanding(), 2, "both wait for the next path");
-    // With an answer that came meanwhile the path goes on.
+    // With an answer that came meanwhile the path stays.
     let mut target = RawTarget::tested(QueueOptions::default());
     target.engine.set_pulse(Some(Pulse::of(DETECT)));
     let command = target.request(IoOp::Flush, 0);

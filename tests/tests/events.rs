@@ -111,7 +111,7 @@ fn a_follower_gets_events_of_the_next_run() {
     let mut follow = command(&target, &["--follow", "-o", "json"]);
     let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
-    // The table output says that the target is gone.
+    // Without `-o` the command reports the end of the target on stderr.
     let mut shown = command(&target, &["--follow"]);
     let mut shown = shown.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(shown.stderr.take().unwrap()).lines();

@@ -164,7 +164,7 @@ fn a_stale_write_never_follows_its_own_replay() {
 /// The stage of the target's requests when its peer goes.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// Some requests have memory, more wait for it.
+    /// Some requests have memory, others wait for it.
     MemoryShort,
     /// READs of write data are on their way and more wait for a credit.
     DataOnItsWay,

@@ -175,7 +175,7 @@ fn a_holder_that_cannot_be_recorded_is_not_let_in() {
     std::fs::remove_dir(&new).unwrap();
     drop(alice);
     target.kill();
-    // The next run does not know of the take-over.
+    // For the next run the holder is the old one.
     let mut target = start(dir.path(), &[]);
     let alice = claim(&target.address, ALICE, returning(first)).unwrap();
     drop(alice);

@@ -200,7 +200,7 @@ fn a_running_target_hears_of_changed_hosts() {
     let target = Target::start(bed.directory.path(), &["--config", &text(&bed.config())]);
     let add = ["add", "db1", "--key", &first, "--volume", "vol0:rw"];
     assert_said(&bed.host(&add), &["the running target lets in one host, db1, now"]);
-    // By hand, and by `reload`.
+    // A change by hand, and a `reload`.
     let table = format!("[[host]]\nname = 'db2'\nkeys = ['{second}']\nvolumes = ['*:ro']\n");
     fs::write(bed.path("target.d/by-hand.toml"), table).unwrap();
     let socket = text(&target.socket);

@@ -104,7 +104,7 @@ fn a_target_counts_rdma_to_memory_that_is_no_longer_lent() {
             assert!(!matches!(peer.hear(&mut bed), Heard::End(_)));
             assert_eq!(bed.rig.target_counts().stale_rdma_blocked, 0);
             let before = bed.rig.store_mut().bytes(STORE).to_vec();
-            // The QP lives on. The key in the command dies while the store works, or is dead before
+            // The QP stays. The key in the command dies while the store works, or is dead before
             // the command arrives.
             let stalled = StoreConditions { stalled: true, ..StoreConditions::default() };
             bed.rig.store_mut().set_conditions(stalled);

@@ -52,8 +52,8 @@ fn a_host_that_leaves_is_no_lost_connection() {
     assert!(target.log().contains("the initiator left"), "{}", target.log());
 }
 
-/// As a mount does after a restart of its target: it asks for its session, and begins a new one if
-/// the old one is gone.
+/// A mount does this after a restart of its target: it asks for its session, and begins a new one
+/// if the old one is gone.
 #[test]
 fn a_host_that_returns_after_a_restart_is_no_warning() {
     let dir = tempfile::tempdir().unwrap();

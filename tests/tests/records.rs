@@ -210,7 +210,7 @@ fn a_volume_that_was_removed_and_added_is_known() {
     order(&target, &["volume", "remove", "v"]);
     drop(target);
     boot(dir.path());
-    // The volume was safe when it was removed, however the run ended.
+    // The volume was safe when it was removed, and the end of the run does not matter.
     assert_eq!(verifier(&start(dir.path(), &[("v", ""), ("w", "")]), "v"), known);
 }
 

@@ -67,7 +67,7 @@ fn terminal() -> (File, File) {
     (File::from(OwnedFd::from(window)), programs)
 }
 
-/// As started in a window or by ssh, which is then closed.
+/// The target is started in a window or by ssh, which is then closed.
 #[test]
 fn a_target_outlives_its_terminal() {
     let dir = tempfile::tempdir().unwrap();

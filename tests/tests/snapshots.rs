@@ -156,7 +156,7 @@ impl World {
         panic!("{step:?} does not end: {:?}", self.rig);
     }
 
-    /// Checks that reads go on, and that no write is answered.
+    /// Checks that reads are answered, and that no write is.
     fn look_while_held(&mut self) {
         let (id, answers) = (self.queues[0], self.answers);
         let io = self.rig.request(id, IoOp::Read, (DISK - 4096) as u64, 4096);
@@ -168,7 +168,7 @@ impl World {
         assert_eq!((reads, self.answers), (1, answers));
     }
 
-    /// Takes a snapshot while writers go on. Returns its beginning, and its contents.
+    /// Takes a snapshot beside active writers. Returns its beginning, and its contents.
     fn snapshot(&mut self) -> (u64, Vec<u8>) {
         let volume = Arc::clone(&self.rig.volumes()[0]);
         let begins = self.now;

@@ -380,7 +380,7 @@ fn volumes_come_and_go() {
     assert_eq!(bed.volumes().len(), 1);
     assert!(is_unlocked(&image) && fs::read(&image).unwrap()[4096..][..64 << 10] == data);
 
-    // By force, with a volume in memory.
+    // A forced removal, of a volume in memory.
     bed.does("volume add ram --memory 1MiB", "ram: served");
     let mut client = Client::connect(&target.address, "ram", 1).unwrap();
     client.write(0, &data);
@@ -520,7 +520,7 @@ fn a_reload_does_all_or_nothing() {
     fs::write(bed.config(), moved).unwrap();
     assert_refused(&bed.run("reload"), 1, &["path", "vol0 cannot change while it is served"]);
 
-    // By signal.
+    // A reload by signal.
     fs::write(bed.config(), format!("{vol0}[[volume]]\nname = 'logs'{logs}")).unwrap();
     target.hang_up();
     wait_for("the signal to have its effect", || {

@@ -49,7 +49,7 @@ fn has_one_form<T: Debug, const N: usize>(
     true
 }
 
-/// One of each.
+/// A body of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let name = Name::new("vol0").expect("a name");

@@ -136,7 +136,7 @@ impl World {
         let queue = u16::from(input.below(4));
         let (session, epoch, kind) = match named {
             None if fresh => (SessionId::default(), Epoch(0), ConnectionKind::Admin),
-            // Of a session that does not exist.
+            // A connection of a session that does not exist.
             None => (SessionId(input.array()), Epoch(shift), ConnectionKind::Io { queue }),
             Some(link) if queue == 3 => {
                 (link.id, Epoch(link.epoch.0 + shift), ConnectionKind::Admin)

@@ -84,7 +84,7 @@ fn asked(wish: u8) -> HelloRequest {
     }
 }
 
-/// One of each.
+/// A hello of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let offer = Offer {

@@ -20,14 +20,14 @@ impl<'a> Input<'a> {
         self.rest.is_empty()
     }
 
-    /// At most so many bytes.
+    /// At most `most` bytes.
     pub fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (taken, rest) = self.rest.split_at(most.min(self.rest.len()));
         self.rest = rest;
         taken
     }
 
-    /// Exactly so many bytes; zeros where none are left.
+    /// Exactly `N` bytes; zeros after the last byte.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let taken = self.bytes(N);

@@ -1,7 +1,7 @@
 //! [`CountingAllocator`]: the system's allocator, with a count of each thread's allocations.
 //!
-//! A program installs the allocator to count. Without it every count stays 0. [`are_counted`] tells
-//! that from a program that allocates nothing.
+//! A program installs the allocator to count. Without it every count stays 0. [`are_counted`]
+//! distinguishes that from a program that allocates nothing.
 //!
 //! ```
 //! use rblk_rig::allocations::{self, CountingAllocator};

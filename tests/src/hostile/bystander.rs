@@ -66,8 +66,8 @@ impl Waits {
 }
 
 impl Bystander {
-    /// Begins to work on a volume of the target with this process id: each round writes a block
-    /// anew, and reads back another one.
+    /// Begins to work on a volume of the target with this process id: each round writes a block,
+    /// and reads back another one.
     #[must_use]
     pub fn start(mut client: Client, target: u32) -> Self {
         for block in 0..BLOCKS {

@@ -48,7 +48,7 @@ macro_rules! cases {
     ($($name:ident),* $(,)?) => { [$(Case { name: stringify!($name), run: $name }),*] };
 }
 
-/// All of them.
+/// All cases.
 pub const CASES: [Case; 21] = cases![
     hellos_that_break_a_rule,
     a_peer_without_a_key,
@@ -291,12 +291,12 @@ fn strangers_in_a_crowd(door: &Door, _: Victim) {
 }
 
 fn a_session_of_somebody_else(door: &Door, victim: Victim) {
-    // By its name alone.
+    // With its name alone.
     let hello =
         Hello { session: victim.session, epoch: victim.epoch + 1, ..Hello::admin(feature::AUTH) };
     let mut end = End::connect(&door.address, &hello);
     is_not_served(&mut end, op::LOGIN, &wire::login("honest", 5000));
-    // By the proof of another host.
+    // With the proof of another host.
     let mut end = End::connect(&door.address, &hello);
     let message = last_message(door, &mut end);
     is_not_served(&mut end, op::LOGIN, &message);
@@ -478,7 +478,7 @@ fn queues_without_a_proof(door: &Door, _: Victim) {
                 3 => proof(&end, &rogue.secret, epoch + 1, 6, "initiator"),
                 4 => proof(&end, &rogue.secret, epoch, 6, "target"),
                 _ => {
-                    // Of another connection of the same queue.
+                    // The proof of another connection of the same queue.
                     let other = rogue.unproven(door, 6, 0);
                     proof(&other, &rogue.secret, epoch, 6, "initiator")
                 }
@@ -559,7 +559,7 @@ fn commands_that_break_a_rule(door: &Door, _: Victim) {
             assert!(queue.end.is_untouched(), "{what}");
         });
     }
-    // One tag twice in a message.
+    // A message with one tag twice.
     with_queue(door, feature::CAPSULE_LISTS, |_, queue, handle| {
         let one = queue.command(op::READ, handle, 0, 8).bytes();
         let message = [one, one].concat();
@@ -622,7 +622,7 @@ fn memory_of_the_target(door: &Door, _: Victim) {
     for round in 0_u32..24 {
         with_queue(door, 0, |_, queue, _| {
             let own = queue.end.lent.remote(0);
-            // Keys near those that this host has: keys are often given in order.
+            // Keys near this host's own: devices often assign keys in order.
             let near = own.rkey.0.wrapping_add(round.wrapping_sub(12) << 8);
             let rkey = if round % 2 == 0 { near } else { narrow(random.below(1 << 32)) };
             let addr = if round % 3 == 0 { own.addr } else { random.below(1 << 47) & !4095 };

@@ -45,7 +45,7 @@ fn request(hello: &Hello) -> Vec<u8> {
 
 async fn connect(from: Ipv4Addr, port: u16) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    // Else connections in TIME_WAIT soon use up the ports of this address.
+    // Otherwise connections in TIME_WAIT soon use up the ports of this address.
     socket.set_zero_linger()?;
     socket.bind(SocketAddr::V4(SocketAddrV4::new(from, 0)))?;
     socket.connect(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))).await
@@ -64,8 +64,8 @@ async fn visit(from: Ipv4Addr, port: u16, request: &[u8]) -> std::io::Result<boo
 }
 
 impl Crowd {
-    /// So many members, of 64 addresses of 127.1.0.0/16 if `spread`, else all with the address of
-    /// this host, say that hello to the target at this port.
+    /// Starts `members` members that send `hello` to the target at this port. With `spread` they
+    /// have 64 addresses of 127.1.0.0/16, else the address of this host.
     ///
     /// # Panics
     /// No thread can be made.

@@ -67,8 +67,8 @@ impl Default for Party {
 }
 
 impl Party {
-    /// Writes the key of the target and its configuration into a directory, and returns the path of
-    /// the latter.
+    /// Writes the key of the target and its configuration into a directory. Returns the path of the
+    /// configuration.
     ///
     /// # Panics
     /// The directory takes no files.
@@ -134,7 +134,7 @@ impl Party {
         let witness = Witness::start();
         let moment = witness.now();
         let bystander = Bystander::start(client, status().pid);
-        // Its queue was served, so the target knows that it is proven.
+        // Its queue was served, so the target knows the proof.
         let before = (Held::of(&status()), Usage::of(status().pid).rss_kib);
         for case in CASES {
             let begun = Instant::now();

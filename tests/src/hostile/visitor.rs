@@ -26,7 +26,7 @@ pub struct Visitor {
 }
 
 impl Visitor {
-    /// Of the target at this address.
+    /// A visitor of the target at this address.
     ///
     /// # Panics
     /// There is no way to the target.

@@ -111,7 +111,7 @@ impl Node {
 pub struct Sysfs(PathBuf);
 
 impl Sysfs {
-    /// Of a device such as `/dev/ublkb0`.
+    /// The attributes of a device such as `/dev/ublkb0`.
     #[must_use]
     pub fn of(device: &Path) -> Self {
         Self(Path::new("/sys/block").join(device.file_name().unwrap_or_default()))

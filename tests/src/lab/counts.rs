@@ -15,7 +15,7 @@ impl Counts {
         Self(pairs.filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect())
     }
 
-    /// One of them.
+    /// One counter.
     ///
     /// # Panics
     /// No counter has that name.

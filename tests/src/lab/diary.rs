@@ -68,7 +68,7 @@ pub struct Diary {
     round: u64,
     writer: u64,
     notes: Vec<Note>,
-    /// Syncs that worked.
+    /// Syncs that succeeded.
     pub synced: u64,
     /// The errno of each sync and each write that failed, with the word for which it was.
     pub failed: Vec<(&'static str, i32)>,

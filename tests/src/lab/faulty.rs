@@ -33,7 +33,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 3] = [Self::Error, Self::Flakey, Self::Full];
 
     /// The faults that the variable `RBLK_FAULTS` lists, such as `error,flakey`; without it, all.
@@ -156,7 +156,7 @@ impl FaultyDisk {
         self.store.device()
     }
 
-    /// Begins the fault. The disk holds all I/O while `held` runs, and then lets go of it with the
+    /// Begins the fault. The disk holds all I/O while `held` runs, and then releases it with the
     /// fault in force. A thin pool runs full by being written to, and only holds.
     ///
     /// # Panics
@@ -182,7 +182,7 @@ impl FaultyDisk {
     }
 
     /// Writes back the dirty pages of the block device, as the kernel does by itself after a while.
-    /// An error is told to this caller; other open files have yet to be told of it.
+    /// This caller gets an error; other open files have not reported it yet.
     ///
     /// # Errors
     /// The fault's: pages are lost.

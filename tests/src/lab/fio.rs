@@ -84,8 +84,8 @@ impl Fio {
     }
 
     /// A run on the volume `v0` of an address, by the engine that has no block device: random
-    /// writes that go on until fio is told to stop, and every byte checked meanwhile. The guest has
-    /// the files of its host, so its fio is the one that the engine was built for.
+    /// writes until fio is told to stop, with every byte verified. The guest has the files of its
+    /// host, so its fio is the one that the engine was built for.
     ///
     /// # Panics
     /// The engine is not beside the programs.
@@ -135,7 +135,7 @@ impl Fio {
 }
 
 impl RunningFio {
-    /// Whether it has not ended.
+    /// Whether it still runs.
     #[must_use]
     pub fn is_running(&mut self) -> bool {
         self.running.is_running()

@@ -17,7 +17,7 @@ const SOURCE: &str = include_str!("flip.c");
 pub const DELIVERIES: [&str; 6] =
     ["commands", "data in commands", "RDMA READ", "answers", "RDMA WRITE", "trailers"];
 
-/// One flip in so many deliveries of each kind, on average; 0 for none.
+/// One flip in this many deliveries of each kind, on average; 0 for none.
 pub type FlipRates = [u64; DELIVERIES.len()];
 
 /// The library, compiled, with its plan and its counters.

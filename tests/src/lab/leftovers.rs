@@ -105,7 +105,8 @@ fn remove_devices() {
         return;
     }
     let remove = |id: u32| {
-        // After a deadline a channel may have a command in it that goes on.
+        // After a deadline the channel may still have a command in progress, so this opens a new
+        // one.
         let mut control = Control::open()?;
         if control.info(id)?.state != DeviceState::Dead {
             control.stop(id, REMOVAL)?;

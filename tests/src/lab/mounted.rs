@@ -379,7 +379,7 @@ impl Drop for Mounted<'_> {
         if self.pid != 0 {
             signal("CONT", &self.pid.to_string());
         }
-        // Not by `Lab::initiator`, which panics at its deadline.
+        // Not with `Lab::initiator`, which panics at its deadline.
         let mut command = Command::new("timeout");
         command.args(["-k", "1", "10"]).arg(self.lab.program("rblk-initiator").get_program());
         let _ = command.args(["umount", "--force", &self.name]).output();

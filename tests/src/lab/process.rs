@@ -110,7 +110,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Whether it has not ended.
+    /// Whether it still runs.
     ///
     /// # Panics
     /// The system cannot tell.
@@ -221,8 +221,7 @@ fn text(keeper: Option<JoinHandle<String>>) -> String {
     let Some(keeper) = keeper else { return String::new() };
     let since = Instant::now();
     loop {
-        // Checks the time first, so that output which is complete is taken however late this thread
-        // runs.
+        // Checks the time first, so that complete output is taken even if this thread runs late.
         let late = since.elapsed() > KEPT;
         if keeper.is_finished() {
             return keeper.join().unwrap_or_default();

@@ -74,7 +74,7 @@ pub fn cpu_time(pid: u32) -> Duration {
 /// `rdma` of iproute2 cannot tell.
 #[must_use]
 pub fn rdma_resources() -> BTreeMap<String, u64> {
-    // As in `0: rxe0: qp 1 cq 1 pd 1 mr 0 ctx 0 srq 0`, one device a line.
+    // Such as `0: rxe0: qp 1 cq 1 pd 1 mr 0 ctx 0 srq 0`, one device per line.
     let text = start(&["rdma", "resource", "show"]).finish(DEADLINE).ok();
     let mut counts = BTreeMap::new();
     for line in text.lines() {

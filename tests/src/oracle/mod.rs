@@ -122,7 +122,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Of a volume that holds `image`, in blocks of `block_bytes`.
+    /// The oracle of a volume that holds `image`, in blocks of `block_bytes`.
     ///
     /// # Panics
     /// Blocks are not whole sectors, or the volume is not whole blocks.

@@ -311,7 +311,7 @@ fn a_host_with_copies_repeats_lost_writes() {
         oracle.end_flush(begin, false).unwrap();
         flush(&mut oracle);
     }
-    // Nor does a clean stop make them needless.
+    // A clean stop does not make the copies needless, either.
     let (mut oracle, _, new) = fresh();
     oracle.restart(vec![0; 1024], Survives::Acknowledged, |_| true).unwrap();
     assert!(oracle.go_on(A, Some(&|_| false), false).is_err());

@@ -7,7 +7,7 @@ use super::{ChangeId, SECTOR};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Source {
-    // As the volume was when this life began.
+    // The bytes of the volume when this life began.
     Base,
     Zeroes(ChangeId),
     Stamp(ChangeId),

@@ -2,7 +2,7 @@
 
 use rblk_target::record::AtRisk;
 
-/// Of one volume. See the module above.
+/// The account of one volume. See the module above.
 #[derive(Clone, Debug)]
 pub struct Account {
     exposed: AtRisk,
@@ -62,7 +62,7 @@ impl Account {
         self.exposed = self.exposed.max(risk);
     }
 
-    /// Writes not at this risk are durable now, and a record says so.
+    /// Notes that writes not at this risk are durable now, as the record shows.
     pub fn lower(&mut self, risk: AtRisk) {
         self.exposed = self.exposed.min(risk);
     }

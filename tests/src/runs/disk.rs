@@ -21,7 +21,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Of so many cells, all 0.
+    /// A disk of `cells` cells, all 0.
     #[must_use]
     pub fn new(cells: usize) -> Self {
         Self { cells: vec![Cell::default(); cells], loses: false }

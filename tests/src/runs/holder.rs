@@ -57,12 +57,13 @@ impl Claim {
         }
     }
 
-    /// Unflushed writes may be there or not: a loss was reported, or the host begins anew.
+    /// Forgets unflushed writes, which may be there or not: a loss was reported, or the host begins
+    /// again.
     pub fn drop_unflushed(&mut self) {
         self.cells.retain(|_, known| matches!(known, Known::Durable(_)));
     }
 
-    /// The volume was cut to so many cells.
+    /// Forgets cells beyond the new end of the volume.
     pub fn cut(&mut self, cells: usize) {
         self.cells.retain(|at, _| *at < cells);
     }

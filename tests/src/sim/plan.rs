@@ -45,7 +45,7 @@ pub enum Fault {
         /// When it heals.
         steps: u64,
     },
-    /// One connection of a serving host, after so many bytes.
+    /// A break of one connection of a serving host, after a number of bytes.
     Wire {
         /// Which host.
         host: usize,
@@ -63,7 +63,7 @@ pub enum Fault {
         /// When it is back.
         steps: u64,
     },
-    /// The target drains, and is back after so many steps.
+    /// The target drains, and comes back later.
     Drain {
         /// When it is back.
         steps: u64,
@@ -79,14 +79,14 @@ pub enum Fault {
     Host {
         /// Which host.
         host: usize,
-        /// When it mounts anew, if the volume is free.
+        /// When it mounts again, if the volume is free.
         steps: u64,
     },
-    /// A host's server is stopped and goes on later.
+    /// A host's server is stopped, and continues later.
     Freeze {
         /// Which host.
         host: usize,
-        /// When it goes on.
+        /// When it continues.
         steps: u64,
     },
     /// Another host mounts the volume.
@@ -150,7 +150,7 @@ pub enum Moment {
 /// When the next fault comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
-    /// After so many steps.
+    /// After this number of steps.
     Steps(u64),
     /// At the next such moment, or after many steps without one.
     At(Moment),
@@ -181,7 +181,7 @@ pub struct Plan {
     pub lanes: u16,
     /// Bytes of a block.
     pub block_bytes: u32,
-    /// Of the volume.
+    /// Bytes of the volume.
     pub volume_bytes: usize,
     /// Poll groups of the target.
     pub groups: usize,

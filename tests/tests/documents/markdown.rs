@@ -1,4 +1,4 @@
-//! As much of Markdown as the project's documents use.
+//! The part of Markdown that the project's documents use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository")
 }
 
-/// One file.
+/// One Markdown file.
 pub(crate) struct Document {
     /// Its path in the repository.
     pub(crate) path: String,

@@ -1,4 +1,4 @@
-//! Programs that end, on request or not, while the other end is at work.
+//! Programs that end, on request or not, while the other end is active.
 
 use std::time::{Duration, Instant};
 

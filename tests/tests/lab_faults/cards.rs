@@ -47,7 +47,7 @@ fn a_listener_comes_back_with_its_device() {
         for round in 0..lab.times(2, 20) {
             assert_eq!(target.status().listen_down, [], "round {round}");
             std::fs::write(&pulled, "").expect("a file");
-            // The kernel reports a lost device at once; here only the next connection shows it.
+            // A real kernel reports a lost device at once. Here this connection has to show it.
             let knock = MountFlags::new(plugged(), "v0").flag("--connect-timeout", "1s");
             assert_ne!(knock.try_mount(lab).code(), 0, "nobody listens");
             let down = || target.status().listen_down.into_iter().find(|down| down.tries > 0);
@@ -277,7 +277,7 @@ fn a_target_never_reads_more_than_the_peer_serves() {
 /// The registrations of at least 64 MiB in a part of a log.
 #[derive(Default, Debug)]
 struct Registrations {
-    /// All of them.
+    /// All registrations.
     all: usize,
     /// Most at a time.
     at_once: usize,

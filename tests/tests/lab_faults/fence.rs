@@ -19,7 +19,7 @@ const LEN: usize = 16 << 10;
 /// The number of places, written over and over.
 const PLACES: u64 = 64;
 
-/// A writer that goes on after errors.
+/// A writer that continues after errors.
 struct Stubborn {
     stop: Arc<AtomicBool>,
     // The start of each write, and 0 or its errno.

@@ -206,7 +206,7 @@ fn outcome(lab: &Lab, seed: u64, rates: FlipRates, digest: &str, goal: u64) -> O
         println!("    {what}: {flips} flips in {deliveries} deliveries");
     }
     for ((what, rate), (deliveries, flips)) in DELIVERIES.iter().zip(rates).zip(counts) {
-        // With so many deliveries, no flip at all would be a fault of the library.
+        // With this many deliveries, no flip at all would be a fault of the library.
         assert!(rate == 0 || flips > 0 || deliveries < 10 * rate, "no flip in {what}");
     }
     Outcome { flips: flips.total(), seen, stored, at_initiator, at_target }

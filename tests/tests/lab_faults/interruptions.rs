@@ -179,7 +179,7 @@ fn initiator_kill_recover() {
             life.crash_initiator();
         }
         assert_eq!(life.mounted.status().recovered as usize, life.crashes);
-        // As a service restarts after a kill.
+        // A service restarts like this after a kill.
         let again = flags(lab.rdma());
         life.interrupt("the service was dead", |life| {
             life.mounted.kill_daemon();

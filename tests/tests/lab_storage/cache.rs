@@ -229,7 +229,7 @@ fn read_ahead() {
                 .with("size", BYTES / 2)
                 .with("number_ios", 400);
             let (random, ..) = measure(random, 0);
-            // Not from the start, which the kernel reads to find partitions.
+            // Reads from 1 MiB on, because the kernel reads the start to find partitions.
             let (did, reads, fio) = measure(
                 Fio::new(mounted.device(), "read")
                     .with("bs", "128k")

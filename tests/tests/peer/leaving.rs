@@ -56,7 +56,7 @@ fn lost(how: How, answered: bool) -> u64 {
 #[test]
 fn a_host_that_leaves_without_open_commands_is_not_lost() {
     assert_eq!(lost(How::Disconnects, true), 0);
-    // As an initiator that destroys its QP before it acknowledges the last answer.
+    // Like an initiator that destroys its QP before it acknowledges the last answer.
     assert_eq!(lost(How::Breaks, true), 0);
 }
 

@@ -1,4 +1,4 @@
-//! Long zeroing: others go on meanwhile, and the zeroing ends with its connection.
+//! Long zeroing: other requests are served meanwhile, and the zeroing ends with its connection.
 
 use rblk_initiator::io::IoOp;
 use rblk_protocol::{AccessMode, Tag};

@@ -10,7 +10,8 @@ fn at_the_start(script: &str) -> String {
     format!("case \"$*\" in *--check-take-over) ;; *)\n{script}\n;; esac")
 }
 
-/// A wrapper that waits before the real program: reports that, and goes on when the test opens it.
+/// A wrapper that waits before the real program: reports that, and continues when the test opens
+/// it.
 struct Gate {
     reached: PathBuf,
     open: PathBuf,

@@ -41,7 +41,7 @@ impl<S: Store> Rig<S> {
         }
     }
 
-    /// How the step under way ended; `None` while a poll group has not done it.
+    /// The result of the present step; `None` while a poll group has not done it.
     pub fn step_outcome(&mut self) -> Option<Result<(), String>> {
         if self.changing.answers.len() < self.groups.len() {
             return None;

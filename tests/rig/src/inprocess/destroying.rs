@@ -14,9 +14,9 @@ use crate::seed::Random;
 /// A connection that ended, with a QP to destroy.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// Of the target, with the poll group to notify.
+    /// A connection of the target, with the poll group to notify.
     Target { group: usize, id: ConnectionId, qp: Option<Connection> },
-    /// Of an initiator. The path is dropped first.
+    /// A connection of an initiator. The path is dropped first.
     Initiator { dead: DeadPath, undestroyed: Option<UndestroyedPath> },
 }
 

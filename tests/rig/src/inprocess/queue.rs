@@ -42,7 +42,7 @@ pub(super) struct Queue {
     // Outcomes of one turn.
     done: Vec<(Tag, i32)>,
     frozen: bool,
-    // With `Mutation::BufferReuseInitiator`: dead paths with QPs that go on.
+    // With `Mutation::BufferReuseInitiator`: dead paths with QPs that stay.
     kept_alive: Vec<DeadPath>,
 }
 
@@ -140,7 +140,7 @@ impl<S: Store> Rig<S> {
         self.note(&[6, id.0 as u64]);
     }
 
-    /// Stops a queue's thread, or lets it go on: while it is stopped it has no turns.
+    /// Stops a queue's thread, or continues it. A stopped queue has no turns.
     ///
     /// # Panics
     /// There is no such queue.
@@ -167,7 +167,7 @@ impl<S: Store> Rig<S> {
         self.connect_queue(id, &joins)
     }
 
-    /// Gives a queue a new path of so many lanes. A path it still has ends.
+    /// Gives a queue a new path, with a lane for each join. A path it still has ends.
     ///
     /// # Errors
     /// Memory is short.

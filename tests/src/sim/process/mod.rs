@@ -220,7 +220,7 @@ impl Process {
         self.trying.as_ref().is_some_and(hasty)
     }
 
-    /// Stops it, or lets it go on.
+    /// Stops it, or continues it.
     pub fn freeze(&mut self, frozen: bool, site: &mut Site) {
         self.frozen = frozen;
         for queue in &self.queues {

@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Cuts one lane of a queue after so many more bytes.
+    /// Cuts one lane of a queue after `bytes` more bytes.
     fn cut_wire(&mut self, host: usize, queue: usize, near: bool, bytes: usize) {
         let host = self.aim(host);
         let Some(at) = self.mount_of(host) else { return };

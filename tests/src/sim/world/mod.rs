@@ -57,7 +57,7 @@ pub struct Report {
     pub recoveries: u64,
     /// Flushes that failed after a loss that every flush reports.
     pub lasting: u64,
-    /// Mounts made anew after a lasting loss, with working flushes.
+    /// Mounts made again after a lasting loss, with working flushes.
     pub remounts: u64,
     /// A hash of all events.
     pub fingerprint: u64,

@@ -30,7 +30,7 @@ pub(super) struct Mount {
     pub(super) late: u32,
     // A flush may have to report a loss.
     pub(super) doubtful: bool,
-    // Every flush of this mount has to fail, whichever process serves.
+    // Every flush of this mount has to fail, in every later process, too.
     pub(super) lost: bool,
 }
 

@@ -23,7 +23,7 @@ pub(super) enum Scene {
 pub(super) enum Way {
     /// `O_DIRECT`, then `fdatasync`.
     Direct,
-    /// By the page cache of the mount, then `fdatasync`.
+    /// Through the page cache of the mount, then `fdatasync`.
     Buffered,
     /// `O_DIRECT` with `O_DSYNC`: a FUA write, and a FLUSH.
     Fua,
