@@ -385,7 +385,7 @@ impl Client {
         let runtime = runtime();
         let name = Name::new("test").expect("a name");
         let identity = HostIdentity { id: HostId([host; 16]), name };
-        // As patient as a test. An idle client sends no keep-alives, so the target must wait for it.
+        // As patient as a test: an idle client sends no keep-alives, so the target must wait.
         let options =
             ConnectOptions { timeout: DEADLINE, detect: 3 * DEADLINE, ..ConnectOptions::default() };
         let depth = QueueDepth::new(DEPTH).expect("a depth");
