@@ -213,7 +213,7 @@ fn a_revoked_key_ends_its_session_at_once() {
     bed.client(&two, AccessMode::Exclusive).unwrap().logout();
 }
 
-/// More hosts than the target lets wait for their LOGIN at a time, as after a boot.
+/// More readers than the target lets wait for their LOGIN at a time, as after the boot of a host.
 #[test]
 fn many_readers_of_one_host_log_in_at_once() {
     const READERS: usize = 40;

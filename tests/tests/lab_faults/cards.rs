@@ -347,7 +347,7 @@ fn ack_timeouts(cards: &Cards, program: &str) -> Vec<u8> {
 #[ignore = "needs the lab: ublk, RDMA and root; `cargo xtask test` runs it there"]
 fn all_retries_of_a_card_end_within_detect() {
     run("all_retries_of_a_card_end_within_detect", |lab| {
-        // 4.096 us times 2 to the 15th, times 4 and 7, is 3.8 s; an exponent more is above 5 s.
+        // 4.096 us times 2 to the 15th, times 4 and 7, is 3.8 s; 2 to the 16th gives 7.5 s.
         for (target_key, flag, expected) in [
             (None, ["--detect", "5s"], [15, 15]),
             (None, ["--detect", "12s"], [16, 16]),
